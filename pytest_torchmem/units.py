@@ -1,0 +1,76 @@
+"""Bytes as text and back. The only module that knows what a KiB is."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pytest_torchmem.errors import SizeError
+
+KiB: Final = 1024
+MiB: Final = 1024 * KiB
+GiB: Final = 1024 * MiB
+
+_FACTORS: Final = {
+    "b": 1,
+    "kib": KiB,
+    "mib": MiB,
+    "gib": GiB,
+    "tib": 1024 * GiB,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+_SIZE = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*([kmgt]?i?b)\s*", re.IGNORECASE)
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+
+
+def parse_size(value: object) -> int:
+    """Return ``value`` as a whole number of bytes.
+
+    ``value`` is an ``int`` in bytes, or text with a unit: ``"2GiB"`` counts in 1024s, ``"2GB"`` in
+    1000s. A fraction of a byte is dropped. Raises `SizeError` for anything else, a bare number in
+    text and a negative one included.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise SizeError(f"a size cannot be negative, got {value}")
+        return value
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        number, unit = match.groups()
+        if "." not in number:
+            return int(number) * _FACTORS[unit.lower()]
+        return int(float(number) * _FACTORS[unit.lower()])
+    raise SizeError(
+        f"cannot read {value!r} as a size; give an int in bytes or text such as '64MiB' or '2GB'"
+    )
+
+
+def parse_fraction(value: object) -> float:
+    """Return a tolerance as a fraction: ``"2%"`` and ``0.02`` are both 0.02.
+
+    Raises `SizeError` for a negative number and for anything that is neither.
+    """
+    if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
+        return float(match.group(1)) / 100
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
+        return float(value)
+    raise SizeError(
+        f"cannot read {value!r} as a tolerance; give text such as '2%' or a fraction such as 0.02"
+    )
+
+
+def format_size(size_bytes: int) -> str:
+    """Return a size for people: ``214.1 MiB``; below one KiB the exact ``17 B``."""
+    magnitude = abs(size_bytes)
+    for name, factor in (("TiB", 1024 * GiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
+        # 1023.96 KiB would round to "1024.0 KiB", which reads as a larger unit.
+        if magnitude >= factor or round(magnitude / factor * 1024, 1) >= 1024:
+            return f"{size_bytes / factor:.1f} {name}"
+    return f"{size_bytes} B"
+
+
+def format_change(size_bytes: int) -> str:
+    """Return a size with its sign: ``+32.0 MiB``, ``-4 B``, ``+0 B``."""
+    return ("+" if size_bytes >= 0 else "") + format_size(size_bytes)
