@@ -1,0 +1,39 @@
+"""GPU memory as a tested property of PyTorch code.
+
+Importing this package imports neither torch nor numpy: public names are resolved when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Category": "pytest_torchmem.analysis.results",
+    "Result": "pytest_torchmem.analysis.results",
+    "TorchmemError": "pytest_torchmem.errors",
+    "GiB": "pytest_torchmem.units",
+    "KiB": "pytest_torchmem.units",
+    "MiB": "pytest_torchmem.units",
+}
+
+if TYPE_CHECKING:
+    from pytest_torchmem.analysis.results import Category, Result
+    from pytest_torchmem.errors import TorchmemError
+    from pytest_torchmem.units import GiB, KiB, MiB
+
+__all__ = ["Category", "GiB", "KiB", "MiB", "Result", "TorchmemError", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    try:
+        home = _HOME[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,302 @@
+"""What a measurement says: plain values in bytes, small enough to send between processes.
+
+Nothing here needs torch or numpy, so a controller, a report or a baseline can hold results without
+importing either.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+class Category(enum.Enum):
+    """What a storage is for. The order is the column order of every timeline."""
+
+    PARAMETER = "parameter"
+    GRADIENT = "gradient"
+    OPTIMIZER_STATE = "optimizer_state"
+    INPUT = "input"
+    AUTOGRAD_DETAIL = "autograd_detail"
+    ACTIVATION = "activation"
+    TEMPORARY = "temporary"
+    BUFFER = "buffer"
+    WORKSPACE = "workspace"
+    UNKNOWN = "unknown"
+
+    @property
+    def column(self) -> int:
+        """The category's column in a timeline of shape (T, C)."""
+        return _COLUMNS[self]
+
+
+_COLUMNS = {category: column for column, category in enumerate(Category)}
+
+
+class Phase(enum.Enum):
+    """Which part of a training step an allocation was made in."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    OPTIMIZER = "optimizer"
+    PREEXISTING = "preexisting"
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryBytes:
+    """Bytes per category."""
+
+    parameter: int = 0
+    gradient: int = 0
+    optimizer_state: int = 0
+    input: int = 0
+    autograd_detail: int = 0
+    activation: int = 0
+    temporary: int = 0
+    buffer: int = 0
+    workspace: int = 0
+    unknown: int = 0
+
+    @classmethod
+    def of(cls, amounts: Mapping[Category, int]) -> CategoryBytes:
+        return cls(**{category.value: int(amount) for category, amount in amounts.items()})
+
+    def __getitem__(self, category: Category | str) -> int:
+        """Bytes of one category, given as a member or its value. Raises `ValueError` for others."""
+        amount: int = getattr(self, Category(category).value)
+        return amount
+
+    def __iter__(self) -> Iterator[Category]:
+        return iter(Category)
+
+    def items(self) -> Iterator[tuple[Category, int]]:
+        return ((category, self[category]) for category in Category)
+
+    @property
+    def total(self) -> int:
+        return sum(amount for _, amount in self.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of the user's code. ``line`` 0 means that only the function is known."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        name = self.file.replace("\\", "/").rsplit("/", 1)[-1]
+        return f"{name}:{self.line}" if self.line else f"{self.function} in {name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Contributor:
+    """Storages of one origin that were live together: who made them, and how much they hold.
+
+    Attributes:
+        category: What the storages are for.
+        size_bytes: Their bytes together.
+        count: How many storages.
+        operator: The outermost operator that allocated them (``aten::_to_copy``), or ``""``.
+        module: Path of the innermost module, repeated layers folded (``model.layers.*.norm``), or ``""``.
+        source: The user's line that called the operator; None when no user frame was seen.
+        phase: Where in the step they were made.
+        labels: Enclosing ``record_function`` labels, outermost first.
+    """
+
+    category: Category
+    size_bytes: int
+    count: int
+    operator: str
+    module: str
+    source: Source | None
+    phase: Phase
+    labels: tuple[str, ...] = ()
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What stays the same when a line is inserted above the code: no line number in it."""
+        where = (self.source.file, self.source.function) if self.source else ("", "")
+        return (self.category.value, self.operator, self.module, *where, self.phase.value)
+
+
+class _PerCategory:
+    """Lets ``peak.activation`` stand for ``peak.by_category.activation``."""
+
+    __slots__ = ()
+    by_category: CategoryBytes
+
+    def __getattr__(self, name: str) -> int:
+        if name in CategoryBytes.__slots__:
+            amount: int = getattr(self.by_category, name)
+            return amount
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Peak(_PerCategory):
+    """The largest footprint over a window.
+
+    Attributes:
+        total: The largest footprint, in bytes.
+        time_ns: When it was first reached, since the start of the recording.
+        at_peak: Composition at that moment; sums to ``total``.
+        by_category: Each category's own largest value over time; ``peak.activation`` reads it.
+        live: What was live at the peak, largest first.
+    """
+
+    total: int
+    time_ns: int
+    at_peak: CategoryBytes
+    by_category: CategoryBytes
+    live: tuple[Contributor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Retained(_PerCategory):
+    """What a window made that was still alive at its end; ``retained.activation`` reads one category."""
+
+    total: int
+    by_category: CategoryBytes
+    live: tuple[Contributor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The device allocator's own peaks over the window, in bytes."""
+
+    requested: int
+    allocated: int
+    active: int
+    reserved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One measured window: a test body or a region of it.
+
+    Attributes:
+        name: The region's name; ``""`` for the body.
+        device: ``cpu`` or ``cuda:0``.
+        estimated: True for any number that was not measured.
+        peak: See `Peak`.
+        retained: See `Retained`.
+        steps: Bytes made in the window and alive at the end of each step, warm-up excluded.
+        counters: The allocator's own numbers; None where the device keeps none (the CPU).
+        has_backward: False when nothing in the window kept anything for a backward pass, so that
+            no ACTIVATION can exist by definition.
+        unexplained_bytes: The largest difference between the footprint's running total and the
+            allocator's own, when there is one to compare with.
+        notes: Sentences the reader of the numbers must know.
+    """
+
+    name: str
+    device: str
+    estimated: bool
+    peak: Peak
+    retained: Retained
+    steps: tuple[int, ...] = ()
+    counters: Counters | None = None
+    has_backward: bool = True
+    unexplained_bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def growth(self) -> int | None:
+        """Retained bytes per step over the measured steps; None with fewer than two of them.
+
+        The rate is the rise from the first to the last measured step divided by the steps between,
+        rounded up so that no growth is rounded away.
+        """
+        if len(self.steps) < 2:
+            return None
+        rise = self.steps[-1] - self.steps[0]
+        return -(-rise // (len(self.steps) - 1))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain builtins; `from_json` gives the same value back."""
+        return {
+            "name": self.name,
+            "device": self.device,
+            "estimated": self.estimated,
+            "peak": {
+                "total": self.peak.total,
+                "time_ns": self.peak.time_ns,
+                "at_peak": _amounts(self.peak.at_peak),
+                "by_category": _amounts(self.peak.by_category),
+                "live": [_contributor_to_json(c) for c in self.peak.live],
+            },
+            "retained": {
+                "total": self.retained.total,
+                "by_category": _amounts(self.retained.by_category),
+                "live": [_contributor_to_json(c) for c in self.retained.live],
+            },
+            "steps": list(self.steps),
+            "counters": None
+            if self.counters is None
+            else {f.name: getattr(self.counters, f.name) for f in fields(self.counters)},
+            "has_backward": self.has_backward,
+            "unexplained_bytes": self.unexplained_bytes,
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Result:
+        peak, retained, counters = data["peak"], data["retained"], data["counters"]
+        return cls(
+            name=data["name"],
+            device=data["device"],
+            estimated=data["estimated"],
+            peak=Peak(
+                total=peak["total"],
+                time_ns=peak["time_ns"],
+                at_peak=CategoryBytes(**peak["at_peak"]),
+                by_category=CategoryBytes(**peak["by_category"]),
+                live=tuple(_contributor_from_json(c) for c in peak["live"]),
+            ),
+            retained=Retained(
+                total=retained["total"],
+                by_category=CategoryBytes(**retained["by_category"]),
+                live=tuple(_contributor_from_json(c) for c in retained["live"]),
+            ),
+            steps=tuple(data["steps"]),
+            counters=None if counters is None else Counters(**counters),
+            has_backward=data["has_backward"],
+            unexplained_bytes=data["unexplained_bytes"],
+            notes=tuple(data["notes"]),
+        )
+
+
+def _amounts(amounts: CategoryBytes) -> dict[str, int]:
+    return {category.value: amount for category, amount in amounts.items() if amount}
+
+
+def _contributor_to_json(contributor: Contributor) -> dict[str, Any]:
+    source = contributor.source
+    return {
+        "category": contributor.category.value,
+        "bytes": contributor.size_bytes,
+        "count": contributor.count,
+        "operator": contributor.operator,
+        "module": contributor.module,
+        "source": None if source is None else [source.file, source.line, source.function],
+        "phase": contributor.phase.value,
+        "labels": list(contributor.labels),
+    }
+
+
+def _contributor_from_json(data: Mapping[str, Any]) -> Contributor:
+    return Contributor(
+        category=Category(data["category"]),
+        size_bytes=data["bytes"],
+        count=data["count"],
+        operator=data["operator"],
+        module=data["module"],
+        source=None if data["source"] is None else Source(*data["source"]),
+        phase=Phase(data["phase"]),
+        labels=tuple(data["labels"]),
+    )
