@@ -102,7 +102,8 @@ class Contributor:
         size_bytes: Their bytes together.
         count: How many storages.
         operator: The outermost operator that allocated them (``aten::_to_copy``), or ``""``.
-        module: Path of the innermost module, repeated layers folded (``model.layers.*.norm``), or ``""``.
+        module: Path of the innermost module with repeated layers folded
+            (``model.layers.*.norm``), or ``""``.
         source: The user's line that called the operator; None when no user frame was seen.
         phase: Where in the step they were made.
         labels: Enclosing ``record_function`` labels, outermost first.
@@ -158,7 +159,7 @@ class Peak(_PerCategory):
 
 @dataclass(frozen=True, slots=True)
 class Retained(_PerCategory):
-    """What a window made that was still alive at its end; ``retained.activation`` reads one category."""
+    """What a window made that was still alive at its end; `Peak`'s shorthand works here too."""
 
     total: int
     by_category: CategoryBytes

@@ -1,1 +1,1 @@
-"""The pytest side: options, markers, the fixture and the hooks. The only folder that imports pytest."""
+"""The pytest side: options, markers, fixture, hooks. The only folder that imports pytest."""

@@ -1,1 +1,1 @@
-"""Recording: everything that talks to torch while a body runs. The only folder that imports torch."""
+"""Recording: all that talks to torch while a body runs. The only folder that imports torch."""
