@@ -71,6 +71,21 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def format_apart(*sizes: int) -> tuple[str, ...]:
+    """Return sizes for people so that no two different ones read the same.
+
+    1024 MiB and 1036 MiB both round to ``1.0 GiB``; they come back as ``1024.0 MiB`` and
+    ``1036.0 MiB``, and sizes one byte apart as exact bytes.
+    """
+    texts = tuple(format_size(size) for size in sizes)
+    for name, factor in (("MiB", MiB), ("KiB", KiB), ("B", 1)):
+        if len(set(texts)) == len(set(sizes)):
+            return texts
+        digits = 1 if factor > 1 else 0
+        texts = tuple(f"{size / factor:.{digits}f} {name}" for size in sizes)
+    return texts
+
+
 def format_change(size_bytes: int) -> str:
     """Return a size with its sign: ``+32.0 MiB``, ``-4 B``, ``+0 B``."""
     return ("+" if size_bytes >= 0 else "") + format_size(size_bytes)

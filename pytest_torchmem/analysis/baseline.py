@@ -1,0 +1,168 @@
+"""The stored side of a comparison: what an entry remembers, and when a number has changed."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pytest_torchmem.analysis.results import (
+    Category,
+    CategoryBytes,
+    Contributor,
+    Phase,
+    Result,
+    Source,
+)
+from pytest_torchmem.units import format_size
+
+KEPT_CONTRIBUTORS: Final = 20
+"""How many of the largest contributors are stored: enough to name what is new, few to review."""
+
+
+class Change(enum.Enum):
+    """How an entry differs from what was measured.
+
+    The words are the same in options, report headings and documentation.
+    """
+
+    NOT_COMPARED = "not compared"
+    SAME = "same"
+    NEW = "new"
+    GROWN = "grown"
+    SHRUNK = "shrunk"
+    UNUSED = "unused"
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """How far a number may be from its baseline: a share of it, or a few bytes for small ones."""
+
+    tolerance: float
+    floor_bytes: int
+
+    def bytes_for(self, baseline_bytes: int) -> int:
+        return max(int(baseline_bytes * self.tolerance), self.floor_bytes)
+
+    def text_for(self, baseline_bytes: int) -> str:
+        """Return the part that decides at this size: ``tolerance 2 %`` or ``floor 1.0 MiB``."""
+        if int(baseline_bytes * self.tolerance) >= self.floor_bytes:
+            return f"tolerance {self.tolerance * 100:g} %"
+        return f"floor {format_size(self.floor_bytes)}"
+
+    def compare(self, measured_bytes: int, baseline_bytes: int) -> Change:
+        allowed = self.bytes_for(baseline_bytes)
+        if measured_bytes > baseline_bytes + allowed:
+            return Change.GROWN
+        if measured_bytes < baseline_bytes - allowed:
+            return Change.SHRUNK
+        return Change.SAME
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineEntry:
+    """One stored measurement, small enough to review.
+
+    Attributes:
+        total: The peak footprint in bytes.
+        at_peak: Its composition at that moment.
+        peaks: Each category's own peak.
+        live: The largest contributors at the peak, largest first.
+        retained: What was still alive at the end, by category.
+        retained_live: The largest contributors to it, largest first.
+    """
+
+    total: int
+    at_peak: CategoryBytes
+    peaks: CategoryBytes
+    live: tuple[Contributor, ...] = ()
+    retained: CategoryBytes = field(default_factory=CategoryBytes)
+    retained_live: tuple[Contributor, ...] = ()
+
+    @classmethod
+    def of(cls, result: Result) -> BaselineEntry:
+        return cls(
+            total=result.peak.total,
+            at_peak=result.peak.at_peak,
+            peaks=result.peak.by_category,
+            live=_largest(result.peak.live),
+            retained=result.retained.by_category,
+            retained_live=_largest(result.retained.live),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain builtins whose numbers are all integers."""
+        return {
+            "total": self.total,
+            "at_peak": _amounts(self.at_peak),
+            "peaks": _amounts(self.peaks),
+            "live": [_contributor_to_json(c) for c in self.live],
+            "retained": _amounts(self.retained),
+            "retained_live": [_contributor_to_json(c) for c in self.retained_live],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> BaselineEntry:
+        """Return the entry. Raises KeyError, TypeError or ValueError for data of another shape."""
+        return cls(
+            total=_integer(data["total"]),
+            at_peak=_category_bytes(data["at_peak"]),
+            peaks=_category_bytes(data["peaks"]),
+            live=tuple(_contributor_from_json(c) for c in data["live"]),
+            retained=_category_bytes(data["retained"]),
+            retained_live=tuple(_contributor_from_json(c) for c in data["retained_live"]),
+        )
+
+
+def _largest(live: Iterable[Contributor]) -> tuple[Contributor, ...]:
+    # Ties are broken by identity so that two equal runs write equal files.
+    return tuple(sorted(live, key=_order)[:KEPT_CONTRIBUTORS])
+
+
+def _order(contributor: Contributor) -> tuple[int, tuple[str, ...], int]:
+    line = contributor.source.line if contributor.source else 0
+    return (-contributor.size_bytes, contributor.identity, line)
+
+
+def _amounts(amounts: CategoryBytes) -> dict[str, int]:
+    return {category.value: amount for category, amount in amounts.items() if amount}
+
+
+def _category_bytes(data: Mapping[str, Any]) -> CategoryBytes:
+    return CategoryBytes.of({Category(name): _integer(amount) for name, amount in data.items()})
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError(f"expected a whole number of bytes, found {value!r}")
+    return value
+
+
+def _contributor_to_json(contributor: Contributor) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "bytes": contributor.size_bytes,
+        "category": contributor.category.value,
+        "count": contributor.count,
+        "operator": contributor.operator,
+        "module": contributor.module,
+        "phase": contributor.phase.value,
+    }
+    if source := contributor.source:
+        data.update(file=source.file, function=source.function, line=source.line)
+    return data
+
+
+def _contributor_from_json(data: Mapping[str, Any]) -> Contributor:
+    known = "file" in data
+    return Contributor(
+        category=Category(data["category"]),
+        size_bytes=_integer(data["bytes"]),
+        count=_integer(data["count"]),
+        operator=str(data["operator"]),
+        module=str(data["module"]),
+        source=Source(str(data["file"]), _integer(data["line"]), str(data["function"]))
+        if known
+        else None,
+        phase=Phase(data["phase"]),
+    )

@@ -1,0 +1,251 @@
+"""A result held against limits or against a baseline: passed, or what grew and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.analysis.growth import Growth, attribute_growth
+from pytest_torchmem.analysis.results import Category, Contributor, Result
+from pytest_torchmem.units import format_apart, format_change, format_size
+
+COUNTERS: Final = ("allocated", "active", "reserved")
+LIMIT_KEYS: Final = ("total", *(c.value for c in Category), "retained", "growth", *COUNTERS)
+"""What a limit can be set on, in the order in which reports name them."""
+
+SLUGS: Final = ("no-activation", "no-counter", "no-steps", "no-reading")
+"""Why a limit could not be judged; docs/messages.md explains each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One number that is not as it must be.
+
+    Attributes:
+        key: One of `LIMIT_KEYS`.
+        sentence: Both numbers and the largest cause, on one line.
+        excess_bytes: By how much; 0 when the number could not be judged.
+        growths: What grew, largest first, when there was a baseline to compare with.
+    """
+
+    key: str
+    sentence: str
+    excess_bytes: int = 0
+    growths: tuple[Growth, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What holding one result against its limits and its baseline found.
+
+    Attributes:
+        result: The result that was judged.
+        findings: What failed, the most telling first; empty when all is well.
+        change: How the result differs from its baseline entry.
+        baseline_bytes: The entry's peak; 0 without one.
+    """
+
+    result: Result
+    findings: tuple[Finding, ...] = ()
+    change: Change = Change.NOT_COMPARED
+    baseline_bytes: int = 0
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.findings)
+
+    @property
+    def sentence(self) -> str:
+        """The first line of a failure; ``""`` when nothing failed."""
+        if not self.findings:
+            return ""
+        where = f"in {self.result.name!r}, " if self.result.name else ""
+        return where + self.findings[0].sentence
+
+    @property
+    def growths(self) -> tuple[Growth, ...]:
+        """What grew against the baseline, each contributor once, largest growth first."""
+        seen: dict[tuple[str, ...], Growth] = {}
+        for finding in self.findings:
+            for growth in finding.growths:
+                seen.setdefault(growth.contributor.identity, growth)
+        return tuple(sorted(seen.values(), key=lambda g: -g.size_bytes))
+
+
+def judge_limits(result: Result, limits: Mapping[str, int]) -> tuple[Finding, ...]:
+    """Return a finding for each limit that is exceeded or that no reading can answer."""
+    if limits and result.peak.total == 0:
+        return (_nothing_read(result, "a limit needs a reading to be held against"),)
+    findings = (_judge_limit(result, key, limit_bytes) for key, limit_bytes in limits.items())
+    return rank(finding for finding in findings if finding is not None)
+
+
+def judge_baseline(result: Result, entry: BaselineEntry, allowance: Allowance) -> Verdict:
+    """Compare the peak, each category's own peak and what was retained with a stored entry."""
+    if result.peak.total == 0 and entry.total > 0:
+        missing = _nothing_read(result, f"the baseline has {format_size(entry.total)}")
+        return Verdict(result, (missing,), Change.NOT_COMPARED, entry.total)
+    changes: set[Change] = set()
+    findings: list[Finding] = []
+    for key, measured_bytes, baseline_bytes in _compared(result, entry):
+        change = allowance.compare(measured_bytes, baseline_bytes)
+        changes.add(change)
+        if change is Change.GROWN:
+            reference = f"the baseline of {{}} ({allowance.text_for(baseline_bytes)})"
+            growths = _growths(result, entry, key)
+            sentence = _exceeds(result, key, measured_bytes, baseline_bytes, reference)
+            cause = _grown_cause(growths, key) or _largest_cause(result, key)
+            excess_bytes = measured_bytes - baseline_bytes
+            findings.append(Finding(key, sentence + cause, excess_bytes, growths))
+    change = next((c for c in (Change.GROWN, Change.SHRUNK) if c in changes), Change.SAME)
+    return Verdict(result, rank(findings), change, entry.total)
+
+
+def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Sort findings, the most telling first.
+
+    What could not be judged comes first, because nobody knows how large it is. A category or what
+    was retained says more than the total that it is part of; among them the largest excess leads.
+    """
+    return tuple(sorted(findings, key=_rank))
+
+
+def _rank(finding: Finding) -> tuple[bool, bool, int, int]:
+    whole = finding.key in ("total", *COUNTERS)
+    return (bool(finding.excess_bytes), whole, -finding.excess_bytes, LIMIT_KEYS.index(finding.key))
+
+
+def _compared(result: Result, entry: BaselineEntry) -> Iterable[tuple[str, int, int]]:
+    yield "total", result.peak.total, entry.total
+    for category in Category:
+        yield category.value, result.peak.by_category[category], entry.peaks[category]
+    yield "retained", result.retained.total, entry.retained.total
+
+
+def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
+    measured_bytes = _reading(result, key)
+    if isinstance(measured_bytes, str):
+        text = f"the limit of {format_size(limit_bytes)} on {words(key)} cannot be judged: "
+        return Finding(key, text + measured_bytes)
+    if measured_bytes <= limit_bytes:
+        return None
+    sentence = _exceeds(result, key, measured_bytes, limit_bytes, "the limit of {}")
+    excess_bytes = measured_bytes - limit_bytes
+    return Finding(key, sentence + _largest_cause(result, key), excess_bytes)
+
+
+def _reading(result: Result, key: str) -> int | str:
+    """Return the measured bytes, or the reason why there are none."""
+    if key == "total":
+        return result.peak.total
+    if key == "retained":
+        return result.retained.total
+    if key == "growth":
+        return _growth_reading(result)
+    if key in COUNTERS:
+        return _counter_reading(result, key)
+    if key == Category.ACTIVATION.value and not result.has_backward:
+        return (
+            "nothing in the body was kept for a backward pass, and without one there is no "
+            "activation by definition; limit the total or temporary= instead [no-activation]"
+        )
+    return result.peak.by_category[key]
+
+
+def _growth_reading(result: Result) -> int | str:
+    if result.growth is None:
+        return (
+            "growth is what each step adds, and the body marked fewer than two steps; "
+            "write `for _ in torchmem.steps(4, warmup=1):` around the step [no-steps]"
+        )
+    return result.growth
+
+
+def _counter_reading(result: Result, key: str) -> int | str:
+    if result.counters is None:
+        return (
+            f"{result.device} has no allocator that counts {key} bytes; "
+            "only a CUDA device has [no-counter]"
+        )
+    reading: int = getattr(result.counters, key)
+    if reading == 0:
+        return f"the allocator of {result.device} counted no {key} bytes at all [no-counter]"
+    return reading
+
+
+def _nothing_read(result: Result, needed: str) -> Finding:
+    return Finding(
+        "total",
+        f"the body used no memory on {result.device}: the reading is 0 B, but {needed}; "
+        "is the work done on another device, or in another process or thread? [no-reading]",
+    )
+
+
+def _exceeds(
+    result: Result, key: str, measured_bytes: int, reference_bytes: int, reference: str
+) -> str:
+    measured, against = format_apart(measured_bytes, reference_bytes)
+    verb = {"retained": "retained", "growth": "grew by"}.get(key, f"{words(key)} peaked at")
+    per_step = " per step" if key == "growth" else ""
+    estimated = "an estimated " if result.estimated else ""
+    over = format_size(measured_bytes - reference_bytes)
+    return f"{verb} {estimated}{measured}{per_step}, {over} over {reference.format(against)}"
+
+
+def words(key: str) -> str:
+    """Return a limit's key as the subject of a sentence."""
+    if key == "total":
+        return "memory"
+    return f"{key} memory" if key in COUNTERS else key.replace("_", " ")
+
+
+def contributors(result: Result, key: str) -> tuple[Contributor, ...]:
+    """Return who holds the bytes that ``key`` counts, largest first."""
+    if key in ("retained", "growth"):
+        return result.retained.live
+    if key in ("total", *COUNTERS):
+        return result.peak.live
+    return tuple(c for c in result.peak.live if c.category.value == key)
+
+
+def _growths(result: Result, entry: BaselineEntry, key: str) -> tuple[Growth, ...]:
+    if key == "retained":
+        stored, total_bytes = entry.retained_live, entry.retained.total
+    elif key == "total":
+        stored, total_bytes = entry.live, entry.total
+    else:
+        stored = tuple(c for c in entry.live if c.category.value == key)
+        total_bytes = entry.at_peak[key]
+    omitted_bytes = max(0, total_bytes - sum(c.size_bytes for c in stored))
+    return attribute_growth(contributors(result, key), stored, omitted_bytes)
+
+
+def _grown_cause(growths: tuple[Growth, ...], key: str) -> str:
+    if not growths:
+        return ""
+    growth = growths[0]
+    least = "at least " if growth.at_least else ""
+    return f": {least}{format_change(growth.size_bytes)} {origin(growth.contributor, key)}"
+
+
+def _largest_cause(result: Result, key: str) -> str:
+    live = contributors(result, key)
+    if not live:
+        return ""
+    return f": largest {format_size(live[0].size_bytes)} {origin(live[0], key)}"
+
+
+def origin(contributor: Contributor, key: str = "total") -> str:
+    """Return ``from aten::mm in model.fc (net.py:12)``; names the category unless ``key`` does."""
+    parts = []
+    if key != contributor.category.value:
+        parts.append(f"of {words(contributor.category.value)}")
+    if contributor.operator:
+        parts.append(f"from {contributor.operator}")
+    if contributor.module:
+        parts.append(f"in {contributor.module}")
+    if contributor.source:
+        parts.append(f"({contributor.source})")
+    return " ".join(parts) or "of unknown origin"

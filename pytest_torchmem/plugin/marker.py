@@ -1,0 +1,217 @@
+"""What the markers of one test ask for, checked when the test is collected."""
+
+from __future__ import annotations
+
+import difflib
+import unittest
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import pytest
+
+from pytest_torchmem.analysis.baseline import Allowance
+from pytest_torchmem.analysis.verdict import LIMIT_KEYS
+from pytest_torchmem.errors import MarkerError, SizeError
+from pytest_torchmem.units import parse_fraction, parse_size
+
+Size: TypeAlias = int | str | Callable[[], int | str]
+
+BUDGET: Final = "memory_budget"
+BASELINE: Final = "memory_baseline"
+_BUDGET_KEYS: Final = (*LIMIT_KEYS, "device", "warmup")
+_BASELINE_KEYS: Final = ("tolerance", "floor")
+
+REGISTRATION: Final = (
+    f"{BUDGET}(total, *, activation, temporary, gradient, parameter, optimizer_state, input, "
+    "autograd_detail, buffer, workspace, unknown, retained, growth, allocated, active, reserved, "
+    "device, warmup): fail the test when its body needs more memory than this. Sizes are bytes, "
+    "text such as '2GiB', or a callable; None lifts a limit set further out. The closest marker "
+    "wins per key.",
+    f"{BASELINE}(*, tolerance, floor): fail the test when its body needs more memory than the "
+    "stored baseline by more than the larger of the two.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the markers of one test ask for.
+
+    Attributes:
+        limits: Sizes by limit key, not yet computed where a callable was given.
+        baseline: Compare with the stored baseline.
+        allowance: How far from the baseline a number may be.
+        device: Where to measure; ``""`` means wherever the run does.
+        warmup: How often the body runs before the run that is measured.
+    """
+
+    limits: Mapping[str, Size]
+    baseline: bool
+    allowance: Allowance
+    device: str = ""
+    warmup: int = 0
+
+    @property
+    def anything(self) -> bool:
+        return bool(self.limits) or self.baseline
+
+    def sizes(self) -> dict[str, int]:
+        """Return the limits in bytes; callables are called. Raises `MarkerError` if one fails."""
+        return {key: _size_now(key, size) for key, size in self.limits.items()}
+
+
+def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
+    """Return what the markers of ``item`` ask for; the closest marker wins for each key.
+
+    Raises `MarkerError` with a sentence about the first argument that cannot be used.
+    """
+    budget: dict[str, object] = {}
+    for mark in closest_first(item, BUDGET):
+        for key, value in _budget_arguments(mark).items():
+            budget.setdefault(key, value)
+    comparison: dict[str, object] = {}
+    baseline = False
+    for mark in closest_first(item, BASELINE):
+        baseline = True
+        for key, value in _baseline_arguments(mark).items():
+            comparison.setdefault(key, value)
+    device, warmup = budget.pop("device", ""), budget.pop("warmup", 0)
+    limits = {key: _size(key, value) for key, value in budget.items() if value is not None}
+    asked = Asked(
+        limits={key: limits[key] for key in LIMIT_KEYS if key in limits},
+        baseline=baseline,
+        allowance=_allowance(comparison, defaults),
+        device=_device(device),
+        warmup=_warmup(item, warmup),
+    )
+    if (budget or device or warmup) and not asked.anything and None not in budget.values():
+        _refuse_empty(item)
+    return asked
+
+
+def closest_first(item: pytest.Item, name: str) -> Iterator[pytest.Mark]:
+    """Yield the marks of one name, the one that a reader would call closest to the test first.
+
+    `pytest.Item.iter_markers` puts a function's decorators before the marks of `pytest.param` and
+    a base class before the classes derived from it; both are the other way round here.
+    """
+    for node in reversed(item.listchain()):
+        marks = [mark for mark in node.own_markers if mark.name == name]
+        if isinstance(node, pytest.Class):
+            distance = {id(mark): at for at, mark in enumerate(_marks_by_mro(node.obj))}
+            marks.sort(key=lambda mark: distance.get(id(mark), -1))
+        callspec = getattr(node, "callspec", None)
+        if callspec is not None:
+            of_param = {id(mark) for mark in _plain_marks(callspec.marks)}
+            marks.sort(key=lambda mark: id(mark) not in of_param)
+        yield from marks
+
+
+def _plain_marks(marks: object) -> Iterator[pytest.Mark]:
+    """Yield the marks of a ``pytestmark`` value: one mark or decorator, or several."""
+    for mark in marks if isinstance(marks, list | tuple) else [marks]:
+        if isinstance(mark, pytest.MarkDecorator):
+            yield mark.mark
+        elif isinstance(mark, pytest.Mark):
+            yield mark
+
+
+def _marks_by_mro(cls: type) -> Iterator[pytest.Mark]:
+    for base in cls.__mro__:
+        yield from _plain_marks(base.__dict__.get("pytestmark", []))
+
+
+def _budget_arguments(mark: pytest.Mark) -> dict[str, object]:
+    if len(mark.args) > 1:
+        raise MarkerError(
+            f"{BUDGET} takes one positional argument, the limit of the whole peak; "
+            f"got {len(mark.args)}"
+        )
+    given = _keywords(mark, _BUDGET_KEYS)
+    if mark.args and "total" in given:
+        raise MarkerError(f"{BUDGET} got the total twice: {mark.args[0]!r} and {given['total']!r}")
+    if not mark.args and not given:
+        raise MarkerError(f"{BUDGET} needs a limit, such as {BUDGET}('2GiB')")
+    return {"total": mark.args[0], **given} if mark.args else given
+
+
+def _baseline_arguments(mark: pytest.Mark) -> dict[str, object]:
+    if mark.args:
+        raise MarkerError(f"{BASELINE} takes keywords only, got {mark.args[0]!r}")
+    return _keywords(mark, _BASELINE_KEYS)
+
+
+def _keywords(mark: pytest.Mark, keys: tuple[str, ...]) -> dict[str, object]:
+    for key in mark.kwargs:
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1)
+            meant = f" (did you mean {near[0]!r}?)" if near else ""
+            raise MarkerError(
+                f"{mark.name} has no argument {key!r}{meant}; it takes {', '.join(keys)}"
+            )
+    return dict(mark.kwargs)
+
+
+def _size(key: str, value: object) -> Size:
+    if callable(value):
+        return value
+    try:
+        return parse_size(value)
+    except SizeError as error:
+        raise MarkerError(f"{BUDGET}, {key}: {error}") from None
+
+
+def _size_now(key: str, size: Size) -> int:
+    try:
+        return parse_size(size() if callable(size) else size)
+    except Exception as error:
+        raise MarkerError(
+            f"{BUDGET}, {key}: the limit could not be computed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _allowance(given: Mapping[str, object], defaults: Allowance) -> Allowance:
+    try:
+        return Allowance(
+            parse_fraction(given.get("tolerance", defaults.tolerance)),
+            parse_size(given.get("floor", defaults.floor_bytes)),
+        )
+    except SizeError as error:
+        raise MarkerError(f"{BASELINE}: {error}") from None
+
+
+def _device(value: object) -> str:
+    # A torch.device reads as its name, and asking for its type would mean importing torch.
+    text = str(value) if type(value).__module__ == "torch" else value
+    if isinstance(text, str):
+        return text
+    raise MarkerError(f"{BUDGET}, device: {value!r} is not a device; give text such as 'cuda:1'")
+
+
+def _warmup(item: pytest.Item, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise MarkerError(f"{BUDGET}, warmup: {value!r} is not a number of runs, 0 or more")
+    if value and not can_rerun(item):
+        raise MarkerError(
+            f"{BUDGET}, warmup: the body of a {type(item).__name__} cannot be run twice by the "
+            "plugin; warm up inside the test, for instance with torchmem.steps(n, warmup=1)"
+        )
+    return value
+
+
+def can_rerun(item: pytest.Item) -> bool:
+    """True where calling the body again is all that a second run needs.
+
+    A TestCase's run includes its setUp and tearDown and reports into the item as it goes; the
+    namespace of a doctest has been changed by its first run.
+    """
+    if not isinstance(item, pytest.Function):
+        return False
+    owner = item.getparent(pytest.Class)
+    return owner is None or not issubclass(owner.obj, unittest.TestCase)
+
+
+def _refuse_empty(item: pytest.Item) -> None:
+    if "torchmem" in getattr(item, "fixturenames", ()):
+        return
+    raise MarkerError(f"{BUDGET} sets a device or a warm-up but no limit, and nothing else does")

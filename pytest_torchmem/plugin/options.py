@@ -1,0 +1,162 @@
+"""What a user can set for a whole run: command line beats ini file beats default."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import pytest
+
+from pytest_torchmem.analysis.baseline import Allowance, Change
+from pytest_torchmem.errors import SizeError
+from pytest_torchmem.units import parse_fraction, parse_size
+
+
+class SummaryKind(enum.Enum):
+    """How much of the closing table is shown."""
+
+    SHORT = "short"
+    ALL = "all"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: ``--torchmem-NAME`` and its ini twin ``torchmem_NAME``."""
+
+    name: str
+    help: str
+    default: str | bool
+    metavar: str = ""
+
+    @property
+    def flag(self) -> str:
+        return f"--torchmem-{self.name}"
+
+    @property
+    def ini(self) -> str:
+        return "torchmem_" + self.name.replace("-", "_")
+
+
+OPTIONS: Final = (
+    Option(
+        "device",
+        "device to measure where no marker names one: cpu, cuda or cuda:1 "
+        "(default: cuda if it works, otherwise cpu)",
+        "",
+        "DEVICE",
+    ),
+    Option(
+        "tolerance",
+        "by how much a number may exceed its baseline before the test fails (default: 2%%)",
+        "2%",
+        "PERCENT",
+    ),
+    Option(
+        "floor",
+        "a number less than this above its baseline never fails (default: 1MiB)",
+        "1MiB",
+        "SIZE",
+    ),
+    Option(
+        "update-baseline",
+        "store what was measured as the new baseline: entries that are new, grown or shrunk, "
+        "of tests that passed otherwise",
+        False,
+    ),
+    Option(
+        "require-baseline",
+        "fail a test that asks for a baseline and has none",
+        False,
+    ),
+    Option(
+        "strict",
+        "fail a test that asks to be measured and cannot be",
+        False,
+    ),
+    Option(
+        "baseline-dir",
+        "folder for the baselines of all tests, relative to the rootdir "
+        "(default: a folder __torchmem__ beside each test module)",
+        "",
+        "DIR",
+    ),
+    Option(
+        "summary",
+        "closing table: short (the largest tests), all, or off (only what went wrong)",
+        "short",
+        "KIND",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of a run, checked.
+
+    Attributes:
+        device: Where to measure unless a marker says otherwise; ``""`` lets the recorder choose.
+        allowance: Tolerance and floor where a marker gives none.
+        accepted: The changes that this run writes to the baselines; empty without an update.
+        require_baseline: A missing baseline fails its test.
+        strict: A measurement that was asked for and not possible fails its test.
+        baseline_dir: One folder for all baselines; None means beside each test module.
+        summary: How much of the closing table is shown.
+    """
+
+    device: str
+    allowance: Allowance
+    accepted: frozenset[Change]
+    require_baseline: bool
+    strict: bool
+    baseline_dir: Path | None
+    summary: SummaryKind
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register each option and its ini twin."""
+    group = parser.getgroup("torchmem", "memory of PyTorch code")
+    for option in OPTIONS:
+        if isinstance(option.default, bool):
+            # Default None, not False: it tells "not given" apart, so that the ini value shows.
+            group.addoption(option.flag, action="store_true", default=None, help=option.help)
+        else:
+            group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help)
+        kind: Literal["bool", "string"] = "bool" if isinstance(option.default, bool) else "string"
+        parser.addini(option.ini, f"the same as {option.flag}", type=kind, default=None)
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """Return the settings of this run. Raises `pytest.UsageError` for a value without meaning."""
+    values = {option.name: _value(config, option) for option in OPTIONS}
+    folder = str(values["baseline-dir"])
+    try:
+        allowance = Allowance(parse_fraction(values["tolerance"]), parse_size(values["floor"]))
+    except SizeError as error:
+        raise pytest.UsageError(f"--torchmem-tolerance or --torchmem-floor: {error}") from None
+    try:
+        summary = SummaryKind(values["summary"])
+    except ValueError:
+        words = ", ".join(kind.value for kind in SummaryKind)
+        text = f"--torchmem-summary: {values['summary']!r} is not one of {words} [bad-argument]"
+        raise pytest.UsageError(text) from None
+    update = bool(values["update-baseline"])
+    return Settings(
+        device=str(values["device"]),
+        allowance=allowance,
+        accepted=frozenset({Change.NEW, Change.GROWN, Change.SHRUNK} if update else ()),
+        require_baseline=bool(values["require-baseline"]),
+        strict=bool(values["strict"]),
+        baseline_dir=config.rootpath / folder if folder else None,
+        summary=summary,
+    )
+
+
+def _value(config: pytest.Config, option: Option) -> str | bool:
+    given: str | bool | None = config.getoption(option.flag)
+    if given is not None:
+        return given
+    stored: str | bool | None = config.getini(option.ini)
+    return option.default if stored is None else stored
