@@ -1,0 +1,84 @@
+"""What an autograd graph keeps, read from the graph itself.
+
+Nothing is unpacked: a pack hook's result is looked at, never turned back into a tensor, so that
+checkpointing does not recompute and offloading does not copy because we looked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_torchmem.record import torch_api
+
+
+@dataclass(frozen=True, slots=True)
+class GraphHoldings:
+    """Tensors that a graph holds: saved for backward, and the leaves that will get gradients."""
+
+    saved: list[torch.Tensor]
+    leaves: list[torch.Tensor]
+
+
+class GraphReader:
+    """Walks graphs; remembers per node class which attributes hold saved tensors."""
+
+    def __init__(self) -> None:
+        self._saved_names: dict[type[Any], tuple[str, ...]] = {}
+
+    def holdings(self, roots: Iterable[Any]) -> GraphHoldings:
+        """Return what the graphs below ``roots`` (tensors) hold."""
+        saved: list[torch.Tensor] = []
+        leaves: list[torch.Tensor] = []
+        for node in _nodes(roots):
+            if (leaf := getattr(node, "variable", None)) is not None:
+                leaves.append(leaf)
+            saved += self._saved_by(node)
+        return GraphHoldings(saved, leaves)
+
+    def _saved_by(self, node: Any) -> Iterator[torch.Tensor]:
+        names = self._saved_names.get(type(node))
+        if names is None:
+            names = tuple(n for n in dir(type(node)) if n.startswith("_raw_saved_"))
+            self._saved_names[type(node)] = names
+        for name in names:
+            try:
+                value = getattr(node, name)
+            except RuntimeError:  # the graph was freed by an earlier backward
+                continue
+            for item in value if isinstance(value, (tuple, list)) else (value,):
+                yield from tensors_in(torch_api.raw_saved(item))
+        # A custom Function may also keep tensors as attributes of its context.
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            for value in vars(node).values():
+                yield from tensors_in(value)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors in a value and in the tuples, lists and dicts it is made of."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+
+
+def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
+    waiting = [
+        root.grad_fn
+        for root in roots
+        if isinstance(root, torch.Tensor) and root.grad_fn is not None
+    ]
+    seen: set[Any] = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)

@@ -1,0 +1,99 @@
+"""Devices: which there are, how to settle them, and what their allocators count."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from pytest_torchmem.errors import DeviceError
+
+
+def find_device(name: str | None = None) -> torch.device:
+    """Return the device called ``name``; without a name the first GPU that works, else the CPU.
+
+    A device counts as there when it can really allocate: ``torch.cuda.is_available()`` may have
+    been patched. Raises `DeviceError` for one that is missing or that cannot be measured.
+    """
+    if name is None:
+        return torch.device("cuda", 0) if _allocates("cuda:0") is None else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise DeviceError(f"there is no device called {name!r}") from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise DeviceError(
+            f"{name} cannot be measured: only the CPU and CUDA (or ROCm) devices report every "
+            "allocation"
+        )
+    device = torch.device("cuda", device.index or 0)
+    if problem := _allocates(str(device)):
+        raise DeviceError(f"{device} is not there: {problem}")
+    return device
+
+
+def _allocates(name: str) -> str | None:
+    """Why a byte cannot be allocated on a device; None if it can."""
+    try:
+        torch.empty(1, dtype=torch.uint8, device=name)
+    except (RuntimeError, AssertionError) as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class CounterReader:
+    """The caching allocator's own peaks over a window, in bytes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._base: dict[str, Any] = {}
+        self._peaks: dict[str, int] | None = None
+
+    def start(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._base = torch.cuda.memory_stats(self._device)
+
+    def stop(self) -> None:
+        if self._device.type == "cuda":
+            stats = torch.cuda.memory_stats(self._device)
+            self._peaks = {
+                name: int(stats[f"{name}_bytes.all.peak"])
+                for name in ("requested", "allocated", "active", "reserved")
+            }
+
+    def peaks(self) -> dict[str, int] | None:
+        """The peaks between `start` and `stop`; None where there is no such allocator."""
+        return self._peaks
+
+
+def environment(device_name: str) -> dict[str, str]:
+    """What a baseline depends on beside the code: device model, capability, torch, allocator."""
+    device = torch.device(device_name)
+    version = ".".join(torch.__version__.split(".")[:2])
+    if device.type != "cuda":
+        return {"device": "cpu", "capability": "", "torch": version, "allocator": ""}
+    properties: Any = torch.cuda.get_device_properties(device)
+    settings = _allocator_settings()
+    return {
+        "device": properties.name,
+        "capability": getattr(properties, "gcnArchName", "")
+        if torch.version.hip
+        else f"sm{properties.major}{properties.minor}",
+        "torch": version,
+        "allocator": settings,
+    }
+
+
+def _allocator_settings() -> str:
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    settings = {part for n in names for part in os.environ.get(n, "").split(",") if part}
+    return ",".join(sorted(settings))

@@ -1,0 +1,232 @@
+"""The profiler's event tree, turned into the columns of a trace.
+
+Every attribute of an event crosses a language border, so each is read once, in bulk, and only for
+the events that have it. Python calls that lead to no operator and no allocation are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_torchmem.record import torch_api
+from pytest_torchmem.record.mentions import Mentions, OperatorInputs, tensor_table
+from pytest_torchmem.record.schemas import SchemaTable
+from pytest_torchmem.record.strings import StringTable
+from pytest_torchmem.trace import ALLOCATION, EVENT, MODULE_CALL, EventKind, Role, Scope
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_KINDS = {
+    torch_api.TorchOpFields: EventKind.TORCH_OP,
+    torch_api.AllocationFields: EventKind.ALLOCATION,
+    torch_api.PyCallFields: EventKind.PY_CALL,
+    torch_api.PyCCallFields: EventKind.PY_C_CALL,
+    torch_api.OutOfMemoryFields: EventKind.OUT_OF_MEMORY,
+}
+_PYTHON = (EventKind.PY_CALL, EventKind.PY_C_CALL)
+_TIMES = attrgetter("start_time_ns", "end_time_ns", "start_tid")
+_OPERATOR = attrgetter("scope", "sequence_number")
+_ALLOCATION = attrgetter(
+    "id", "allocation_id", "device", "ptr", "alloc_size", "total_allocated", "total_reserved"
+)
+# "path/to/file.py(12): function", where the line is that of the function's definition.
+_PYTHON_NAME = re.compile(r"(?P<file>.*)\((?P<line>-?\d+)\): (?P<function>.*)", re.DOTALL)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables of one profiling session; rows refer to rows of the same session."""
+
+    events: NDArray[Any]
+    tensors: NDArray[Any]
+    allocations: NDArray[Any]
+    module_calls: NDArray[Any]
+
+
+class _DeviceNumbers(dict[Any, int]):
+    """Numbers devices as they are first met."""
+
+    def __init__(self, names: StringTable) -> None:
+        super().__init__()
+        self._names = names
+
+    def __missing__(self, device: Any) -> int:
+        number = self[device] = self._names.number(device_name(device))
+        return number
+
+
+def device_name(device: Any) -> str:
+    """``cpu`` or ``cuda:1``; the CPU has one memory, whatever index torch gives it."""
+    return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+
+
+class TreeReader:
+    """Reads event trees. Strings, devices and schemas are shared between the trees it reads."""
+
+    def __init__(self) -> None:
+        self.strings = StringTable()
+        self.device_names = StringTable()
+        self.device_numbers = _DeviceNumbers(self.device_names)
+        self._inputs = OperatorInputs(SchemaTable())
+        self._python_names: dict[str, tuple[int, int]] = {}
+
+    def read(self, result: Any, segment: int = 0) -> Tables:
+        """Return the tables of one profiling session; ``result`` is its kineto result."""
+        nodes, fields, events = _flatten(result.experimental_event_tree())
+        events["segment"] = segment
+        if nodes:
+            starts, ends, threads = zip(*map(_TIMES, nodes), strict=True)
+            events["start_ns"], events["end_ns"] = starts, ends
+            numbers: dict[int, int] = {}
+            events["thread"] = [numbers.setdefault(t, len(numbers)) for t in threads]
+        mentions = Mentions()
+        self._read_python(nodes, fields, events)
+        self._read_operators(fields, events, mentions)
+        module_calls = self._read_owners(fields, events, mentions)
+        allocations = self._read_allocations(fields, events)
+        tensors = tensor_table(mentions, self.device_numbers, allocations)
+        self._settle_unkeyed(fields, events, tensors)
+        tensors = tensors[np.argsort(tensors["event"], kind="stable")]
+        return Tables(events, tensors, allocations, module_calls)
+
+    def _read_python(
+        self, nodes: Sequence[Any], fields: Sequence[Any], events: NDArray[Any]
+    ) -> None:
+        rows = np.flatnonzero(np.isin(events["kind"], _PYTHON)).tolist()
+        named = [self._python_name(nodes[row].name) for row in rows]
+        events["name"] = self.strings.number("")
+        events["file"] = -1
+        events["name"][rows] = [name for name, _ in named]
+        events["file"][rows] = [file for _, file in named]
+        events["line"][rows] = [fields[row].caller.line_number for row in rows]
+
+    def _python_name(self, text: str) -> tuple[int, int]:
+        """Numbers of the function's name and of its file (-1 where there is none)."""
+        found = self._python_names.get(text)
+        if found is None:
+            match = _PYTHON_NAME.fullmatch(text)
+            number = self.strings.number
+            if match:
+                found = number(match["function"]), number(match["file"])
+            else:
+                found = number(_ADDRESS.sub("", text)), -1
+            self._python_names[text] = found
+        return found
+
+    def _read_operators(
+        self, fields: Sequence[Any], events: NDArray[Any], mentions: Mentions
+    ) -> None:
+        rows = np.flatnonzero(events["kind"] == EventKind.TORCH_OP).tolist()
+        number, collect = self.strings.number, self._inputs.collect
+        events["scope"] = Scope.NONE
+        events["sequence"] = -1
+        if not rows:
+            return
+        events["name"][rows] = [number(fields[row].name) for row in rows]
+        events["is_operator"][rows] = [collect(fields[row], row, mentions) for row in rows]
+        scopes, sequences = zip(*(_OPERATOR(fields[row]) for row in rows), strict=True)
+        events["sequence"][rows] = sequences
+        codes = np.fromiter(map(int, scopes), np.int64, len(rows))
+        events["scope"][rows] = np.minimum(codes, Scope.OTHER)
+
+    def _read_owners(
+        self, fields: Sequence[Any], events: NDArray[Any], mentions: Mentions
+    ) -> NDArray[Any]:
+        number, calls = self.strings.number, []
+        for row in np.flatnonzero(events["kind"] == EventKind.PY_CALL).tolist():
+            call = fields[row]
+            if (module := call.module) is not None:
+                calls.append((row, module.self_ptr, number(module.cls_name)))
+                for name, parameter, gradient in module.parameters:
+                    mentions.add(parameter, row, Role.MODULE_PARAMETER, number(name))
+                    if gradient is not None:
+                        mentions.add(gradient, row, Role.MODULE_GRADIENT, number(name))
+            if (optimizer := call.optimizer) is not None:
+                for parameter, gradient, state in optimizer.parameters:
+                    mentions.add(parameter, row, Role.OPTIMIZER_PARAMETER)
+                    if gradient is not None:
+                        mentions.add(gradient, row, Role.OPTIMIZER_GRADIENT)
+                    for name, tensor in state:
+                        mentions.add(tensor, row, Role.OPTIMIZER_STATE, number(name))
+        return np.array(calls, MODULE_CALL)
+
+    def _read_allocations(self, fields: Sequence[Any], events: NDArray[Any]) -> NDArray[Any]:
+        rows = np.flatnonzero(events["kind"] == EventKind.ALLOCATION)
+        table = np.zeros(len(rows), ALLOCATION)
+        if not len(rows):
+            return table
+        ids, allocation_ids, devices, pointers, sizes, allocated, reserved = zip(
+            *(_ALLOCATION(fields[row]) for row in rows.tolist()), strict=True
+        )
+        table["event"] = rows
+        table["keyed"] = [None not in key for key in zip(ids, allocation_ids, strict=True)]
+        table["device"] = [self.device_numbers[device] for device in devices]
+        table["id"] = [value or 0 for value in ids]
+        table["allocation_id"] = [value or 0 for value in allocation_ids]
+        table["ptr"] = pointers
+        table["size_bytes"] = sizes
+        table["total_allocated"] = allocated
+        table["total_reserved"] = reserved
+        return table
+
+    def _settle_unkeyed(
+        self, fields: Sequence[Any], events: NDArray[Any], tensors: NDArray[Any]
+    ) -> None:
+        """Resolve operators again in which a tensor turned out to have no identity."""
+        inputs = tensors["role"] == Role.OPERATOR_INPUT
+        for row in np.unique(tensors["event"][inputs & ~tensors["keyed"]]).tolist():
+            signature = self._inputs.resolve_again(fields[row])
+            events["is_operator"][row] = signature.is_operator
+            mine = inputs & (tensors["event"] == row)
+            arguments = tensors["argument"][mine]
+            tensors["mutable"][mine] = [signature.mutable[a] for a in arguments.tolist()]
+
+
+def _flatten(roots: Sequence[Any]) -> tuple[list[Any], list[Any], NDArray[Any]]:
+    """Return the tree's nodes worth keeping in depth-first order, their fields, and their rows.
+
+    The rows have ``kind``, ``parent`` and ``end`` set.
+    """
+    nodes: list[Any] = []
+    parents: list[int] = []
+    stack = [(root, -1) for root in reversed(roots)]
+    while stack:
+        node, parent = stack.pop()
+        row = len(nodes)
+        nodes.append(node)
+        parents.append(parent)
+        if children := node.children:
+            stack += [(child, row) for child in reversed(children)]
+    fields = [node.typed[1] for node in nodes]
+    kinds = [_KINDS.get(type(field), EventKind.OTHER) for field in fields]
+    kept = [
+        kind not in _PYTHON
+        or (kind is EventKind.PY_CALL and not (field.module is None and field.optimizer is None))
+        for kind, field in zip(kinds, fields, strict=True)
+    ]
+    # Children come after their parents, so walking backwards meets every descendant first.
+    sizes = list(map(int, kept))
+    for row in range(len(nodes) - 1, -1, -1):
+        if sizes[row]:
+            if not kept[row]:
+                kept[row] = True
+                sizes[row] += 1
+            if (parent := parents[row]) >= 0:
+                sizes[parent] += sizes[row]
+    rows = np.flatnonzero(kept)
+    new_row = np.cumsum(kept, dtype=np.int32) - 1
+    events = np.zeros(len(rows), EVENT)
+    old_parents = np.array(parents, np.int32)[rows]
+    events["kind"] = np.array(kinds, np.uint8)[rows]
+    events["parent"] = np.where(old_parents >= 0, new_row[old_parents], -1)
+    events["end"] = np.arange(len(rows)) + np.array(sizes, np.int32)[rows]
+    order = rows.tolist()
+    return [nodes[row] for row in order], [fields[row] for row in order], events

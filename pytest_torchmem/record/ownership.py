@@ -1,0 +1,274 @@
+"""Who owns a storage: modules, optimizers, gradients, the autograd graph.
+
+The event tree says what operators did, not what a tensor is for. These are the facts that torch
+itself holds, noted at the moments when they are sure to be true: when a module gets its parameters,
+when a backward pass begins and ends, after an optimizer's step.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from pytest_torchmem.record import torch_api
+from pytest_torchmem.record.autograd_graph import GraphReader, tensors_in
+from pytest_torchmem.record.kineto import device_name
+from pytest_torchmem.record.strings import StringTable
+from pytest_torchmem.trace import MarkKind, Ownership
+
+
+@dataclass(slots=True)
+class OwnershipLog:
+    """Rows of `trace.OWNER` and `trace.MODULE_EDGE` in the making."""
+
+    strings: StringTable
+    devices: StringTable
+    owners: list[tuple[int, int, int, int, int, int, int]] = field(default_factory=list)
+    edges: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+
+    def owner(
+        self, mark: int, kind: Ownership, tensor: object, module: int = 0, name: str = ""
+    ) -> None:
+        """Note that ``tensor``'s storage is held as ``kind``; one without storage is skipped."""
+        for device, ptr, size_bytes in storages_of(tensor):
+            self.owners.append(
+                (
+                    mark,
+                    kind,
+                    self.devices.number(device),
+                    ptr,
+                    size_bytes,
+                    module,
+                    self.strings.number(name),
+                )
+            )
+
+    def edge(self, mark: int, child: Any, parent: Any | None, name: str) -> None:
+        number = self.strings.number
+        parent_id = 0 if parent is None else id(parent)
+        self.edges.append((mark, id(child), parent_id, number(name), number(type(child).__name__)))
+
+
+def storages_of(tensor: object) -> Iterator[tuple[str, int, int]]:
+    """Device, pointer and bytes of the storages that hold ``tensor``; none for one without data."""
+    try:
+        tensor = torch_api.unwrap_functorch(tensor)
+        parts = torch_api.inner_tensors(tensor)
+        if parts:
+            for part in parts:
+                yield from storages_of(part)
+            return
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
+            return
+        storage = tensor.untyped_storage()
+        ptr, size_bytes = storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError, TypeError):
+        # Sparse, opaque and fake tensors have no storage to point at.
+        return
+    if ptr:
+        yield device_name(tensor.device), ptr, size_bytes
+
+
+class OwnershipWatch:
+    """Follows modules, optimizers and backward passes while a body runs, and logs what they own.
+
+    ``mark(kind)`` notes a moment in the recording and returns its number.
+    """
+
+    def __init__(self, log: OwnershipLog, mark: Callable[[MarkKind], int]) -> None:
+        self._log = log
+        self._mark = mark
+        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._graphs = GraphReader()
+        self._undo: list[Callable[[], None]] = []
+        self._storages: list[weakref.ref[Any]] = []
+
+    def install(self) -> None:
+        """Begin to follow; `remove` restores everything."""
+        handles = [
+            nn_module.register_module_parameter_registration_hook(self._on_parameter),
+            nn_module.register_module_buffer_registration_hook(self._on_buffer),
+            nn_module.register_module_module_registration_hook(self._on_submodule),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        self._undo += [handle.remove for handle in handles]
+        # A deep copy and an unpickled module never register anything: they get their state here.
+        set_state = torch.nn.Module.__setstate__
+        watch = self
+
+        def watched_set_state(module: torch.nn.Module, state: Any) -> None:
+            set_state(module, state)
+            watch._see(module)
+
+        torch.nn.Module.__setstate__ = watched_set_state
+        self._undo.append(lambda: setattr(torch.nn.Module, "__setstate__", set_state))
+        engine = torch_api.autograd_engine()
+        torch_api.set_autograd_engine(_WatchedEngine(engine, self))
+        self._undo.append(lambda: torch_api.set_autograd_engine(engine))
+
+    def remove(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        self._storages.clear()
+
+    def scan(self, mark: int) -> None:
+        """Log every live tensor, and learn the modules and optimizers that exist already."""
+        tensors, modules, optimizers = _live_objects()
+        self._modules.update(modules)
+        for tensor in tensors:
+            self._log.owner(mark, Ownership.LIVE, tensor)
+            self._follow_storage(tensor)
+        self.sample(mark)
+        for optimizer in optimizers:
+            self._log_optimizer(mark, optimizer)
+
+    def sample(self, mark: int) -> None:
+        """Log what the known modules hold now."""
+        for module in list(self._modules):
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    self._log.owner(mark, Ownership.PARAMETER, parameter, id(module), name)
+                    if parameter.grad is not None:
+                        self._log.owner(mark, Ownership.GRADIENT, parameter.grad, id(module), name)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    self._log.owner(mark, Ownership.BUFFER, buffer, id(module), name)
+            for name, child in module._modules.items():
+                if child is not None:
+                    self._log.edge(mark, child, module, name)
+
+    def sample_graphs(self, mark: int) -> None:
+        """Log what the graphs of all live tensors keep for a backward pass that may follow."""
+        tensors, _, _ = _live_objects()
+        self._log_holdings(mark, (t for t in tensors if t.grad_fn is not None))
+
+    def before_backward(self, roots: Iterable[Any]) -> list[torch.Tensor]:
+        """Log what the graph keeps; return its leaves, whose gradients are logged afterwards."""
+        mark = self._mark(MarkKind.BACKWARD_BEGIN)
+        self.sample(mark)
+        return self._log_holdings(mark, roots)
+
+    def after_backward(self, leaves: Iterable[torch.Tensor], gradients: Iterable[Any]) -> None:
+        mark = self._mark(MarkKind.BACKWARD_END)
+        for leaf in leaves:
+            if leaf.grad is not None:
+                self._log.owner(mark, Ownership.GRADIENT, leaf.grad)
+        for gradient in gradients:
+            self._log.owner(mark, Ownership.GRADIENT, gradient)
+
+    def _log_holdings(self, mark: int, roots: Iterable[Any]) -> list[torch.Tensor]:
+        holdings = self._graphs.holdings(map(torch_api.unwrap_functorch, roots))
+        for tensor in holdings.saved:
+            self._log.owner(mark, Ownership.SAVED, tensor)
+        for leaf in holdings.leaves:
+            self._log.owner(mark, Ownership.LEAF, leaf)
+        return holdings.leaves
+
+    def _see(self, module: torch.nn.Module) -> None:
+        """Log a module when it is first met: from now on its ``id()`` stands for it."""
+        if module not in self._modules:
+            self._modules.add(module)
+            mark = self._mark(MarkKind.MODULE_SEEN)
+            self._log.edge(mark, module, None, "")
+
+    def _on_parameter(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
+        self._on_registered(module, name, parameter, Ownership.PARAMETER)
+
+    def _on_buffer(self, module: torch.nn.Module, name: str, buffer: Any) -> None:
+        self._on_registered(module, name, buffer, Ownership.BUFFER)
+
+    def _on_registered(
+        self, module: torch.nn.Module, name: str, tensor: Any, kind: Ownership
+    ) -> None:
+        self._see(module)
+        if tensor is not None:
+            mark = self._mark(MarkKind.MODULE_SEEN)
+            self._log.owner(mark, kind, tensor, id(module), name)
+
+    def _on_submodule(self, module: torch.nn.Module, name: str, child: Any) -> None:
+        self._see(module)
+        if child is not None:
+            self._see(child)
+            self._log.edge(self._mark(MarkKind.MODULE_SEEN), child, module, name)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._mark(MarkKind.OPTIMIZER_BEGIN)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._log_optimizer(self._mark(MarkKind.OPTIMIZER_END), optimizer)
+
+    def _log_optimizer(self, mark: int, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._log.owner(mark, Ownership.PARAMETER, parameter)
+                if parameter.grad is not None:
+                    self._log.owner(mark, Ownership.GRADIENT, parameter.grad)
+        for state in optimizer.state.values():
+            for tensor in tensors_in(state):
+                self._log.owner(mark, Ownership.OPTIMIZER_STATE, tensor)
+
+    def _follow_storage(self, tensor: torch.Tensor) -> None:
+        """Log the death of a CPU storage: the profiler reports none for blocks it saw no birth of.
+
+        The Python object of a storage lives exactly as long as the storage, whoever else holds it.
+        """
+        for device, ptr, size_bytes in storages_of(tensor):
+            if device != "cpu" or torch_api.inner_tensors(tensor):
+                continue
+            number = self._log.devices.number(device)
+
+            def on_freed(_: Any, row: tuple[int, int, int] = (number, ptr, size_bytes)) -> None:
+                mark = self._mark(MarkKind.STORAGE_FREED)
+                self._log.owners.append((mark, Ownership.LIVE, *row, 0, 0))
+
+            self._storages.append(weakref.ref(tensor.untyped_storage(), on_freed))
+
+
+class _WatchedEngine:
+    """Stands in for the autograd engine while a body runs, and notes each backward pass."""
+
+    def __init__(self, engine: Any, watch: OwnershipWatch) -> None:
+        self._engine = engine
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        leaves = self._watch.before_backward(tensors)
+        gradients = self._engine.run_backward(tensors, *args, **kwargs)
+        self._watch.after_backward(leaves, gradients or ())
+        return gradients
+
+
+def _live_objects() -> tuple[list[torch.Tensor], list[torch.nn.Module], list[Any]]:
+    """Tensors, modules and optimizers that are alive.
+
+    Looks at the type and never at ``__class__``: a proxy among the objects must not be woken.
+    """
+    objects = gc.get_objects()
+    types = set(map(type, objects))
+    tensor_types = {t for t in types if issubclass(t, torch.Tensor)}
+    module_types = {t for t in types if issubclass(t, torch.nn.Module)}
+    optimizer_types = {t for t in types if issubclass(t, torch.optim.Optimizer)}
+    tensors, modules, optimizers = [], [], []
+    for candidate in objects:
+        kind = type(candidate)
+        if kind in tensor_types:
+            tensors.append(candidate)
+        elif kind in module_types:
+            modules.append(candidate)
+        elif kind in optimizer_types:
+            optimizers.append(candidate)
+    return tensors, modules, optimizers

@@ -1,0 +1,200 @@
+"""Starts the sources, stops them, restores what was there, and hands back a trace."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytest_torchmem.errors import RecordingError
+from pytest_torchmem.record import torch_api
+from pytest_torchmem.record.devices import CounterReader, synchronize
+from pytest_torchmem.record.kineto import Tables, TreeReader
+from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch
+from pytest_torchmem.trace import (
+    ALLOCATION,
+    EVENT,
+    MARK,
+    MODULE_CALL,
+    MODULE_EDGE,
+    OWNER,
+    TENSOR,
+    EventKind,
+    MarkKind,
+    Trace,
+)
+
+# Marks travel through the profiler as annotations, so that they stand in the tree exactly where
+# they happened.
+_MARK_NAME = re.compile(r"pytest-torchmem mark (\d+)")
+# These need no place in the tree; the clock is good enough to order them.
+_OFF_TREE = frozenset({MarkKind.MODULE_SEEN})
+
+
+class Recorder:
+    """Records one body on the calling thread.
+
+    `start`, then `mark` and `trace` as often as wanted, then `stop`. Both `trace` and `stop` return
+    everything since `start`; profiling goes on after `trace`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._counters = CounterReader(device)
+        self._reader = TreeReader()
+        self._log = OwnershipLog(self._reader.strings, self._reader.device_names)
+        self._watch = OwnershipWatch(self._log, self.mark)
+        self._marks: list[tuple[int, int, int, int]] = []
+        self._segments: list[Tables] = []
+        self._profiler: torch_api.Profiler | None = None
+
+    def start(self) -> None:
+        """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
+        if torch_api.profiler_is_active():
+            raise RecordingError(
+                "another torch profiler session is active around the test body, and only one can "
+                "be; measure outside it"
+            )
+        gc.collect()
+        synchronize(self._device)
+        self._watch.install()
+        try:
+            self._watch.scan(self._clock_mark(MarkKind.START))
+            self._counters.start()
+            self._resume()
+        except BaseException:
+            self._watch.remove()
+            raise
+
+    def mark(self, kind: MarkKind, text: str = "") -> int:
+        """Note a moment; returns its number."""
+        number = self._clock_mark(kind, text)
+        if self._profiler is not None and kind not in _OFF_TREE:
+            with torch_api.RecordFunction(f"pytest-torchmem mark {number}"):
+                pass
+        return number
+
+    def sample_graphs(self, mark: int) -> None:
+        """Log at ``mark`` what autograd graphs that are alive now keep for backward."""
+        self._watch.sample(mark)
+        self._watch.sample_graphs(mark)
+
+    def trace(self) -> Trace:
+        """Return what was recorded so far, and go on."""
+        self._pause()
+        try:
+            return self._assemble()
+        finally:
+            self._resume()
+
+    def stop(self) -> Trace:
+        """End the recording, restore everything, and return all that was recorded."""
+        try:
+            synchronize(self._device)
+            self.mark(MarkKind.STOP)
+            self._pause()
+            self._counters.stop()
+        finally:
+            self._watch.remove()
+        return self._assemble()
+
+    def _resume(self) -> None:
+        self._profiler = torch_api.Profiler()
+        self._profiler.start()
+
+    def _pause(self) -> None:
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            result = profiler.stop()
+            self._segments.append(self._reader.read(result, len(self._segments)))
+
+    def _clock_mark(self, kind: MarkKind, text: str = "") -> int:
+        self._marks.append((kind, time.time_ns(), -1, self._reader.strings.number(text)))
+        return len(self._marks) - 1
+
+    def _assemble(self) -> Trace:
+        events = _joined([s.events for s in self._segments], EVENT, ("parent", "end"))
+        marks = np.array(self._marks, MARK)
+        self._place_marks(events, marks)
+        starts = np.cumsum([0, *(len(s.events) for s in self._segments)])
+        names = self._reader.strings
+        return Trace(
+            events=events,
+            tensors=_shifted([s.tensors for s in self._segments], TENSOR, starts),
+            allocations=_shifted([s.allocations for s in self._segments], ALLOCATION, starts),
+            module_calls=_shifted([s.module_calls for s in self._segments], MODULE_CALL, starts),
+            marks=marks,
+            owners=np.array(self._log.owners, OWNER),
+            module_edges=np.array(self._log.edges, MODULE_EDGE),
+            strings=tuple(_full_path(text) for text in names.values()),
+            devices=self._reader.device_names.values(),
+            meta=self._meta(),
+        )
+
+    def _place_marks(self, events: Any, marks: Any) -> None:
+        """Give each mark the row and time at which it stands in the tree."""
+        numbers = {}
+        for index, text in enumerate(self._reader.strings.values()):
+            if match := _MARK_NAME.fullmatch(text):
+                numbers[index] = int(match[1])
+        rows = np.flatnonzero(
+            (events["kind"] == EventKind.TORCH_OP) & np.isin(events["name"], list(numbers))
+        )
+        for row in rows.tolist():
+            mark = numbers[int(events["name"][row])]
+            marks["event"][mark] = row
+            marks["time_ns"][mark] = events["start_ns"][row]
+            events["kind"][row] = EventKind.OTHER
+
+    def _meta(self) -> dict[str, Any]:
+        return {
+            "torch": torch.__version__,
+            "device": str(self._device),
+            "library_paths": library_paths(),
+            "counters": self._counters.peaks(),
+        }
+
+
+def library_paths() -> list[str]:
+    """Folders whose frames are not the user's: installed packages, the standard library, ours."""
+    paths = sysconfig.get_paths()
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders.add(str(Path(__file__).resolve().parent.parent))
+    return sorted(folders)
+
+
+def _full_path(text: str) -> str:
+    """Undo the profiler's habit of cutting the entries of ``sys.path`` off file names."""
+    if not text.endswith(".py") or Path(text).is_absolute():
+        return text
+    for folder in sys.path:
+        candidate = Path(folder or ".", text)
+        if candidate.exists():
+            return str(candidate.resolve())
+    return text
+
+
+def _joined(tables: list[Any], dtype: Any, references: tuple[str, ...]) -> Any:
+    """One table of all segments' rows; columns that refer to its own rows are shifted."""
+    starts = np.cumsum([0, *map(len, tables)])
+    joined = np.concatenate([np.empty(0, dtype), *tables])
+    for start, table in zip(starts.tolist(), tables, strict=False):
+        part = joined[start : start + len(table)]
+        for column in references:
+            part[column] = np.where(part[column] >= 0, part[column] + start, -1)
+    return joined
+
+
+def _shifted(tables: list[Any], dtype: Any, starts: Any) -> Any:
+    """One table of all segments' rows, whose ``event`` column refers to the joined events."""
+    joined = np.concatenate([np.empty(0, dtype), *tables])
+    shift = np.repeat(starts[:-1], [len(table) for table in tables]) if tables else 0
+    joined["event"] += np.asarray(shift, joined["event"].dtype)
+    return joined

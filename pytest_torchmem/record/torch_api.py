@@ -1,0 +1,114 @@
+"""Every private torch name the recorder uses, in one place.
+
+Checked on torch 2.13; each line names what the public interface lacks. A name that a release may
+lack is looked up here, so that the rest of the package sees one shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# The event tree itself: torch.profiler exposes it only through these bindings.
+from torch._C._profiler import (
+    RecordScope,
+    _ExtraFields_Allocation,
+    _ExtraFields_OutOfMemory,
+    _ExtraFields_PyCall,
+    _ExtraFields_PyCCall,
+    _ExtraFields_TorchOp,
+    _RecordFunctionFast,
+    _TensorMetadata,
+)
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+AllocationFields: Any = _ExtraFields_Allocation
+OutOfMemoryFields: Any = _ExtraFields_OutOfMemory
+PyCallFields: Any = _ExtraFields_PyCall
+PyCCallFields: Any = _ExtraFields_PyCCall
+TorchOpFields: Any = _ExtraFields_TorchOp
+TensorMetadata: Any = _TensorMetadata
+RecordFunction: Any = _RecordFunctionFast
+BACKWARD_FUNCTION: Any = RecordScope.BACKWARD_FUNCTION
+FUNCTION: Any = RecordScope.FUNCTION
+
+
+def schemas_of(operator_name: str) -> tuple[Any, ...]:
+    """Every registered schema of a qualified operator name; empty if there is none."""
+    # Annotations reach the profiler under names of the same shape. Lookup raises for some of them,
+    # and a name without a namespace can never be an operator.
+    if "::" not in operator_name:
+        return ()
+    try:
+        return tuple(torch._C._jit_get_schemas_for_operator(operator_name))
+    except RuntimeError:
+        return ()
+
+
+def autograd_engine() -> Any:
+    """The object through which every Python call of the autograd engine goes."""
+    return torch.autograd.Variable._execution_engine
+
+
+def set_autograd_engine(engine: Any) -> None:
+    torch.autograd.Variable._execution_engine = engine
+
+
+def raw_saved(saved_tensor: Any) -> Any:
+    """What autograd stored: a tensor, or whatever a pack hook returned. Unpacks nothing."""
+    return getattr(saved_tensor, "data", None)
+
+
+def unwrap_functorch(tensor: Any) -> Any:
+    """The plain tensor below the wrappers of ``torch.func`` transforms."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def cuda_clear_cublas_workspaces() -> None:
+    clear: Callable[[], None] | None = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+
+
+def inner_tensors(tensor: Any) -> list[Any]:
+    """The tensors that a wrapper subclass (quantised, distributed, nested) is made of."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return []
+    if not is_traceable_wrapper_subclass(tensor):
+        return []
+    names, _ = tensor.__tensor_flatten__()
+    return [getattr(tensor, name) for name in names]
+
+
+class Profiler:
+    """One session of the kineto profiler, without the front end's own bookkeeping.
+
+    The front end builds an event list when it stops, which costs more than the recording.
+    """
+
+    def __init__(self) -> None:
+        front_end = torch.autograd.profiler.profile(
+            use_cpu=True, use_kineto=True, record_shapes=True, profile_memory=True, with_stack=True
+        )
+        self._config = front_end.config()
+        self._activities = {torch.profiler.ProfilerActivity.CPU}
+
+    def start(self) -> None:
+        """Begin; raises `RuntimeError` when another session is active."""
+        if torch.autograd._profiler_enabled():
+            raise RuntimeError("another profiler session is active")
+        torch.autograd._prepare_profiler(self._config, self._activities)
+        torch.autograd._enable_profiler(self._config, self._activities)
+
+    def stop(self) -> Any:
+        """End, and return the kineto result with the event tree."""
+        return torch.autograd._disable_profiler()
+
+
+def profiler_is_active() -> bool:
+    return bool(torch.autograd._profiler_enabled())

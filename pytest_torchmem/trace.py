@@ -1,0 +1,247 @@
+"""Trace: what a body did, as columns. Recording ends in one, analysis starts from one.
+
+A trace needs numpy and nothing else: one that was recorded on a machine with a GPU can be analysed
+on a laptop without torch.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pytest_torchmem.errors import TraceError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# 1: first format.
+FORMAT: Final = 1
+
+
+class EventKind(enum.IntEnum):
+    """What a row of `Trace.events` is; the names are those of torch's profiler."""
+
+    TORCH_OP = 0
+    ALLOCATION = 1
+    PY_CALL = 2
+    PY_C_CALL = 3
+    OUT_OF_MEMORY = 4
+    OTHER = 5
+
+
+class Scope(enum.IntEnum):
+    """torch's ``RecordScope``, as far as the analysis looks at it."""
+
+    FUNCTION = 0
+    BACKWARD_FUNCTION = 1
+    OTHER = 2
+    NONE = 3
+
+
+class Role(enum.IntEnum):
+    """Why a tensor is mentioned in `Trace.tensors`."""
+
+    OPERATOR_INPUT = 0
+    MODULE_PARAMETER = 1
+    MODULE_GRADIENT = 2
+    OPTIMIZER_PARAMETER = 3
+    OPTIMIZER_GRADIENT = 4
+    OPTIMIZER_STATE = 5
+
+
+class Mutable(enum.IntEnum):
+    """Whether an operator writes to an input; UNKNOWN when no schema fits what was recorded."""
+
+    NO = 0
+    YES = 1
+    UNKNOWN = 2
+
+
+class Ownership(enum.IntEnum):
+    """Who holds a storage, as seen at a mark; see `Trace.owners`."""
+
+    LIVE = 0
+    PARAMETER = 1
+    BUFFER = 2
+    GRADIENT = 3
+    OPTIMIZER_STATE = 4
+    SAVED = 5
+    LEAF = 6
+
+
+class MarkKind(enum.IntEnum):
+    """What happened at a row of `Trace.marks`."""
+
+    START = 0
+    STOP = 1
+    REGION_BEGIN = 2
+    REGION_END = 3
+    STEP = 4
+    BACKWARD_BEGIN = 5
+    BACKWARD_END = 6
+    OPTIMIZER_BEGIN = 7
+    OPTIMIZER_END = 8
+    STORAGE_FREED = 9
+    MODULE_SEEN = 10
+
+
+EVENT: Final = np.dtype(
+    [
+        ("kind", "u1"),
+        ("scope", "u1"),
+        ("is_operator", "?"),
+        ("thread", "i4"),
+        ("segment", "i4"),
+        ("parent", "i4"),
+        ("end", "i4"),
+        ("name", "i4"),
+        ("file", "i4"),
+        ("line", "i4"),
+        ("start_ns", "i8"),
+        ("end_ns", "i8"),
+        ("sequence", "i8"),
+    ]
+)
+TENSOR: Final = np.dtype(
+    [
+        ("event", "i4"),
+        ("role", "u1"),
+        ("argument", "i2"),
+        ("mutable", "u1"),
+        ("keyed", "?"),
+        ("device", "i2"),
+        ("name", "i4"),
+        ("id", "i8"),
+        ("allocation_id", "i8"),
+        ("ptr", "u8"),
+        ("size_bytes", "i8"),
+    ]
+)
+ALLOCATION: Final = np.dtype(
+    [
+        ("event", "i4"),
+        ("keyed", "?"),
+        ("device", "i2"),
+        ("id", "i8"),
+        ("allocation_id", "i8"),
+        ("ptr", "u8"),
+        ("size_bytes", "i8"),
+        ("total_allocated", "i8"),
+        ("total_reserved", "i8"),
+    ]
+)
+MODULE_CALL: Final = np.dtype([("event", "i4"), ("module", "u8"), ("class_name", "i4")])
+MARK: Final = np.dtype([("kind", "u1"), ("time_ns", "i8"), ("event", "i4"), ("text", "i4")])
+OWNER: Final = np.dtype(
+    [
+        ("mark", "i4"),
+        ("kind", "u1"),
+        ("device", "i2"),
+        ("ptr", "u8"),
+        ("size_bytes", "i8"),
+        ("module", "u8"),
+        ("name", "i4"),
+    ]
+)
+MODULE_EDGE: Final = np.dtype(
+    [("mark", "i4"), ("child", "u8"), ("parent", "u8"), ("name", "i4"), ("class_name", "i4")]
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """What a body did. Every table is a structured array; an ``i4`` that refers to nothing is -1.
+
+    Attributes:
+        events: `EVENT`, in depth-first order, so that the subtree of row i is
+            ``i:events["end"][i]``. ``name``, ``file`` index `strings`; ``line`` is where the call stands in the calling
+            Python function (Python calls only); ``is_operator`` says that a schema of the
+            operator's name fits its inputs; ``sequence`` is autograd's sequence number or -1.
+        tensors: `TENSOR`, grouped by event in the order of events; one row per mention of a tensor.
+            ``size_bytes`` is the extent the tensor spans, a lower bound of its storage, or 0 where
+            that is not known. ``keyed`` says that ``id`` and ``allocation_id`` are the profiler's.
+        allocations: `ALLOCATION`, one row for each event of that kind; a free has a negative size.
+        module_calls: `MODULE_CALL`, one row for each Python call of an ``nn.Module``; ``module`` is
+            the module's ``id()``.
+        marks: `MARK`, moments that the recorder noted itself; ``event`` is where the mark stands in
+            `events`, or -1 if only its time is known.
+        owners: `OWNER`, which storages were held by whom at a mark; ``module`` is the ``id()`` of
+            the module that holds it under ``name``, or 0. At a STORAGE_FREED mark: what was freed.
+        module_edges: `MODULE_EDGE`, which module was found under which name of which parent
+            (parent 0: a module that stood alone).
+        strings: Names and paths, each once.
+        devices: Device names, ``"cpu"``, ``"cuda:0"``; indexed by every ``device`` column.
+        meta: JSON values: ``library_paths`` (folders whose frames are not the user's), versions,
+            ``counters`` of the device.
+    """
+
+    events: NDArray[Any] = field(default_factory=lambda: np.empty(0, EVENT))
+    tensors: NDArray[Any] = field(default_factory=lambda: np.empty(0, TENSOR))
+    allocations: NDArray[Any] = field(default_factory=lambda: np.empty(0, ALLOCATION))
+    module_calls: NDArray[Any] = field(default_factory=lambda: np.empty(0, MODULE_CALL))
+    marks: NDArray[Any] = field(default_factory=lambda: np.empty(0, MARK))
+    owners: NDArray[Any] = field(default_factory=lambda: np.empty(0, OWNER))
+    module_edges: NDArray[Any] = field(default_factory=lambda: np.empty(0, MODULE_EDGE))
+    strings: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace to ``path``, a compressed numpy archive."""
+        header = {
+            "format": FORMAT,
+            "strings": self.strings,
+            "devices": self.devices,
+            "meta": dict(self.meta),
+        }
+        text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+        with Path(path).open("wb") as file:
+            np.savez_compressed(
+                file, header=text, **{name: getattr(self, name) for name in _TABLES}
+            )
+
+
+_TABLES: Final = {
+    "events": EVENT,
+    "tensors": TENSOR,
+    "allocations": ALLOCATION,
+    "module_calls": MODULE_CALL,
+    "marks": MARK,
+    "owners": OWNER,
+    "module_edges": MODULE_EDGE,
+}
+assert set(_TABLES) < {f.name for f in fields(Trace)}
+
+
+def load_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace that `Trace.save` wrote. Raises `TraceError` if the file is not one."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            header = json.loads(archive["header"].tobytes())
+            if header["format"] != FORMAT:
+                raise TraceError(
+                    f"{path} has trace format {header['format']}, this version reads {FORMAT}"
+                )
+            tables = {name: _typed(archive[name], dtype, path) for name, dtype in _TABLES.items()}
+            return Trace(
+                **tables,
+                strings=tuple(header["strings"]),
+                devices=tuple(header["devices"]),
+                meta=header["meta"],
+            )
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise TraceError(f"cannot read {path} as a trace: {error}") from error
+
+
+def _typed(table: NDArray[Any], dtype: np.dtype[Any], path: object) -> NDArray[Any]:
+    if table.dtype != dtype:
+        raise TraceError(f"{path} holds a table of another layout than this version reads")
+    return table
