@@ -1,0 +1,47 @@
+"""torch's CUDA caching allocator, simulated: from allocations and frees to reserved bytes.
+
+`simulate` answers what ``torch.cuda.memory_stats()`` would read, `fits` whether a device is large
+enough. No torch, no GPU; docs/caching-allocator.md says what is simulated and from which source.
+"""
+
+from pytest_torchmem.analysis.caching_allocator.device import OutOfMemory
+from pytest_torchmem.analysis.caching_allocator.requests import (
+    DEFAULT_POOL,
+    DEFAULT_STREAM,
+    Request,
+    RequestError,
+    RequestLog,
+    Requests,
+)
+from pytest_torchmem.analysis.caching_allocator.run import (
+    AllocatorRun,
+    Fit,
+    PlacedBlock,
+    PlacedSegment,
+    fits,
+    simulate,
+)
+from pytest_torchmem.analysis.caching_allocator.settings import (
+    UNLIMITED_BYTES,
+    AllocatorSettings,
+    AllocatorSettingsError,
+)
+
+__all__ = [
+    "DEFAULT_POOL",
+    "DEFAULT_STREAM",
+    "UNLIMITED_BYTES",
+    "AllocatorRun",
+    "AllocatorSettings",
+    "AllocatorSettingsError",
+    "Fit",
+    "OutOfMemory",
+    "PlacedBlock",
+    "PlacedSegment",
+    "Request",
+    "RequestError",
+    "RequestLog",
+    "Requests",
+    "fits",
+    "simulate",
+]

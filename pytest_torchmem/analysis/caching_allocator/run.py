@@ -1,0 +1,316 @@
+"""From requests to bytes over time, and to the question whether they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchmem.analysis.caching_allocator.blocks import Block, DeviceMemory
+from pytest_torchmem.analysis.caching_allocator.device import Device, OutOfMemory
+from pytest_torchmem.analysis.caching_allocator.requests import Request, RequestError, Requests
+from pytest_torchmem.analysis.caching_allocator.settings import (
+    UNLIMITED_BYTES,
+    AllocatorSettings,
+    AllocatorSettingsError,
+)
+from pytest_torchmem.analysis.results import Counters
+from pytest_torchmem.units import format_size
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_DEFAULTS = AllocatorSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedBlock:
+    """A block at the end of a run. ``in_use`` is false when it is free or waits for a stream."""
+
+    address: int
+    size_bytes: int
+    in_use: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedSegment:
+    """A segment at the end of a run; of an expandable one, a stretch of mapped pages.
+
+    Attributes:
+        address: Where it begins.
+        size_bytes: Its size, the sum of its blocks.
+        stream: The stream it serves.
+        pool: Its pool.
+        blocks: Its blocks in address order.
+    """
+
+    address: int
+    size_bytes: int
+    stream: int
+    pool: int
+    blocks: tuple[PlacedBlock, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AllocatorRun:
+    """What the allocator's counters read after each request. All of it is estimated.
+
+    Row t is the state after request t. The counters are those of ``torch.cuda.memory_stats()``.
+
+    Attributes:
+        requested_bytes: int64, shape (T,); what the program asked for and was given.
+        allocated_bytes: int64, shape (T,); the blocks that hold it.
+        active_bytes: int64, shape (T,); with the freed blocks that other streams still use.
+        reserved_bytes: int64, shape (T,); what was taken from the device.
+        inactive_split_bytes: int64, shape (T,); free parts of segments that are partly in use;
+            those of expandable segments are not counted.
+        segment_count: int64, shape (T,); segments from cudaMalloc, so no expandable ones.
+        address: int64, shape (T,); where the block of an allocation begins. 0 for other requests
+            and for allocations that got no block.
+        device_alloc_count: Calls of cudaMalloc, or mappings of pages.
+        retry_count: How often everything cached was given back to make room.
+        out_of_memory: The allocations that failed. The run goes on after one as if the program
+            had caught the error; what it says from there on is worth less.
+        segments: The layout at the end.
+        limit_bytes: What could be reserved; `UNLIMITED_BYTES` when no capacity was given.
+    """
+
+    requested_bytes: NDArray[np.int64]
+    allocated_bytes: NDArray[np.int64]
+    active_bytes: NDArray[np.int64]
+    reserved_bytes: NDArray[np.int64]
+    inactive_split_bytes: NDArray[np.int64]
+    segment_count: NDArray[np.int64]
+    address: NDArray[np.int64]
+    device_alloc_count: int
+    retry_count: int
+    out_of_memory: tuple[OutOfMemory, ...]
+    segments: tuple[PlacedSegment, ...]
+    limit_bytes: int
+
+    @property
+    def peak(self) -> Counters:
+        """Each counter's own largest value, as ``memory_stats()`` gives them; zeros if empty."""
+        return Counters(
+            requested=_largest(self.requested_bytes),
+            allocated=_largest(self.allocated_bytes),
+            active=_largest(self.active_bytes),
+            reserved=_largest(self.reserved_bytes),
+        )
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of the reserved bytes that was free when most was reserved.
+
+        At the first such row a request had just been turned down by every free block, so what was
+        free then served no purpose. 0.0 for an empty run.
+        """
+        if not len(self.reserved_bytes) or not self.peak.reserved:
+            return 0.0
+        row = int(np.argmax(self.reserved_bytes))
+        reserved = int(self.reserved_bytes[row])
+        return (reserved - int(self.active_bytes[row])) / reserved
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether requests fit into a device; all of it estimated.
+
+    Attributes:
+        capacity_bytes: What the device has for the allocator.
+        peak_reserved_bytes: The most that was reserved of it.
+        fragmentation: See `AllocatorRun.fragmentation`.
+        retry_count: How often cached memory had to be given back to make room.
+        out_of_memory: The first allocation that failed; None when all fitted.
+    """
+
+    capacity_bytes: int
+    peak_reserved_bytes: int
+    fragmentation: float
+    retry_count: int
+    out_of_memory: OutOfMemory | None
+
+    def __bool__(self) -> bool:
+        return self.out_of_memory is None
+
+    @property
+    def spare_bytes(self) -> int:
+        """What was never reserved."""
+        return self.capacity_bytes - self.peak_reserved_bytes
+
+    def __str__(self) -> str:
+        """One sentence with the numbers that decide."""
+        capacity = format_size(self.capacity_bytes)
+        oom = self.out_of_memory
+        if oom is not None:
+            return (
+                f"does not fit in {capacity} (estimated): an allocation of "
+                f"{format_size(oom.requested_bytes)} needs {format_size(oom.segment_bytes)} where "
+                f"{format_size(oom.free_bytes)} are free and {format_size(oom.reserved_bytes)} are "
+                f"reserved, {format_size(oom.allocated_bytes)} of them in use"
+            )
+        retries = {0: "", 1: " after giving back cached memory once"}.get(
+            self.retry_count, f" after giving back cached memory {self.retry_count} times"
+        )
+        return (
+            f"fits in {capacity} with {format_size(self.spare_bytes)} to spare{retries}; "
+            f"fragmentation {self.fragmentation:.0%} (estimated)"
+        )
+
+
+def simulate(
+    requests: Requests,
+    settings: AllocatorSettings = _DEFAULTS,
+    capacity_bytes: int | None = None,
+    segment_addresses: Sequence[int] = (),
+) -> AllocatorRun:
+    """Run torch's native CUDA caching allocator over requests to one device.
+
+    ``capacity_bytes`` is what the device can give to the allocator: its memory less the CUDA
+    context and whatever else lives there; None means that it never runs out. It is also the number
+    that ``per_process_memory_fraction`` is a fraction of. ``segment_addresses`` are the addresses
+    that successive cudaMalloc calls return, if known: releases that break ties by address then
+    break them the same way.
+
+    Raises `RequestError` for requests that no program could make, such as a second free, and
+    `AllocatorSettingsError` when a fraction is set and there is no capacity.
+    """
+    memory = _device_memory(settings, capacity_bytes, tuple(segment_addresses))
+    device = Device(settings, memory, completions_given=requests.completions_given)
+    rows = _serve(device, memory, requests)
+    # One column each, contiguous: a column is what is read, row by row is how it is made.
+    columns = np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, 7).T)
+    requested, allocated, active, reserved, inactive_split, segment_count, address = columns
+    return AllocatorRun(
+        requested_bytes=requested,
+        allocated_bytes=allocated,
+        active_bytes=active,
+        reserved_bytes=reserved,
+        inactive_split_bytes=inactive_split,
+        segment_count=segment_count,
+        address=address,
+        device_alloc_count=memory.alloc_count,
+        retry_count=device.retry_count,
+        out_of_memory=tuple(device.out_of_memory),
+        segments=_layout(device),
+        limit_bytes=memory.limit_bytes,
+    )
+
+
+def fits(requests: Requests, capacity_bytes: int, settings: AllocatorSettings = _DEFAULTS) -> Fit:
+    """Say whether requests fit into a device with ``capacity_bytes`` for the allocator.
+
+    Raises what `simulate` raises.
+    """
+    run = simulate(requests, settings, capacity_bytes)
+    return Fit(
+        capacity_bytes=run.limit_bytes,
+        peak_reserved_bytes=run.peak.reserved,
+        fragmentation=run.fragmentation,
+        retry_count=run.retry_count,
+        out_of_memory=run.out_of_memory[0] if run.out_of_memory else None,
+    )
+
+
+def _device_memory(
+    settings: AllocatorSettings, capacity_bytes: int | None, addresses: tuple[int, ...]
+) -> DeviceMemory:
+    if capacity_bytes is None:
+        if settings.limits_process:
+            raise AllocatorSettingsError(
+                "per_process_memory_fraction is a fraction of the device's memory; "
+                "give the capacity in bytes"
+            )
+        return DeviceMemory(UNLIMITED_BYTES, UNLIMITED_BYTES, addresses)
+    allowed = UNLIMITED_BYTES
+    if settings.limits_process:
+        allowed = round(settings.per_process_memory_fraction * capacity_bytes)
+    return DeviceMemory(capacity_bytes, allowed, addresses)
+
+
+def _serve(
+    device: Device, memory: DeviceMemory, requests: Requests
+) -> list[tuple[int, int, int, int, int, int, int]]:
+    """Make each request and read the counters after it, in the order of `AllocatorRun`'s columns.
+
+    Integers rather than enum members and bound methods: this loop is most of the run time.
+    """
+    alloc, free, other = device.alloc, device.free, _serve_rare
+    is_alloc, is_free = int(Request.ALLOC), int(Request.FREE)
+    rows = []
+    columns = (requests.kind, requests.key, requests.size_bytes, requests.stream, requests.pool)
+    asked = zip(*(column.tolist() for column in columns), strict=True)
+    for row, (kind, key, size, stream, pool) in enumerate(asked):
+        address = 0
+        if kind == is_alloc:
+            address = alloc(row, key, size, stream, pool)
+        elif kind == is_free:
+            free(row, key)
+        else:
+            other(device, row, kind, key, stream, pool)
+        rows.append(
+            (
+                device.requested,
+                device.allocated,
+                device.active,
+                memory.reserved,
+                device.inactive_split,
+                memory.segment_count,
+                address,
+            )
+        )
+    return rows
+
+
+def _serve_rare(device: Device, row: int, kind: int, key: int, stream: int, pool: int) -> None:
+    match kind:
+        case Request.RECORD_STREAM:
+            device.record_stream(row, key, stream)
+        case Request.STREAM_DONE:
+            device.stream_done(stream)
+        case Request.BLOCK_DONE:
+            device.block_done(key)
+        case Request.EMPTY_CACHE:
+            device.empty_cache()
+        case Request.CAPTURE_BEGIN:
+            device.begin_capture()
+        case Request.CAPTURE_END:
+            device.end_capture()
+        case Request.POOL_RELEASE:
+            device.release_pool(pool)
+        case _:
+            raise RequestError(f"row {row} has kind {kind}, which is no request")
+
+
+def _layout(device: Device) -> tuple[PlacedSegment, ...]:
+    blocks = [*device.live.values(), *device.held()]
+    for home in device.homes.values():
+        blocks.extend(home)
+    blocks.sort(key=attrgetter("address"))
+    in_use = {id(block) for block in device.live.values()}
+    runs: list[list[Block]] = []
+    for block in blocks:
+        before = block.previous
+        if runs and before is runs[-1][-1]:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return tuple(
+        PlacedSegment(
+            address=run[0].address,
+            size_bytes=sum(block.size for block in run),
+            stream=run[0].home.stream,
+            pool=run[0].home.pool.number,
+            blocks=tuple(
+                PlacedBlock(block.address, block.size, id(block) in in_use) for block in run
+            ),
+        )
+        for run in runs
+    )
+
+
+def _largest(column: NDArray[np.int64]) -> int:
+    return int(column.max()) if len(column) else 0
