@@ -15,6 +15,7 @@ from pytest_torchmem.analysis.caching_allocator.requests import (
 )
 from pytest_torchmem.analysis.caching_allocator.run import (
     AllocatorRun,
+    BlockState,
     Fit,
     PlacedBlock,
     PlacedSegment,
@@ -34,6 +35,7 @@ __all__ = [
     "AllocatorRun",
     "AllocatorSettings",
     "AllocatorSettingsError",
+    "BlockState",
     "Fit",
     "OutOfMemory",
     "PlacedBlock",

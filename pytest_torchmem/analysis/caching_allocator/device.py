@@ -179,7 +179,7 @@ class Device:
     def release_pool(self, pool: int) -> None:
         self._released_pools.add(pool)
 
-    def held(self) -> list[Block]:
+    def waiting_blocks(self) -> list[Block]:
         """Freed blocks that are not free yet: they wait for streams or for a capture's end."""
         return [block for _, block, _ in self.waiting] + [block for _, block in self._deferred]
 

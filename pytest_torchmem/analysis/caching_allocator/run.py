@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -26,13 +27,22 @@ if TYPE_CHECKING:
 _DEFAULTS = AllocatorSettings()
 
 
+class BlockState(enum.Enum):
+    """What a block is at the end of a run."""
+
+    IN_USE = "in use"
+    WAITING = "waiting"
+    """Freed, but other streams that used it are not done."""
+    FREE = "free"
+
+
 @dataclass(frozen=True, slots=True)
 class PlacedBlock:
-    """A block at the end of a run. ``in_use`` is false when it is free or waits for a stream."""
+    """A block at the end of a run."""
 
     address: int
     size_bytes: int
-    in_use: bool
+    state: BlockState
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,29 +296,25 @@ def _serve_rare(device: Device, row: int, kind: int, key: int, stream: int, pool
 
 
 def _layout(device: Device) -> tuple[PlacedSegment, ...]:
-    blocks = [*device.live.values(), *device.held()]
+    states = dict.fromkeys(device.live.values(), BlockState.IN_USE)
+    states.update(dict.fromkeys(device.waiting_blocks(), BlockState.WAITING))
     for home in device.homes.values():
-        blocks.extend(home)
-    blocks.sort(key=attrgetter("address"))
-    in_use = {id(block) for block in device.live.values()}
-    runs: list[list[Block]] = []
-    for block in blocks:
-        before = block.previous
-        if runs and before is runs[-1][-1]:
-            runs[-1].append(block)
+        states.update(dict.fromkeys(home, BlockState.FREE))
+    chains: list[list[Block]] = []
+    for block in sorted(states, key=attrgetter("address")):
+        if chains and block.previous is chains[-1][-1]:
+            chains[-1].append(block)
         else:
-            runs.append([block])
+            chains.append([block])
     return tuple(
         PlacedSegment(
-            address=run[0].address,
-            size_bytes=sum(block.size for block in run),
-            stream=run[0].home.stream,
-            pool=run[0].home.pool.number,
-            blocks=tuple(
-                PlacedBlock(block.address, block.size, id(block) in in_use) for block in run
-            ),
+            address=chain[0].address,
+            size_bytes=sum(block.size for block in chain),
+            stream=chain[0].home.stream,
+            pool=chain[0].home.pool.number,
+            blocks=tuple(PlacedBlock(b.address, b.size, states[b]) for b in chain),
         )
-        for run in runs
+        for chain in chains
     )
 
 

@@ -1,0 +1,647 @@
+"""The caching allocator's rules, one by one, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pytest_torchmem.analysis.caching_allocator import (
+    AllocatorSettings,
+    BlockState,
+    Request,
+    RequestError,
+    RequestLog,
+    Requests,
+    fits,
+    simulate,
+)
+from pytest_torchmem.analysis.caching_allocator.settings import AllocatorSettingsError
+from pytest_torchmem.units import GiB, KiB, MiB
+
+
+def run(log, conf="", capacity_bytes=None):
+    return simulate(log.requests(), AllocatorSettings.parse(conf), capacity_bytes)
+
+
+def last(result):
+    """The counters after the last request."""
+    return {
+        "requested": int(result.requested_bytes[-1]),
+        "allocated": int(result.allocated_bytes[-1]),
+        "active": int(result.active_bytes[-1]),
+        "reserved": int(result.reserved_bytes[-1]),
+        "inactive_split": int(result.inactive_split_bytes[-1]),
+        "segments": int(result.segment_count[-1]),
+    }
+
+
+def log_of(*steps):
+    """A log written shortly: ``("a", size)`` allocates a, ``"a"`` frees it."""
+    log = RequestLog()
+    for step in steps:
+        if isinstance(step, str):
+            log.free(ord(step))
+        else:
+            log.alloc(ord(step[0]), *step[1:])
+    return log
+
+
+# --- columns ---------------------------------------------------------------------------------
+
+
+def test_columns_become_requests_and_one_row_each():
+    requests = Requests.from_columns([True, True, False], [100, 3 * MiB, 0], [1, 2, 1])
+    result = simulate(requests)
+    assert result.requested_bytes.tolist() == [100, 100 + 3 * MiB, 3 * MiB]
+    assert result.allocated_bytes.tolist() == [512, 512 + 3 * MiB, 3 * MiB]
+    assert result.reserved_bytes.tolist() == [2 * MiB, 22 * MiB, 22 * MiB]
+    assert result.segment_count.tolist() == [1, 2, 2]
+    for column in (result.requested_bytes, result.segment_count, result.address):
+        assert column.dtype == np.int64
+        assert column.shape == (3,)
+
+
+def test_no_requests_are_no_rows_and_peaks_of_zero():
+    result = simulate(RequestLog().requests())
+    assert len(result.reserved_bytes) == 0
+    assert result.peak.reserved == 0
+    assert result.fragmentation == 0.0
+    assert result.segments == ()
+
+
+def test_columns_of_different_lengths_are_refused():
+    with pytest.raises(RequestError, match="differ in length"):
+        Requests.from_columns([True, False], [1, 2, 3], [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (log_of(("a", 1), ("a", 1)), "row 1 allocates key 97, which is live already"),
+        (log_of(("a", 1), "a", "a"), "row 2 frees key 97, which is not live"),
+        (log_of(("a", -1)), "row 0 asks for -1 bytes"),
+    ],
+)
+def test_what_no_program_can_ask_is_an_error_with_its_row(log, message):
+    with pytest.raises(RequestError, match=message):
+        run(log)
+
+
+def test_an_unknown_kind_of_request_is_an_error():
+    requests = Requests.from_columns([True], [1], [1])
+    requests.kind[0] = 99
+    with pytest.raises(RequestError, match="kind 99"):
+        simulate(requests)
+
+
+# --- sizes and pools -------------------------------------------------------------------------
+
+
+def test_nothing_is_allocated_for_zero_bytes():
+    result = run(log_of(("a", 0), "a", ("a", 0)))
+    assert last(result)["reserved"] == 0
+    assert result.address.tolist() == [0, 0, 0]
+
+
+def test_one_mebibyte_is_small_and_one_byte_more_is_large():
+    assert last(run(log_of(("a", MiB))))["reserved"] == 2 * MiB
+    assert last(run(log_of(("a", MiB + 1))))["reserved"] == 20 * MiB
+
+
+def test_rounding_decides_the_pool():
+    # 1 MiB - 1 rounds to 1 MiB: still small. 900 KiB rounds up to 1 MiB with two divisions.
+    assert last(run(log_of(("a", MiB - 1))))["reserved"] == 2 * MiB
+    assert last(run(log_of(("a", 900 * KiB)), "roundup_power2_divisions:2")) == {
+        "requested": 900 * KiB,
+        "allocated": MiB,
+        "active": MiB,
+        "reserved": 2 * MiB,
+        "inactive_split": MiB,
+        "segments": 1,
+    }
+
+
+def test_ten_mebibytes_get_a_segment_of_their_own():
+    result = run(log_of(("a", 10 * MiB), ("b", 11 * MiB)))
+    assert result.reserved_bytes.tolist() == [10 * MiB, 22 * MiB]
+
+
+def test_a_larger_segment_size_serves_requests_below_ten_mebibytes():
+    assert last(run(log_of(("a", 9 * MiB)), "large_segment_size_mb:64"))["reserved"] == 64 * MiB
+
+
+def test_small_and_large_blocks_do_not_share_segments():
+    # 19 MiB of the large segment are free, yet 1 MiB comes from a new small one.
+    assert last(run(log_of(("a", 2 * MiB), ("b", MiB))))["reserved"] == 22 * MiB
+
+
+# --- splitting -------------------------------------------------------------------------------
+
+
+def test_small_blocks_are_split_down_to_512_bytes():
+    result = run(log_of(("a", 512), ("b", 2 * MiB - 1024 - MiB), ("c", MiB - 512), ("d", 512)))
+    assert result.reserved_bytes.tolist() == [2 * MiB] * 4
+    assert result.inactive_split_bytes.tolist() == [2 * MiB - 512, MiB + 512, 1024, 512]
+
+
+def test_a_large_block_keeps_a_tail_of_up_to_one_mebibyte():
+    result = run(log_of(("a", 19 * MiB), "a", ("a", 9 * MiB)))
+    # 19 MiB get a segment of 20 MiB; exactly 1 MiB is not split off.
+    assert result.allocated_bytes.tolist()[0] == 20 * MiB
+    assert result.requested_bytes.tolist()[0] == 19 * MiB
+    assert result.inactive_split_bytes.tolist() == [0, 0, 11 * MiB]
+
+
+def test_a_large_block_is_split_when_more_than_one_mebibyte_is_left():
+    result = run(log_of(("a", 9 * MiB), ("b", 10 * MiB - 512)))
+    assert result.allocated_bytes.tolist() == [9 * MiB, 19 * MiB - 512]
+    assert result.inactive_split_bytes.tolist() == [11 * MiB, MiB + 512]
+
+
+# --- reuse -----------------------------------------------------------------------------------
+
+
+def test_freed_memory_stays_reserved_and_is_reused():
+    result = run(log_of(("a", 30 * MiB), "a", ("b", 30 * MiB)))
+    assert result.reserved_bytes.tolist() == [30 * MiB] * 3
+    assert result.active_bytes.tolist() == [30 * MiB, 0, 30 * MiB]
+    assert result.address[0] == result.address[2]
+    assert result.device_alloc_count == 1
+
+
+def test_the_smallest_free_block_that_serves_is_taken():
+    log = log_of(("a", 40 * MiB), ("b", 30 * MiB), ("c", 50 * MiB), "c", "a", "b", ("d", 31 * MiB))
+    result = run(log)
+    assert result.address[-1] == result.address[0]
+
+
+def test_of_equal_blocks_the_oldest_segment_is_taken():
+    log = log_of(("a", 30 * MiB), ("b", 30 * MiB), "b", "a", ("c", 30 * MiB))
+    result = run(log)
+    assert result.address[-1] == result.address[0]
+
+
+def test_known_addresses_break_ties_between_equal_blocks():
+    log = log_of(("a", 30 * MiB), ("b", 30 * MiB), "b", "a", ("c", 30 * MiB))
+    result = simulate(log.requests(), segment_addresses=[200 * MiB, 100 * MiB])
+    assert result.address.tolist() == [200 * MiB, 100 * MiB, 0, 0, 100 * MiB]
+
+
+def test_neighbours_that_are_free_become_one_block():
+    log = log_of(("a", 4 * MiB), ("b", 4 * MiB), ("c", 4 * MiB), "a", "c", "b", ("d", 20 * MiB))
+    result = run(log)
+    # a; c with the tail of 8 MiB; everything.
+    assert result.inactive_split_bytes.tolist()[3:6] == [12 * MiB, 16 * MiB, 0]
+    assert last(result)["reserved"] == 20 * MiB
+
+
+def test_a_hole_too_small_for_the_next_request_is_fragmentation():
+    log = log_of(("a", 6 * MiB), ("b", 6 * MiB), ("c", 6 * MiB), "a", "c", ("d", 9 * MiB))
+    result = run(log)
+    # Free: 6 and 8 of 20 MiB, none of which takes 9; a second segment brings 11 MiB more.
+    assert last(result)["reserved"] == 40 * MiB
+    assert result.fragmentation == (40 - 15) / 40
+
+
+# --- streams ---------------------------------------------------------------------------------
+
+
+def test_streams_do_not_share_blocks():
+    log = log_of(("a", 30 * MiB, 1), "a", ("b", 30 * MiB, 2))
+    assert last(run(log))["reserved"] == 60 * MiB
+
+
+def test_a_block_used_on_another_stream_stays_active_until_that_stream_is_done():
+    log = RequestLog()
+    log.alloc(1, 30 * MiB, stream=1)
+    log.record_stream(1, 2)
+    log.free(1)
+    log.alloc(2, 30 * MiB, stream=1)
+    log.stream_done(2)
+    log.alloc(3, 30 * MiB, stream=1)
+    result = run(log)
+    assert [m // MiB for m in result.allocated_bytes.tolist()] == [30, 30, 0, 30, 30, 60]
+    assert [m // MiB for m in result.requested_bytes.tolist()] == [30, 30, 30, 60, 60, 60]
+    assert [m // MiB for m in result.active_bytes.tolist()] == [30, 30, 30, 60, 60, 60]
+    assert [m // MiB for m in result.reserved_bytes.tolist()] == [30, 30, 30, 60, 60, 60]
+    assert result.address[5] == result.address[0]
+
+
+def test_a_block_waits_for_every_stream_that_used_it():
+    log = RequestLog()
+    log.alloc(1, 30 * MiB)
+    log.record_stream(1, 2)
+    log.record_stream(1, 3)
+    log.free(1)
+    log.stream_done(3)
+    log.alloc(2, 512)
+    log.stream_done(2)
+    log.alloc(3, 512)
+    assert [m // MiB for m in run(log).active_bytes.tolist()][4:] == [30, 30, 30, 0]
+
+
+def test_work_queued_after_a_stream_was_done_is_waited_for():
+    log = RequestLog()
+    log.alloc(1, 30 * MiB)
+    log.record_stream(1, 2)
+    log.stream_done(2)
+    log.free(1)
+    log.alloc(2, 512)
+    assert last(run(log))["active"] == 30 * MiB + 512
+
+
+def test_a_completion_can_be_said_of_one_block():
+    log = RequestLog()
+    for key in (1, 2):
+        log.alloc(key, 30 * MiB)
+        log.record_stream(key, 2)
+    log.free(1)
+    log.free(2)
+    log.block_done(2)
+    log.alloc(3, 30 * MiB)
+    result = run(log)
+    assert result.address[-1] == result.address[2]
+
+
+def test_without_completions_a_block_is_back_by_the_next_allocation():
+    log = RequestLog()
+    log.alloc(1, 30 * MiB)
+    log.record_stream(1, 2)
+    log.free(1)
+    log.alloc(2, 30 * MiB)
+    result = run(log)
+    assert [m // MiB for m in result.active_bytes.tolist()] == [30, 30, 30, 30]
+    assert last(result)["reserved"] == 30 * MiB
+
+
+def test_a_stream_recorded_on_its_own_block_changes_nothing():
+    log = RequestLog()
+    log.alloc(1, 30 * MiB, stream=5)
+    log.record_stream(1, 5)
+    log.free(1)
+    assert last(run(log))["active"] == 0
+
+
+# --- empty_cache -----------------------------------------------------------------------------
+
+
+def test_emptying_the_cache_keeps_segments_that_are_partly_in_use():
+    log = log_of(("a", 2 * MiB), ("b", 2 * MiB), ("c", 30 * MiB), "c", "a")
+    log.empty_cache()
+    result = run(log)
+    assert result.reserved_bytes.tolist()[-2:] == [50 * MiB, 20 * MiB]
+    assert last(result)["segments"] == 1
+    assert last(result)["inactive_split"] == 18 * MiB
+
+
+def test_emptying_the_cache_waits_for_other_streams():
+    log = RequestLog()
+    log.alloc(1, 30 * MiB)
+    log.record_stream(1, 2)
+    log.stream_done(2)
+    log.free(1)
+    log.empty_cache()
+    assert last(run(log)) == dict.fromkeys(last(run(log)), 0)
+
+
+# --- max_split_size --------------------------------------------------------------------------
+
+
+def test_blocks_above_the_split_limit_serve_only_requests_above_it():
+    log = log_of(("a", 100 * MiB), "a", ("b", 30 * MiB))
+    assert last(run(log))["reserved"] == 100 * MiB
+    assert last(run(log, "max_split_size_mb:64"))["reserved"] == 130 * MiB
+
+
+def test_blocks_above_the_split_limit_are_never_split():
+    log = log_of(("a", 100 * MiB), "a", ("b", 81 * MiB))
+    result = run(log, "max_split_size_mb:64")
+    # 19 MiB more than asked for is within the rounding limit of 20 MiB.
+    assert last(result)["allocated"] == 100 * MiB
+    assert last(result)["reserved"] == 100 * MiB
+
+
+def test_a_block_larger_than_the_rounding_limit_is_not_wasted_on_a_request():
+    log = log_of(("a", 100 * MiB), "a", ("b", 80 * MiB))
+    assert last(run(log, "max_split_size_mb:64"))["reserved"] == 180 * MiB
+    assert (
+        last(run(log, "max_split_size_mb:64,max_non_split_rounding_mb:32"))["reserved"] == 100 * MiB
+    )
+
+
+def test_before_anything_else_one_large_enough_oversize_block_is_given_back():
+    log = log_of(
+        ("a", 100 * MiB), ("b", 200 * MiB), ("c", 30 * MiB), "a", "b", "c", ("d", 150 * MiB)
+    )
+    result = run(log, "max_split_size_mb:64", capacity_bytes=400 * MiB)
+    # 330 are reserved; the 200 are not for 150 (more than 20 too large) but make room.
+    assert last(result)["reserved"] == (100 + 30 + 150) * MiB
+    assert result.retry_count == 0
+
+
+def test_several_oversize_blocks_are_given_back_largest_first():
+    log = log_of(
+        ("a", 100 * MiB), ("b", 120 * MiB), ("c", 140 * MiB), "a", "b", "c", ("d", 250 * MiB)
+    )
+    result = run(log, "max_split_size_mb:64", capacity_bytes=400 * MiB)
+    # 140 and 120 are enough for 250: 100 stays, and nothing else was tried.
+    assert last(result)["reserved"] == 350 * MiB
+    assert result.retry_count == 0
+
+
+# --- out of memory ---------------------------------------------------------------------------
+
+
+def test_a_full_device_gets_cached_segments_back_and_tries_again():
+    log = log_of(("a", 60 * MiB), ("b", 30 * MiB), "a", ("c", 70 * MiB))
+    result = run(log, capacity_bytes=100 * MiB)
+    assert result.out_of_memory == ()
+    assert result.retry_count == 1
+    assert last(result)["reserved"] == 100 * MiB
+
+
+def test_what_does_not_fit_is_reported_and_not_raised():
+    log = log_of(("a", 60 * MiB), ("b", 30 * MiB), ("c", 70 * MiB), "c", "b")
+    result = run(log, capacity_bytes=100 * MiB)
+    (oom,) = result.out_of_memory
+    assert (oom.row, oom.requested_bytes, oom.segment_bytes) == (2, 70 * MiB, 70 * MiB)
+    assert (oom.free_bytes, oom.reserved_bytes, oom.allocated_bytes) == (
+        10 * MiB,
+        90 * MiB,
+        90 * MiB,
+    )
+    assert result.retry_count == 1
+    # The program goes on: freeing what it never got does nothing.
+    assert [m // MiB for m in result.allocated_bytes.tolist()] == [60, 90, 90, 90, 60]
+    assert result.address[2] == 0
+
+
+def test_a_small_request_fails_for_lack_of_a_whole_segment():
+    log = log_of(("a", 99 * MiB), ("b", 512))
+    (oom,) = run(log, capacity_bytes=101 * MiB).out_of_memory
+    assert (oom.requested_bytes, oom.segment_bytes, oom.free_bytes) == (512, 2 * MiB, MiB)
+
+
+def test_an_early_refusal_gives_nothing_back():
+    log = log_of(("a", 60 * MiB), "a", ("b", 70 * MiB))
+    result = run(log, "throw_on_cudamalloc_oom:True", capacity_bytes=100 * MiB)
+    (oom,) = result.out_of_memory
+    assert oom.reserved_bytes == 60 * MiB
+    assert result.retry_count == 0
+
+
+def test_the_process_may_be_allowed_less_than_the_device_has():
+    log = log_of(("a", 60 * MiB))
+    result = run(log, "per_process_memory_fraction:0.5", capacity_bytes=100 * MiB)
+    (oom,) = result.out_of_memory
+    assert oom.free_bytes == 50 * MiB
+
+
+def test_a_fraction_needs_a_capacity():
+    with pytest.raises(AllocatorSettingsError, match="give the capacity"):
+        run(log_of(("a", 1)), "per_process_memory_fraction:0.5")
+
+
+# --- garbage collection ----------------------------------------------------------------------
+
+COLLECTING = "garbage_collection_threshold:0.5,per_process_memory_fraction:0.5"
+
+
+def test_segments_unused_for_longest_are_collected_above_the_threshold():
+    # Allowed: 200 MiB, collected above 100 MiB.
+    log = log_of(("x", 8 * MiB), ("a", 60 * MiB), ("b", 50 * MiB), "a")
+    log.alloc(1, 2 * MiB)
+    log.alloc(2, 2 * MiB)
+    log.free(ord("b"))
+    log.alloc(3, 70 * MiB)
+    result = run(log, COLLECTING, capacity_bytes=400 * MiB)
+    # 130 MiB are reserved. a is three searches old and b one: a is above the average of two.
+    assert result.reserved_bytes.tolist()[-2:] == [130 * MiB, (130 - 60 + 70) * MiB]
+    assert result.retry_count == 0
+
+
+def test_a_small_request_that_finds_no_block_collects_too():
+    log = log_of(("a", 60 * MiB), ("b", 50 * MiB), "a", ("c", 512))
+    assert last(run(log, COLLECTING, capacity_bytes=400 * MiB))["reserved"] == 52 * MiB
+
+
+def test_collection_goes_on_until_enough_is_back():
+    log = log_of(("x", 8 * MiB), ("a", 30 * MiB), ("b", 28 * MiB), ("c", 60 * MiB), "a")
+    log.alloc(1, 2 * MiB)
+    log.free(ord("b"))
+    log.alloc(2, 64 * MiB)
+    result = run(log, COLLECTING, capacity_bytes=400 * MiB)
+    # 38 of 138 MiB are too many: a goes for being two searches old, b because 30 are too few.
+    assert last(result)["reserved"] == (138 - 30 - 28 + 64) * MiB
+
+
+def test_nothing_is_collected_without_a_fraction():
+    log = log_of(("a", 60 * MiB), "a", ("b", 70 * MiB))
+    assert last(run(log, "garbage_collection_threshold:0.1", 400 * MiB))["reserved"] == 130 * MiB
+
+
+# --- expandable segments ---------------------------------------------------------------------
+
+EXPANDABLE = "expandable_segments:True"
+
+
+def test_expandable_segments_grow_by_whole_pages():
+    result = run(log_of(("a", 30 * MiB), ("b", 25 * MiB), ("c", 512)), EXPANDABLE)
+    # 30 MiB need two pages of 20; b uses the 10 that are left and one page more; c a small page.
+    assert [m // MiB for m in result.reserved_bytes.tolist()] == [40, 60, 62]
+    assert result.segment_count.tolist() == [0, 0, 0]
+    assert result.inactive_split_bytes.tolist() == [0, 0, 0]
+    assert result.address[1] == result.address[0] + 30 * MiB
+
+
+def test_expandable_blocks_are_split_down_to_512_bytes():
+    result = run(log_of(("a", 19 * MiB + 512)), EXPANDABLE)
+    assert last(result)["allocated"] == 19 * MiB + 512
+
+
+def test_holes_that_plain_segments_keep_are_closed_by_expandable_ones():
+    steps = [("a", 12 * MiB), ("b", 12 * MiB), "a", "b", ("c", 24 * MiB)]
+    assert last(run(log_of(*steps)))["reserved"] == 48 * MiB
+    # Two pages of 20 MiB hold a and b, and then c at the same place.
+    result = run(log_of(*steps), EXPANDABLE)
+    assert [m // MiB for m in result.reserved_bytes.tolist()] == [20, 40, 40, 40, 40]
+    assert result.address[-1] == result.address[0]
+
+
+def test_a_block_that_can_grow_is_taken_last():
+    # Behind c lies all unmapped space; the hole of a is smaller than what c's hole can become.
+    steps = [("a", 10 * MiB), ("b", 10 * MiB), ("c", 16 * MiB), "a", ("d", 4 * MiB)]
+    result = run(log_of(*steps), EXPANDABLE)
+    # The tail behind c holds 4 MiB and would fit best, but it could grow.
+    assert result.address[-1] == result.address[0]
+
+
+def test_emptying_the_cache_unmaps_whole_pages_of_expandable_segments():
+    log = log_of(("a", 50 * MiB), ("b", 20 * MiB), "a")
+    log.empty_cache()
+    log.alloc(ord("c"), 30 * MiB)
+    result = run(log, EXPANDABLE)
+    # Four pages. a lay on [0, 50) MiB: pages 0 and 1 go, [40, 50) stays. c needs pages 0 and 1
+    # again, or it would not lie at the lowest address.
+    assert [m // MiB for m in result.reserved_bytes.tolist()] == [60, 80, 80, 40, 80]
+    assert result.address[-1] == result.address[0]
+
+
+def test_an_expandable_segment_that_is_all_free_is_gone_after_emptying_the_cache():
+    log = log_of(("a", 50 * MiB), "a")
+    log.empty_cache()
+    assert last(run(log, EXPANDABLE))["reserved"] == 0
+    assert run(log, EXPANDABLE).segments == ()
+
+
+def test_expandable_segments_give_pages_back_before_they_run_out():
+    log = log_of(("a", 40 * MiB), ("s", 512), "a", ("b", 39 * MiB, 7))
+    result = run(log, EXPANDABLE, capacity_bytes=50 * MiB)
+    assert result.out_of_memory == ()
+    assert result.retry_count == 1
+    assert last(result)["reserved"] == 42 * MiB
+
+
+def test_an_expandable_segment_runs_out_when_its_pages_do_not_fit():
+    (oom,) = run(log_of(("a", 30 * MiB)), EXPANDABLE, capacity_bytes=39 * MiB).out_of_memory
+    assert oom.free_bytes == 39 * MiB
+
+
+# --- private pools and graph captures --------------------------------------------------------
+
+
+def test_private_pools_do_not_share_with_the_default_pool():
+    log = log_of(("a", 30 * MiB), "a")
+    log.begin_pool(1)
+    log.alloc(1, 30 * MiB)
+    log.free(1)
+    log.end_pool(1)
+    log.alloc(2, 30 * MiB)
+    result = run(log)
+    assert last(result)["reserved"] == 60 * MiB
+    assert result.address[-1] == result.address[0]
+
+
+def test_the_newest_pool_that_takes_the_stream_is_used():
+    log = RequestLog()
+    log.begin_pool(1)
+    log.begin_pool(2, frozenset({5}))
+    log.alloc(1, 512, stream=5)
+    log.alloc(2, 512, stream=6)
+    log.end_pool(2)
+    log.alloc(3, 512, stream=5)
+    assert log.requests().pool.tolist() == [2, 1, 1]
+
+
+def test_a_pool_has_one_scope_at_a_time():
+    log = RequestLog()
+    log.begin_pool(1)
+    with pytest.raises(RequestError, match="in use already"):
+        log.begin_pool(1)
+    with pytest.raises(RequestError, match="not in use"):
+        log.end_pool(2)
+
+
+def test_a_private_pool_gives_nothing_back_before_it_is_released():
+    log = RequestLog()
+    log.begin_pool(1)
+    log.alloc(1, 30 * MiB)
+    log.free(1)
+    log.end_pool(1)
+    log.empty_cache()
+    log.release_pool(1)
+    log.empty_cache()
+    assert [m // MiB for m in run(log).reserved_bytes.tolist()] == [30, 30, 30, 30, 0]
+
+
+def test_in_a_capture_nothing_is_waited_for_until_its_end():
+    log = RequestLog()
+    log.begin_pool(1, capture=True)
+    log.alloc(1, 30 * MiB)
+    log.record_stream(1, 2)
+    log.free(1)
+    log.alloc(2, 30 * MiB)
+    log.end_pool(1, capture=True)
+    log.alloc(3, 512)
+    assert [m // MiB for m in run(log).active_bytes.tolist()] == [0, 30, 30, 30, 60, 60, 30]
+
+
+def test_after_a_capture_streams_recorded_before_it_are_still_waited_for():
+    log = RequestLog()
+    log.alloc(1, 30 * MiB)
+    log.record_stream(1, 2)
+    log.begin_pool(1, capture=True)
+    log.record_stream(1, 3)
+    log.free(1)
+    log.end_pool(1, capture=True)
+    log.stream_done(3)
+    log.alloc(2, 512)
+    log.stream_done(2)
+    log.alloc(3, 512)
+    active = [m // MiB for m in run(log).active_bytes.tolist()]
+    assert active[-4:] == [30, 30, 30, 0]
+
+
+def test_a_capture_cannot_give_memory_back_to_make_room():
+    log = log_of(("a", 60 * MiB), "a")
+    log.begin_pool(1, capture=True)
+    log.alloc(1, 70 * MiB)
+    result = run(log, capacity_bytes=100 * MiB)
+    assert len(result.out_of_memory) == 1
+    assert result.retry_count == 0
+
+
+# --- layout and fit --------------------------------------------------------------------------
+
+
+def test_the_layout_at_the_end_lists_every_block():
+    log = log_of(("a", 4 * MiB), ("b", 4 * MiB, 3), ("c", 6 * MiB), "a")
+    log.record_stream(ord("b"), 4)
+    log.free(ord("b"))
+    first, second = run(log).segments
+    assert [(b.size_bytes // MiB, b.state) for b in first.blocks] == [
+        (4, BlockState.FREE),
+        (6, BlockState.IN_USE),
+        (10, BlockState.FREE),
+    ]
+    assert (first.size_bytes, first.stream, first.pool) == (20 * MiB, 0, 0)
+    assert [(b.size_bytes // MiB, b.state) for b in second.blocks] == [
+        (4, BlockState.WAITING),
+        (16, BlockState.FREE),
+    ]
+    assert second.stream == 3
+
+
+def test_a_fit_says_what_is_to_spare():
+    fit = fits(log_of(("a", 22 * GiB), ("b", 900 * MiB)).requests(), 24 * GiB)
+    assert fit
+    assert fit.spare_bytes == 2 * GiB - 900 * MiB
+    assert str(fit) == "fits in 24.0 GiB with 1.1 GiB to spare; fragmentation 0% (estimated)"
+
+
+def test_a_fit_says_how_often_the_cache_was_given_back():
+    fit = fits(log_of(("a", 60 * MiB), "a", ("b", 70 * MiB)).requests(), 100 * MiB)
+    assert str(fit) == (
+        "fits in 100.0 MiB with 30.0 MiB to spare after giving back cached memory once; "
+        "fragmentation 0% (estimated)"
+    )
+
+
+def test_what_does_not_fit_says_what_was_missing():
+    fit = fits(log_of(("a", 60 * MiB), ("b", 70 * MiB)).requests(), 100 * MiB)
+    assert not fit
+    assert str(fit) == (
+        "does not fit in 100.0 MiB (estimated): an allocation of 70.0 MiB needs 70.0 MiB where "
+        "40.0 MiB are free and 60.0 MiB are reserved, 60.0 MiB of them in use"
+    )
+
+
+def test_every_kind_of_request_is_served():
+    log = RequestLog(completions_given=True)
+    log.rows.append((Request.ALLOC, 1, 512, 0, 0))
+    for kind in Request:
+        if kind is not Request.ALLOC:
+            log.rows.append((kind, 1, 0, 2, 1))
+    # FREE comes before RECORD_STREAM in the enum: swap them.
+    log.rows[1], log.rows[2] = log.rows[2], log.rows[1]
+    assert last(run(log))["reserved"] == 0
