@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import unittest
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -144,6 +142,8 @@ def _baseline_arguments(mark: pytest.Mark) -> dict[str, object]:
 def _keywords(mark: pytest.Mark, keys: tuple[str, ...]) -> dict[str, object]:
     for key in mark.kwargs:
         if key not in keys:
+            import difflib  # only a user who mistyped pays for it
+
             near = difflib.get_close_matches(key, keys, 1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
             raise MarkerError(
@@ -207,6 +207,8 @@ def can_rerun(item: pytest.Item) -> bool:
     """
     if not isinstance(item, pytest.Function):
         return False
+    import unittest  # pytest itself gets by without it until there is a TestCase
+
     owner = item.getparent(pytest.Class)
     return owner is None or not issubclass(owner.obj, unittest.TestCase)
 

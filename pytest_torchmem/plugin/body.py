@@ -1,0 +1,295 @@
+"""One measured test body: warm it up, measure it, hold it against what its test asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib
+import os
+import shlex
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from pytest_torchmem.analysis.baseline import Allowance, Change
+from pytest_torchmem.analysis.results import Result
+from pytest_torchmem.analysis.verdict import (
+    Finding,
+    Verdict,
+    judge_baseline,
+    judge_limits,
+    rank,
+    words,
+)
+from pytest_torchmem.errors import DeviceError, MarkerError, TorchmemError
+from pytest_torchmem.plugin.baselines import BaselineStore, entry_key, portable
+from pytest_torchmem.plugin.marker import can_rerun, read_markers
+from pytest_torchmem.plugin.options import Settings
+from pytest_torchmem.plugin.workers import PAYLOAD, plain_nodeid
+from pytest_torchmem.report.summary import MeasuredTest, Window
+from pytest_torchmem.report.terminal import failure_text
+
+if TYPE_CHECKING:
+    from pytest_torchmem.measure import BodyMeasurement, Region
+
+RUN: Final = pytest.StashKey["Run"]()
+BODY: Final = pytest.StashKey["Body"]()
+IN_CALL: Final = pytest.StashKey[bool]()
+BAD_ARGUMENT: Final = pytest.StashKey[bool]()
+
+
+class Run:
+    """What the tests of one process share: the settings, and the baselines read so far."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.settings = settings
+        self.rootdir = config.rootpath
+        self.store = BaselineStore(config.rootpath, settings.baseline_dir)
+        self._environments: dict[str, Mapping[str, str]] = {}
+
+    def environment(self, device: str) -> Mapping[str, str]:
+        """Return what the baselines of a device are keyed by."""
+        if device not in self._environments:
+            self._environments[device] = _engine().environment(device)
+        return self._environments[device]
+
+
+class State(enum.Enum):
+    """Where a test is, seen from its body."""
+
+    BEFORE = "before the test body"
+    WARMING_UP = "in a warm-up run"
+    MEASURING = "in the measured run"
+    UNMEASURED = "in a run that cannot be measured"
+    AFTER = "after the test body"
+
+
+class Body:
+    """The body of one test, for as long as that test runs.
+
+    Raises `DeviceError` when its device is missing.
+    """
+
+    def __init__(self, item: pytest.Item, run: Run) -> None:
+        self.item = item
+        self.run = run
+        self.asked = read_markers(item, run.settings.allowance)
+        self.state = State.BEFORE
+        self.not_measured = ""
+        self.checked: list[tuple[Region, Allowance]] = []
+        self.measurement: BodyMeasurement = _engine().BodyMeasurement(
+            self.asked.device or run.settings.device or None
+        )
+
+    def warm_up(self) -> None:
+        """Run the body as often as the marker says, unmeasured. What the body raises comes out."""
+        self.state = State.WARMING_UP
+        for _ in range(self.asked.warmup if can_rerun(self.item) else 0):
+            with contextlib.suppress(WarmupOver):
+                self.item.runtest()
+
+    def start(self) -> None:
+        """Begin to measure; where that is not possible, the body runs unmeasured."""
+        try:
+            self.measurement.start()
+        except TorchmemError as error:
+            self.state = State.UNMEASURED
+            self.not_measured = str(error)
+        else:
+            self.state = State.MEASURING
+
+    def abandon(self) -> None:
+        """End the measurement of a body that failed or skipped: its own exception counts."""
+        measuring, self.state = self.state is State.MEASURING, State.AFTER
+        if measuring:
+            try:
+                self.measurement.stop()
+            except Exception as error:
+                self.not_measured = str(error)
+
+    def finish(self) -> None:
+        """End the measurement and judge it. Raises pytest's failure when something is wrong."""
+        windows: list[tuple[str, Result]] = []
+        if self.state is State.MEASURING:
+            self.state = State.AFTER
+            try:
+                windows = [("", self.measurement.stop())]
+                windows += [(region.name, region.result) for region, _ in self.checked]
+            except TorchmemError as error:
+                self.not_measured = str(error)
+        self.state = State.AFTER
+        failure = self._judge(windows) if not self.not_measured else self._unmeasured()
+        if failure:
+            raise pytest.fail.Exception(failure, pytrace=False)
+
+    def _unmeasured(self) -> str:
+        """Record why nothing was measured. A limit without a reading fails: it never passes."""
+        self.item.stash[PAYLOAD] = self._record(not_measured=self.not_measured).to_json()
+        if self.asked.limits:
+            what = ", ".join(words(key) for key in self.asked.limits)
+            return f"the limit on {what} cannot be judged: {self.not_measured}"
+        strict = self.run.settings.strict
+        return f"the body was not measured: {self.not_measured}" if strict else ""
+
+    def _judge(self, measured: list[tuple[str, Result]]) -> str:
+        verdicts: list[Verdict] = []
+        windows: list[Window] = []
+        problem = ""
+        allowances = [self.asked.allowance, *(allowance for _, allowance in self.checked)]
+        for (region, raw), allowance in zip(measured, allowances, strict=True):
+            result = portable(raw, self.run.rootdir)
+            limits: Mapping[str, int] = {}
+            verdict = Verdict(result)
+            try:
+                limits = self.asked.sizes() if not region else {}
+                verdict = self._verdict(result, limits, allowance)
+            except TorchmemError as error:
+                problem = problem or str(error)
+            verdicts.append(verdict)
+            key = entry_key(self.nodeid, region)
+            change, before = verdict.change, verdict.baseline_bytes
+            windows.append(Window(key, result, limits, change, before, verdict.sentence))
+        record = self._record(tuple(windows), problem=problem)
+        self.item.stash[PAYLOAD] = record.to_json()
+        failed = [verdict for verdict in verdicts if verdict.failed]
+        return failure_text(failed, problem, self._command()) if failed or problem else ""
+
+    def _verdict(self, result: Result, limits: Mapping[str, int], allowance: Allowance) -> Verdict:
+        findings = judge_limits(result, limits)
+        if not result.name and not self.asked.baseline:
+            return Verdict(result, findings)
+        accepted = self.run.settings.accepted
+        environment = self.run.environment(result.device)
+        path = self.run.store.path(self.item.path, environment)
+        key = entry_key(self.nodeid, result.name)
+        entry = self.run.store.entry(path, environment, key)
+        if entry is None:
+            if self.run.settings.require_baseline and Change.NEW not in accepted:
+                findings = (*findings, self._missing(key, path))
+            return Verdict(result, findings, Change.NEW)
+        compared = judge_baseline(result, entry, allowance)
+        if compared.change not in accepted:
+            findings = rank([*findings, *compared.findings])
+        return Verdict(result, findings, compared.change, compared.baseline_bytes)
+
+    def _missing(self, key: str, path: Path) -> Finding:
+        shown = relative_path(path, self.item.config.invocation_params.dir)
+        return Finding("total", f"there is no baseline for {key} in {shown} [no-baseline]")
+
+    def _record(
+        self, windows: tuple[Window, ...] = (), not_measured: str = "", problem: str = ""
+    ) -> MeasuredTest:
+        environment = self.run.environment(windows[0].result.device) if windows else {}
+        file = str(self.item.path)
+        return MeasuredTest(self.nodeid, file, environment, windows, not_measured, problem)
+
+    @property
+    def nodeid(self) -> str:
+        return plain_nodeid(self.item)
+
+    def _command(self) -> str:
+        """Return the command that accepts what was measured, to be pasted where pytest was run."""
+        module, _, rest = self.nodeid.partition("::")
+        start = self.item.config.invocation_params.dir
+        test = relative_path(self.run.rootdir / module, start) + (f"::{rest}" if rest else "")
+        return f"pytest {shlex.quote(test)} --torchmem-update-baseline"
+
+
+class WarmupOver(BaseException):
+    """Ends a warm-up run where the body reads a measured number: there is none to give it.
+
+    Not an `Exception`, so that no handler in the body takes it for one of its own.
+    """
+
+
+def argument_problem(item: pytest.Item) -> str:
+    """Return what is wrong with the arguments of a test's markers; ``""`` when nothing is."""
+    try:
+        read_markers(item, item.config.stash[RUN].settings.allowance)
+    except MarkerError as error:
+        return f"{plain_nodeid(item)}: {error}"
+    return ""
+
+
+def prepare(item: pytest.Item) -> None:
+    """Check the markers and the device of a test that asks to be measured, before its fixtures."""
+    _forget_last_run(item)
+    run = item.config.stash[RUN]
+    if problem := argument_problem(item):
+        item.stash[BAD_ARGUMENT] = True
+        raise pytest.fail.Exception(problem, pytrace=False)
+    asked = read_markers(item, run.settings.allowance)
+    try:
+        if asked.anything or "torchmem" in getattr(item, "fixturenames", ()):
+            item.stash[BODY] = Body(item, run)
+    except DeviceError as error:
+        refuse(item, run, error)
+
+
+def _forget_last_run(item: pytest.Item) -> None:
+    """A rerun uses the same item, and must start as the first run did."""
+    if BODY in item.stash:
+        del item.stash[BODY]
+    if PAYLOAD in item.stash:
+        del item.stash[PAYLOAD]
+
+
+def refuse(item: pytest.Item, run: Run, error: DeviceError) -> None:
+    """Skip a test whose device is missing, or fail it where the run is strict."""
+    record = MeasuredTest(plain_nodeid(item), str(item.path), {}, not_measured=str(error))
+    item.stash[PAYLOAD] = record.to_json()
+    if run.settings.strict:
+        raise pytest.fail.Exception(f"not measured: {error}", pytrace=False) from None
+    raise pytest.skip.Exception(f"not measured: {error}") from None
+
+
+def measured_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Measure a test body around the inner ``pytest_runtest_call``."""
+    item.stash[IN_CALL] = True
+    try:
+        if body := item.stash.get(BODY, None):
+            body.warm_up()
+            body.start()
+        try:
+            outcome = yield
+        except BaseException:
+            # A doctest gets its fixtures in the body, so look again.
+            if body := item.stash.get(BODY, None):
+                body.abandon()
+            raise
+    finally:
+        item.stash[IN_CALL] = False
+    if body := item.stash.get(BODY, None):
+        body.finish()
+    return outcome
+
+
+def body_of(item: pytest.Item) -> Body:
+    """Return the measured body of a test; when the body itself asks first, it starts here."""
+    body = item.stash.get(BODY, None)
+    if body is None:
+        run = item.config.stash[RUN]
+        try:
+            body = Body(item, run)
+        except DeviceError as error:
+            refuse(item, run, error)
+            raise
+        item.stash[BODY] = body
+        if item.stash.get(IN_CALL, False):
+            body.start()
+    return body
+
+
+def relative_path(path: Path, start: Path) -> str:
+    """Return a path as the user would type it in ``start``."""
+    try:
+        return Path(os.path.relpath(path, start)).as_posix()
+    except ValueError:  # another drive
+        return str(path)
+
+
+def _engine() -> Any:
+    # Imported when a test asks for it: this is where torch comes in.
+    return importlib.import_module("pytest_torchmem.measure")

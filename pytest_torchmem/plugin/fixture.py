@@ -1,0 +1,121 @@
+"""The ``torchmem`` fixture: the measured body, seen from inside it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NoReturn
+
+from pytest_torchmem.analysis.baseline import Allowance
+from pytest_torchmem.errors import MarkerError, RecordingError, SizeError
+from pytest_torchmem.plugin.body import Body, State, WarmupOver
+from pytest_torchmem.units import parse_fraction, parse_size
+
+if TYPE_CHECKING:
+    from pytest_torchmem.measure import Region
+
+
+class Torchmem:
+    """Measures the test body and regions of it.
+
+    Attributes:
+        device: Where the body is measured, such as ``cpu`` or ``cuda:0``.
+    """
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._names: set[str] = set()
+
+    @property
+    def device(self) -> str:
+        return self._body.measurement.device
+
+    def measure(self, name: str) -> contextlib.AbstractContextManager[Region]:
+        """Return a context manager that measures a region and yields its results.
+
+        ``peak``, ``retained`` and the other results of the region can be read from the end of its
+        block on. In a body that cannot be measured, reading one raises `RecordingError`; in a
+        warm-up run, it ends that run. Raises `MarkerError` for a name that cannot be used and
+        outside of the test body.
+        """
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise MarkerError(f"torchmem.measure needs the region's name, got {name!r}")
+        state = self._state()
+        if state is State.MEASURING:
+            return self._body.measurement.region(name)
+        return contextlib.nullcontext(_NoRegion(name, self._body))  # type: ignore[arg-type]
+
+    def steps(self, n: int, *, warmup: int = 0) -> Iterator[int]:
+        """Yield 0, 1, ... for ``warmup`` steps and ``n`` more, and mark the end of each of those ``n``.
+
+        What the marked steps leave behind gives the body's growth per step. Raises `MarkerError`
+        for numbers that make no steps and outside of the test body.
+        """
+        if not _is_count(n, 1) or not _is_count(warmup, 0):
+            raise MarkerError(
+                f"torchmem.steps cannot make {n!r} steps after {warmup!r} for warm-up"
+            )
+        marks = self._state() is State.MEASURING
+        return self._marked_steps(n, warmup, marks)
+
+    def check(self, region: Region, *, tolerance: object = None, floor: object = None) -> None:
+        """Compare a region with its own baseline entry when the body is over.
+
+        ``tolerance`` and ``floor`` default to those of the test. Raises `MarkerError` for anything
+        that is not a region of this body, and for a second region of the same name.
+        """
+        state = self._state()
+        if isinstance(region, _NoRegion):
+            return
+        if state is not State.MEASURING or region not in self._body.measurement.regions:
+            raise MarkerError(f"torchmem.check needs a region of this body, got {region!r}")
+        if region.name in self._names:
+            raise MarkerError(
+                f"two regions named {region.name!r} are checked, and a baseline has one entry "
+                "for that name; name them apart"
+            )
+        self._names.add(region.name)
+        self._body.checked.append((region, self._allowance(tolerance, floor)))
+
+    def _marked_steps(self, n: int, warmup: int, marks: bool) -> Iterator[int]:
+        for step in range(warmup + n):
+            yield step
+            if marks and step >= warmup:
+                self._body.measurement.step()
+
+    def _allowance(self, tolerance: object, floor: object) -> Allowance:
+        default = self._body.asked.allowance
+        try:
+            return Allowance(
+                default.tolerance if tolerance is None else parse_fraction(tolerance),
+                default.floor_bytes if floor is None else parse_size(floor),
+            )
+        except SizeError as error:
+            raise MarkerError(f"torchmem.check: {error}") from None
+
+    def _state(self) -> State:
+        state = self._body.state
+        if state in (State.BEFORE, State.AFTER):
+            raise MarkerError(f"torchmem measures the test body only; this is {state.value}")
+        return state
+
+
+class _NoRegion:
+    """Stands for a region where nothing is measured; it has a name and no numbers."""
+
+    def __init__(self, name: str, body: Body) -> None:
+        self.name = name
+        self._body = body
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)
+        if self._body.state is State.WARMING_UP:
+            raise WarmupOver
+        raise RecordingError(
+            f"the region {self.name!r} has no {attribute}: {self._body.not_measured}"
+        )
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,80 @@
+"""From the process that ran a test to the one that speaks and writes.
+
+What a test measured travels on its report, as plain builtins: it arrives with the test, and stays
+when the worker dies later. Without xdist the report takes the same way within one process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pytest
+
+from pytest_torchmem.report.summary import MeasuredTest
+
+PAYLOAD: Final = pytest.StashKey[dict[str, Any]]()
+_ATTRIBUTE: Final = "torchmem"
+_PARTIAL: Final = "torchmem_partial"
+_GROUP: Final = re.compile(r"@[^\]/:]*$")
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """True in a process that runs tests for an xdist controller."""
+    return hasattr(config, "workerinput")
+
+
+def attach(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Send what the test measured along with its report.
+
+    It is taken out of the item, so that one measurement is sent once: reports of subtests are made
+    while the body still runs, and a rerun reuses the item.
+    """
+    payload = item.stash.get(PAYLOAD, None)
+    if payload is not None:
+        del item.stash[PAYLOAD]
+        setattr(report, _ATTRIBUTE, payload)
+
+
+def detach(report: pytest.TestReport) -> MeasuredTest | None:
+    """Return what came with a report, or None where nothing was measured."""
+    payload: Mapping[str, Any] | None = getattr(report, _ATTRIBUTE, None)
+    return None if payload is None else MeasuredTest.from_json(payload)
+
+
+def plain_nodeid(item: pytest.Item) -> str:
+    """Return the node id without the group that xdist appends to it for ``--dist=loadgroup``."""
+    grouped = item.get_closest_marker("xdist_group") is not None
+    return _without_group(item.nodeid, grouped, item.config)
+
+
+def reported_nodeid(report: pytest.TestReport, config: pytest.Config) -> str:
+    """Return the node id of a report, as `plain_nodeid` gives it for its test."""
+    return _without_group(report.nodeid, "xdist_group" in report.keywords, config)
+
+
+def _without_group(nodeid: str, grouped: bool, config: pytest.Config) -> str:
+    if grouped and getattr(config.option, "loadgroup", False) | (
+        getattr(config.option, "dist", "no") == "loadgroup"
+    ):
+        return _GROUP.sub("", nodeid)
+    return nodeid
+
+
+class Deselections:
+    """In a worker: tells the controller that not every collected test was run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._output: dict[str, object] = config.workeroutput  # type: ignore[attr-defined]
+        self._output[_PARTIAL] = False
+
+    @pytest.hookimpl
+    def pytest_deselected(self) -> None:
+        self._output[_PARTIAL] = True
+
+
+def ran_partially(node: object) -> bool:
+    """True for a worker that deselected tests, and for one that died before it could say."""
+    output: Mapping[str, object] = getattr(node, "workeroutput", {})
+    return bool(output.get(_PARTIAL, True))

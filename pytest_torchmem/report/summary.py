@@ -1,0 +1,147 @@
+"""What a run measured: records of single tests, and their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_torchmem.analysis.baseline import Change
+from pytest_torchmem.analysis.results import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One measured window of a test and what it was held against.
+
+    Attributes:
+        key: The window's baseline key: the test within its module, with ``::region`` if it is one.
+        result: What was measured.
+        limits: The limits in bytes that the result was held against.
+        change: How the result differs from its baseline.
+        baseline_bytes: The baseline's peak; 0 without one.
+        sentence: The first line of the failure; ``""`` when nothing failed.
+    """
+
+    key: str
+    result: Result
+    limits: Mapping[str, int]
+    change: Change
+    baseline_bytes: int
+    sentence: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "key": self.key,
+            "result": self.result.to_json(),
+            "limits": dict(self.limits),
+            "change": self.change.value,
+            "baseline_bytes": self.baseline_bytes,
+            "sentence": self.sentence,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Window:
+        return cls(
+            key=data["key"],
+            result=Result.from_json(data["result"]),
+            limits=dict(data["limits"]),
+            change=Change(data["change"]),
+            baseline_bytes=data["baseline_bytes"],
+            sentence=data["sentence"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTest:
+    """What one test asked for and got.
+
+    Attributes:
+        test: The node id.
+        file: The test module's path.
+        environment: The environment that its baselines belong to; empty when nothing was measured.
+        windows: The body first, then the regions that were checked.
+        not_measured: Why there are no windows; ``""`` when there are.
+        problem: A failure that is not about a number, such as a baseline that cannot be read.
+    """
+
+    test: str
+    file: str
+    environment: Mapping[str, str]
+    windows: tuple[Window, ...] = ()
+    not_measured: str = ""
+    problem: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain builtins: nothing else crosses from a worker to its controller."""
+        return {
+            "test": self.test,
+            "file": self.file,
+            "environment": dict(self.environment),
+            "windows": [window.to_json() for window in self.windows],
+            "not_measured": self.not_measured,
+            "problem": self.problem,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> MeasuredTest:
+        return cls(
+            test=data["test"],
+            file=data["file"],
+            environment=dict(data["environment"]),
+            windows=tuple(Window.from_json(window) for window in data["windows"]),
+            not_measured=data["not_measured"],
+            problem=data["problem"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineChange:
+    """One entry that an update wrote, or would remove.
+
+    Attributes:
+        file: The baseline file, as shown to the user.
+        key: The entry.
+        change: What kind of change it is.
+        before_bytes: The stored peak; 0 for a new entry.
+        after_bytes: The measured peak; 0 for an unused one.
+    """
+
+    file: str
+    key: str
+    change: Change
+    before_bytes: int = 0
+    after_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a whole run measured. Two summaries add up, in either order, to the same one.
+
+    Attributes:
+        tests: One record per test, by node id.
+        changes: What an update changed, or found unused.
+        problems: Sentences about what went wrong outside any single test.
+    """
+
+    tests: tuple[MeasuredTest, ...] = ()
+    changes: tuple[BaselineChange, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def __add__(self, other: RunSummary) -> RunSummary:
+        tests = {record.test: record for record in (*self.tests, *other.tests)}
+        changes = {(c.file, c.key): c for c in (*self.changes, *other.changes)}
+        return RunSummary(
+            tests=tuple(tests[test] for test in sorted(tests)),
+            changes=tuple(changes[key] for key in sorted(changes)),
+            problems=tuple(sorted({*self.problems, *other.problems})),
+        )
+
+    @property
+    def windows(self) -> Iterator[tuple[MeasuredTest, Window]]:
+        return ((test, window) for test in self.tests for window in test.windows)
+
+    @property
+    def anything(self) -> bool:
+        """False when nobody asked for a measurement, so that nothing is to be said."""
+        return bool(self.tests or self.changes or self.problems)

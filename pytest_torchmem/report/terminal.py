@@ -1,0 +1,288 @@
+"""Text for a terminal: the long form of a failure, and the table that closes a run."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pytest_torchmem.analysis.baseline import Change
+from pytest_torchmem.analysis.growth import Growth
+from pytest_torchmem.analysis.results import CategoryBytes, Contributor
+from pytest_torchmem.analysis.verdict import Verdict, rank, words
+from pytest_torchmem.report.summary import MeasuredTest, RunSummary, Window
+from pytest_torchmem.units import format_change, format_size
+
+ROWS: Final = 10
+"""Rows of a table that is cut; what is left out is said below it."""
+
+_NARROW: Final = 100
+_TEST_WIDTH: Final = 60
+
+
+class Detail(enum.Enum):
+    """How much the closing summary says."""
+
+    ALL = "all"
+    SHORT = "short"
+    COUNTS = "counts"
+    PROBLEMS = "problems"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a summary and how it is shown, in the names of pytest's terminal writer."""
+
+    text: str
+    styles: tuple[str, ...] = ()
+
+
+def failure_text(verdicts: Sequence[Verdict], problem: str, command: str) -> str:
+    """Return the text of a failed test: one sentence, then what a reader needs to act on it.
+
+    ``verdicts`` are the failed ones, of the body and of regions; ``problem`` is a failure that is
+    no number; ``command`` accepts the change.
+    """
+    ranked = rank_verdicts(verdicts)
+    sentences = [*([problem] if problem else []), *(s for v in ranked for s in _sentences(v))]
+    lines = sentences[:1]
+    if sentences[1:]:
+        lines += ["", *(f"also: {sentence}" for sentence in sentences[1:])]
+    for verdict in ranked:
+        lines += _sections(verdict)
+    if any(verdict.change is Change.GROWN for verdict in ranked):
+        lines += ["", "if this change is wanted, accept it with", f"    {command}"]
+    elif any("[no-baseline]" in sentence for sentence in sentences):
+        lines += ["", "store one with", f"    {command}"]
+    return "\n".join(lines)
+
+
+def rank_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Sort failed verdicts by their first finding, the most telling first."""
+    order = list(rank(verdict.findings[0] for verdict in verdicts))
+    return sorted(verdicts, key=lambda verdict: order.index(verdict.findings[0]))
+
+
+def _sentences(verdict: Verdict) -> Iterator[str]:
+    where = f"in {verdict.result.name!r}, " if verdict.result.name else ""
+    return (where + finding.sentence for finding in verdict.findings)
+
+
+def _sections(verdict: Verdict) -> list[str]:
+    result, keys = verdict.result, {finding.key for finding in verdict.findings}
+    of_region = f" of {result.name!r}" if result.name else ""
+    estimated = "an estimated " if result.estimated else ""
+    lines: list[str] = []
+    if result.peak.live:
+        total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
+        lines += ["", f"live at the peak{of_region}, {total}:", *live_table(result.peak.live)]
+    if result.retained.live and {"retained", "growth"} & keys:
+        total = f"{estimated}{format_size(result.retained.total)}"
+        lines += ["", f"retained at the end{of_region}, {total}:"]
+        lines += live_table(result.retained.live)
+    if growths := verdict.growths:
+        lines += ["", f"grown against the baseline{of_region}:", *_growth_table(growths)]
+    lines += [f"note: {note}" for note in result.notes]
+    return lines
+
+
+def live_table(live: Sequence[Contributor]) -> list[str]:
+    """Return the largest contributors as the lines of a table."""
+    total_bytes = sum(c.size_bytes for c in live) or 1
+    rows = [
+        [
+            format_size(c.size_bytes),
+            f"{c.size_bytes / total_bytes:.0%}",
+            words(c.category.value),
+            c.count,
+            *_place(c),
+        ]
+        for c in live[:ROWS]
+    ]
+    lines = _table(rows, ["size", "", "category", "count", "operator", "module", "source"], "rrlr")
+    return lines + _left_out([c.size_bytes for c in live[ROWS:]])
+
+
+def _growth_table(growths: Sequence[Growth]) -> list[str]:
+    rows = [
+        [
+            ("at least " if growth.at_least else "") + format_change(growth.size_bytes),
+            "new" if growth.new else "grown",
+            words(growth.contributor.category.value),
+            *_place(growth.contributor),
+        ]
+        for growth in growths[:ROWS]
+    ]
+    lines = _table(rows, ["growth", "", "category", "operator", "module", "source"], "r")
+    return lines + _left_out([growth.size_bytes for growth in growths[ROWS:]])
+
+
+def _place(contributor: Contributor) -> tuple[str, str, str]:
+    source = contributor.source
+    if source is None:
+        return contributor.operator, contributor.module, contributor.phase.value
+    line = f":{source.line}" if source.line else ""
+    return contributor.operator, contributor.module, f"{source.file}{line} {source.function}"
+
+
+def _left_out(sizes: Sequence[int]) -> list[str]:
+    if not sizes:
+        return []
+    return [f"... and {len(sizes)} more, {format_size(sum(sizes))} together"]
+
+
+def _table(rows: Sequence[Sequence[object]], headers: Sequence[str], align: str) -> list[str]:
+    from tabulate import tabulate  # a run that measures nothing need not load it
+
+    sides = {"r": "right", "l": "left"}
+    columns = [sides[side] for side in align.ljust(len(headers), "l")]
+    text = tabulate(
+        rows, headers, tablefmt="plain", disable_numparse=True, colalign=columns if rows else None
+    )
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def summary_lines(summary: RunSummary, detail: Detail, width: int) -> list[Line]:
+    """Return the closing summary of a run, for a terminal of ``width`` columns.
+
+    What went wrong, what was not measured and what an update changed is in it at every detail.
+    """
+    lines: list[Line] = []
+    if detail in (Detail.ALL, Detail.SHORT):
+        lines += _tests_table(summary, detail, width)
+    lines += _changes_lines(summary)
+    lines += _not_measured_lines(summary)
+    if detail is not Detail.PROBLEMS and summary.tests:
+        lines.append(Line(_counts(summary)))
+        lines += _missing_lines(summary)
+    return lines + [Line(problem, ("red",)) for problem in summary.problems]
+
+
+def _tests_table(summary: RunSummary, detail: Detail, width: int) -> list[Line]:
+    windows = sorted(summary.windows, key=_importance)
+    if not windows:
+        return []
+    shown = windows if detail is Detail.ALL else windows[: 2 * ROWS]
+    wide = width >= _NARROW
+    headers = ["test", "peak", *(["largest at the peak"] if wide else []), "retained", "against"]
+    rows = []
+    for measured, window in shown:
+        result = window.result
+        name = _shortened(_window_name(measured, window), _TEST_WIDTH if wide else width // 2)
+        largest = [_largest(result.peak.at_peak)] if wide else []
+        mark = " (estimated)" if result.estimated else ""
+        retained = format_size(result.retained.total)
+        peak = format_size(result.peak.total) + mark
+        rows.append([name, peak, *largest, retained, _status(window)])
+    lines = _table(rows, headers, "lrlr" if wide else "lrr")
+    styled = [Line(lines[0])]
+    styled += [
+        Line(text, ("red",) if window.sentence else ())
+        for text, (_, window) in zip(lines[1:], shown, strict=True)
+    ]
+    if hidden := len(windows) - len(shown):
+        styled.append(Line(f"... and {hidden} smaller ones (--torchmem-summary=all shows them)"))
+    return styled
+
+
+def _importance(pair: tuple[MeasuredTest, Window]) -> tuple[bool, int, str]:
+    measured, window = pair
+    return (not window.sentence, -window.result.peak.total, f"{measured.test}::{window.key}")
+
+
+def _window_name(measured: MeasuredTest, window: Window) -> str:
+    return f"{measured.test}::{window.result.name}" if window.result.name else measured.test
+
+
+def _shortened(name: str, width: int) -> str:
+    return name if len(name) <= width else "..." + name[3 - width :]
+
+
+def _largest(at_peak: CategoryBytes) -> str:
+    ranked = sorted(at_peak.items(), key=lambda pair: -pair[1])[:2]
+    return ", ".join(f"{words(c.value)} {format_size(size)}" for c, size in ranked if size)
+
+
+def _status(window: Window) -> str:
+    result, texts = window.result, []
+    if window.limits:
+        texts.append(_limit_status(window))
+    change_bytes = result.peak.total - window.baseline_bytes
+    if window.change is Change.SAME:
+        texts.append("same as baseline")
+    elif window.change is Change.NEW:
+        texts.append("new, no baseline")
+    elif window.change in (Change.GROWN, Change.SHRUNK):
+        texts.append(f"{window.change.value}, peak {format_change(change_bytes)}")
+    return "; ".join(texts)
+
+
+def _limit_status(window: Window) -> str:
+    if window.sentence and "limit" in window.sentence:
+        return "over limit" if "over the limit" in window.sentence else "limit not judged"
+    total = window.limits.get("total")
+    return f"{window.result.peak.total / total:.0%} of limit" if total else "within limits"
+
+
+def _changes_lines(summary: RunSummary) -> list[Line]:
+    """Return what an update wrote, one line per entry, the four kinds in a fixed order."""
+    lines: list[Line] = []
+    for change in (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED):
+        for item in (c for c in summary.changes if c.change is change):
+            if change is Change.NEW:
+                amount = format_size(item.after_bytes)
+            elif change is Change.UNUSED:
+                amount = "no test asked for it; kept"
+            else:
+                before, after = format_size(item.before_bytes), format_size(item.after_bytes)
+                amount = f"{before} -> {after}"
+            style = ("yellow",) if change is Change.GROWN else ()
+            lines.append(Line(f"{change.value}: {item.key}: {amount} ({item.file})", style))
+    written = [change for change in summary.changes if change.change is not Change.UNUSED]
+    if written:
+        entries = _count(len(written), "entry", "entries")
+        files = _count(len({change.file for change in written}), "file")
+        lines.append(Line(f"baseline updated: {entries} in {files}"))
+    return lines
+
+
+def _not_measured_lines(summary: RunSummary) -> list[Line]:
+    """Return one line per reason, with the tests that it kept from being measured."""
+    reasons: dict[str, list[str]] = {}
+    for measured in summary.tests:
+        if measured.not_measured:
+            reasons.setdefault(measured.not_measured, []).append(measured.test)
+    lines = []
+    for reason, tests in reasons.items():
+        names = ", ".join(tests[:3]) + (f" and {len(tests) - 3} more" if tests[3:] else "")
+        lines.append(Line(f"not measured: {names}: {reason}", ("yellow",)))
+    return lines
+
+
+def _missing_lines(summary: RunSummary) -> list[Line]:
+    written = {change.key for change in summary.changes}
+    new = [w for _, w in summary.windows if w.change is Change.NEW and w.key not in written]
+    if not new or summary.problems:
+        return []
+    one = len(new) == 1
+    text = f"{_count(len(new), 'measurement')} {'has' if one else 'have'} no baseline; "
+    text += f"--torchmem-update-baseline stores {'it' if one else 'them'}"
+    return [Line(text, ("yellow",))]
+
+
+def _counts(summary: RunSummary) -> str:
+    tests = Counter("not measured" if t.not_measured else "measured" for t in summary.tests)
+    parts = [f"{tests['measured']} measured"]
+    over = sum(bool(window.sentence) for _, window in summary.windows)
+    changes = Counter(window.change for _, window in summary.windows)
+    parts += [f"{over} over a limit or baseline"] if over else []
+    for change in (Change.NEW, Change.GROWN, Change.SHRUNK):
+        parts += [f"{changes[change]} {change.value}"] if changes[change] else []
+    parts += [f"{tests['not measured']} not measured"] if tests["not measured"] else []
+    return ", ".join(parts)
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
