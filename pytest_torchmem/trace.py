@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # 1: first format.
 FORMAT: Final = 1
 
+# The text of a BACKWARD_BEGIN mark when the backward pass itself is differentiated.
+CREATE_GRAPH: Final = "create_graph"
+
 
 class EventKind(enum.IntEnum):
     """What a row of `Trace.events` is; the names are those of torch's profiler."""
@@ -75,6 +78,7 @@ class Ownership(enum.IntEnum):
     OPTIMIZER_STATE = 4
     SAVED = 5
     LEAF = 6
+    GRADIENT_ROOT = 7
 
 
 class MarkKind(enum.IntEnum):
@@ -162,9 +166,10 @@ class Trace:
 
     Attributes:
         events: `EVENT`, in depth-first order, so that the subtree of row i is
-            ``i:events["end"][i]``. ``name``, ``file`` index `strings`; ``line`` is where the call stands in the calling
-            Python function (Python calls only); ``is_operator`` says that a schema of the
-            operator's name fits its inputs; ``sequence`` is autograd's sequence number or -1.
+            ``i:events["end"][i]``. ``name`` and ``file`` index `strings`; ``line`` is where the
+            call stands in the calling Python function, 0 if unknown; ``is_operator`` says that a
+            schema of the operator's name fits its inputs; ``sequence`` is autograd's sequence
+            number or -1.
         tensors: `TENSOR`, grouped by event in the order of events; one row per mention of a tensor.
             ``size_bytes`` is the extent the tensor spans, a lower bound of its storage, or 0 where
             that is not known. ``keyed`` says that ``id`` and ``allocation_id`` are the profiler's.

@@ -24,7 +24,7 @@ from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.autograd_graph import GraphReader, tensors_in
 from pytest_torchmem.record.kineto import device_name
 from pytest_torchmem.record.strings import StringTable
-from pytest_torchmem.trace import MarkKind, Ownership
+from pytest_torchmem.trace import CREATE_GRAPH, MarkKind, Ownership
 
 
 @dataclass(slots=True)
@@ -82,16 +82,17 @@ def storages_of(tensor: object) -> Iterator[tuple[str, int, int]]:
 class OwnershipWatch:
     """Follows modules, optimizers and backward passes while a body runs, and logs what they own.
 
-    ``mark(kind)`` notes a moment in the recording and returns its number.
+    ``mark(kind, text)`` notes a moment in the recording and returns its number.
     """
 
-    def __init__(self, log: OwnershipLog, mark: Callable[[MarkKind], int]) -> None:
+    def __init__(self, log: OwnershipLog, mark: Callable[[MarkKind, str], int]) -> None:
         self._log = log
         self._mark = mark
         self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._graphs = GraphReader()
         self._undo: list[Callable[[], None]] = []
         self._storages: list[weakref.ref[Any]] = []
+        self._depth = 0
 
     def install(self) -> None:
         """Begin to follow; `remove` restores everything."""
@@ -153,17 +154,24 @@ class OwnershipWatch:
         tensors, _, _ = _live_objects()
         self._log_holdings(mark, (t for t in tensors if t.grad_fn is not None))
 
-    def before_backward(self, roots: Iterable[Any]) -> list[torch.Tensor]:
+    def before_backward(
+        self, roots: Iterable[Any], gradients: Iterable[Any], create_graph: bool
+    ) -> list[torch.Tensor]:
         """Log what the graph keeps; return its leaves, whose gradients are logged afterwards."""
-        mark = self._mark(MarkKind.BACKWARD_BEGIN)
+        mark = self._mark(MarkKind.BACKWARD_BEGIN, CREATE_GRAPH if create_graph else "")
         self.sample(mark)
-        return self._log_holdings(mark, roots)
+        for gradient in gradients:
+            self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
+        leaves = self._log_holdings(mark, roots)
+        self._depth += 1
+        return leaves
 
     def after_backward(self, leaves: Iterable[torch.Tensor], gradients: Iterable[Any]) -> None:
-        mark = self._mark(MarkKind.BACKWARD_END)
+        mark = self._mark(MarkKind.BACKWARD_END, "")
+        self._depth -= 1
         for leaf in leaves:
             if leaf.grad is not None:
-                self._log.owner(mark, Ownership.GRADIENT, leaf.grad)
+                self._log.owner(mark, self._gradient_kind(leaf), leaf.grad)
         for gradient in gradients:
             self._log.owner(mark, Ownership.GRADIENT, gradient)
 
@@ -172,14 +180,25 @@ class OwnershipWatch:
         for tensor in holdings.saved:
             self._log.owner(mark, Ownership.SAVED, tensor)
         for leaf in holdings.leaves:
-            self._log.owner(mark, Ownership.LEAF, leaf)
+            if self._gradient_kind(leaf) is Ownership.GRADIENT:
+                self._log.owner(mark, Ownership.LEAF, leaf)
         return holdings.leaves
+
+    def _gradient_kind(self, leaf: torch.Tensor) -> Ownership:
+        """What the gradient of a leaf is.
+
+        A backward pass within another one belongs to a checkpoint: its graph begins at detached
+        copies of activations, whose gradients go on into the outer pass.
+        """
+        if self._depth and not isinstance(leaf, torch.nn.Parameter):
+            return Ownership.GRADIENT_ROOT
+        return Ownership.GRADIENT
 
     def _see(self, module: torch.nn.Module) -> None:
         """Log a module when it is first met: from now on its ``id()`` stands for it."""
         if module not in self._modules:
             self._modules.add(module)
-            mark = self._mark(MarkKind.MODULE_SEEN)
+            mark = self._mark(MarkKind.MODULE_SEEN, "")
             self._log.edge(mark, module, None, "")
 
     def _on_parameter(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
@@ -193,20 +212,20 @@ class OwnershipWatch:
     ) -> None:
         self._see(module)
         if tensor is not None:
-            mark = self._mark(MarkKind.MODULE_SEEN)
+            mark = self._mark(MarkKind.MODULE_SEEN, "")
             self._log.owner(mark, kind, tensor, id(module), name)
 
     def _on_submodule(self, module: torch.nn.Module, name: str, child: Any) -> None:
         self._see(module)
         if child is not None:
             self._see(child)
-            self._log.edge(self._mark(MarkKind.MODULE_SEEN), child, module, name)
+            self._log.edge(self._mark(MarkKind.MODULE_SEEN, ""), child, module, name)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._mark(MarkKind.OPTIMIZER_BEGIN)
+        self._mark(MarkKind.OPTIMIZER_BEGIN, "")
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._log_optimizer(self._mark(MarkKind.OPTIMIZER_END), optimizer)
+        self._log_optimizer(self._mark(MarkKind.OPTIMIZER_END, ""), optimizer)
 
     def _log_optimizer(self, mark: int, optimizer: Any) -> None:
         for group in optimizer.param_groups:
@@ -229,7 +248,7 @@ class OwnershipWatch:
             number = self._log.devices.number(device)
 
             def on_freed(_: Any, row: tuple[int, int, int] = (number, ptr, size_bytes)) -> None:
-                mark = self._mark(MarkKind.STORAGE_FREED)
+                mark = self._mark(MarkKind.STORAGE_FREED, "")
                 self._log.owners.append((mark, Ownership.LIVE, *row, 0, 0))
 
             self._storages.append(weakref.ref(tensor.untyped_storage(), on_freed))
@@ -245,10 +264,23 @@ class _WatchedEngine:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def run_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        leaves = self._watch.before_backward(tensors)
-        gradients = self._engine.run_backward(tensors, *args, **kwargs)
-        self._watch.after_backward(leaves, gradients or ())
+    def run_backward(
+        self,
+        tensors: Any,
+        grad_tensors: Any,
+        keep_graph: bool,
+        create_graph: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        leaves = self._watch.before_backward(tensors, grad_tensors, create_graph)
+        gradients: Any = ()
+        try:
+            gradients = self._engine.run_backward(
+                tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs
+            )
+        finally:
+            self._watch.after_backward(leaves, gradients or ())
         return gradients
 
 

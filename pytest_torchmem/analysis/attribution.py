@@ -1,0 +1,211 @@
+"""Where a storage comes from: operator, module, source line, phase, labels."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchmem.analysis.evidence import Evidence
+from pytest_torchmem.analysis.module_paths import ModulePaths, folded
+from pytest_torchmem.analysis.op_tree import BACKWARD, PHASES
+from pytest_torchmem.analysis.results import Category, Contributor, Phase, Source
+from pytest_torchmem.trace import EventKind, Ownership, Scope
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Operators that do nothing but allocate: whoever called them is the one to name.
+_ALLOCATORS: Final = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::set_")
+# Annotations that torch writes itself.
+_OWN_ANNOTATIONS: Final = ("Optimizer.", "##", "Torch-Compiled Region", "pytest-torchmem ")
+_OWNED: Final = {
+    Category.PARAMETER: Ownership.PARAMETER,
+    Category.BUFFER: Ownership.BUFFER,
+    Category.GRADIENT: Ownership.GRADIENT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What `Contributor` says of a storage beside its category and size."""
+
+    operator: str = ""
+    module: str = ""
+    source: Source | None = None
+    phase: Phase = Phase.PREEXISTING
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """Finds the origin of storages and groups them by it."""
+
+    evidence: Evidence
+    labels: NDArray[np.uint8]
+
+    def contributors(self, storages: Iterable[int]) -> tuple[Contributor, ...]:
+        """Group storages by category and origin, largest group first."""
+        sizes: dict[tuple[Category, Origin], int] = defaultdict(int)
+        counts: dict[tuple[Category, Origin], int] = defaultdict(int)
+        categories = tuple(Category)
+        for storage in storages:
+            category = categories[int(self.labels[storage])]
+            key = (category, self.origin(storage, category))
+            sizes[key] += int(self.evidence.storages.size_bytes[storage])
+            counts[key] += 1
+        groups = [
+            Contributor(
+                category,
+                size,
+                counts[category, o],
+                o.operator,
+                o.module,
+                o.source,
+                o.phase,
+                o.labels,
+            )
+            for (category, o), size in sizes.items()
+        ]
+        groups.sort(key=lambda g: (-g.size_bytes, g.identity, g.source.line if g.source else 0))
+        return tuple(groups)
+
+    def origin(self, storage: int, category: Category) -> Origin:
+        """Where one storage comes from."""
+        held = self._held_names.get((storage, _OWNED[category])) if category in _OWNED else None
+        event = int(self.evidence.storages.event[storage])
+        if event < 0 or not self.evidence.made[storage]:
+            return Origin(module=held or "")
+        chain = self._chain(event)
+        anchor = self._anchor(event, chain)
+        around = chain if anchor is None else self._chain(anchor)
+        return Origin(
+            operator=self._operator(chain),
+            module=held or self._module(around),
+            source=self._source(around) or self._source(chain),
+            phase=PHASES[int(self.evidence.tree.phase[event])],
+            labels=self._annotations(chain),
+        )
+
+    def _chain(self, event: int) -> list[int]:
+        """The event and those around it, innermost first."""
+        chain = []
+        parents = self.evidence.tree.trace.events["parent"]
+        while event >= 0:
+            chain.append(event)
+            event = int(parents[event])
+        return chain
+
+    def _anchor(self, event: int, chain: list[int]) -> int | None:
+        """The forward operator that a backward allocation belongs to.
+
+        Autograd gives a node the sequence number of the operator that made it.
+        """
+        tree = self.evidence.tree
+        if tree.phase[event] != BACKWARD:
+            return None
+        sequences = tree.trace.events["sequence"]
+        for row in chain:
+            if sequences[row] >= 0:
+                return self._forward_of.get(int(sequences[row]))
+        return None
+
+    @cached_property
+    def _forward_of(self) -> dict[int, int]:
+        tree = self.evidence.tree
+        rows = np.flatnonzero((tree.trace.events["sequence"] >= 0) & (tree.phase != BACKWARD))
+        rows = rows[np.argsort(tree.rank[rows])]
+        return dict(zip(tree.trace.events["sequence"][rows].tolist(), rows.tolist(), strict=True))
+
+    def _operator(self, chain: list[int]) -> str:
+        trace = self.evidence.tree.trace
+        first = ""
+        for row in chain:
+            if trace.events["kind"][row] != EventKind.TORCH_OP:
+                if first and trace.events["kind"][row] != EventKind.ALLOCATION:
+                    break
+                continue
+            name: str = trace.strings[trace.events["name"][row]]
+            if not (trace.events["is_operator"][row] or self._is_node(row)):
+                continue
+            first = first or name
+            if not name.startswith(_ALLOCATORS):
+                return name
+        return first
+
+    def _is_node(self, row: int) -> bool:
+        return bool(self.evidence.tree.trace.events["scope"][row] == Scope.BACKWARD_FUNCTION)
+
+    def _module(self, chain: list[int]) -> str:
+        tree = self.evidence.tree
+        call = int(self.evidence.module_call[chain[0]])
+        if call < 0:
+            return ""
+        module = self._called[call]
+        return folded(self._paths.path(module, float(tree.rank[call])))
+
+    @cached_property
+    def _called(self) -> dict[int, int]:
+        calls = self.evidence.tree.trace.module_calls
+        return dict(zip(calls["event"].tolist(), calls["module"].tolist(), strict=True))
+
+    @cached_property
+    def _paths(self) -> ModulePaths:
+        return ModulePaths(self.evidence.tree)
+
+    def _source(self, chain: list[int]) -> Source | None:
+        trace = self.evidence.tree.trace
+        below = -1
+        for row in chain:
+            if trace.events["kind"][row] == EventKind.PY_CALL:
+                file = int(trace.events["file"][row])
+                if file >= 0 and self._is_users[file]:
+                    line = int(trace.events["line"][below]) if below >= 0 else 0
+                    name = trace.strings[trace.events["name"][row]]
+                    return Source(trace.strings[file], line, name)
+            below = row
+        return None
+
+    @cached_property
+    def _is_users(self) -> list[bool]:
+        trace = self.evidence.tree.trace
+        libraries = tuple(f"{p.rstrip('/')}/" for p in trace.meta.get("library_paths", []))
+        return [
+            text.endswith(".py")
+            and not text.startswith((*libraries, "<", "torch/"))
+            and "torchinductor" not in text
+            for text in trace.strings
+        ]
+
+    def _annotations(self, chain: list[int]) -> tuple[str, ...]:
+        tree = self.evidence.tree
+        names = []
+        for row in chain:
+            if tree.trace.events["kind"][row] != EventKind.TORCH_OP or tree.leaf[row] >= 0:
+                continue
+            name = tree.trace.strings[tree.trace.events["name"][row]]
+            if "::" not in name and not name.startswith(_OWN_ANNOTATIONS):
+                names.append(name)
+        return tuple(reversed(names))
+
+    @cached_property
+    def _held_names(self) -> dict[tuple[int, int], str]:
+        """Under which name a module holds a storage, for each kind of holding.
+
+        A module is asked for its path when its tensor dies, when it has been put in its place.
+        """
+        tree = self.evidence.tree
+        owners = tree.trace.owners
+        died = np.minimum(self.evidence.storages.died, self.evidence.window.end)
+        of_owner = self.evidence.storages.of_owner
+        names: dict[tuple[int, int], str] = {}
+        for row in np.flatnonzero((owners["module"] > 0) & (of_owner >= 0)).tolist():
+            path = self._paths.path(int(owners["module"][row]), float(died[of_owner[row]]))
+            text = folded(f"{path}.{tree.trace.strings[owners['name'][row]]}")
+            key = (int(of_owner[row]), int(owners["kind"][row]))
+            names[key] = min(text, names.get(key, text))
+        return names

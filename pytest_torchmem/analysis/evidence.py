@@ -1,0 +1,147 @@
+"""Evidence: everything a category pass may look at, each fact worked out once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchmem.analysis.op_tree import FORWARD, OpTree
+from pytest_torchmem.analysis.storages import Storages
+from pytest_torchmem.trace import MarkKind, Mutable, Ownership, Role
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of a recording, by ranks: from ``begin`` to ``end``, both included.
+
+    ``is_region`` tells a named part of a body from the whole: at its end nobody can know yet
+    whether a backward pass follows.
+    """
+
+    begin: float
+    end: float
+    is_region: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Facts about storages within a window, on the device with number ``device``.
+
+    Masks are bool arrays of shape (S,), one entry per storage.
+    """
+
+    tree: OpTree
+    storages: Storages
+    window: Window
+    device: int
+
+    @cached_property
+    def made(self) -> NDArray[np.bool_]:
+        """Allocated within the window."""
+        born = self.storages.born
+        return (born >= self.window.begin) & (born <= self.window.end)
+
+    @cached_property
+    def touched(self) -> NDArray[np.bool_]:
+        """Alive when the window begins, and mentioned within it."""
+        inside = self._tensor_ranks
+        mentioned = (inside >= self.window.begin) & (inside <= self.window.end)
+        alive = (self.storages.born < self.window.begin) & (self.storages.died > self.window.begin)
+        touched: NDArray[np.bool_] = alive & self._of_tensors(mentioned)
+        return touched
+
+    @cached_property
+    def counted(self) -> NDArray[np.bool_]:
+        """What the footprint of the window is made of."""
+        return (self.made | self.touched) & (self.storages.device == self.device)
+
+    @cached_property
+    def birth_phase(self) -> NDArray[np.uint8]:
+        """Phase each storage was allocated in; FORWARD for those without an allocation."""
+        phase = np.full(len(self.storages), FORWARD, np.uint8)
+        recorded = self.storages.event >= 0
+        phase[recorded] = self.tree.phase[self.storages.event[recorded]]
+        return phase
+
+    @cached_property
+    def birth_leaf(self) -> NDArray[np.int32]:
+        """Row of the leaf operator each storage was allocated in, or -1."""
+        return self._at_birth(self.tree.leaf)
+
+    @cached_property
+    def birth_module_call(self) -> NDArray[np.int32]:
+        """Row of the innermost module call each storage was allocated in, or -1."""
+        return self._at_birth(self.module_call)
+
+    @cached_property
+    def module_call(self) -> NDArray[np.int32]:
+        """For each event the row of the innermost module call around it, or -1: shape (E,)."""
+        is_call = np.zeros(len(self.tree.trace.events), np.bool_)
+        is_call[self.tree.trace.module_calls["event"]] = True
+        return self.tree.innermost(is_call)
+
+    @cached_property
+    def has_backward(self) -> bool:
+        """Whether a backward pass began within the window (or, for a region, may yet begin)."""
+        marks = self.tree.trace.marks
+        ranks = self.tree.mark_ranks()[marks["kind"] == MarkKind.BACKWARD_BEGIN]
+        if bool(((ranks >= self.window.begin) & (ranks <= self.window.end)).any()):
+            return True
+        rows = self.tree.rank[np.flatnonzero(self.tree.backward_node >= 0)]
+        if bool(((rows >= self.window.begin) & (rows <= self.window.end)).any()):
+            return True
+        return self.window.is_region and bool(self.owned(Ownership.SAVED).any())
+
+    def owned(self, *kinds: Ownership) -> NDArray[np.bool_]:
+        """Held as any of ``kinds`` at any mark within the window or before it."""
+        owners = self.tree.trace.owners
+        rows = np.isin(owners["kind"], kinds) & (self.storages.of_owner >= 0)
+        rows &= self._owner_ranks <= self.window.end
+        return self._mask(self.storages.of_owner[rows])
+
+    def mentioned(self, *roles: Role) -> NDArray[np.bool_]:
+        """Mentioned in any of ``roles`` up to the end of the window."""
+        rows = np.isin(self.tree.trace.tensors["role"], roles)
+        return self._of_tensors(rows & (self._tensor_ranks <= self.window.end))
+
+    def read_in(self, *phases: int) -> NDArray[np.bool_]:
+        """Read by an operator of one of ``phases``, up to the end of the window."""
+        tensors = self.tree.trace.tensors
+        rows = (tensors["role"] == Role.OPERATOR_INPUT) & (tensors["mutable"] != Mutable.YES)
+        rows &= np.isin(self.tree.phase[tensors["event"]], phases)
+        return self._of_tensors(rows & (self._tensor_ranks <= self.window.end))
+
+    def outlives(self, event: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Alive when the event given for each storage (-1: none) is over."""
+        ends = self.tree.trace.events["end"][event] - 1
+        last = np.maximum.reduce([self.tree.rank[ends], self.tree.rank[event]])
+        outlives: NDArray[np.bool_] = (event >= 0) & (self.storages.died > last)
+        return outlives
+
+    @cached_property
+    def _tensor_ranks(self) -> NDArray[np.int64]:
+        ranks: NDArray[np.int64] = self.tree.rank[self.tree.trace.tensors["event"]]
+        return ranks
+
+    @cached_property
+    def _owner_ranks(self) -> NDArray[np.float64]:
+        ranks: NDArray[np.float64] = self.tree.mark_ranks()[self.tree.trace.owners["mark"]]
+        return ranks
+
+    def _at_birth(self, column: NDArray[np.int32]) -> NDArray[np.int32]:
+        event = self.storages.event
+        return np.where(event >= 0, column[event], np.int32(-1))
+
+    def _of_tensors(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return self._mask(self.storages.of_tensor[rows])
+
+    def _mask(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        mask = np.zeros(len(self.storages), np.bool_)
+        mask[indices[indices >= 0]] = True
+        return mask

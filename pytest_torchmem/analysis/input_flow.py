@@ -1,0 +1,91 @@
+"""Which storages a body made out of nothing but data.
+
+``x = torch.randn(...)``, ``y = batch.float() / 255``: made by the body, yet not by the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchmem.analysis.evidence import Evidence
+from pytest_torchmem.analysis.op_tree import FORWARD
+from pytest_torchmem.analysis.results import Category
+from pytest_torchmem.trace import Mutable, Role
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One leaf operator of the forward pass: which storages it reads, writes to and makes."""
+
+    in_module: bool
+    reads: list[int]
+    writes: list[int]
+    makes: list[int]
+
+
+def made_from_data(evidence: Evidence, labels: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Storages made from data alone, outside every module, that the model reads.
+
+    Data are the inputs found so far and what operators make out of nothing. With modules in the
+    window, what is computed from data before a module sees it is data still. Without any, code and
+    model cannot be told apart, and only what came out of nothing counts.
+    """
+    has_modules = len(evidence.tree.trace.module_calls) > 0
+    inputs = labels == Category.INPUT.column
+    data = inputs.copy()
+    used = np.zeros(len(labels), np.bool_)
+    for step in _forward_steps(evidence):
+        others = [s for s in step.reads if s not in step.makes]
+        from_data = all(data[s] for s in others)
+        if step.in_module or not from_data:
+            used[others] = True
+            if not from_data:
+                data[step.writes] = inputs[step.writes]
+        elif has_modules or not others:
+            data[step.makes] = True
+        else:
+            used[others] = True
+    result: NDArray[np.bool_] = data & used & evidence.made
+    return result
+
+
+def _forward_steps(evidence: Evidence) -> Iterator[_Step]:
+    """The leaf operators of the forward pass within the window, in the order they ran."""
+    tree, trace = evidence.tree, evidence.tree.trace
+    tensors = trace.tensors
+    rows = np.flatnonzero(
+        (tensors["role"] == Role.OPERATOR_INPUT)
+        & (tree.phase[tensors["event"]] == FORWARD)
+        & (tree.leaf[tensors["event"]] >= 0)
+    )
+    reads: dict[int, set[int]] = {}
+    writes: dict[int, set[int]] = {}
+    columns = (
+        tree.leaf[tensors["event"][rows]],
+        evidence.storages.of_tensor[rows],
+        tensors["mutable"][rows],
+    )
+    for leaf, storage, mutable in zip(*(c.tolist() for c in columns), strict=True):
+        reads.setdefault(leaf, set()).add(storage)
+        if mutable == Mutable.YES:
+            writes.setdefault(leaf, set()).add(storage)
+    makes: dict[int, list[int]] = {}
+    born = np.flatnonzero(evidence.made & (evidence.birth_leaf >= 0))
+    for storage in born.tolist():
+        makes.setdefault(int(evidence.birth_leaf[storage]), []).append(storage)
+    forward = np.array([*reads.keys() | makes.keys()], np.int64)
+    forward = forward[tree.phase[forward] == FORWARD]
+    for leaf in forward[np.argsort(tree.rank[forward])].tolist():
+        yield _Step(
+            in_module=bool(evidence.module_call[leaf] >= 0),
+            reads=sorted(reads.get(leaf, ())),
+            writes=sorted(writes.get(leaf, ())),
+            makes=makes.get(leaf, []),
+        )

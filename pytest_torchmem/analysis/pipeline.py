@@ -1,0 +1,164 @@
+"""The stages in order: trace -> operator tree -> storages -> categories -> timeline -> peaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchmem.analysis.attribution import Attribution
+from pytest_torchmem.analysis.categories import label_storages
+from pytest_torchmem.analysis.evidence import Evidence, Window
+from pytest_torchmem.analysis.op_tree import OpTree, build_op_tree
+from pytest_torchmem.analysis.peaks import build_timeline, find_peak, live_at
+from pytest_torchmem.analysis.results import (
+    Category,
+    CategoryBytes,
+    Contributor,
+    Counters,
+    Peak,
+    Result,
+    Retained,
+)
+from pytest_torchmem.analysis.storages import Storages, find_storages
+from pytest_torchmem.analysis.timeline import Timeline
+from pytest_torchmem.errors import TraceError
+from pytest_torchmem.trace import MarkKind, Trace
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: How many contributors a result carries; the rest is in the profile.
+LIVE_LIMIT = 64
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryProfile:
+    """A trace, analysed: what was live when, and what it was for.
+
+    Attributes:
+        tree: The operator tree.
+        storages: Every storage of the recording.
+        window: The stretch that is looked at.
+        device: Name of the device, ``cpu`` or ``cuda:0``.
+    """
+
+    tree: OpTree
+    storages: Storages
+    window: Window
+    device: str
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        devices = self.tree.trace.devices
+        number = devices.index(self.device) if self.device in devices else -1
+        return Evidence(self.tree, self.storages, self.window, number)
+
+    @cached_property
+    def labels(self) -> NDArray[np.uint8]:
+        """The category of each storage as a column number: uint8, shape (S,)."""
+        return label_storages(self.evidence)
+
+    @property
+    def timeline(self) -> Timeline:
+        return self._timeline[0]
+
+    @cached_property
+    def _timeline(self) -> tuple[Timeline, NDArray[np.float64]]:
+        return build_timeline(self.evidence, self.labels)
+
+    @cached_property
+    def attribution(self) -> Attribution:
+        return Attribution(self.evidence, self.labels)
+
+    @cached_property
+    def peak(self) -> Peak:
+        """The peak, with everything that was live at it."""
+        peak = find_peak(self.timeline)
+        rank = float(self._timeline[1][self.timeline.peak_row])
+        live = self.attribution.contributors(live_at(self.evidence, rank).tolist())
+        return Peak(peak.total, peak.time_ns, peak.at_peak, peak.by_category, live)
+
+    @cached_property
+    def retained(self) -> Retained:
+        """What the window made and left alive, with everything that it is."""
+        rows = np.flatnonzero(self._retained_at(self.window.end))
+        amounts = np.bincount(
+            self.labels[rows], self.storages.size_bytes[rows], minlength=len(Category)
+        )
+        by_category = CategoryBytes(*(int(amount) for amount in amounts))
+        live = self.attribution.contributors(rows.tolist())
+        return Retained(by_category.total, by_category, live)
+
+    @cached_property
+    def steps(self) -> tuple[int, ...]:
+        """Bytes that the window made and that are alive at the end of each of its steps."""
+        marks = self.tree.trace.marks
+        ranks = self.tree.mark_ranks()[marks["kind"] == MarkKind.STEP]
+        inside = ranks[(ranks >= self.window.begin) & (ranks <= self.window.end)]
+        sizes = self.storages.size_bytes
+        return tuple(int(sizes[self._retained_at(rank)].sum()) for rank in inside.tolist())
+
+    @cached_property
+    def unexplained_bytes(self) -> int:
+        """Largest difference between the recorded sizes and the allocator's own running total."""
+        table = self.tree.trace.allocations
+        mine = table[table["device"] == self.evidence.device]
+        order = np.argsort(self.tree.rank[mine["event"]])
+        total = mine["total_allocated"][order]
+        if not len(total) or not total.any():
+            return 0
+        drift = total - np.cumsum(mine["size_bytes"][order])
+        return int(drift.max() - drift.min())
+
+    def region(self, name_mark: int, end_mark: int) -> MemoryProfile:
+        """The part of the recording between two marks."""
+        ranks = self.tree.mark_ranks()
+        window = Window(float(ranks[name_mark]), float(ranks[end_mark]), is_region=True)
+        return MemoryProfile(self.tree, self.storages, window, self.device)
+
+    def result(self, name: str = "", notes: tuple[str, ...] = ()) -> Result:
+        """The figures, without the arrays they come from."""
+        counters = self.tree.trace.meta.get("counters")
+        peak, retained = self.peak, self.retained
+        return Result(
+            name=name,
+            device=self.device,
+            estimated=False,
+            peak=Peak(
+                peak.total, peak.time_ns, peak.at_peak, peak.by_category, _largest(peak.live)
+            ),
+            retained=Retained(retained.total, retained.by_category, _largest(retained.live)),
+            steps=self.steps,
+            counters=Counters(**counters) if counters and not self.window.is_region else None,
+            has_backward=self.evidence.has_backward,
+            unexplained_bytes=self.unexplained_bytes,
+            notes=notes,
+        )
+
+    def _retained_at(self, rank: float) -> NDArray[np.bool_]:
+        alive = (self.storages.born <= rank) & (self.storages.died > rank)
+        mine: NDArray[np.bool_] = self.storages.device == self.evidence.device
+        return alive & self.evidence.made & mine
+
+
+def _largest(contributors: tuple[Contributor, ...]) -> tuple[Contributor, ...]:
+    return contributors[:LIVE_LIMIT]
+
+
+def analyze(trace: Trace, device: str | None = None) -> MemoryProfile:
+    """Analyse a trace; ``device`` names the one to look at, by default the one recorded for.
+
+    Raises `TraceError` if the trace holds nothing of that device.
+    """
+    name = device or str(trace.meta.get("device", "cpu"))
+    if device is not None and device not in trace.devices:
+        seen = ", ".join(trace.devices) or "none"
+        raise TraceError(f"the trace has no allocations on {device}; it has: {seen}")
+    tree = build_op_tree(trace)
+    ranks = tree.mark_ranks()
+    stops = ranks[trace.marks["kind"] == MarkKind.STOP]
+    end = float(stops[-1]) if len(stops) else float(len(trace.events))
+    return MemoryProfile(tree, find_storages(tree), Window(-0.5, end), name)
