@@ -490,8 +490,24 @@ def test_emptying_the_cache_unmaps_whole_pages_of_expandable_segments():
 def test_an_expandable_segment_that_is_all_free_is_gone_after_emptying_the_cache():
     log = log_of(("a", 50 * MiB), "a")
     log.empty_cache()
-    assert last(run(log, EXPANDABLE))["reserved"] == 0
-    assert run(log, EXPANDABLE).segments == ()
+    result = run(log, EXPANDABLE)
+    assert last(result)["reserved"] == 0
+    assert result.segments == ()
+    # What comes next lies in a new range of addresses.
+    log.alloc(1, 50 * MiB)
+    result = run(log, EXPANDABLE)
+    assert result.address[-1] > result.address[0]
+
+
+def test_unmapped_neighbours_are_mapped_again_in_one_go():
+    log = log_of(("a", 20 * MiB), ("b", 20 * MiB), ("c", 20 * MiB), "a")
+    log.empty_cache()
+    log.free(ord("b"))
+    log.empty_cache()
+    log.alloc(ord("d"), 40 * MiB)
+    result = run(log, EXPANDABLE)
+    assert result.address[-1] == result.address[0]
+    assert result.device_alloc_count == 4
 
 
 def test_expandable_segments_give_pages_back_before_they_run_out():
