@@ -215,7 +215,7 @@ def argument_problem(item: pytest.Item) -> str:
 
 def prepare(item: pytest.Item) -> None:
     """Check the markers and the device of a test that asks to be measured, before its fixtures."""
-    _forget_last_run(item)
+    forget(item)
     run = item.config.stash[RUN]
     if problem := argument_problem(item):
         item.stash[BAD_ARGUMENT] = True
@@ -228,8 +228,8 @@ def prepare(item: pytest.Item) -> None:
         refuse(item, run, error)
 
 
-def _forget_last_run(item: pytest.Item) -> None:
-    """A rerun uses the same item, and must start as the first run did."""
+def forget(item: pytest.Item) -> None:
+    """Drop what a run of a test left in its item, which lives on and may be run again."""
     if BODY in item.stash:
         del item.stash[BODY]
     if PAYLOAD in item.stash:

@@ -46,7 +46,7 @@ class Torchmem:
         return contextlib.nullcontext(_NoRegion(name, self._body))  # type: ignore[arg-type]
 
     def steps(self, n: int, *, warmup: int = 0) -> Iterator[int]:
-        """Yield 0, 1, ... for ``warmup`` steps and ``n`` more, and mark the end of each of those ``n``.
+        """Yield 0, 1, ... for ``warmup`` steps and ``n`` more; mark the end of each of the latter.
 
         What the marked steps leave behind gives the body's growth per step. Raises `MarkerError`
         for numbers that make no steps and outside of the test body.

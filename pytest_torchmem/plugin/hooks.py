@@ -12,6 +12,7 @@ from pytest_torchmem.plugin.body import (
     Run,
     argument_problem,
     body_of,
+    forget,
     measured_call,
     prepare,
 )
@@ -69,6 +70,8 @@ def pytest_runtest_makereport(
         del report.wasxfail
         report.outcome = "failed"
     attach(item, report)
+    if report.when == "teardown":
+        forget(item)
     return report
 
 

@@ -1,0 +1,3 @@
+"""Plugins for our own tests: pytester runs pytest on small projects."""
+
+pytest_plugins = ["pytester"]

@@ -1,0 +1,109 @@
+"""A stand-in for pytest_torchmem.measure: bodies say what they use, so no torch is needed.
+
+It has the same names as the real module. A project under test puts it in place with `install()`
+and its bodies call `use(...)`.
+"""
+
+import contextlib
+import sys
+
+from pytest_torchmem.analysis.results import (
+    Category,
+    CategoryBytes,
+    Contributor,
+    Counters,
+    Peak,
+    Phase,
+    Result,
+    Retained,
+    Source,
+)
+from pytest_torchmem.errors import DeviceError, RecordingError
+
+MiB = 1 << 20
+state = {"used": [], "busy": False, "backward": True, "recording": False, "starts": 0}
+
+
+def install():
+    sys.modules["pytest_torchmem.measure"] = sys.modules[__name__]
+
+
+def use(size, category="activation", retained=False, operator="aten::mm", module="net", line=12):
+    """Use ``size`` bytes in the running body."""
+    source = Source(__file__, line, "forward")
+    contributor = Contributor(Category(category), size, 1, operator, module, source, Phase.FORWARD)
+    state["used"].append((contributor, retained))
+
+
+def environment(device):
+    kind = "cpu" if device == "cpu" else "Fake 100"
+    return {"device": kind, "capability": "", "torch": "2.99", "allocator": ""}
+
+
+def result_of(name, device, used, steps=()):
+    used = sorted(used, key=lambda pair: -pair[0].size_bytes)
+    live = tuple(contributor for contributor, _ in used)
+    kept = tuple(contributor for contributor, retained in used if retained)
+    peak, retained = (_by_category(live), _by_category(kept))
+    counters = Counters(1, 2, 3, 4 * MiB) if device.startswith("cuda") else None
+    return Result(
+        name=name,
+        device=device,
+        estimated=False,
+        peak=Peak(peak.total, 0, peak, peak, live),
+        retained=Retained(retained.total, retained, kept),
+        steps=tuple(steps),
+        counters=counters,
+        has_backward=state["backward"],
+    )
+
+
+def _by_category(live):
+    amounts = dict.fromkeys(Category, 0)
+    for contributor in live:
+        amounts[contributor.category] += contributor.size_bytes
+    return CategoryBytes.of(amounts)
+
+
+class Region:
+    def __init__(self, name, device, start):
+        self.name, self._device, self._start, self._stop = name, device, start, None
+
+    @property
+    def result(self):
+        return result_of(self.name, self._device, state["used"][self._start : self._stop])
+
+    def __getattr__(self, name):
+        return getattr(self.result, name)
+
+
+class BodyMeasurement:
+    def __init__(self, device=None):
+        if device and device not in ("cpu", "cuda", "cuda:0"):
+            raise DeviceError(f"there is no device {device}; this machine has cpu, cuda:0")
+        self.device = {"cuda": "cuda:0"}.get(device, device or "cpu")
+        self.regions = []
+        self._steps = []
+
+    def start(self):
+        if state["busy"]:
+            raise RecordingError("another profiler is active")
+        assert not state["recording"], "started twice"
+        state["used"] = []
+        state["backward"] = True
+        state["recording"] = True
+        state["starts"] += 1
+
+    @contextlib.contextmanager
+    def region(self, name):
+        region = Region(name, self.device, len(state["used"]))
+        self.regions.append(region)
+        yield region
+        region._stop = len(state["used"])
+
+    def step(self):
+        self._steps.append(sum(c.size_bytes for c, retained in state["used"] if retained))
+
+    def stop(self):
+        state["recording"] = False
+        return result_of("", self.device, state["used"], self._steps)

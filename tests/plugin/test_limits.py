@@ -1,0 +1,256 @@
+"""A limit fails the test that exceeds it, with a sentence that names the cause."""
+
+import pytest
+
+
+def test_a_body_over_its_limit_fails_in_one_sentence(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget(activation="1GiB")
+        def test_a():
+            use(700 * MiB, operator="aten::mm", module="net.fc")
+            use(529 * MiB, operator="aten::relu", module="net.act")
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "activation peaked at 1.2 GiB, 205.0 MiB over the limit of 1.0 GiB: largest 700.0 MiB "
+            "from aten::mm in net.fc (fake_measure.py:12)",
+            "live at the peak, 1.2 GiB on cpu:",
+            "FAILED *::test_a - Failed: activation peaked at 1.2 GiB*",
+        ]
+    )
+
+
+def test_a_failure_shows_no_traceback_of_ours(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget("1B")
+        def test_a():
+            use(2)
+        """
+    )
+    for style in ("auto", "long", "short", "native"):
+        result = project.run(f"--tb={style}")
+        result.assert_outcomes(failed=1)
+        assert "pytest_torchmem" not in result.stdout.str().replace("pytest_torchmem-", "")
+
+
+def test_a_body_at_its_limit_passes(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget("3MiB", activation=2 * MiB, temporary="1MiB", retained="2MiB")
+        def test_a():
+            use(2 * MiB, retained=True)
+            use(1 * MiB, "temporary")
+        """
+    )
+    project.run().assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    "category",
+    [
+        "parameter",
+        "gradient",
+        "optimizer_state",
+        "input",
+        "autograd_detail",
+        "activation",
+        "temporary",
+        "buffer",
+        "workspace",
+        "unknown",
+    ],
+)
+def test_each_category_can_be_limited(project, category):
+    project.write(
+        f"""
+        @pytest.mark.memory_budget({category}="3MiB")
+        def test_over():
+            use(4 * MiB, "{category}")
+
+        @pytest.mark.memory_budget({category}="3MiB")
+        def test_other():
+            use(4 * MiB, "{"input" if category != "input" else "buffer"}")
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1, passed=1)
+    subject = category.replace("_", " ")
+    result.stdout.fnmatch_lines(
+        [f"{subject} peaked at 4.0 MiB, 1.0 MiB over the limit of 3.0 MiB*"]
+    )
+
+
+def test_what_is_retained_can_be_limited(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget(retained="0B")
+        def test_a():
+            use(2 * MiB)
+            use(1 * MiB, "gradient", retained=True)
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "retained 1.0 MiB, 1.0 MiB over the limit of 0 B: largest 1.0 MiB of gradient from *",
+            "retained at the end, 1.0 MiB:",
+        ]
+    )
+
+
+def test_growth_per_step_can_be_limited(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget(growth="0B")
+        def test_grows(torchmem):
+            for _ in torchmem.steps(3, warmup=1):
+                use(1 * MiB, retained=True)
+
+        @pytest.mark.memory_budget(growth="0B")
+        def test_does_not(torchmem):
+            for step in torchmem.steps(3, warmup=1):
+                use(1 * MiB, retained=step == 0)
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["grew by 1.0 MiB per step, 1.0 MiB over the limit of 0 B: *"])
+
+
+def test_a_growth_limit_without_steps_fails(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget(growth="0B")
+        def test_a():
+            use(1)
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["the limit of 0 B on growth cannot be judged: *[[]no-steps]"])
+
+
+@pytest.mark.parametrize("key", ["allocated", "active", "reserved"])
+def test_a_limit_on_an_allocator_counter_fails_on_the_cpu(project, key):
+    project.write(
+        f"""
+        @pytest.mark.memory_budget({key}="1GiB")
+        def test_a():
+            use(1)
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"the limit of 1.0 GiB on {key} memory cannot be judged: cpu *"])
+
+
+def test_reserved_memory_is_limited_on_a_gpu(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget(reserved="3MiB", device="cuda")
+        def test_over(): use(1)
+
+        @pytest.mark.memory_budget(reserved="4MiB", device="cuda")
+        def test_within(): use(1)
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["reserved memory peaked at 4.0 MiB, 1.0 MiB over the limit*"])
+
+
+def test_an_activation_limit_without_a_backward_pass_fails(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget(activation="1GiB")
+        def test_a():
+            fake_measure.state["backward"] = False
+            use(1, "temporary")
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*on activation cannot be judged: nothing*[[]no-activation]"])
+
+
+def test_a_reading_of_zero_never_passes_a_limit(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget("1GiB")
+        def test_a():
+            pass
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["the body used no memory on cpu: *[[]no-reading]"])
+
+
+def test_a_limit_whose_body_could_not_be_recorded_fails(project):
+    project.write(
+        """
+        fake_measure.state["busy"] = True
+
+        @pytest.mark.memory_budget("1GiB")
+        def test_a():
+            use(1)
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "the limit on memory cannot be judged: another profiler is active [[]not-measured]",
+            "not measured: *::test_a: another profiler is active [[]not-measured]",
+        ]
+    )
+
+
+def test_sizes_one_byte_apart_do_not_read_the_same(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget("1GiB")
+        def test_a():
+            use(1024 * MiB + 1)
+        """
+    )
+    result = project.run()
+    result.stdout.fnmatch_lines(
+        ["memory peaked at 1073741825 B, 1 B over the limit of 1073741824 B: *"]
+    )
+
+
+def test_a_callable_limit_is_computed_after_the_body(project):
+    project.write(
+        """
+        sizes = []
+
+        @pytest.mark.memory_budget(lambda: sizes[0])
+        def test_a():
+            sizes.append(3 * MiB)
+            use(4 * MiB)
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["memory peaked at 4.0 MiB, 1.0 MiB over the limit of 3.0 MiB*"])
+
+
+def test_a_callable_limit_that_raises_fails_its_test_only(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget(lambda: 1 / 0)
+        def test_a(): use(1)
+
+        def test_b(): pass
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*could not be computed: ZeroDivisionError: *[[]bad-argument]"])
