@@ -1,0 +1,290 @@
+"""One training step, or one call, of a program on fake tensors -> StaticRun."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+
+from pytest_torchmem.record import fx_api
+from pytest_torchmem.record.fx_fakes import Reachable, Substitution, find_reachable
+from pytest_torchmem.record.fx_origin import is_user_file, names_of
+from pytest_torchmem.record.fx_trace import FakeRunRecorder
+from pytest_torchmem.static_graph import (
+    Category,
+    EstimateError,
+    Phase,
+    StaticGraph,
+    StaticRun,
+)
+
+_ADVICE = (
+    "estimate only knows shapes: estimate the part before that, give the program the number "
+    "as a plain argument, or measure it with pytest_torchmem.measure"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What to run, with fake tensors in the place of real ones."""
+
+    target: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    backward: bool
+    optimizer: Any
+
+    def step(self) -> Any:
+        """Run once. What is returned is what a caller would still hold."""
+        if not self.backward:
+            result = self.target(*self.args, **self.kwargs)
+            self._update()
+            return result
+        # The output is handed on without a name here, so that it dies when the loss is made.
+        loss = _loss_of(self.target(*self.args, **self.kwargs))
+        if loss is not None:
+            loss.backward()
+        del loss
+        self._update()
+        return None
+
+    def _update(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+
+def record_fake_run(
+    target: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    backward: bool,
+    optimizer: Any,
+    device: str | None,
+) -> StaticRun:
+    """Return what one call of ``target`` does with memory, optionally as a training step.
+
+    With an optimizer, a first step creates its state and the second one is recorded. Modules,
+    optimizers and tensors are left as they were. Raises `EstimateError` if the program cannot run
+    without data.
+    """
+    found = find_reachable(target, args, kwargs, optimizer)
+    tensors = _tensors_of(found, (args, kwargs))
+    shown = _shown_device(tensors, device)
+    runs_on = _runnable_device(shown, tensors, backward)
+    fake_mode = _fake_mode_of(tensors)
+    fakes = Substitution(fake_mode, None if device is None and shown == runs_on else runs_on)
+    names = names_of(found.modules.values())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_collected())
+        stack.callback(fakes.restore)
+        stack.enter_context(_explained())
+        stack.enter_context(fx_api.optimizers_accept_fakes())
+        if backward:
+            stack.enter_context(torch.enable_grad())
+        for _, module in found.modules.values():
+            fakes.in_module(module)
+        for known in found.optimizers.values():
+            fakes.in_optimizer(known)
+        given = fakes.in_tree((tuple(args), dict(kwargs)))
+        stack.enter_context(fake_mode)
+        made = _optimizer_for(optimizer, found)
+        program = _Program(target, given[0], given[1], backward, made)
+        if program.optimizer is not None:
+            with _recording(FakeRunRecorder(fakes.fake_of, names)):
+                program.step()
+            program.optimizer.zero_grad(set_to_none=True)
+        recorder = FakeRunRecorder(fakes.fake_of, names)
+        _name_owners(recorder, found, given, program.optimizer)
+        with _recording(recorder):
+            held = program.step()
+        graph, lifetimes = recorder.finish()
+        del held
+    notes = recorder.notes | _notes(shown, runs_on, graph, program)
+    return StaticRun(_on_device(graph, runs_on, shown), lifetimes, str(shown), tuple(sorted(notes)))
+
+
+# Where it runs.
+
+
+def _tensors_of(found: Reachable, given: Any) -> list[Any]:
+    leaves = [leaf for leaf in fx_api.leaves(given) if isinstance(leaf, torch.Tensor)]
+    return [*found.parameters, *leaves]
+
+
+def _shown_device(tensors: Sequence[Any], device: str | None) -> Any:
+    """The device that is asked about; by default that of the first parameter or input."""
+    chosen = torch.device(device) if device is not None else None
+    if chosen is None:
+        chosen = tensors[0].device if tensors else torch.device("cpu")
+    if chosen.type == "meta":
+        return torch.device("cpu")
+    if chosen.type != "cpu" and chosen.index is None:
+        return torch.device(chosen.type, 0)
+    return chosen
+
+
+def _runnable_device(shown: Any, tensors: Sequence[Any], backward: bool) -> Any:
+    """The device the fakes are said to be on: the CPU stands in where autograd lacks the real one.
+
+    See `fx_api.builds_without_cuda`.
+    """
+    wants_grad = backward or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+    if shown.type == "cuda" and wants_grad and fx_api.builds_without_cuda():
+        return torch.device("cpu")
+    return shown
+
+
+def _fake_mode_of(tensors: Sequence[Any]) -> Any:
+    """The mode of the program's own fake tensors, for they work in no other; else a new one."""
+    for tensor in tensors:
+        if isinstance(tensor, fx_api.FakeTensor):
+            return tensor.fake_mode
+    return fx_api.FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _on_device(graph: StaticGraph, runs_on: Any, shown: Any) -> StaticGraph:
+    if runs_on == shown:
+        return graph
+    named = (
+        replace(s, device=str(shown)) if s.device == str(runs_on) else s for s in graph.storages
+    )
+    return StaticGraph(graph.nodes, tuple(named))
+
+
+def _notes(shown: Any, runs_on: Any, graph: StaticGraph, program: _Program) -> set[str]:
+    notes = set()
+    if runs_on != shown:
+        notes.add(
+            f"estimated for {shown} with the operators of {runs_on}, because this torch is built "
+            "without CUDA: fused attention, dropout masks and multi-tensor optimizers may differ"
+        )
+    if program.backward and not any(n.phase is Phase.BACKWARD for n in graph.nodes):
+        notes.add("nothing in the output requires a gradient, so there is no backward in it")
+    if program.optimizer is not None:
+        notes.add("a second training step: the optimizer's state exists from the start")
+    return notes
+
+
+# What runs.
+
+
+def _optimizer_for(optimizer: Any, found: Reachable) -> Any:
+    """The optimizer itself, or the one that a class or a factory makes for the parameters."""
+    if optimizer is None or isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    trainable = [p for p in found.parameters if p.requires_grad]
+    if not trainable:
+        raise EstimateError(
+            "an optimizer was asked for, but nothing that was given has trainable parameters; "
+            "pass the module itself, or an optimizer that has them"
+        )
+    return optimizer(trainable)
+
+
+def _loss_of(output: Any) -> Any:
+    """What to differentiate: the output's ``loss``, else its first tensor that has a graph."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    for leaf in fx_api.leaves((loss, output)):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            return leaf if leaf.dim() == 0 else leaf.sum()
+    return None
+
+
+def _name_owners(recorder: FakeRunRecorder, found: Reachable, given: Any, optimizer: Any) -> None:
+    """Say what the tensors from before the run are for; the first word about each stands last."""
+    owners: list[tuple[Category, Any]] = [(Category.INPUT, given)]
+    known = [*found.optimizers.values(), *([optimizer] if optimizer is not None else [])]
+    owners += [(Category.OPTIMIZER_STATE, list(k.state.values())) for k in known]
+    for _, module in found.modules.values():
+        parameters = list(module.parameters())
+        owners.append((Category.BUFFER, list(module.buffers())))
+        owners.append((Category.GRADIENT, [p.grad for p in parameters if p.grad is not None]))
+        owners.append((Category.PARAMETER, parameters))
+    for category, tree in owners:
+        for leaf in fx_api.leaves(tree):
+            if isinstance(leaf, torch.Tensor):
+                recorder.own(leaf, category)
+
+
+# Around the run.
+
+
+@contextlib.contextmanager
+def _recording(recorder: FakeRunRecorder) -> Iterator[None]:
+    """Let the recorder see operators, and which module and optimizer they run in."""
+
+    def saved_state() -> Any:
+        # Checkpointing keeps the generator's state, which C++ allocates behind the dispatcher.
+        state = get_rng_state()
+        recorder.made_outside(state, "aten::get_rng_state")
+        return state
+
+    get_rng_state = torch.get_rng_state
+    hooks = (
+        module_hooks.register_module_forward_pre_hook(lambda m, _: recorder.enter_module(m)),
+        # A recomputation that has all it needs leaves its modules by an exception.
+        module_hooks.register_module_forward_hook(
+            lambda m, _args, _output: recorder.leave_module(m), always_call=True
+        ),
+        optimizer_hooks.register_optimizer_step_pre_hook(
+            lambda _optimizer, _args, _kwargs: recorder.enter_optimizer()
+        ),
+        optimizer_hooks.register_optimizer_step_post_hook(
+            lambda optimizer, _args, _kwargs: recorder.leave_optimizer(optimizer)
+        ),
+    )
+    torch.get_rng_state = saved_state
+    try:
+        with recorder:
+            yield
+    finally:
+        torch.get_rng_state = get_rng_state
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def _collected() -> Iterator[None]:
+    """No garbage from before, and none collected in the middle at a time nobody can predict."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turn what fake tensors raise into what the user can do about it."""
+    try:
+        yield
+    except fx_api.VALUE_ERRORS as error:
+        raise EstimateError(
+            f"the program needs the value of a tensor{_where(error)} ({error}); {_ADVICE}"
+        ) from error
+    except fx_api.OPERATOR_ERRORS as error:
+        raise EstimateError(
+            f"an operator{_where(error)} has no rule for fake tensors ({error}); register one with "
+            "torch.library.register_fake, or measure with pytest_torchmem.measure"
+        ) from error
+
+
+def _where(error: BaseException) -> str:
+    """The user's innermost line on the way to an error."""
+    line = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if is_user_file(frame.f_code.co_filename):
+            line = f" at {Path(frame.f_code.co_filename).name}:{number}"
+    return line

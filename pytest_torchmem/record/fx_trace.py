@@ -1,0 +1,316 @@
+"""Records what an eager program does with memory while it runs on fake tensors.
+
+The program itself runs: Python drops its references, autograd saves tensors and lets go of them
+node by node, checkpointing recomputes. Only the operators have no data to work on. A storage lives
+from the operator that returned it until its C++ object dies, which a weak reference reports: these
+are the lifetimes of the eager program, not what a graph would permit.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytest_torchmem.record import fx_api
+from pytest_torchmem.record.fx_origin import recomputes, starts_backward, user_line
+from pytest_torchmem.record.fx_scratch import scratch_bytes
+from pytest_torchmem.static_graph import (
+    Category,
+    EstimateError,
+    Lifetimes,
+    NodeKind,
+    Phase,
+    Source,
+    StaticGraph,
+    StaticNode,
+    StaticStorage,
+)
+
+_ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A storage while it is recorded. Row numbers are those of `pytest_torchmem.static_graph`."""
+
+    size_bytes: int
+    device: str
+    category: Category
+    first: int
+    end: int = -1
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """All storages that were seen, and which of them live."""
+
+    entries: list[_Entry] = field(default_factory=list)
+    live: dict[int, int] = field(default_factory=dict)
+    watches: dict[int, weakref.ref[Any]] = field(default_factory=dict)
+    operator_count: int = 0
+
+    def number(self, tensor: Any) -> int | None:
+        return self.live.get(fx_api.storage_key(tensor))
+
+    def add(self, tensor: Any, category: Category, first: int) -> int:
+        storage = tensor.untyped_storage()
+        size = fx_api.size_hint(storage.nbytes())
+        number = self.append(_Entry(size, str(tensor.device), category, first))
+        key = fx_api.storage_key(tensor)
+        self.live[key] = number
+        self.watches[number] = weakref.ref(storage, partial(self._died, key, number))
+        return number
+
+    def append(self, entry: _Entry) -> int:
+        self.entries.append(entry)
+        return len(self.entries) - 1
+
+    def resized(self, tensor: Any, number: int, row: int) -> int | None:
+        """The number of a known storage's new memory, if an operator gave it another size.
+
+        The old memory goes after the new has come: its content is copied.
+        """
+        size = fx_api.size_hint(tensor.untyped_storage().nbytes())
+        old = self.entries[number]
+        if size == old.size_bytes:
+            return None
+        old.end = row + 1
+        # The watch on the old number would end it a second time.
+        del self.watches[number]
+        return self.add(tensor, old.category, row)
+
+    def _died(self, key: int, number: int, _: Any) -> None:
+        entry = self.entries[number]
+        entry.end = max(2 * self.operator_count, entry.first)
+        if self.live.get(key) == number:
+            del self.live[key]
+
+    def lifetimes(self) -> Lifetimes:
+        rows = 1 + 2 * self.operator_count
+        ends = [rows if e.end < 0 else e.end for e in self.entries]
+        first = np.array([e.first for e in self.entries], dtype=np.int64)
+        return Lifetimes(first, np.array(ends, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where an operator was called from."""
+
+    module: str
+    source: Source | None
+
+
+class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
+    """Records every operator that runs while it is entered inside a `FakeTensorMode`."""
+
+    def __init__(self, fake_of: Callable[[Any], Any], module_names: dict[int, str]) -> None:
+        super().__init__()
+        self.notes: set[str] = set()
+        self._fake_of = fake_of
+        self._owned_before: dict[int, Category] = {}
+        self._ledger = _Ledger()
+        self._given: list[StaticNode] = []
+        self._nodes: list[StaticNode] = []
+        self._module_names = module_names
+        self._module_stack: list[Any] = []
+        self._optimizer_depth = 0
+        self._forward_origins: dict[int, _Origin] = {}
+
+    # What happened.
+
+    def finish(self) -> tuple[StaticGraph, Lifetimes]:
+        """Return what was recorded. What is alive now counts as never released."""
+        self._ledger.watches.clear()
+        storages = tuple(
+            StaticStorage(e.size_bytes, e.device, e.category) for e in self._ledger.entries
+        )
+        graph = StaticGraph((*self._given, *self._nodes), storages)
+        return graph, self._ledger.lifetimes()
+
+    # Who owns what.
+
+    def own(self, tensor: Any, category: Category) -> None:
+        """Say what a tensor from before the run is for; it counts once an operator touches it."""
+        self._owned_before[fx_api.storage_key(tensor)] = category
+
+    def label(self, tensor: Any, category: Category) -> None:
+        """Say what a tensor is for. The first word about a storage stands."""
+        number = self._ledger.number(tensor)
+        if number is None:
+            self.own(tensor, category)
+        elif self._ledger.entries[number].category in (Category.UNKNOWN, Category.INPUT):
+            self._ledger.entries[number].category = category
+
+    def enter_module(self, module: Any) -> None:
+        self._module_stack.append(module)
+        if id(module) in self._module_names:
+            return
+        # Made inside the program, so nobody could name it or its tensors beforehand.
+        self._module_names[id(module)] = type(module).__name__
+        for parameter in module.parameters(recurse=False):
+            self.label(parameter, Category.PARAMETER)
+        for buffer in module.buffers(recurse=False):
+            self.label(buffer, Category.BUFFER)
+
+    def leave_module(self, module: Any) -> None:
+        # An exception may have skipped a module on its way out.
+        while self._module_stack and self._module_stack.pop() is not module:
+            pass
+
+    def enter_optimizer(self) -> None:
+        self._optimizer_depth += 1
+
+    def leave_optimizer(self, optimizer: Any) -> None:
+        self._optimizer_depth -= 1
+        for state in list(optimizer.state.values()):
+            for tensor in _tensors(state):
+                self.label(tensor, Category.OPTIMIZER_STATE)
+
+    def made_outside(self, tensor: Any, operator: str) -> None:
+        """Record a tensor that C++ made without the dispatcher noticing."""
+        made = self._ledger.add(tensor, Category.TEMPORARY, 2 * self._ledger.operator_count + 1)
+        self._append(operator, sys._getframe(1), (made,), ())
+
+    # What an operator does.
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is fx_api.LOCAL_SCALAR and self._stands_in(args[0]):
+            return 1.0
+        uses: tuple[int, ...] = ()
+        if func not in fx_api.LIFTS:
+            args, kwargs = self._with_fakes(args, kwargs)
+            uses = tuple(dict.fromkeys(self._given_or_known(t) for t in _tensors((args, kwargs))))
+        out = func(*args, **kwargs)
+        tensors = _tensors(out)
+        self._require_runnable(tensors)
+        makes = self._made(tensors)
+        if tensors:
+            makes += self._scratch(func, args, tensors[0])
+        self._append(_name_of(func), sys._getframe(1), makes, uses)
+        if fx_api.running_node()[0] == _ACCUMULATE_GRAD:
+            for tensor in tensors:
+                self.label(tensor, Category.GRADIENT)
+        return out
+
+    def _with_fakes(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Real tensors the program holds (a constant, a captured table) turned into fake ones."""
+        if all(isinstance(t, fx_api.FakeTensor) for t in _tensors((args, kwargs))):
+            return args, kwargs
+        mapped: tuple[Any, Any] = fx_api.map_tensors(self._faked, (args, kwargs))
+        return mapped
+
+    def _faked(self, tensor: Any) -> Any:
+        if isinstance(tensor, fx_api.FakeTensor) or self._ledger.number(tensor) is not None:
+            return tensor
+        return self._fake_of(tensor)
+
+    def _given_or_known(self, tensor: Any) -> int:
+        known = self._ledger.number(tensor)
+        if known is not None:
+            return known
+        key = fx_api.storage_key(tensor)
+        number = self._ledger.add(tensor, self._owned_before.get(key, Category.INPUT), 0)
+        self._given.append(StaticNode(f"given_{number}", NodeKind.INPUT, makes=(number,)))
+        return number
+
+    def _made(self, tensors: Iterable[Any]) -> tuple[int, ...]:
+        row = 2 * self._ledger.operator_count + 1
+        made = []
+        for tensor in tensors:
+            known = self._ledger.number(tensor)
+            number = (
+                self._ledger.add(tensor, Category.UNKNOWN, row)
+                if known is None
+                else self._ledger.resized(tensor, known, row)
+            )
+            if number is not None:
+                made.append(number)
+        return tuple(made)
+
+    def _scratch(self, func: Any, args: Any, beside: Any) -> tuple[int, ...]:
+        size = scratch_bytes(_name_of(func), args)
+        if not size:
+            return ()
+        row = 2 * self._ledger.operator_count + 1
+        entry = _Entry(size, str(beside.device), Category.TEMPORARY, row, row + 1)
+        return (self._ledger.append(entry),)
+
+    def _append(
+        self, operator: str, frame: FrameType, makes: tuple[int, ...], uses: tuple[int, ...]
+    ) -> None:
+        phase = self._phase(frame)
+        origin = self._origin(phase, frame)
+        self._nodes.append(
+            StaticNode(
+                name=operator,
+                kind=NodeKind.OPERATOR,
+                operator=operator,
+                module=origin.module,
+                source=origin.source,
+                phase=phase,
+                makes=makes,
+                uses=uses,
+            )
+        )
+        self._ledger.operator_count += 1
+
+    def _phase(self, frame: FrameType) -> Phase:
+        if fx_api.in_backward():
+            return Phase.RECOMPUTE if recomputes(frame) else Phase.BACKWARD
+        if starts_backward(frame):
+            return Phase.BACKWARD
+        return Phase.OPTIMIZER if self._optimizer_depth else Phase.FORWARD
+
+    def _origin(self, phase: Phase, frame: FrameType) -> _Origin:
+        """Module and line; an operator of the backward has those of its forward operator."""
+        if phase is Phase.BACKWARD:
+            _, number = fx_api.running_node()
+            if number in self._forward_origins:
+                return self._forward_origins[number]
+        module = self._module_names.get(id(self._module_stack[-1])) if self._module_stack else ""
+        origin = _Origin(module or "", user_line(frame))
+        if phase is not Phase.BACKWARD:
+            self._forward_origins.setdefault(fx_api.next_sequence_number() - 1, origin)
+        return origin
+
+    # What cannot be done.
+
+    def _stands_in(self, tensor: Any) -> bool:
+        """Whether a number may stand for a value that nobody knows.
+
+        Optimizers read norms and ratios to scale an update by: no size depends on them.
+        """
+        known = fx_api.constant_of(tensor) is not None
+        if known or not self._optimizer_depth or not tensor.dtype.is_floating_point:
+            return False
+        self.notes.add("the optimizer reads values of tensors; 1.0 stood in for each of them")
+        return True
+
+    def _require_runnable(self, tensors: Iterable[Any]) -> None:
+        if not torch.is_grad_enabled() or not fx_api.builds_without_cuda():
+            return
+        cuda = next((t for t in tensors if t.device.type == "cuda"), None)
+        if cuda is not None:
+            raise EstimateError(
+                "the program makes tensors on cuda and records them for a backward pass, which "
+                "this torch, built without CUDA, cannot follow; make them on the device of the "
+                "inputs and pass device='cuda' to estimate, or install a torch built with CUDA"
+            )
+
+
+def _tensors(tree: Any) -> list[Any]:
+    return [leaf for leaf in fx_api.leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _name_of(func: Any) -> str:
+    schema = getattr(func, "_schema", None)
+    return str(schema.name) if schema is not None else str(func)
