@@ -5,6 +5,7 @@ enough. No torch, no GPU; docs/caching-allocator.md says what is simulated and f
 """
 
 from pytest_torchmem.analysis.caching_allocator.device import OutOfMemory
+from pytest_torchmem.analysis.caching_allocator.history import History, read_history
 from pytest_torchmem.analysis.caching_allocator.requests import (
     DEFAULT_POOL,
     DEFAULT_STREAM,
@@ -37,6 +38,7 @@ __all__ = [
     "AllocatorSettingsError",
     "BlockState",
     "Fit",
+    "History",
     "OutOfMemory",
     "PlacedBlock",
     "PlacedSegment",
@@ -45,5 +47,6 @@ __all__ = [
     "RequestLog",
     "Requests",
     "fits",
+    "read_history",
     "simulate",
 ]

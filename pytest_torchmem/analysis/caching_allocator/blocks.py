@@ -167,6 +167,7 @@ class DeviceMemory:
         "capacity_bytes",
         "free_count",
         "reserved",
+        "segment_addresses",
         "segment_count",
     )
 
@@ -177,6 +178,7 @@ class DeviceMemory:
         self.allowed_bytes = allowed_bytes
         self.reserved = 0
         self.segment_count = 0
+        self.segment_addresses: list[int] = []
         self.alloc_count = 0
         self.free_count = 0
         self._next_address = _FIRST_ADDRESS
@@ -207,4 +209,6 @@ class DeviceMemory:
 
     def segment_address(self, size: int) -> int:
         """The address cudaMalloc returns: the recording's next one, or a new one."""
-        return next(self._known_addresses, 0) or self.new_range(size)
+        address = next(self._known_addresses, 0) or self.new_range(size)
+        self.segment_addresses.append(address)
+        return address

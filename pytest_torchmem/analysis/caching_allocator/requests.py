@@ -97,6 +97,37 @@ class Requests:
             raise RequestError(f"the columns of requests differ in length: {error}") from None
         return cls(kind=kind, key=keys, size_bytes=size, stream=streams, pool=pools)
 
+    @classmethod
+    def from_lifetimes(
+        cls,
+        size_bytes: ArrayLike,
+        born: ArrayLike,
+        died: ArrayLike,
+        stream: ArrayLike = DEFAULT_STREAM,
+    ) -> Requests:
+        """Return the requests of storages that live from ``born`` to ``died``.
+
+        Every argument is a column with one entry per storage, times in any unit; a storage that
+        outlives the program died at infinity. What is born at the moment another dies is taken
+        to be allocated first, the way an operator's output is while its input still lives. Keys
+        are row numbers. Raises `RequestError` when lengths differ or a storage dies before it is
+        born.
+        """
+        births, deaths = (np.asarray(times, dtype=np.float64) for times in (born, died))
+        if births.shape != deaths.shape:
+            raise RequestError("the columns of lifetimes differ in length")
+        if (deaths < births).any():
+            raise RequestError(f"storage {int(np.argmax(deaths < births))} dies before it is born")
+        mortal = np.flatnonzero(np.isfinite(deaths))
+        keys = np.concatenate([np.arange(len(births)), mortal])
+        dies = np.arange(len(keys)) >= len(births)
+        order = np.lexsort((dies, np.concatenate([births, deaths[mortal]])))
+        sizes, streams = (
+            np.broadcast_to(np.asarray(column, dtype=np.int64), births.shape)[keys][order]
+            for column in (size_bytes, stream)
+        )
+        return cls.from_columns(~dies[order], sizes, keys[order], streams)
+
 
 @dataclass(slots=True)
 class RequestLog:

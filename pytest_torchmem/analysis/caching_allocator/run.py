@@ -84,6 +84,7 @@ class AllocatorRun:
         retry_count: How often everything cached was given back to make room.
         out_of_memory: The allocations that failed. The run goes on after one as if the program
             had caught the error; what it says from there on is worth less.
+        segment_addresses: What successive calls of cudaMalloc returned.
         segments: The layout at the end.
         limit_bytes: What could be reserved; `UNLIMITED_BYTES` when no capacity was given.
     """
@@ -98,6 +99,7 @@ class AllocatorRun:
     device_alloc_count: int
     retry_count: int
     out_of_memory: tuple[OutOfMemory, ...]
+    segment_addresses: tuple[int, ...]
     segments: tuple[PlacedSegment, ...]
     limit_bytes: int
 
@@ -205,6 +207,7 @@ def simulate(
         device_alloc_count=memory.alloc_count,
         retry_count=device.retry_count,
         out_of_memory=tuple(device.out_of_memory),
+        segment_addresses=tuple(memory.segment_addresses),
         segments=_layout(device),
         limit_bytes=memory.limit_bytes,
     )

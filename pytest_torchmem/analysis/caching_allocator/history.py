@@ -1,0 +1,136 @@
+"""torch's own allocator history, as requests.
+
+``torch.cuda.memory._record_memory_history()`` keeps a list of entries per device, which
+``_snapshot()["device_traces"]`` hands out. Replaying the requests in it answers what the same
+program would have reserved under other settings or on a smaller device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pytest_torchmem.analysis.caching_allocator.requests import RequestLog, Requests
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# The history does not say which stream a block was also used on. One that no program has stands
+# for it: all that matters is that the block was not free at once.
+_SOME_OTHER_STREAM: Final = -1
+_GIVES_BACK: Final = ("segment_free", "segment_unmap")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class History:
+    """The requests found in a history, and what it says of their outcome.
+
+    Attributes:
+        requests: What was asked for. Keys are numbered in order of allocation.
+        address: int64, shape (T,); where the block of an allocation was, 0 for other requests.
+        segment_addresses: What successive calls of cudaMalloc returned.
+        row_count: int64, shape (E,); how many requests were made up to and with each entry.
+        foreign_free_count: Frees of blocks from before the history. They are left out, and the
+            blocks with them: what they held is missing from every count.
+        failure_count: Allocations that failed; the history does not hold their requests.
+    """
+
+    requests: Requests
+    address: NDArray[np.int64]
+    segment_addresses: tuple[int, ...]
+    row_count: NDArray[np.int64]
+    foreign_free_count: int
+    failure_count: int
+
+
+@dataclass(slots=True)
+class _Reader:
+    log: RequestLog = field(default_factory=RequestLog)
+    addresses: dict[int, int] = field(default_factory=dict)
+    segment_addresses: list[int] = field(default_factory=list)
+    row_count: list[int] = field(default_factory=list)
+    live: dict[int, int] = field(default_factory=dict)
+    waiting: dict[int, int] = field(default_factory=dict)
+    pools: dict[object, int] = field(default_factory=lambda: {(0, 0): 0, None: 0})
+    allocation_count: int = 0
+    foreign_free_count: int = 0
+    failure_count: int = 0
+
+    def alloc(self, entry: Mapping[str, Any]) -> None:
+        pool = self.pools.setdefault(_pool_of(entry), len(self.pools))
+        self.log.scopes = [(pool, frozenset())] if pool else []
+        key = self.allocation_count
+        self.allocation_count += 1
+        self.live[entry["addr"]] = key
+        self.addresses[len(self.log.rows)] = entry["addr"]
+        self.log.alloc(key, entry["size"], entry["stream"])
+
+    def free(self, address: int, *, at_once: bool) -> None:
+        key = self.live.pop(address, None)
+        if key is None:
+            self.foreign_free_count += 1
+            return
+        if not at_once:
+            self.log.record_stream(key, _SOME_OTHER_STREAM)
+            self.waiting[address] = key
+        self.log.free(key)
+
+    def free_completed(self, address: int) -> None:
+        key = self.waiting.pop(address, None)
+        if key is not None:
+            self.log.block_done(key)
+
+
+def read_history(entries: Sequence[Mapping[str, Any]]) -> History:
+    """Return the requests in one device's history, ``_snapshot()["device_traces"][device]``.
+
+    The history must be complete and begin before the first allocation that matters. It does not
+    hold calls of ``empty_cache`` as such: memory that went back to the device is read as one,
+    which is also what the allocator does before it gives up; what garbage collection or
+    ``max_split_size_mb`` gave back earlier cannot be told from it.
+    """
+    reader = _Reader()
+    action_before = ""
+    for position, entry in enumerate(entries):
+        action = entry["action"]
+        if action == "alloc":
+            reader.alloc(entry)
+        elif action == "free_requested":
+            reader.free(entry["addr"], at_once=_completes(entries, position))
+        elif action == "free_completed":
+            reader.free_completed(entry["addr"])
+        elif action == "segment_alloc":
+            reader.segment_addresses.append(entry["addr"])
+        elif action in _GIVES_BACK and action_before not in _GIVES_BACK:
+            reader.log.empty_cache()
+        reader.failure_count += action == "oom"
+        reader.row_count.append(len(reader.log.rows))
+        action_before = action
+    requests = reader.log.requests()
+    address = np.zeros(len(requests), dtype=np.int64)
+    address[list(reader.addresses)] = list(reader.addresses.values())
+    return History(
+        requests=requests,
+        address=address,
+        segment_addresses=tuple(reader.segment_addresses),
+        row_count=np.array(reader.row_count, dtype=np.int64),
+        foreign_free_count=reader.foreign_free_count,
+        failure_count=reader.failure_count,
+    )
+
+
+def _completes(entries: Sequence[Mapping[str, Any]], position: int) -> bool:
+    """Whether the free requested here was completed by the very next entry."""
+    if position + 1 == len(entries):
+        return True
+    after = entries[position + 1]
+    same_block = after.get("addr") == entries[position]["addr"]
+    return bool(after["action"] == "free_completed" and same_block)
+
+
+def _pool_of(entry: Mapping[str, Any]) -> tuple[int, ...] | None:
+    pool = entry.get("pool_id")
+    return None if pool is None else tuple(pool)
