@@ -107,14 +107,17 @@ def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Sort findings, the most telling first.
 
     What could not be judged comes first, because nobody knows how large it is. A category or what
-    was retained says more than the total that it is part of; among them the largest excess leads.
+    was retained says more than the total that it is part of; among them the largest excess leads,
+    and of equal ones the one with the largest single cause.
     """
     return tuple(sorted(findings, key=_rank))
 
 
-def _rank(finding: Finding) -> tuple[bool, bool, int, int]:
+def _rank(finding: Finding) -> tuple[bool, bool, int, int, int]:
     whole = finding.key in ("total", *COUNTERS)
-    return (bool(finding.excess_bytes), whole, -finding.excess_bytes, LIMIT_KEYS.index(finding.key))
+    cause_bytes = finding.growths[0].size_bytes if finding.growths else 0
+    place = LIMIT_KEYS.index(finding.key)
+    return (bool(finding.excess_bytes), whole, -finding.excess_bytes, -cause_bytes, place)
 
 
 def _compared(result: Result, entry: BaselineEntry) -> Iterable[tuple[str, int, int]]:
