@@ -14,6 +14,9 @@ _HOME = {
     "Category": "pytest_torchmem.analysis.results",
     "Result": "pytest_torchmem.analysis.results",
     "TorchmemError": "pytest_torchmem.errors",
+    "analyze": "pytest_torchmem.exports",
+    "export_memory_timeline": "pytest_torchmem.exports",
+    "load_trace": "pytest_torchmem.trace",
     "GiB": "pytest_torchmem.units",
     "KiB": "pytest_torchmem.units",
     "MiB": "pytest_torchmem.units",
@@ -22,9 +25,22 @@ _HOME = {
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.results import Category, Result
     from pytest_torchmem.errors import TorchmemError
+    from pytest_torchmem.exports import analyze, export_memory_timeline
+    from pytest_torchmem.trace import load_trace
     from pytest_torchmem.units import GiB, KiB, MiB
 
-__all__ = ["Category", "GiB", "KiB", "MiB", "Result", "TorchmemError", "__version__"]
+__all__ = [
+    "Category",
+    "GiB",
+    "KiB",
+    "MiB",
+    "Result",
+    "TorchmemError",
+    "__version__",
+    "analyze",
+    "export_memory_timeline",
+    "load_trace",
+]
 
 
 def __getattr__(name: str) -> object:

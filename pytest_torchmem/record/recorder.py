@@ -133,7 +133,7 @@ class Recorder:
             marks=marks,
             owners=np.array(self._log.owners, OWNER),
             module_edges=np.array(self._log.edges, MODULE_EDGE),
-            strings=tuple(_full_path(text) for text in names.values()),
+            strings=resolved(names.values()),
             devices=self._reader.device_names.values(),
             meta=self._meta(),
         )
@@ -168,6 +168,11 @@ def library_paths() -> list[str]:
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders.add(str(Path(__file__).resolve().parent.parent))
     return sorted(folders)
+
+
+def resolved(strings: tuple[str, ...]) -> tuple[str, ...]:
+    """The strings with file names made whole."""
+    return tuple(map(_full_path, strings))
 
 
 def _full_path(text: str) -> str:
