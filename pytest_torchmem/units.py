@@ -24,6 +24,7 @@ _FACTORS: Final = {
 }
 _SIZE = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*([kmgt]?i?b)\s*", re.IGNORECASE)
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+_FRACTION = re.compile(r"\s*(0|0?\.\d+)\s*")
 
 
 def parse_size(value: object) -> int:
@@ -48,12 +49,14 @@ def parse_size(value: object) -> int:
 
 
 def parse_fraction(value: object) -> float:
-    """Return a tolerance as a fraction: ``"2%"`` and ``0.02`` are both 0.02.
+    """Return a tolerance as a fraction: ``"2%"``, ``"0.02"`` and ``0.02`` are all 0.02.
 
     Raises `SizeError` for a negative number and for anything that is neither.
     """
     if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
         return float(match.group(1)) / 100
+    if isinstance(value, str) and (match := _FRACTION.fullmatch(value)):
+        return float(match.group(1))
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
         return float(value)
     raise SizeError(

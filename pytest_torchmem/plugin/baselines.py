@@ -86,7 +86,7 @@ def read_file(path: Path, environment: Environment) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, str(error)) from None
@@ -204,7 +204,7 @@ def portable_path(file: str, rootdir: Path) -> str:
 def _check(path: Path, data: object, environment: Environment) -> None:
     if not isinstance(data, dict) or not isinstance(data.get("entries"), dict):
         raise _unreadable(path, "it is not a baseline file")
-    if data.get("format") not in FORMATS:
+    if data.get("format") not in list(FORMATS):
         raise BaselineError(
             f"the baseline {path} has format {data.get('format')!r}, and this version of "
             f"pytest-torchmem reads {', '.join(map(str, FORMATS))}; install a newer one"

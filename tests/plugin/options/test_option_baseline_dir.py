@@ -1,0 +1,38 @@
+"""--torchmem-baseline-dir: one folder for all baselines."""
+
+
+def test_by_default_a_baseline_is_beside_its_module(project):
+    body = "@pytest.mark.memory_baseline\ndef test_a(): use(MiB)\n"
+    project.write(body, "unit/test_it")
+    project.write(body, "deep/unit/test_other")
+    project.update("--rootdir=.").assert_outcomes(passed=2)
+    found = {path.relative_to(project.path).as_posix() for path in project.path.rglob("*.json")}
+    assert found == {
+        "unit/__torchmem__/cpu-torch2.99/test_it.json",
+        "deep/unit/__torchmem__/cpu-torch2.99/test_other.json",
+    }
+
+
+def test_the_folder_repeats_the_modules_path(project):
+    project.write("@pytest.mark.memory_baseline\ndef test_a(): use(MiB)\n", "unit/test_it")
+    project.update("--torchmem-baseline-dir=stored").assert_outcomes(passed=1)
+    assert (project.path / "stored/cpu-torch2.99/unit/test_it.json").exists()
+    result = project.run("--torchmem-baseline-dir=stored", "--torchmem-require-baseline")
+    result.assert_outcomes(passed=1)
+    project.run("--torchmem-require-baseline").assert_outcomes(failed=1)
+
+
+def test_the_ini_name_does_the_same_and_the_command_line_beats_it(sized):
+    sized.ini("torchmem_baseline_dir = from_ini")
+    sized.update()
+    assert (sized.path / "from_ini/cpu-torch2.99/test_it.json").exists()
+    sized.update("--torchmem-baseline-dir=from_line")
+    assert (sized.path / "from_line/cpu-torch2.99/test_it.json").exists()
+
+
+def test_each_environment_has_its_own_file(project):
+    project.write("@pytest.mark.memory_baseline\ndef test_a(): use(MiB)\n")
+    project.update()
+    project.update("--torchmem-device=cuda")
+    assert project.baseline(environment="cpu-torch2.99").exists()
+    assert project.baseline(environment="fake-100-torch2.99").exists()

@@ -1,0 +1,45 @@
+"""--torchmem-require-baseline: a missing baseline fails its test."""
+
+
+def test_a_missing_baseline_passes_without_the_option(sized):
+    sized.run().assert_outcomes(passed=1)
+
+
+def test_a_missing_baseline_fails_with_it_and_names_the_command(sized):
+    result = sized.run("--torchmem-require-baseline")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "there is no baseline for test_a in __torchmem__/cpu-torch2.99/test_it.json "
+            "[[]no-baseline]",
+            "    pytest test_it.py::test_a --torchmem-update-baseline",
+        ]
+    )
+
+
+def test_a_stored_baseline_is_enough(sized):
+    sized.update()
+    sized.run("--torchmem-require-baseline").assert_outcomes(passed=1)
+
+
+def test_an_update_stores_what_is_required(sized):
+    sized.update("--torchmem-require-baseline").assert_outcomes(passed=1)
+    assert sized.baseline().exists()
+
+
+def test_the_ini_name_does_the_same(sized):
+    sized.ini("torchmem_require_baseline = true")
+    sized.run().assert_outcomes(failed=1)
+
+
+def test_a_region_needs_its_own(project):
+    project.write(
+        """
+        def test_a(torchmem):
+            with torchmem.measure("forward") as forward: use(1)
+            torchmem.check(forward)
+        """
+    )
+    result = project.run("--torchmem-require-baseline")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*no baseline for test_a::forward in *"])

@@ -1,0 +1,78 @@
+"""--torchmem-summary: how much of the closing table is shown."""
+
+import pytest
+
+
+@pytest.fixture
+def many(project):
+    project.write(
+        """
+        @pytest.mark.parametrize("size", range(1, 31))
+        @pytest.mark.memory_budget("20MiB")
+        def test_a(size): use(size * MiB)
+        """
+    )
+    return project
+
+
+def rows(result):
+    return [line for line in result.outlines if line.startswith("test_it.py::test_a[")]
+
+
+def test_the_short_table_has_the_failed_and_the_largest(many):
+    result = many.run()
+    assert len(rows(result)) == 20
+    assert "over limit" in rows(result)[0]
+    result.stdout.fnmatch_lines(["... and 10 smaller ones (--torchmem-summary=all shows them)"])
+    result.stdout.fnmatch_lines(["30 measured, 10 over a limit or baseline"])
+
+
+def test_all_shows_every_test(many):
+    assert len(rows(many.run("--torchmem-summary=all"))) == 30
+
+
+def test_off_shows_only_what_went_wrong(many):
+    result = many.run("--torchmem-summary=off")
+    assert not rows(result)
+    assert "torchmem ==" not in result.stdout.str()
+
+
+def test_off_still_says_what_was_not_measured(project):
+    project.write("def test_a(torchmem): use(1)")
+    result = project.run("--torchmem-summary=off", "--torchmem-device=cuda:1")
+    result.stdout.fnmatch_lines(["not measured: *"])
+
+
+def test_quiet_shows_the_counts_only(many):
+    result = many.run("-q")
+    assert not rows(result)
+    result.stdout.fnmatch_lines(["30 measured, 10 over a limit or baseline"])
+
+
+def test_the_command_line_beats_the_ini_file(many):
+    many.ini("torchmem_summary = off")
+    assert not rows(many.run())
+    assert rows(many.run("--torchmem-summary=short"))
+
+
+def test_an_unknown_kind_is_a_usage_error(many):
+    result = many.run("--torchmem-summary=long")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["ERROR: --torchmem-summary: 'long' is not one of short, all, off*"]
+    )
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_table_fits_the_terminal(many, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = many.run()
+    assert all(len(line) <= columns for line in rows(result))
+    has_composition = "activation 30.0 MiB" in rows(result)[0]
+    assert has_composition == (columns >= 100)
+
+
+def test_nothing_is_said_where_nothing_was_asked(project):
+    project.write("def test_a(): pass")
+    result = project.run("--torchmem-summary=all", "--torchmem-update-baseline")
+    assert "torchmem ==" not in result.stdout.str()

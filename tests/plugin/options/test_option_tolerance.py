@@ -1,0 +1,47 @@
+"""--torchmem-tolerance: how far above its baseline a number may be, as a share of it."""
+
+import pytest
+
+
+def test_the_default_is_two_percent(sized, monkeypatch):
+    sized.update()
+    monkeypatch.setenv("SIZE", "102")
+    sized.run().assert_outcomes(passed=1)
+    monkeypatch.setenv("SIZE", "103")
+    result = sized.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "activation peaked at 103.0 MiB, 3.0 MiB over the baseline of 100.0 MiB "
+            "(tolerance 2 %): +3.0 MiB from aten::mm in net.fc (fake_measure.py:12)"
+        ]
+    )
+
+
+def test_the_command_line_beats_the_ini_file(sized, monkeypatch):
+    sized.update()
+    monkeypatch.setenv("SIZE", "108")
+    sized.ini("torchmem_tolerance = 10%")
+    sized.run().assert_outcomes(passed=1)
+    sized.run("--torchmem-tolerance=0.05").assert_outcomes(failed=1)
+
+
+def test_a_marker_beats_both(project, monkeypatch):
+    project.write(
+        """
+        import os
+
+        @pytest.mark.memory_baseline(tolerance="50%")
+        def test_a(): use(int(os.environ.get("SIZE", "100")) * MiB)
+        """
+    )
+    project.update()
+    monkeypatch.setenv("SIZE", "149")
+    project.run("--torchmem-tolerance=1%").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("value", ["2", "much", "-1%"])
+def test_a_value_that_means_nothing_is_a_usage_error(sized, value):
+    result = sized.run(f"--torchmem-tolerance={value}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --torchmem-tolerance*[[]bad-size]"])

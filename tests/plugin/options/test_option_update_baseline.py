@@ -1,0 +1,155 @@
+"""--torchmem-update-baseline: accept what was measured, and show what changed."""
+
+
+def test_a_new_entry_is_stored_and_compared_with_from_then_on(sized):
+    result = sized.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "test_it.py::test_a *new, no baseline",
+            "1 measurement has no baseline; --torchmem-update-baseline stores it",
+        ]
+    )
+    assert not sized.baseline().exists()
+    result = sized.update()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "new: test_a: 100.0 MiB (__torchmem__/cpu-torch2.99/test_it.json)",
+            "baseline updated: 1 entry in 1 file",
+        ]
+    )
+    sized.run().stdout.fnmatch_lines(["test_it.py::test_a *same as baseline", "1 measured"])
+
+
+def test_growth_is_accepted_and_the_test_passes(sized, monkeypatch):
+    sized.update()
+    monkeypatch.setenv("SIZE", "200")
+    sized.run().assert_outcomes(failed=1)
+    result = sized.update()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["grown: test_a: 100.0 MiB -> 200.0 MiB (*)"])
+    sized.run().assert_outcomes(passed=1)
+
+
+def test_shrinking_passes_and_is_stored_by_an_update(sized, monkeypatch):
+    sized.update()
+    monkeypatch.setenv("SIZE", "50")
+    result = sized.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["test_it.py::test_a *shrunk, peak -50.0 MiB"])
+    sized.update().stdout.fnmatch_lines(["shrunk: test_a: 100.0 MiB -> 50.0 MiB (*)"])
+    assert sized.entries()["test_a"]["total"] == 50 << 20
+
+
+def test_a_change_within_the_tolerance_rewrites_nothing(sized, monkeypatch):
+    sized.update()
+    before = sized.baseline().read_bytes()
+    monkeypatch.setenv("SIZE", "101")
+    result = sized.update()
+    result.stdout.no_fnmatch_line("*updated*")
+    assert sized.baseline().read_bytes() == before
+
+
+def test_the_failure_names_the_command_that_accepts(sized, monkeypatch):
+    sized.update()
+    monkeypatch.setenv("SIZE", "200")
+    result = sized.run()
+    command = next(line for line in result.outlines if line.startswith("    pytest "))
+    assert command == "    pytest test_it.py::test_a --torchmem-update-baseline"
+    sized.run(*command.split()[1:]).assert_outcomes(passed=1)
+    sized.run().assert_outcomes(passed=1)
+
+
+def test_a_failed_test_changes_nothing(project):
+    project.write(
+        """
+        @pytest.mark.memory_baseline
+        def test_fails():
+            use(1)
+            assert False
+
+        @pytest.mark.memory_baseline
+        @pytest.mark.memory_budget("1MiB")
+        def test_over_its_limit():
+            use(2 * MiB)
+
+        @pytest.mark.memory_baseline
+        @pytest.mark.xfail
+        def test_expected_to_fail():
+            use(1)
+            assert False
+
+        @pytest.mark.memory_baseline
+        def test_passes():
+            use(1)
+        """
+    )
+    project.update()
+    assert list(project.entries()) == ["test_passes"]
+
+
+def test_other_entries_of_the_file_stay_as_they_are(project):
+    body = "@pytest.mark.memory_baseline\ndef test_{}(): use({} * MiB)\n"
+    project.write(body.format("a", 1) + body.format("b", 2))
+    project.update()
+    project.write(body.format("a", 10) + body.format("b", 20))
+    project.update("-k", "test_a")
+    assert {key: entry["total"] >> 20 for key, entry in project.entries().items()} == {
+        "test_a": 10,
+        "test_b": 2,
+    }
+
+
+def test_an_entry_that_no_test_asks_for_is_shown_and_kept(project):
+    body = "@pytest.mark.memory_baseline\ndef test_{}(): use(MiB)\n"
+    project.write(body.format("a") + body.format("b"))
+    project.update()
+    project.write(body.format("a"))
+    line = "unused: test_b: no test asked for it; kept (*)"
+    project.update().stdout.fnmatch_lines([line])
+    assert sorted(project.entries()) == ["test_a", "test_b"]
+
+
+def test_a_partial_run_calls_nothing_unused(project):
+    body = "@pytest.mark.memory_baseline\ndef test_{}(): use(MiB)\n"
+    project.write(body.format("a") + body.format("b"))
+    project.update()
+    for selection in (["-k", "test_a"], ["test_it.py::test_a"], ["--deselect=test_it.py::test_b"]):
+        project.update(*selection).stdout.no_fnmatch_line("unused:*")
+
+
+def test_a_skipped_or_failed_test_keeps_its_entries_in_use(project):
+    body = "@pytest.mark.memory_baseline\ndef test_{}(torchmem):\n    {}\n    use(MiB)\n"
+    region = "\n    with torchmem.measure('r') as r: use(1)\n    torchmem.check(r)"
+    project.write(body.format("a", region) + body.format("b", region))
+    project.update()
+    assert len(project.entries()) == 4
+    project.write(body.format("a", "pytest.skip()") + body.format("b", "assert False"))
+    project.update().stdout.no_fnmatch_line("unused:*")
+
+
+def test_the_ini_name_does_the_same(sized):
+    sized.ini("torchmem_update_baseline = true")
+    sized.run().assert_outcomes(passed=1)
+    assert sized.baseline().exists()
+
+
+def test_a_new_contributor_is_named_and_an_old_one_on_a_new_line_is_not(project):
+    before = (
+        "@pytest.mark.memory_baseline\ndef test_a():\n    use(100 * MiB, module='net.fc', line=5)\n"
+    )
+    project.write(before)
+    project.update()
+    project.write(
+        before.replace("line=5", "line=9") + "    use(9 * MiB, 'temporary', operator='aten::sum')\n"
+    )
+    result = project.run()
+    result.stdout.fnmatch_lines(
+        [
+            "temporary peaked at 9.0 MiB, 9.0 MiB over the baseline of 0 B (floor 1.0 MiB): "
+            "+9.0 MiB from aten::sum in net (fake_measure.py:12)",
+            "grown against the baseline:",
+            "+9.0 MiB  new  temporary *",
+        ]
+    )
