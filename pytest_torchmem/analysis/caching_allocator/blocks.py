@@ -202,13 +202,16 @@ class DeviceMemory:
         self.free_count += 1
 
     def new_range(self, size: int) -> int:
-        """The address of ``size`` bytes that were never handed out before."""
-        address = self._next_address
-        self._next_address += size
-        return address
+        """Begin a segment of ``size`` bytes at an address that was never handed out before."""
+        return self._begin_segment(size, 0)
 
-    def segment_address(self, size: int) -> int:
-        """The address cudaMalloc returns: the recording's next one, or a new one."""
-        address = next(self._known_addresses, 0) or self.new_range(size)
+    def new_segment(self, size: int) -> int:
+        """Begin a segment where the recording's next one began, if that is known."""
+        return self._begin_segment(size, next(self._known_addresses, 0))
+
+    def _begin_segment(self, size: int, known_address: int) -> int:
+        address = known_address or self._next_address
+        if not known_address:
+            self._next_address += size
         self.segment_addresses.append(address)
         return address

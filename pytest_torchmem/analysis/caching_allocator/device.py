@@ -7,6 +7,7 @@ releases differ.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from pytest_torchmem.analysis.caching_allocator.blocks import (
@@ -192,7 +193,7 @@ class Device:
     def _best_fit(self, home: FreeBlocks, size: int) -> Block | None:
         """Take the smallest free block that serves (``get_free_block``)."""
         keys = home.keys
-        position = home.first_of(size)
+        position = bisect_left(keys, size << ADDRESS_BITS)
         if not self._takes_first_fit:
             home.pool.searches += self.settings.collects_garbage
             position = self._acceptable(home, size, position)
@@ -200,7 +201,7 @@ class Device:
             return None
         block = home.at.pop(keys.pop(position) & ((1 << ADDRESS_BITS) - 1))
         block.free = False
-        if block.is_split and block.span is None:
+        if block.span is None and (block.next is not None or block.previous is not None):
             self.inactive_split -= block.size
         return block
 
@@ -282,7 +283,7 @@ class Device:
         if not memory.take(segment_bytes):
             return None
         memory.segment_count += 1
-        return Block(memory.segment_address(segment_bytes), segment_bytes, home)
+        return Block(memory.new_segment(segment_bytes), segment_bytes, home)
 
     def _refused_early(self, size: int) -> bool:
         memory = self.memory

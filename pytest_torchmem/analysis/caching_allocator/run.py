@@ -84,7 +84,8 @@ class AllocatorRun:
         retry_count: How often everything cached was given back to make room.
         out_of_memory: The allocations that failed. The run goes on after one as if the program
             had caught the error; what it says from there on is worth less.
-        segment_addresses: What successive calls of cudaMalloc returned.
+        segment_addresses: Where successive segments began: what cudaMalloc returned, or the ranges
+            of expandable segments.
         segments: The layout at the end.
         limit_bytes: What could be reserved; `UNLIMITED_BYTES` when no capacity was given.
     """
@@ -193,9 +194,10 @@ def simulate(
     memory = _device_memory(settings, capacity_bytes, tuple(segment_addresses))
     device = Device(settings, memory, completions_given=requests.completions_given)
     rows = _serve(device, memory, requests)
-    # One column each, contiguous: a column is what is read, row by row is how it is made.
-    columns = np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, 7).T)
-    requested, allocated, active, reserved, inactive_split, segment_count, address = columns
+    requested, allocated, active, reserved, inactive_split, segment_count, address = (
+        np.array(column, dtype=np.int64)
+        for column in (zip(*rows, strict=True) if rows else [()] * 7)
+    )
     return AllocatorRun(
         requested_bytes=requested,
         allocated_bytes=allocated,
