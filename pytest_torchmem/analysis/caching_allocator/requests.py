@@ -169,8 +169,9 @@ class RequestLog:
     ) -> None:
         """Send allocations of ``streams`` (none named: of all) to a private pool.
 
-        ``capture`` says that the scope is a CUDA graph capture. In torch up to 2.8 any scope acts
-        like one. Raises `RequestError` if the pool's scope is open already.
+        ``capture`` says that the scope is a CUDA graph capture, in which nothing is waited for;
+        releases from before May 2026 treat every scope as one. Raises `RequestError` if the pool's
+        scope is open already.
         """
         if any(pool == opened for opened, _ in self.scopes):
             raise RequestError(f"pool {pool} is in use already")
