@@ -1,0 +1,151 @@
+"""Texts for a terminal, from values alone."""
+
+from pytest_torchmem.analysis.baseline import Change
+from pytest_torchmem.analysis.growth import Growth
+from pytest_torchmem.analysis.results import (
+    Category,
+    CategoryBytes,
+    Contributor,
+    Peak,
+    Phase,
+    Result,
+    Retained,
+    Source,
+)
+from pytest_torchmem.analysis.verdict import Finding, Verdict
+from pytest_torchmem.report.summary import BaselineChange, MeasuredTest, RunSummary, Window
+from pytest_torchmem.report.terminal import Detail, failure_text, summary_lines
+from pytest_torchmem.units import MiB
+
+
+def made(size, module="net"):
+    source = Source("src/net.py", 3, "forward")
+    return Contributor(Category.ACTIVATION, size, 2, "aten::mm", module, source, Phase.FORWARD)
+
+
+def result(*live, name="", **changes):
+    total = CategoryBytes(activation=sum(c.size_bytes for c in live))
+    peak = Peak(total.total, 0, total, total, live)
+    values = {"device": "cpu", "estimated": False, "peak": peak, "retained": Retained(0, total)}
+    return Result(name=name, **{**values, **changes})
+
+
+def window(key="test_a", sentence="", change=Change.SAME, size=MiB, limits=(), before=MiB):
+    return Window(key, result(made(size)), dict(limits), change, before, sentence)
+
+
+def one(name, *windows, not_measured=""):
+    return MeasuredTest(name, "t.py", {"device": "cpu"}, windows, not_measured)
+
+
+def texts(summary, detail=Detail.SHORT, width=120):
+    return [line.text for line in summary_lines(summary, detail, width)]
+
+
+def test_a_failure_shows_what_is_live_what_grew_and_how_to_accept_it():
+    grown = Growth(made(3 * MiB, "net.new"), 3 * MiB, new=True)
+    finding = Finding("activation", "activation peaked too high", 3 * MiB, (grown,))
+    verdict = Verdict(
+        result(made(5 * MiB), made(3 * MiB, "net.new"), notes=("seen late",)),
+        (finding,),
+        Change.GROWN,
+    )
+    assert failure_text([verdict], "", "pytest t.py --accept").splitlines() == [
+        "activation peaked too high",
+        "",
+        "live at the peak, 8.0 MiB on cpu:",
+        "   size       category      count  operator    module    source",
+        "5.0 MiB  62%  activation        2  aten::mm    net       src/net.py:3 forward",
+        "3.0 MiB  38%  activation        2  aten::mm    net.new   src/net.py:3 forward",
+        "",
+        "grown against the baseline:",
+        "  growth       category    operator    module    source",
+        "+3.0 MiB  new  activation  aten::mm    net.new   src/net.py:3 forward",
+        "note: seen late",
+        "",
+        "if this change is wanted, accept it with",
+        "    pytest t.py --accept",
+    ]
+
+
+def test_a_limit_names_no_command_since_none_raises_it():
+    verdict = Verdict(result(made(1)), (Finding("total", "memory peaked", 1),))
+    assert "pytest" not in failure_text([verdict], "", "pytest t.py")
+
+
+def test_a_long_table_says_what_it_leaves_out():
+    verdict = Verdict(result(*(made(MiB, f"m{i}") for i in range(14))), (Finding("total", "x", 1),))
+    assert "... and 4 more, 4.0 MiB together" in failure_text([verdict], "", "")
+
+
+def test_a_problem_comes_before_numbers():
+    verdict = Verdict(result(made(1)), (Finding("total", "memory peaked", 1),))
+    lines = failure_text([verdict], "the file is broken", "").splitlines()
+    assert lines[:3] == ["the file is broken", "", "also: memory peaked"]
+
+
+def test_of_several_windows_the_most_telling_failure_leads():
+    body = Verdict(result(made(1)), (Finding("total", "the body grew", 10),))
+    region = Verdict(result(made(1), name="r"), (Finding("activation", "the region grew", 5),))
+    assert failure_text([body, region], "", "").startswith("in 'r', the region grew")
+
+
+def test_an_estimated_number_is_never_shown_without_the_word():
+    estimated = result(made(MiB), estimated=True)
+    verdict = Verdict(estimated, (Finding("total", "x", 1),))
+    assert "live at the peak, an estimated 1.0 MiB on cpu:" in failure_text([verdict], "", "")
+    row = Window("test_a", estimated, {}, Change.SAME, 0, "")
+    assert "1.0 MiB (estimated)" in texts(RunSummary((one("t", row),)))[1]
+
+
+def test_failed_tests_come_first_then_the_largest():
+    tests = (
+        one("t::small", window(size=1)),
+        one("t::large", window(size=9)),
+        one("t::failed", window(size=5, sentence="over the limit")),
+    )
+    rows = texts(RunSummary(tests))
+    assert [row.split()[0] for row in rows[1:4]] == ["t::failed", "t::large", "t::small"]
+
+
+def test_each_status_is_named():
+    tests = (
+        one("a", window(limits={"total": 4 * MiB}.items(), change=Change.NOT_COMPARED)),
+        one("b", window(limits={"retained": 1}.items(), change=Change.NEW)),
+        one("c", window(change=Change.SHRUNK, before=3 * MiB)),
+        one("d", window(sentence="activation peaked at 1, 1 over the limit of 2: x")),
+    )
+    rows = {row.split()[0]: row for row in texts(RunSummary(tests))}
+    assert rows["a"].endswith("25% of limit")
+    assert rows["b"].endswith("within limits; new, no baseline")
+    assert rows["c"].endswith("shrunk, peak -2.0 MiB")
+
+
+def test_a_long_name_is_cut_at_its_front():
+    name = "tests/" + "deep/" * 30 + "test_it.py::test_a"
+    row = texts(RunSummary((one(name, window()),)), width=80)[1]
+    assert row.startswith("...")
+    assert "test_it.py::test_a" in row
+    assert len(row) <= 80
+
+
+def test_one_reason_is_said_once_for_all_its_tests():
+    tests = tuple(one(f"t{i}", not_measured="no device") for i in range(5))
+    assert "not measured: t0, t1, t2 and 2 more: no device" in texts(RunSummary(tests))
+
+
+def test_changes_are_listed_in_the_order_of_the_four_words():
+    kinds = (Change.UNUSED, Change.SHRUNK, Change.GROWN, Change.NEW)
+    changes = tuple(BaselineChange("f.json", f"k{i}", kind) for i, kind in enumerate(kinds))
+    lines = texts(RunSummary(changes=changes))
+    words = [line.split(":")[0] for line in lines]
+    assert words == ["new", "grown", "shrunk", "unused", "baseline updated"]
+
+
+def test_problems_are_shown_at_every_detail():
+    for detail in Detail:
+        assert texts(RunSummary(problems=("broken",)), detail) == ["broken"]
+
+
+def test_an_empty_summary_says_nothing():
+    assert summary_lines(RunSummary(), Detail.ALL, 80) == []
