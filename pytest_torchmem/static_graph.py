@@ -80,6 +80,9 @@ class StaticNode:
         phase: Part of the training step.
         makes: Indices of storages first seen here.
         uses: Indices of storages its inputs look into; for an input, those it looks into itself.
+        writes: Those among ``uses`` that it changes in place.
+        scope: The evaluation of a node of the backward graph that it belongs to; ``""`` outside the
+            backward, and where a traced graph does not say.
     """
 
     name: str
@@ -90,6 +93,8 @@ class StaticNode:
     phase: Phase = Phase.FORWARD
     makes: tuple[int, ...] = ()
     uses: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True)

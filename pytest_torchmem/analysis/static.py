@@ -8,7 +8,6 @@ what torch's ``build_memory_profile`` and ``get_fwd_bwd_interactions`` return.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pytest_torchmem.analysis.module_paths import folded
 from pytest_torchmem.analysis.results import (
     Category,
     CategoryBytes,
@@ -26,6 +26,7 @@ from pytest_torchmem.analysis.results import (
     Retained,
     Source,
 )
+from pytest_torchmem.analysis.static_categories import makers_of, settle_categories
 from pytest_torchmem.analysis.timeline import Timeline
 from pytest_torchmem.static_graph import (
     Lifetimes,
@@ -33,15 +34,12 @@ from pytest_torchmem.static_graph import (
     StaticGraph,
     StaticNode,
     StaticRun,
-    StaticStorage,
 )
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Releasable = Callable[[StaticNode], bool]
-
-_BACKWARD_PHASES = (Phase.BACKWARD, Phase.RECOMPUTE)
 
 
 def made_by_operator(node: StaticNode) -> bool:
@@ -209,66 +207,6 @@ def _output_storages(graph: StaticGraph) -> set[int]:
     return {s for node in graph.nodes if node.kind is NodeKind.OUTPUT for s in node.uses}
 
 
-def settle_categories(run: StaticRun) -> StaticRun:
-    """Return the run with a category for every storage whose owner was not known.
-
-    Kept for backward is what the forward made (or recomputed) and an operator of the backward
-    reads, or what dies while the backward runs, as autograd drops what it saved. A gradient is
-    what the backward made and somebody holds after it.
-    """
-    graph = run.graph
-    makers = _makers(graph)
-    phases = [node.phase for node in graph.nodes if node.kind is NodeKind.OPERATOR]
-    read_by_backward = {
-        s
-        for node in graph.nodes
-        if node.kind is NodeKind.OPERATOR and node.phase is Phase.BACKWARD
-        for s in node.uses
-    }
-    settled: list[StaticStorage] = []
-    for index, storage in enumerate(graph.storages):
-        if storage.category is Category.UNKNOWN and index in makers:
-            end = int(run.lifetimes.end[index])
-            row = int(run.lifetimes.first[index])
-            category = _settle(makers[index], phases, row, end, read=index in read_by_backward)
-            settled.append(replace(storage, category=category))
-        else:
-            settled.append(storage)
-    return replace(run, graph=StaticGraph(graph.nodes, tuple(settled)))
-
-
-def _settle(maker: StaticNode, phases: list[Phase], row: int, end: int, *, read: bool) -> Category:
-    if maker.kind is not NodeKind.OPERATOR:
-        return Category.INPUT
-    last = _operator_of(end - 1, len(phases))
-    dies_in_backward = end <= 2 * len(phases) and phases[last] in _BACKWARD_PHASES
-    if maker.phase is Phase.FORWARD:
-        return Category.ACTIVATION if read or dies_in_backward else Category.TEMPORARY
-    if maker.phase is Phase.RECOMPUTE:
-        used_later = dies_in_backward and phases[last] is Phase.BACKWARD
-        return Category.ACTIVATION if read or used_later else Category.TEMPORARY
-    if maker.phase is Phase.BACKWARD:
-        outlives = end > _end_of_backward(phases, _operator_of(row, len(phases)))
-        return Category.GRADIENT if outlives else Category.AUTOGRAD_DETAIL
-    return Category.TEMPORARY
-
-
-def _operator_of(row: int, operator_count: int) -> int:
-    """The operator that a row belongs to; rows 2k+1 and 2k+2 belong to operator k."""
-    return min(max(row - 1, 0) // 2, operator_count - 1)
-
-
-def _end_of_backward(phases: list[Phase], operator: int) -> int:
-    """The last row of the backward pass that an operator is part of."""
-    while operator + 1 < len(phases) and phases[operator + 1] in _BACKWARD_PHASES:
-        operator += 1
-    return 2 * operator + 2
-
-
-def _makers(graph: StaticGraph) -> dict[int, StaticNode]:
-    return {storage: node for node in graph.nodes for storage in node.makes}
-
-
 def build_estimated_timeline(run: StaticRun) -> Timeline:
     """Return the bytes on the run's device: row by row, see `pytest_torchmem.static_graph`.
 
@@ -343,13 +281,13 @@ def estimate_result(run: StaticRun, name: str = "") -> Result:
 
 def contributors(run: StaticRun, storages: NDArray[np.int64]) -> tuple[Contributor, ...]:
     """Return who made the given storages, those of one origin together, largest first."""
-    makers = _makers(run.graph)
+    makers = makers_of(run.graph)
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index in storages.tolist():
         node = makers[index]
         category = run.graph.storages[index].category
         phase = node.phase if node.kind is NodeKind.OPERATOR else Phase.PREEXISTING
-        module = fold_module_path(node.module)
+        module = folded(node.module)
         groups[category, node.operator, module, node.source, phase].append(index)
     found = [_contributor(run.graph, key, indices) for key, indices in groups.items()]
     return tuple(sorted(found, key=lambda c: (-c.size_bytes, c.identity)))
@@ -376,8 +314,3 @@ def _by_category(live: tuple[Contributor, ...]) -> CategoryBytes:
     for contributor in live:
         amounts[contributor.category] += contributor.size_bytes
     return CategoryBytes.of(amounts)
-
-
-def fold_module_path(path: str) -> str:
-    """Return a module path with the numbers of repeated layers as ``*``: ``layers.*.norm``."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)

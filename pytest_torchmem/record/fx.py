@@ -191,6 +191,9 @@ class _GraphReader:
             phase=self._phase_of(node),
             makes=makes,
             uses=uses,
+            writes=tuple(s for s in holds if s in uses)
+            if fx_api.writes_in_place(node.target)
+            else (),
         )
 
     def _tensors(self, node: Any) -> list[Any]:
@@ -258,6 +261,8 @@ class _GraphReader:
         """In a joint graph, whatever depends on a tangent is backward."""
         tangent = node.op == "placeholder" and node.name.startswith("tangents")
         tagged = node.meta.get("partitioner_tag") == "is_backward"
+        # make_fx (torch 2.10 and later) marks what the autograd engine called.
+        tagged = tagged or bool(node.meta.get("autograd_backward"))
         if tangent or tagged or any(n in self._in_backward for n in node.all_input_nodes):
             self._in_backward.add(node)
             return Phase.BACKWARD

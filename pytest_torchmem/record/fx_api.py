@@ -131,6 +131,11 @@ def is_view(operator: Any) -> bool:
     return bool(getattr(operator, "is_view", False))
 
 
+def writes_in_place(operator: Any) -> bool:
+    """Whether an operator changes one of its inputs, by its schema."""
+    return bool(getattr(getattr(operator, "_schema", None), "is_mutable", False))
+
+
 def aliased_argument(operator: Any, output: int) -> str | None:
     """Name of the argument that an output shares its storage with, by the operator's schema."""
     schema = getattr(operator, "_schema", None)

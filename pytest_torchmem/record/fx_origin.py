@@ -19,6 +19,11 @@ _OURS: Final = str(Path(__file__).parent.parent)
 _CHECKPOINT: Final = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
 _ENGINE: Final = str(Path(torch.__file__).parent / "autograd" / "graph.py")
 _BACKWARD_CALL: Final = str(Path(torch.__file__).parent / "autograd" / "__init__.py")
+# What may stand between an operator's caller and a dispatch mode.
+_DISPATCH: Final = frozenset(
+    str(Path(torch.__file__).parent / name)
+    for name in ("_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
+)
 _NOT_THE_USERS: Final = tuple(
     {
         sysconfig.get_path("stdlib"),
@@ -79,10 +84,12 @@ def user_line(frame: FrameType | None) -> Source | None:
     return None
 
 
-def starts_backward(frame: FrameType) -> bool:
-    """Whether a frame is ``backward()`` itself, which makes the first gradient before the engine
-    runs."""
-    return frame.f_code.co_filename == _BACKWARD_CALL
+def starts_backward(frame: FrameType | None) -> bool:
+    """Whether a frame was called by ``backward()`` itself, which makes the first gradient before
+    the engine runs."""
+    while frame is not None and frame.f_code.co_filename in _DISPATCH:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename == _BACKWARD_CALL
 
 
 def recomputes(frame: FrameType | None) -> bool:
@@ -101,11 +108,16 @@ def recomputes(frame: FrameType | None) -> bool:
 
 
 def names_of(modules: Iterable[tuple[str, Any]]) -> dict[int, str]:
-    """The path of every module below the given named ones, by ``id``; a lone root is ``""``."""
-    roots = list(modules)
+    """The path of every module below the given ones, from the class of its root: ``GPT.layers.3``.
+
+    By ``id``, and with the paths of their parameters and buffers.
+    """
     names: dict[int, str] = {}
-    for root_name, root in roots:
-        prefix = f"{root_name}." if len(roots) > 1 else ""
+    for _, root in modules:
+        top = type(root).__name__
         for name, module in root.named_modules():
-            names.setdefault(id(module), (prefix + name).rstrip("."))
+            names.setdefault(id(module), f"{top}.{name}".rstrip("."))
+        for named in (root.named_parameters(), root.named_buffers()):
+            for name, tensor in named:
+                names.setdefault(id(tensor), f"{top}.{name}")
     return names

@@ -103,7 +103,9 @@ def record_fake_run(
                 program.step()
             program.optimizer.zero_grad(set_to_none=True)
         recorder = FakeRunRecorder(fakes.fake_of, names)
-        _name_owners(recorder, found, given, program.optimizer)
+        # By now the modules hold the fakes, so these have the modules' paths.
+        names.update(names_of(found.modules.values()))
+        _name_owners(recorder, found, given, program.optimizer, names)
         with _recording(recorder):
             held = program.step()
         graph, lifetimes = recorder.finish()
@@ -199,20 +201,26 @@ def _loss_of(output: Any) -> Any:
     return None
 
 
-def _name_owners(recorder: FakeRunRecorder, found: Reachable, given: Any, optimizer: Any) -> None:
-    """Say what the tensors from before the run are for; the first word about each stands last."""
-    owners: list[tuple[Category, Any]] = [(Category.INPUT, given)]
+def _name_owners(
+    recorder: FakeRunRecorder, found: Reachable, given: Any, optimizer: Any, names: dict[int, str]
+) -> None:
+    """Say what the tensors from before the run are for; the last word about each stands."""
+    parameters = found.parameters
+    inputs = [leaf for leaf in fx_api.leaves(given) if isinstance(leaf, torch.Tensor)]
+    owners = [(Category.INPUT, inputs)]
+    if not parameters:
+        # Training on plain tensors: the leaves that get gradients are the parameters.
+        owners.append((Category.PARAMETER, [t for t in inputs if t.requires_grad]))
     known = [*found.optimizers.values(), *([optimizer] if optimizer is not None else [])]
-    owners += [(Category.OPTIMIZER_STATE, list(k.state.values())) for k in known]
-    for _, module in found.modules.values():
-        parameters = list(module.parameters())
-        owners.append((Category.BUFFER, list(module.buffers())))
-        owners.append((Category.GRADIENT, [p.grad for p in parameters if p.grad is not None]))
-        owners.append((Category.PARAMETER, parameters))
-    for category, tree in owners:
-        for leaf in fx_api.leaves(tree):
-            if isinstance(leaf, torch.Tensor):
-                recorder.own(leaf, category)
+    owners += [(Category.OPTIMIZER_STATE, fx_api.leaves(list(k.state.values()))) for k in known]
+    modules = [module for _, module in found.modules.values()]
+    owners.append((Category.BUFFER, [b for m in modules for b in m.buffers()]))
+    owners.append((Category.GRADIENT, [p.grad for p in parameters if p.grad is not None]))
+    owners.append((Category.PARAMETER, parameters))
+    for category, tensors in owners:
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                recorder.own(tensor, category, names.get(id(tensor), ""))
 
 
 # Around the run.

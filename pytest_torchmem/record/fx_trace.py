@@ -116,6 +116,7 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         self.notes: set[str] = set()
         self._fake_of = fake_of
         self._owned_before: dict[int, Category] = {}
+        self._paths: dict[int, str] = {}
         self._ledger = _Ledger()
         self._given: list[StaticNode] = []
         self._nodes: list[StaticNode] = []
@@ -137,9 +138,10 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
 
     # Who owns what.
 
-    def own(self, tensor: Any, category: Category) -> None:
+    def own(self, tensor: Any, category: Category, path: str = "") -> None:
         """Say what a tensor from before the run is for; it counts once an operator touches it."""
         self._owned_before[fx_api.storage_key(tensor)] = category
+        self._paths[fx_api.storage_key(tensor)] = path
 
     def label(self, tensor: Any, category: Category) -> None:
         """Say what a tensor is for. The first word about a storage stands."""
@@ -176,8 +178,8 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
 
     def made_outside(self, tensor: Any, operator: str) -> None:
         """Record a tensor that C++ made without the dispatcher noticing."""
-        made = self._ledger.add(tensor, Category.TEMPORARY, 2 * self._ledger.operator_count + 1)
-        self._append(operator, sys._getframe(1), (made,), ())
+        made = self._ledger.add(tensor, Category.UNKNOWN, 2 * self._ledger.operator_count + 1)
+        self._append(operator, sys._getframe(1), makes=(made,))
 
     # What an operator does.
 
@@ -195,7 +197,8 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         makes = self._made(tensors)
         if tensors:
             makes += self._scratch(func, args, tensors[0])
-        self._append(_name_of(func), sys._getframe(1), makes, uses)
+        writes = self._numbers(tensors) if fx_api.writes_in_place(func) else ()
+        self._append(_name_of(func), sys._getframe(1), makes, uses, writes)
         if fx_api.running_node()[0] == _ACCUMULATE_GRAD:
             for tensor in tensors:
                 self.label(tensor, Category.GRADIENT)
@@ -219,7 +222,10 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
             return known
         key = fx_api.storage_key(tensor)
         number = self._ledger.add(tensor, self._owned_before.get(key, Category.INPUT), 0)
-        self._given.append(StaticNode(f"given_{number}", NodeKind.INPUT, makes=(number,)))
+        path = self._paths.get(key, "")
+        self._given.append(
+            StaticNode(path or f"given_{number}", NodeKind.INPUT, module=path, makes=(number,))
+        )
         return number
 
     def _made(self, tensors: Iterable[Any]) -> tuple[int, ...]:
@@ -244,11 +250,21 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         entry = _Entry(size, str(beside.device), Category.TEMPORARY, row, row + 1)
         return (self._ledger.append(entry),)
 
+    def _numbers(self, tensors: Iterable[Any]) -> tuple[int, ...]:
+        found = (self._ledger.number(t) for t in tensors)
+        return tuple(dict.fromkeys(n for n in found if n is not None))
+
     def _append(
-        self, operator: str, frame: FrameType, makes: tuple[int, ...], uses: tuple[int, ...]
+        self,
+        operator: str,
+        frame: FrameType,
+        makes: tuple[int, ...] = (),
+        uses: tuple[int, ...] = (),
+        writes: tuple[int, ...] = (),
     ) -> None:
         phase = self._phase(frame)
         origin = self._origin(phase, frame)
+        node, sequence = fx_api.running_node()
         self._nodes.append(
             StaticNode(
                 name=operator,
@@ -258,7 +274,10 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
                 source=origin.source,
                 phase=phase,
                 makes=makes,
-                uses=uses,
+                # The first gradient takes its shape from the loss: nothing of it is read.
+                uses=uses if node or phase is not Phase.BACKWARD else (),
+                writes=writes,
+                scope=f"{node}:{sequence}" if node else "",
             )
         )
         self._ledger.operator_count += 1
