@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import event, given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from pytest_torchmem.analysis.caching_allocator import (
@@ -38,6 +38,8 @@ SIZES = st.one_of(
     st.integers(10 * MiB, 70 * MiB),
     st.sampled_from([MiB, 2 * MiB, 10 * MiB, 20 * MiB, 24 * MiB]),
 )
+# A busy machine is no reason to fail.
+unhurried = settings(deadline=None)
 CAPACITIES = st.sampled_from([64 * MiB, 150 * MiB, 400 * MiB])
 
 
@@ -94,6 +96,7 @@ def require_disjoint(segments):
         assert position == end
 
 
+@unhurried
 @given(runs())
 def test_blocks_never_overlap_and_fill_their_segments(run):
     *_, result = run
@@ -113,6 +116,7 @@ def bytes_in(segments, *states):
     return sum(b.size_bytes for s in segments for b in s.blocks if b.state in states)
 
 
+@unhurried
 @given(runs())
 def test_bytes_are_conserved(run):
     *_, result = run
@@ -126,6 +130,7 @@ def test_bytes_are_conserved(run):
     assert active == result.active_bytes[-1]
 
 
+@unhurried
 @given(runs())
 def test_free_parts_of_split_segments_are_what_inactive_split_counts(run):
     _, parsed, _, result = run
@@ -138,6 +143,7 @@ def test_free_parts_of_split_segments_are_what_inactive_split_counts(run):
         assert len(result.segments) == result.segment_count[-1]
 
 
+@unhurried
 @given(runs())
 def test_neighbours_are_never_both_free(run):
     *_, result = run
@@ -146,6 +152,7 @@ def test_neighbours_are_never_both_free(run):
         assert (BlockState.FREE, BlockState.FREE) not in pairwise(states)
 
 
+@unhurried
 @given(runs())
 def test_reserved_holds_active_holds_allocated_holds_live_requests(run):
     _, _, capacity, result = run
@@ -160,6 +167,7 @@ def test_reserved_holds_active_holds_allocated_holds_live_requests(run):
         assert (result.reserved_bytes <= capacity).all()
 
 
+@unhurried
 @given(runs())
 def test_requested_is_what_was_asked_for_and_not_freed(run):
     requests, *_, result = run
@@ -175,6 +183,7 @@ def test_requested_is_what_was_asked_for_and_not_freed(run):
     assert result.requested_bytes.tolist() == expected
 
 
+@unhurried
 @given(runs())
 def test_a_second_run_is_the_same(run):
     requests, parsed, capacity, result = run
@@ -187,6 +196,7 @@ def test_a_second_run_is_the_same(run):
     assert result.out_of_memory == again.out_of_memory
 
 
+@unhurried
 @given(runs(), st.data())
 def test_what_happens_later_does_not_change_what_was(run, data):
     requests, parsed, capacity, result = run
@@ -201,6 +211,7 @@ def test_what_happens_later_does_not_change_what_was(run, data):
     assert (shorter.reserved_bytes == result.reserved_bytes[:cut]).all()
 
 
+@unhurried
 @given(logs(pools=False), st.sampled_from(CONFS))
 def test_an_empty_cache_with_nothing_live_reserves_nothing(log, conf):
     parsed = AllocatorSettings.parse(conf)
@@ -221,6 +232,7 @@ def test_an_empty_cache_with_nothing_live_reserves_nothing(log, conf):
     assert result.segments == ()
 
 
+@unhurried
 @given(logs(streams=1, pools=False), st.sampled_from(CONFS[:7]))
 def test_what_fits_exactly_fits(log, conf):
     """A device with just the peak of an unlimited run never has to give anything back."""

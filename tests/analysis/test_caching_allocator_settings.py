@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_torchmem.analysis.caching_allocator import (
@@ -27,13 +27,13 @@ def test_no_text_means_the_defaults():
 
 
 def test_every_option_is_read():
-    settings = parse(
+    read = parse(
         " max_split_size_mb : 128, max_non_split_rounding_mb:64,\t"
         "roundup_power2_divisions:4,garbage_collection_threshold:0.8,"
         "per_process_memory_fraction:0.5,expandable_segments:True,"
         "large_segment_size_mb:40,throw_on_cudamalloc_oom:True,"
     )
-    assert settings == AllocatorSettings(
+    assert read == AllocatorSettings(
         large_segment_bytes=40 * MiB,
         max_split_bytes=128 * MiB,
         max_non_split_rounding_bytes=64 * MiB,
@@ -135,10 +135,11 @@ def test_segments_come_in_three_sizes(block_bytes, segment_bytes):
     assert AllocatorSettings().segment_bytes(block_bytes) == segment_bytes
 
 
+@settings(deadline=None)
 @given(st.integers(1, 70 * GiB), st.sampled_from([0, 1, 2, 4, 8, 16, 64, 1024, 2**20]))
 def test_a_block_is_a_multiple_of_512_and_less_than_twice_the_request(request_bytes, divisions):
-    settings = AllocatorSettings(power2_divisions=(divisions,) * 16)
-    block_bytes = settings.block_bytes(request_bytes)
+    rules = AllocatorSettings(power2_divisions=(divisions,) * 16)
+    block_bytes = rules.block_bytes(request_bytes)
     assert block_bytes % 512 == 0
     assert request_bytes <= block_bytes < max(2 * request_bytes, 1024)
 

@@ -239,13 +239,7 @@ def record(name: str) -> Recording:
     if scenario.allowed_bytes:
         fraction = scenario.allowed_bytes / properties.total_memory
         torch.cuda.set_per_process_memory_fraction(fraction)
-    driver = Driver(streams=[torch.cuda.default_stream(), torch.cuda.Stream()])
-    torch.cuda.synchronize()
-    if torch.cuda.memory_reserved():
-        raise SystemExit("something was allocated before the recording began")
-    torch.cuda.memory._record_memory_history(
-        enabled="all", context=None, max_entries=_HISTORY_ENTRIES
-    )
+    driver = _start()
     scenario.run(driver)
     entries = _entries()
     stats = torch.cuda.memory_stats()
@@ -272,6 +266,17 @@ def record(name: str) -> Recording:
             "ooms": stats["num_ooms"],
         },
     )
+
+
+def _start() -> Driver:
+    driver = Driver(streams=[torch.cuda.default_stream(), torch.cuda.Stream()])
+    torch.cuda.synchronize()
+    if torch.cuda.memory_reserved():
+        raise SystemExit("something was allocated before the recording began")
+    torch.cuda.memory._record_memory_history(
+        enabled="all", context=None, max_entries=_HISTORY_ENTRIES
+    )
+    return driver
 
 
 def _entries() -> list[dict[str, Any]]:
