@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 class Window:
     """A stretch of a recording, by ranks: from ``begin`` to ``end``, both included.
 
-    ``is_region`` tells a named part of a body from the whole: at its end nobody can know yet
-    whether a backward pass follows.
+    ``may_go_on`` says that the numbers are asked for before the body is over: whether a backward
+    pass follows, nobody can know yet.
     """
 
     begin: float
     end: float
-    is_region: bool = False
+    may_go_on: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,8 @@ class Evidence:
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
         """What the footprint of the window is made of."""
-        return (self.made | self.touched) & (self.storages.device == self.device)
+        mine: NDArray[np.bool_] = self.storages.device == self.device
+        return (self.made | self.touched) & mine
 
     @cached_property
     def birth_phase(self) -> NDArray[np.uint8]:
@@ -88,7 +89,7 @@ class Evidence:
 
     @cached_property
     def has_backward(self) -> bool:
-        """Whether a backward pass began within the window (or, for a region, may yet begin)."""
+        """Whether a backward pass began within the window, or may yet begin."""
         marks = self.tree.trace.marks
         ranks = self.tree.mark_ranks()[marks["kind"] == MarkKind.BACKWARD_BEGIN]
         if bool(((ranks >= self.window.begin) & (ranks <= self.window.end)).any()):
@@ -96,7 +97,7 @@ class Evidence:
         rows = self.tree.rank[np.flatnonzero(self.tree.backward_node >= 0)]
         if bool(((rows >= self.window.begin) & (rows <= self.window.end)).any()):
             return True
-        return self.window.is_region and bool(self.owned(Ownership.SAVED).any())
+        return self.window.may_go_on and bool(self.owned(Ownership.SAVED).any())
 
     def owned(self, *kinds: Ownership) -> NDArray[np.bool_]:
         """Held as any of ``kinds`` at any mark within the window or before it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -41,25 +41,37 @@ class MemoryProfile:
     Attributes:
         tree: The operator tree.
         storages: Every storage of the recording.
-        window: The stretch that is looked at.
+        window: The stretch whose footprint is looked at.
+        whole: The whole recording. What a storage is for and where it came from does not depend on
+            which part of the recording one looks at.
         device: Name of the device, ``cpu`` or ``cuda:0``.
     """
 
     tree: OpTree
     storages: Storages
     window: Window
+    whole: Window
     device: str
 
     @cached_property
     def evidence(self) -> Evidence:
+        """Facts within the window: what it made and what it touches."""
+        return self._evidence(self.window)
+
+    @cached_property
+    def recording(self) -> Evidence:
+        """Facts within the whole recording."""
+        return self.evidence if self.window == self.whole else self._evidence(self.whole)
+
+    def _evidence(self, window: Window) -> Evidence:
         devices = self.tree.trace.devices
         number = devices.index(self.device) if self.device in devices else -1
-        return Evidence(self.tree, self.storages, self.window, number)
+        return Evidence(self.tree, self.storages, window, number)
 
     @cached_property
     def labels(self) -> NDArray[np.uint8]:
         """The category of each storage as a column number: uint8, shape (S,)."""
-        return label_storages(self.evidence)
+        return label_storages(self.recording)
 
     @property
     def timeline(self) -> Timeline:
@@ -71,7 +83,7 @@ class MemoryProfile:
 
     @cached_property
     def attribution(self) -> Attribution:
-        return Attribution(self.evidence, self.labels)
+        return Attribution(self.recording, self.labels)
 
     @cached_property
     def peak(self) -> Peak:
@@ -113,11 +125,12 @@ class MemoryProfile:
         drift = total - np.cumsum(mine["size_bytes"][order])
         return int(drift.max() - drift.min())
 
-    def region(self, name_mark: int, end_mark: int) -> MemoryProfile:
+    def region(self, begin_mark: int, end_mark: int) -> MemoryProfile:
         """The part of the recording between two marks."""
         ranks = self.tree.mark_ranks()
-        window = Window(float(ranks[name_mark]), float(ranks[end_mark]), is_region=True)
-        return MemoryProfile(self.tree, self.storages, window, self.device)
+        window = Window(float(ranks[begin_mark]), float(ranks[end_mark]), may_go_on=True)
+        whole = replace(self.whole, may_go_on=True)
+        return MemoryProfile(self.tree, self.storages, window, whole, self.device)
 
     def result(self, name: str = "", notes: tuple[str, ...] = ()) -> Result:
         """The figures, without the arrays they come from."""
@@ -132,8 +145,8 @@ class MemoryProfile:
             ),
             retained=Retained(retained.total, retained.by_category, _largest(retained.live)),
             steps=self.steps,
-            counters=Counters(**counters) if counters and not self.window.is_region else None,
-            has_backward=self.evidence.has_backward,
+            counters=Counters(**counters) if counters and self.window == self.whole else None,
+            has_backward=self.recording.has_backward,
             unexplained_bytes=self.unexplained_bytes,
             notes=notes,
         )
@@ -161,4 +174,5 @@ def analyze(trace: Trace, device: str | None = None) -> MemoryProfile:
     ranks = tree.mark_ranks()
     stops = ranks[trace.marks["kind"] == MarkKind.STOP]
     end = float(stops[-1]) if len(stops) else float(len(trace.events))
-    return MemoryProfile(tree, find_storages(tree), Window(-0.5, end), name)
+    whole = Window(-0.5, end)
+    return MemoryProfile(tree, find_storages(tree), whole, whole, name)

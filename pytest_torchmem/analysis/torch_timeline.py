@@ -76,10 +76,11 @@ class TorchMemoryProfile:
         the bytes leave, ``after`` of the one they come to; only one counts but for
         INCREMENT_VERSION.
         """
-        entries: NDArray[Any] = np.concatenate(
+        entries: Any = np.concatenate(
             [_unknown_entries(self.tree), _keyed_entries(self.graph)]
         )
-        return entries[np.lexsort((entries["action"], entries["time_ns"]))]
+        ordered: NDArray[Any] = entries[np.lexsort((entries["action"], entries["time_ns"]))]
+        return ordered
 
     def timeline(self, device: str) -> Timeline:
         """The device's timeline in microseconds resolution, columns in our order."""

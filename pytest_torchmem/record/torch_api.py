@@ -6,7 +6,11 @@ lack is looked up here, so that the rest of the package sees one shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -102,12 +106,39 @@ class Profiler:
         """Begin; raises `RuntimeError` when another session is active."""
         if torch.autograd._profiler_enabled():
             raise RuntimeError("another profiler session is active")
-        torch.autograd._prepare_profiler(self._config, self._activities)
-        torch.autograd._enable_profiler(self._config, self._activities)
+        with _without_own_log():
+            torch.autograd._prepare_profiler(self._config, self._activities)
+            torch.autograd._enable_profiler(self._config, self._activities)
 
     def stop(self) -> Any:
         """End, and return the kineto result with the event tree."""
-        return torch.autograd._disable_profiler()
+        with _without_own_log():
+            return torch.autograd._disable_profiler()
+
+
+@contextmanager
+def _without_own_log() -> Iterator[None]:
+    """Keep the profiler's notes of its start and stop off standard error.
+
+    Its library writes them whatever the log level. All else that is written meanwhile is passed on.
+    """
+    try:
+        sys.stderr.flush()
+        original = os.dup(2)
+    except (OSError, ValueError, AttributeError):  # no standard error to protect
+        yield
+        return
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(original, 2)
+            os.close(original)
+            caught.seek(0)
+            for line in caught:
+                if not line.startswith(b"USDT:"):
+                    os.write(2, line)
 
 
 def profiler_is_active() -> bool:
