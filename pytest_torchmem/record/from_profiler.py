@@ -8,7 +8,7 @@ import torch
 
 from pytest_torchmem.errors import TraceError
 from pytest_torchmem.record.kineto import TreeReader
-from pytest_torchmem.record.recorder import library_paths, resolved
+from pytest_torchmem.record.python_calls import library_paths
 from pytest_torchmem.trace import Trace
 
 
@@ -31,7 +31,7 @@ def trace_of(profile: Any, device: str | None = None) -> Trace:
         tensors=tables.tensors,
         allocations=tables.allocations,
         module_calls=tables.module_calls,
-        strings=resolved(reader.strings.values()),
+        strings=reader.strings.values(),
         devices=reader.device_names.values(),
         meta={
             "torch": torch.__version__,

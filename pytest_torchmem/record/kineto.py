@@ -6,8 +6,7 @@ the events that have it. Python calls that lead to no operator and no allocation
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.mentions import Mentions, OperatorInputs, tensor_table
+from pytest_torchmem.record.python_calls import Gap, PythonCalls
 from pytest_torchmem.record.schemas import SchemaTable
 from pytest_torchmem.record.strings import StringTable
 from pytest_torchmem.trace import ALLOCATION, EVENT, MODULE_CALL, EventKind, Role, Scope
@@ -36,9 +36,6 @@ _OPERATOR = attrgetter("scope", "sequence_number")
 _ALLOCATION = attrgetter(
     "id", "allocation_id", "device", "ptr", "alloc_size", "total_allocated", "total_reserved"
 )
-# "path/to/file.py(12): function", where the line is that of the function's definition.
-_PYTHON_NAME = re.compile(r"(?P<file>.*)\((?P<line>-?\d+)\): (?P<function>.*)", re.DOTALL)
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +73,20 @@ class TreeReader:
         self.device_names = StringTable()
         self.device_numbers = _DeviceNumbers(self.device_names)
         self._inputs = OperatorInputs(SchemaTable())
-        self._python_names: dict[str, tuple[int, int]] = {}
+        self._python = PythonCalls(self.strings)
 
     def read(self, result: Any, segment: int = 0) -> Tables:
         """Return the tables of one profiling session; ``result`` is its kineto result."""
-        nodes, fields, events = _flatten(result.experimental_event_tree())
+        tree = _flatten(result.experimental_event_tree())
+        fields, events = tree.fields, tree.events
         events["segment"] = segment
-        if nodes:
-            starts, ends, threads = zip(*map(_TIMES, nodes), strict=True)
+        if len(events):
+            starts, ends, threads = zip(*map(_TIMES, tree.nodes), strict=True)
             events["start_ns"], events["end_ns"] = starts, ends
             numbers: dict[int, int] = {}
             events["thread"] = [numbers.setdefault(t, len(numbers)) for t in threads]
         mentions = Mentions()
-        self._read_python(nodes, fields, events)
+        self._read_python(tree)
         self._read_operators(fields, events, mentions)
         module_calls = self._read_owners(fields, events, mentions)
         allocations = self._read_allocations(fields, events)
@@ -97,29 +95,23 @@ class TreeReader:
         tensors = tensors[np.argsort(tensors["event"], kind="stable")]
         return Tables(events, tensors, allocations, module_calls)
 
-    def _read_python(
-        self, nodes: Sequence[Any], fields: Sequence[Any], events: NDArray[Any]
-    ) -> None:
+    def _read_python(self, tree: _Tree) -> None:
+        events = tree.events
         rows = np.flatnonzero(np.isin(events["kind"], _PYTHON)).tolist()
-        named = [self._python_name(nodes[row].name) for row in rows]
         events["name"] = self.strings.number("")
         events["file"] = -1
-        events["name"][rows] = [name for name, _ in named]
-        events["file"][rows] = [file for _, file in named]
-        events["line"][rows] = [fields[row].caller.line_number for row in rows]
-
-    def _python_name(self, text: str) -> tuple[int, int]:
-        """Numbers of the function's name and of its file (-1 where there is none)."""
-        found = self._python_names.get(text)
-        if found is None:
-            match = _PYTHON_NAME.fullmatch(text)
-            number = self.strings.number
-            if match:
-                found = number(match["function"]), number(match["file"])
-            else:
-                found = number(_ADDRESS.sub("", text)), -1
-            self._python_names[text] = found
-        return found
+        self._python.read(
+            rows,
+            [tree.nodes[row].name for row in rows],
+            [tree.fields[row].caller.line_number for row in rows],
+            events,
+        )
+        self._python.place_operators(
+            tree.gaps,
+            [tree.nodes[gap.parent].name for gap in tree.gaps],
+            [tree.fields[row].name for gap in tree.gaps for row in gap.operators],
+            events,
+        )
 
     def _read_operators(
         self, fields: Sequence[Any], events: NDArray[Any], mentions: Mentions
@@ -190,11 +182,20 @@ class TreeReader:
             tensors["mutable"][mine] = [signature.mutable[a] for a in arguments.tolist()]
 
 
-def _flatten(roots: Sequence[Any]) -> tuple[list[Any], list[Any], NDArray[Any]]:
-    """Return the tree's nodes worth keeping in depth-first order, their fields, and their rows.
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """The nodes worth keeping in depth-first order, their fields, and their rows.
 
     The rows have ``kind``, ``parent`` and ``end`` set.
     """
+
+    nodes: list[Any]
+    fields: list[Any]
+    events: NDArray[Any]
+    gaps: list[Gap]
+
+
+def _flatten(roots: Sequence[Any]) -> _Tree:
     nodes: list[Any] = []
     parents: list[int] = []
     stack = [(root, -1) for root in reversed(roots)]
@@ -207,20 +208,7 @@ def _flatten(roots: Sequence[Any]) -> tuple[list[Any], list[Any], NDArray[Any]]:
             stack += [(child, row) for child in reversed(children)]
     fields = [node.typed[1] for node in nodes]
     kinds = [_KINDS.get(type(field), EventKind.OTHER) for field in fields]
-    kept = [
-        kind not in _PYTHON
-        or (kind is EventKind.PY_CALL and not (field.module is None and field.optimizer is None))
-        for kind, field in zip(kinds, fields, strict=True)
-    ]
-    # Children come after their parents, so walking backwards meets every descendant first.
-    sizes = list(map(int, kept))
-    for row in range(len(nodes) - 1, -1, -1):
-        if sizes[row]:
-            if not kept[row]:
-                kept[row] = True
-                sizes[row] += 1
-            if (parent := parents[row]) >= 0:
-                sizes[parent] += sizes[row]
+    kept, sizes = _kept(parents, kinds, fields)
     rows = np.flatnonzero(kept)
     new_row = np.cumsum(kept, dtype=np.int32) - 1
     events = np.zeros(len(rows), EVENT)
@@ -229,4 +217,52 @@ def _flatten(roots: Sequence[Any]) -> tuple[list[Any], list[Any], NDArray[Any]]:
     events["parent"] = np.where(old_parents >= 0, new_row[old_parents], -1)
     events["end"] = np.arange(len(rows)) + np.array(sizes, np.int32)[rows]
     order = rows.tolist()
-    return [nodes[row] for row in order], [fields[row] for row in order], events
+    gaps = [
+        Gap(int(new_row[parent]), tuple(new_row[operators].tolist()), *_lines(fields, around))
+        for parent, operators, around in _gaps(parents, kinds)
+    ]
+    return _Tree([nodes[row] for row in order], [fields[row] for row in order], events, gaps)
+
+
+def _kept(
+    parents: Sequence[int], kinds: Sequence[EventKind], fields: Sequence[Any]
+) -> tuple[list[bool], list[int]]:
+    """Which nodes are worth keeping, and how many such are in each subtree, itself included."""
+    kept = [
+        kind not in _PYTHON
+        or (kind is EventKind.PY_CALL and not (field.module is None and field.optimizer is None))
+        for kind, field in zip(kinds, fields, strict=True)
+    ]
+    # Children come after their parents, so walking backwards meets every descendant first.
+    sizes = list(map(int, kept))
+    for row in range(len(parents) - 1, -1, -1):
+        if sizes[row]:
+            if not kept[row]:
+                kept[row] = True
+                sizes[row] += 1
+            if (parent := parents[row]) >= 0:
+                sizes[parent] += sizes[row]
+    return kept, sizes
+
+
+def _gaps(
+    parents: Sequence[int], kinds: Sequence[EventKind]
+) -> Iterator[tuple[int, list[int], tuple[int, int]]]:
+    """Runs of operators directly below a Python function, and the calls around (-1: none)."""
+    open_gaps: dict[int, tuple[int, list[int]]] = {}
+    for row, (parent, kind) in enumerate(zip(parents, kinds, strict=True)):
+        if kind in _PYTHON:
+            before, operators = open_gaps.pop(parent, (-1, []))
+            if operators:
+                yield parent, operators, (before, row)
+            open_gaps[parent] = (row, [])
+        elif kind is EventKind.TORCH_OP and parent >= 0 and kinds[parent] is EventKind.PY_CALL:
+            open_gaps.setdefault(parent, (-1, []))[1].append(row)
+    for parent, (before, operators) in open_gaps.items():
+        if operators:
+            yield parent, operators, (before, -1)
+
+
+def _lines(fields: Sequence[Any], rows: tuple[int, int]) -> tuple[int, int]:
+    before, after = (fields[row].caller.line_number if row >= 0 else 0 for row in rows)
+    return before, after

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-import sys
-import sysconfig
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +15,7 @@ from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.devices import CounterReader, synchronize
 from pytest_torchmem.record.kineto import Tables, TreeReader
 from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch
+from pytest_torchmem.record.python_calls import library_paths
 from pytest_torchmem.trace import (
     ALLOCATION,
     EVENT,
@@ -133,7 +131,7 @@ class Recorder:
             marks=marks,
             owners=np.array(self._log.owners, OWNER),
             module_edges=np.array(self._log.edges, MODULE_EDGE),
-            strings=resolved(names.values()),
+            strings=names.values(),
             devices=self._reader.device_names.values(),
             meta=self._meta(),
         )
@@ -160,30 +158,6 @@ class Recorder:
             "library_paths": library_paths(),
             "counters": self._counters.peaks(),
         }
-
-
-def library_paths() -> list[str]:
-    """Folders whose frames are not the user's: installed packages, the standard library, ours."""
-    paths = sysconfig.get_paths()
-    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    folders.add(str(Path(__file__).resolve().parent.parent))
-    return sorted(folders)
-
-
-def resolved(strings: tuple[str, ...]) -> tuple[str, ...]:
-    """The strings with file names made whole."""
-    return tuple(map(_full_path, strings))
-
-
-def _full_path(text: str) -> str:
-    """Undo the profiler's habit of cutting the entries of ``sys.path`` off file names."""
-    if not text.endswith(".py") or Path(text).is_absolute():
-        return text
-    for folder in sys.path:
-        candidate = Path(folder or ".", text)
-        if candidate.exists():
-            return str(candidate.resolve())
-    return text
 
 
 def _joined(tables: list[Any], dtype: Any, references: tuple[str, ...]) -> Any:

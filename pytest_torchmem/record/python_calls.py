@@ -1,0 +1,112 @@
+"""Python calls in the event tree: their functions, files and lines."""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_torchmem.record.source_lines import SourceLines
+from pytest_torchmem.record.strings import StringTable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# "path/to/file.py(12): function", where the line is that of the function's definition.
+_NAME: Final = re.compile(r"(?P<file>.*)\((?P<line>-?\d+)\): (?P<function>.*)", re.DOTALL)
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Operators that ran directly in a Python function, between two calls it made.
+
+    ``parent`` and ``operators`` are rows of events; ``after`` and ``before`` are the lines of the
+    calls around, 0 where there is none.
+    """
+
+    parent: int
+    operators: tuple[int, ...]
+    after: int
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    name: int
+    file: int
+    path: str
+    first_line: int
+
+
+class PythonCalls:
+    """Reads the names of Python calls; each distinct one is taken apart once."""
+
+    def __init__(self, strings: StringTable) -> None:
+        self._strings = strings
+        self._functions: dict[str, _Function] = {}
+        self._sources = SourceLines()
+        self._libraries = tuple(f"{folder}/" for folder in library_paths())
+
+    def read(
+        self, rows: Sequence[int], texts: Sequence[str], lines: Sequence[int], events: NDArray[Any]
+    ) -> None:
+        """Fill name, file and line of the Python calls at ``rows``, whose event names are texts."""
+        functions = [self._function(text) for text in texts]
+        events["name"][rows] = [function.name for function in functions]
+        events["file"][rows] = [function.file for function in functions]
+        events["line"][rows] = lines
+
+    def place_operators(
+        self, gaps: Iterable[Gap], texts: Sequence[str], names: Sequence[str], events: NDArray[Any]
+    ) -> None:
+        """Fill the line of operators that ran directly in a function of the user's.
+
+        ``texts`` are the event names of the gaps' functions, ``names`` those of all operators in
+        the gaps' order.
+        """
+        names_left = iter(names)
+        for gap, text in zip(gaps, texts, strict=True):
+            operators = [next(names_left) for _ in gap.operators]
+            function = self._function(text)
+            if function.file < 0 or function.path.startswith(self._libraries):
+                continue
+            lines = self._sources.place(
+                function.path, function.first_line, operators, gap.after, gap.before
+            )
+            events["line"][list(gap.operators)] = lines
+
+    def _function(self, text: str) -> _Function:
+        found = self._functions.get(text)
+        if found is None:
+            number = self._strings.number
+            if match := _NAME.fullmatch(text):
+                path = full_path(match["file"])
+                found = _Function(number(match["function"]), number(path), path, int(match["line"]))
+            else:
+                found = _Function(number(_ADDRESS.sub("", text)), -1, "", 0)
+            self._functions[text] = found
+        return found
+
+
+def library_paths() -> list[str]:
+    """Folders whose frames are not the user's: installed packages, the standard library, ours."""
+    paths = sysconfig.get_paths()
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders.add(str(Path(__file__).resolve().parent.parent))
+    return sorted(folders)
+
+
+def full_path(name: str) -> str:
+    """Undo the profiler's habit of cutting the entries of ``sys.path`` off file names."""
+    if not name.endswith(".py") or Path(name).is_absolute():
+        return name
+    for folder in sys.path:
+        candidate = Path(folder or ".", name)
+        if candidate.exists():
+            return str(candidate.resolve())
+    return name
