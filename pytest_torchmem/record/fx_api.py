@@ -17,7 +17,7 @@ from torch._subclasses import fake_tensor as _fake_tensor
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.optim import optimizer as _optimizer
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 FakeTensor: Any = _fake_tensor.FakeTensor
 FakeTensorMode: Any = _fake_tensor.FakeTensorMode
@@ -48,6 +48,19 @@ _UNBACKED_HINT = 8192
 def leaves(tree: Any) -> list[Any]:
     """The leaves of nested lists, tuples, dicts and registered containers."""
     found: list[Any] = _pytree.tree_leaves(tree)
+    return found
+
+
+def tensors_in(tree: Any) -> list[Any]:
+    """The tensors among the leaves; of one that wraps others (a subclass), those it wraps."""
+    found: list[Any] = []
+    for leaf in leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            if is_traceable_wrapper_subclass(leaf):
+                names, _ = leaf.__tensor_flatten__()
+                found += tensors_in([getattr(leaf, name) for name in names])
+            else:
+                found.append(leaf)
     return found
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +32,23 @@ _ADVICE = (
     "estimate only knows shapes: estimate the part before that, give the program the number "
     "as a plain argument, or measure it with pytest_torchmem.measure"
 )
+
+_OTHER_DEVICE = (
+    "this torch is built without that device; make tensors on the device of the inputs and give "
+    "the device to estimate"
+)
+# torch's own errors, by words in them, where a fake run is the reason.
+_ADVICE_BY_TEXT = {
+    "not linked with support for": _OTHER_DEVICE,
+    "not compiled with CUDA": _OTHER_DEVICE,
+    "found two different devices": (
+        "the program uses tensors that nobody could move; make them on the device of the inputs, "
+        "or leave out device= to estimate where everything is"
+    ),
+    "Cannot access storage of": (
+        "this tensor's memory cannot be followed; measure with pytest_torchmem.measure instead"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +118,10 @@ def record_fake_run(
         made = _optimizer_for(optimizer, found)
         program = _Program(target, given[0], given[1], backward, made)
         if program.optimizer is not None:
-            with _recording(FakeRunRecorder(fakes.fake_of, names)):
+            with _recording(_recorder(fakes, names, found)):
                 program.step()
             program.optimizer.zero_grad(set_to_none=True)
-        recorder = FakeRunRecorder(fakes.fake_of, names)
+        recorder = _recorder(fakes, names, found)
         # By now the modules hold the fakes, so these have the modules' paths.
         names.update(names_of(found.modules.values()))
         _name_owners(recorder, found, given, program.optimizer, names)
@@ -110,7 +129,7 @@ def record_fake_run(
             held = program.step()
         graph, lifetimes = recorder.finish()
         del held
-    notes = recorder.notes | _notes(shown, runs_on, graph, program)
+    notes = recorder.notes | _notes(shown, runs_on, graph, program, found)
     return StaticRun(_on_device(graph, runs_on, shown), lifetimes, str(shown), tuple(sorted(notes)))
 
 
@@ -118,8 +137,7 @@ def record_fake_run(
 
 
 def _tensors_of(found: Reachable, given: Any) -> list[Any]:
-    leaves = [leaf for leaf in fx_api.leaves(given) if isinstance(leaf, torch.Tensor)]
-    return [*found.parameters, *leaves]
+    return [*found.parameters, *fx_api.tensors_in(given)]
 
 
 def _shown_device(tensors: Sequence[Any], device: str | None) -> Any:
@@ -162,7 +180,9 @@ def _on_device(graph: StaticGraph, runs_on: Any, shown: Any) -> StaticGraph:
     return StaticGraph(graph.nodes, tuple(named))
 
 
-def _notes(shown: Any, runs_on: Any, graph: StaticGraph, program: _Program) -> set[str]:
+def _notes(
+    shown: Any, runs_on: Any, graph: StaticGraph, program: _Program, found: Reachable
+) -> set[str]:
     notes = set()
     if runs_on != shown:
         notes.add(
@@ -171,6 +191,8 @@ def _notes(shown: Any, runs_on: Any, graph: StaticGraph, program: _Program) -> s
         )
     if program.backward and not any(n.phase is Phase.BACKWARD for n in graph.nodes):
         notes.add("nothing in the output requires a gradient, so there is no backward in it")
+    if any(hasattr(m, "_orig_mod") for _, m in found.modules.values()):
+        notes.add("torch.compile is not followed: this is the eager program")
     if program.optimizer is not None:
         notes.add("a second training step: the optimizer's state exists from the start")
     return notes
@@ -181,7 +203,15 @@ def _notes(shown: Any, runs_on: Any, graph: StaticGraph, program: _Program) -> s
 
 def _optimizer_for(optimizer: Any, found: Reachable) -> Any:
     """The optimizer itself, or the one that a class or a factory makes for the parameters."""
-    if optimizer is None or isinstance(optimizer, torch.optim.Optimizer):
+    if optimizer is None:
+        return None
+    step = optimizer.step if hasattr(optimizer, "step") else None
+    if step is not None and _needs_closure(step):
+        raise EstimateError(
+            "the optimizer's step needs a closure; estimate a function that calls "
+            "optimizer.step(closure) itself"
+        )
+    if isinstance(optimizer, torch.optim.Optimizer):
         return optimizer
     trainable = [p for p in found.parameters if p.requires_grad]
     if not trainable:
@@ -190,6 +220,11 @@ def _optimizer_for(optimizer: Any, found: Reachable) -> Any:
             "pass the module itself, or an optimizer that has them"
         )
     return optimizer(trainable)
+
+
+def _needs_closure(step: Callable[..., Any]) -> bool:
+    closure = inspect.signature(step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def _loss_of(output: Any) -> Any:
@@ -201,26 +236,29 @@ def _loss_of(output: Any) -> Any:
     return None
 
 
+def _recorder(fakes: Substitution, names: dict[int, str], found: Reachable) -> FakeRunRecorder:
+    return FakeRunRecorder(fakes.fake_of, names, leaves_are_parameters=not found.parameters)
+
+
 def _name_owners(
     recorder: FakeRunRecorder, found: Reachable, given: Any, optimizer: Any, names: dict[int, str]
 ) -> None:
     """Say what the tensors from before the run are for; the last word about each stands."""
     parameters = found.parameters
-    inputs = [leaf for leaf in fx_api.leaves(given) if isinstance(leaf, torch.Tensor)]
+    inputs = fx_api.tensors_in(given)
     owners = [(Category.INPUT, inputs)]
     if not parameters:
         # Training on plain tensors: the leaves that get gradients are the parameters.
         owners.append((Category.PARAMETER, [t for t in inputs if t.requires_grad]))
     known = [*found.optimizers.values(), *([optimizer] if optimizer is not None else [])]
-    owners += [(Category.OPTIMIZER_STATE, fx_api.leaves(list(k.state.values()))) for k in known]
+    owners += [(Category.OPTIMIZER_STATE, fx_api.tensors_in(list(k.state.values()))) for k in known]
     modules = [module for _, module in found.modules.values()]
     owners.append((Category.BUFFER, [b for m in modules for b in m.buffers()]))
     owners.append((Category.GRADIENT, [p.grad for p in parameters if p.grad is not None]))
     owners.append((Category.PARAMETER, parameters))
     for category, tensors in owners:
-        for tensor in tensors:
-            if isinstance(tensor, torch.Tensor):
-                recorder.own(tensor, category, names.get(id(tensor), ""))
+        for tensor in fx_api.tensors_in(tensors):
+            recorder.own(tensor, category, names.get(id(tensor), ""))
 
 
 # Around the run.
@@ -252,7 +290,9 @@ def _recording(recorder: FakeRunRecorder) -> Iterator[None]:
     )
     torch.get_rng_state = saved_state
     try:
-        with recorder:
+        with recorder, warnings.catch_warnings():
+            # A compiled module warns about hooks like ours; under a dispatch mode it runs eagerly.
+            warnings.filterwarnings("ignore", message="Using `torch.compile")
             yield
     finally:
         torch.get_rng_state = get_rng_state
@@ -287,6 +327,11 @@ def _explained() -> Iterator[None]:
             f"an operator{_where(error)} has no rule for fake tensors ({error}); register one with "
             "torch.library.register_fake, or measure with pytest_torchmem.measure"
         ) from error
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        advice = next((a for text, a in _ADVICE_BY_TEXT.items() if text in str(error)), None)
+        if advice is None:
+            raise
+        raise EstimateError(f"{error}{_where(error)}; {advice}") from error
 
 
 def _where(error: BaseException) -> str:

@@ -50,8 +50,12 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Ledger:
-    """All storages that were seen, and which of them live."""
+    """All storages that were seen, and which of them live.
 
+    ``before_death`` is called ahead of each death, as time may have passed without an operator.
+    """
+
+    before_death: Callable[[], None]
     entries: list[_Entry] = field(default_factory=list)
     live: dict[int, int] = field(default_factory=dict)
     watches: dict[int, weakref.ref[Any]] = field(default_factory=dict)
@@ -88,6 +92,7 @@ class _Ledger:
         return self.add(tensor, old.category, row)
 
     def _died(self, key: int, number: int, _: Any) -> None:
+        self.before_death()
         entry = self.entries[number]
         entry.end = max(2 * self.operator_count, entry.first)
         if self.live.get(key) == number:
@@ -109,15 +114,27 @@ class _Origin:
 
 
 class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
-    """Records every operator that runs while it is entered inside a `FakeTensorMode`."""
+    """Records every operator that runs while it is entered inside a `FakeTensorMode`.
 
-    def __init__(self, fake_of: Callable[[Any], Any], module_names: dict[int, str]) -> None:
+    ``fake_of`` turns a real tensor into the fake that stands for it; ``module_names`` has the paths
+    of modules by ``id``; ``leaves_are_parameters`` says that there is no module whose parameters
+    they would be.
+    """
+
+    def __init__(
+        self,
+        fake_of: Callable[[Any], Any],
+        module_names: dict[int, str],
+        *,
+        leaves_are_parameters: bool,
+    ) -> None:
         super().__init__()
+        self._leaves_are_parameters = leaves_are_parameters
         self.notes: set[str] = set()
         self._fake_of = fake_of
         self._owned_before: dict[int, Category] = {}
         self._paths: dict[int, str] = {}
-        self._ledger = _Ledger()
+        self._ledger = _Ledger(self._note_end_of_backward)
         self._given: list[StaticNode] = []
         self._nodes: list[StaticNode] = []
         self._module_names = module_names
@@ -129,6 +146,7 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
 
     def finish(self) -> tuple[StaticGraph, Lifetimes]:
         """Return what was recorded. What is alive now counts as never released."""
+        self._note_end_of_backward()
         self._ledger.watches.clear()
         storages = tuple(
             StaticStorage(e.size_bytes, e.device, e.category) for e in self._ledger.entries
@@ -173,7 +191,7 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
     def leave_optimizer(self, optimizer: Any) -> None:
         self._optimizer_depth -= 1
         for state in list(optimizer.state.values()):
-            for tensor in _tensors(state):
+            for tensor in fx_api.tensors_in(state):
                 self.label(tensor, Category.OPTIMIZER_STATE)
 
     def made_outside(self, tensor: Any, operator: str) -> None:
@@ -190,23 +208,36 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         uses: tuple[int, ...] = ()
         if func not in fx_api.LIFTS:
             args, kwargs = self._with_fakes(args, kwargs)
-            uses = tuple(dict.fromkeys(self._given_or_known(t) for t in _tensors((args, kwargs))))
+            uses = tuple(
+                dict.fromkeys(self._given_or_known(t) for t in fx_api.tensors_in((args, kwargs)))
+            )
         out = func(*args, **kwargs)
-        tensors = _tensors(out)
+        tensors = fx_api.tensors_in(out)
         self._require_runnable(tensors)
         makes = self._made(tensors)
         if tensors:
             makes += self._scratch(func, args, tensors[0])
         writes = self._numbers(tensors) if fx_api.writes_in_place(func) else ()
         self._append(_name_of(func), sys._getframe(1), makes, uses, writes)
-        if fx_api.running_node()[0] == _ACCUMULATE_GRAD:
-            for tensor in tensors:
-                self.label(tensor, Category.GRADIENT)
+        self._label_made(tensors)
         return out
+
+    def _label_made(self, tensors: Iterable[Any]) -> None:
+        """Give the last operator's outputs the labels that only this moment can tell."""
+        node = self._nodes[-1]
+        if node.scope.startswith(_ACCUMULATE_GRAD):
+            category = Category.GRADIENT
+        elif node.phase is Phase.BACKWARD and not node.scope:
+            # The first gradient. ``backward()`` holds it to its end, but it is nobody's gradient.
+            category = Category.AUTOGRAD_DETAIL
+        else:
+            return
+        for tensor in tensors:
+            self.label(tensor, category)
 
     def _with_fakes(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Real tensors the program holds (a constant, a captured table) turned into fake ones."""
-        if all(isinstance(t, fx_api.FakeTensor) for t in _tensors((args, kwargs))):
+        if all(isinstance(t, fx_api.FakeTensor) for t in fx_api.tensors_in((args, kwargs))):
             return args, kwargs
         mapped: tuple[Any, Any] = fx_api.map_tensors(self._faked, (args, kwargs))
         return mapped
@@ -214,7 +245,10 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
     def _faked(self, tensor: Any) -> Any:
         if isinstance(tensor, fx_api.FakeTensor) or self._ledger.number(tensor) is not None:
             return tensor
-        return self._fake_of(tensor)
+        fake = self._fake_of(tensor)
+        if self._leaves_are_parameters and tensor.requires_grad and tensor.is_leaf:
+            self.own(fake, Category.PARAMETER)
+        return fake
 
     def _given_or_known(self, tensor: Any) -> int:
         known = self._ledger.number(tensor)
@@ -282,6 +316,12 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         )
         self._ledger.operator_count += 1
 
+    def _note_end_of_backward(self) -> None:
+        """Tell what dies with the backward from what dies after it, before any other operator."""
+        if self._nodes and self._nodes[-1].scope and not fx_api.in_backward():
+            self._nodes.append(StaticNode("end of backward", NodeKind.OPERATOR))
+            self._ledger.operator_count += 1
+
     def _phase(self, frame: FrameType) -> Phase:
         if fx_api.in_backward():
             return Phase.RECOMPUTE if recomputes(frame) else Phase.BACKWARD
@@ -324,10 +364,6 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
                 "this torch, built without CUDA, cannot follow; make them on the device of the "
                 "inputs and pass device='cuda' to estimate, or install a torch built with CUDA"
             )
-
-
-def _tensors(tree: Any) -> list[Any]:
-    return [leaf for leaf in fx_api.leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _name_of(func: Any) -> str:
