@@ -132,7 +132,7 @@ def _phases(tree: OpTree) -> NDArray[np.uint8]:
     stepping[tree.trace.tensors["event"][roles == Role.OPTIMIZER_PARAMETER]] = True
     phase[in_optimizer | (tree.innermost(stepping) >= 0)] = OPTIMIZER
     in_backward = _inside(tree, ranks, MarkKind.BACKWARD_BEGIN, MarkKind.BACKWARD_END)
-    in_backward |= tree.backward_node >= 0
+    in_backward |= (tree.backward_node >= 0) | (tree.innermost(_calls_backward(tree)) >= 0)
     phase[in_backward] = BACKWARD
     differentiated = [
         tree.trace.strings[text] == CREATE_GRAPH
@@ -143,6 +143,22 @@ def _phases(tree: OpTree) -> NDArray[np.uint8]:
         # Below the innermost backward node only: the node itself carries its forward's number.
         phase[in_backward & (watched > tree.backward_node)] = RECOMPUTE
     return phase
+
+
+def _calls_backward(tree: OpTree) -> NDArray[np.bool_]:
+    """Python calls of ``torch.autograd``'s own entry points, which make the first gradients."""
+    events, strings = tree.trace.events, tree.trace.strings
+    file = [
+        text.endswith(("torch/autograd/__init__.py", "torch/autograd/graph.py")) for text in strings
+    ]
+    name = [text in ("backward", "grad", "_engine_run_backward") for text in strings]
+    is_call = events["kind"] == EventKind.PY_CALL
+    found: NDArray[np.bool_] = (
+        is_call
+        & np.array([*file, False])[events["file"]]
+        & np.array([*name, False])[events["name"]]
+    )
+    return found
 
 
 def _inside(
