@@ -144,7 +144,7 @@ def set_activations(evidence: Evidence, labels: Labels) -> Labels:
         return labels
     forward = np.isin(evidence.birth_phase, (FORWARD, RECOMPUTE))
     roots = evidence.owned(Ownership.GRADIENT_ROOT)
-    read_later = evidence.read_in(BACKWARD) & evidence.outlives(evidence.birth_leaf) & ~roots
+    read_later = evidence.read_by_backward & evidence.outlives(evidence.birth_leaf) & ~roots
     kept = evidence.owned(Ownership.SAVED) | (forward & read_later)
     return _labelled(labels, kept, Category.ACTIVATION)
 

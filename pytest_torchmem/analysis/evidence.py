@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchmem.analysis.op_tree import FORWARD, OpTree
+from pytest_torchmem.analysis.op_tree import BACKWARD, FORWARD, OpTree
 from pytest_torchmem.analysis.storages import Storages
 from pytest_torchmem.trace import MarkKind, Mutable, Ownership, Role
 
@@ -116,6 +116,15 @@ class Evidence:
         tensors = self.tree.trace.tensors
         rows = (tensors["role"] == Role.OPERATOR_INPUT) & (tensors["mutable"] != Mutable.YES)
         rows &= np.isin(self.tree.phase[tensors["event"]], phases)
+        return self._of_tensors(rows & (self._tensor_ranks <= self.window.end))
+
+    @cached_property
+    def read_by_backward(self) -> NDArray[np.bool_]:
+        """Read by an operator within a node of the backward graph, up to the end of the window."""
+        tensors, tree = self.tree.trace.tensors, self.tree
+        rows = (tensors["role"] == Role.OPERATOR_INPUT) & (tensors["mutable"] != Mutable.YES)
+        rows &= (tree.phase == BACKWARD)[tensors["event"]]
+        rows &= tree.backward_node[tensors["event"]] >= 0
         return self._of_tensors(rows & (self._tensor_ranks <= self.window.end))
 
     def outlives(self, event: NDArray[np.int32]) -> NDArray[np.bool_]:
