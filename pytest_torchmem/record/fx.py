@@ -248,7 +248,8 @@ class _GraphReader:
         if described is not None:
             return described
         if kind is NodeKind.ATTRIBUTE:
-            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            held = tensor if self._attributes is None else _attribute(self._attributes, node.target)
+            is_parameter = isinstance(held, torch.nn.Parameter)
             return Category.PARAMETER if is_parameter else Category.BUFFER
         if node.name.startswith("tangents"):
             return Category.AUTOGRAD_DETAIL

@@ -159,6 +159,9 @@ def aliased_argument(operator: Any, output: int) -> str | None:
         return None
     for argument in schema.arguments:
         other = argument.alias_info
-        if other is not None and set(other.before_set) & set(alias.before_set):
+        # A list of views (``split``) has no name for what its elements share.
+        if other is not None and (
+            set(other.before_set) & set(alias.before_set) or is_view(operator)
+        ):
             return str(argument.name)
     return None
