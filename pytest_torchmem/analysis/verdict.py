@@ -15,6 +15,9 @@ COUNTERS: Final = ("allocated", "active", "reserved")
 LIMIT_KEYS: Final = ("total", *(c.value for c in Category), "retained", "growth", *COUNTERS)
 """What a limit can be set on, in the order in which reports name them."""
 
+_SCRATCH: Final = ("temporary", "autograd_detail", "workspace", "unknown")
+_SCRATCH_FACTOR: Final = 8
+
 SLUGS: Final = ("no-activation", "no-counter", "no-steps", "no-reading")
 """Why a limit could not be judged; docs/messages.md explains each."""
 
@@ -107,8 +110,11 @@ def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Sort findings, the most telling first.
 
     What could not be judged comes first, because nobody knows how large it is. A category or what
-    was retained says more than the total that it is part of; among them the largest excess leads,
-    and of equal ones the one with the largest single cause.
+    was retained says more than the total that it is part of. Among those the largest single cause
+    leads, then the largest excess.
+
+    Scratch often grows as a consequence: a logit tensor cast to fp32 makes the scratch of all that
+    reads it wider, too. It leads only where its cause is several times larger than any other.
     """
     return tuple(sorted(findings, key=_rank))
 
@@ -116,8 +122,10 @@ def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def _rank(finding: Finding) -> tuple[bool, bool, int, int, int]:
     whole = finding.key in ("total", *COUNTERS)
     cause_bytes = finding.growths[0].size_bytes if finding.growths else 0
+    weight = 1 if finding.key in _SCRATCH else _SCRATCH_FACTOR
     place = LIMIT_KEYS.index(finding.key)
-    return (bool(finding.excess_bytes), whole, -finding.excess_bytes, -cause_bytes, place)
+    judged = bool(finding.excess_bytes)
+    return (judged, whole, -weight * cause_bytes, -finding.excess_bytes, place)
 
 
 def _compared(result: Result, entry: BaselineEntry) -> Iterable[tuple[str, int, int]]:

@@ -90,6 +90,20 @@ def test_of_two_equal_excesses_the_one_with_the_larger_single_cause_leads():
     assert against(before, after).findings[0].key == "activation"
 
 
+def test_scratch_that_grew_with_its_cause_does_not_hide_it():
+    before = measured(live(2 * MiB, "optimizer_state"))
+    cast = live(4 * MiB, "temporary", "aten::_to_copy")
+    after = measured(live(4 * MiB, "optimizer_state"), cast)
+    assert against(before, after).findings[0].key == "optimizer_state"
+
+
+def test_scratch_that_grew_far_more_leads():
+    before = measured(live(2 * MiB, "optimizer_state"))
+    mask = live(64 * MiB, "temporary", "aten::ones")
+    after = measured(live(4 * MiB, "optimizer_state"), mask)
+    assert against(before, after).findings[0].key == "temporary"
+
+
 def test_a_number_that_cannot_be_judged_comes_first():
     result = measured(live(5 * MiB))
     findings = judge_limits(result, {"total": 1, "reserved": 1})
