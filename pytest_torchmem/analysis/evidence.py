@@ -89,7 +89,10 @@ class Evidence:
 
     @cached_property
     def has_backward(self) -> bool:
-        """Whether a backward pass began within the window, or may yet begin."""
+        """Whether a backward pass began within the window, or may yet begin.
+
+        It may as long as a graph is alive that keeps something for it.
+        """
         marks = self.tree.trace.marks
         ranks = self.tree.mark_ranks()[marks["kind"] == MarkKind.BACKWARD_BEGIN]
         if bool(((ranks >= self.window.begin) & (ranks <= self.window.end)).any()):
@@ -97,7 +100,16 @@ class Evidence:
         rows = self.tree.rank[np.flatnonzero(self.tree.backward_node >= 0)]
         if bool(((rows >= self.window.begin) & (rows <= self.window.end)).any()):
             return True
-        return self.window.may_go_on and bool(self.owned(Ownership.SAVED).any())
+        return bool((self._kept_by_graphs & self.owned(Ownership.SAVED)).any())
+
+    @cached_property
+    def _kept_by_graphs(self) -> NDArray[np.bool_]:
+        """Kept by a graph that is alive when the numbers are asked for."""
+        trace = self.tree.trace
+        kinds = trace.marks["kind"][trace.owners["mark"]]
+        asked = (MarkKind.STOP, MarkKind.REGION_END) if self.window.may_go_on else (MarkKind.STOP,)
+        rows = (trace.owners["kind"] == Ownership.SAVED) & np.isin(kinds, asked)
+        return self._mask(self.storages.of_owner[rows])
 
     def owned(self, *kinds: Ownership) -> NDArray[np.bool_]:
         """Held as any of ``kinds`` at any mark within the window or before it."""

@@ -30,8 +30,10 @@ from pytest_torchmem.trace import MarkKind, Trace
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: How many contributors a result carries; the rest is in the profile.
+#: How many contributors a result carries, and the smallest part of the largest one that still
+#: tells a reader something; the rest is in the profile.
 LIVE_LIMIT = 64
+LIVE_PART = 1 / 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +89,25 @@ class MemoryProfile:
 
     @cached_property
     def peak(self) -> Peak:
-        """The peak, with everything that was live at it."""
-        peak = find_peak(self.timeline)
-        rank = float(self._timeline[1][self.timeline.peak_row])
-        live = self.attribution.contributors(live_at(self.evidence, rank).tolist())
-        return Peak(peak.total, peak.time_ns, peak.at_peak, peak.by_category, live)
+        """The peak, with everything that was live at it and at each category's own peak."""
+        timeline, ranks = self._timeline
+        live = self._live_at(float(ranks[timeline.peak_row]))
+        own = [
+            contributor
+            for category, size_bytes in timeline.largest.items()
+            if size_bytes
+            for contributor in self._live_at(
+                float(ranks[int(np.argmax(timeline.of(category)))]), category
+            )
+        ]
+        own.sort(key=lambda c: -c.size_bytes)
+        return replace(find_peak(timeline), live=live, live_by_category=tuple(own))
+
+    def _live_at(self, rank: float, category: Category | None = None) -> tuple[Contributor, ...]:
+        rows = live_at(self.evidence, rank)
+        if category is not None:
+            rows = rows[self.labels[rows] == category.column]
+        return self.attribution.contributors(rows.tolist())
 
     @cached_property
     def retained(self) -> Retained:
@@ -140,10 +156,10 @@ class MemoryProfile:
             name=name,
             device=self.device,
             estimated=False,
-            peak=Peak(
-                peak.total, peak.time_ns, peak.at_peak, peak.by_category, _largest(peak.live)
+            peak=replace(
+                peak, live=_telling(peak.live), live_by_category=_telling(peak.live_by_category)
             ),
-            retained=Retained(retained.total, retained.by_category, _largest(retained.live)),
+            retained=replace(retained, live=_telling(retained.live)),
             steps=self.steps,
             counters=Counters(**counters) if counters and self.window == self.whole else None,
             has_backward=self.recording.has_backward,
@@ -157,8 +173,13 @@ class MemoryProfile:
         return alive & self.evidence.made & mine
 
 
-def _largest(contributors: tuple[Contributor, ...]) -> tuple[Contributor, ...]:
-    return contributors[:LIVE_LIMIT]
+def _telling(contributors: tuple[Contributor, ...]) -> tuple[Contributor, ...]:
+    """The contributors worth a line, out of a list with the largest first."""
+    return tuple(
+        contributor
+        for contributor in contributors[:LIVE_LIMIT]
+        if contributor.size_bytes >= contributors[0].size_bytes * LIVE_PART
+    )
 
 
 def analyze(trace: Trace, device: str | None = None) -> MemoryProfile:

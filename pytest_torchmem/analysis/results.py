@@ -148,6 +148,8 @@ class Peak(_PerCategory):
         at_peak: Composition at that moment; sums to ``total``.
         by_category: Each category's own largest value over time; ``peak.activation`` reads it.
         live: What was live at the peak, largest first.
+        live_by_category: What each category held at its own largest moment, largest first; the
+            moments differ from one category to the next.
     """
 
     total: int
@@ -155,6 +157,7 @@ class Peak(_PerCategory):
     at_peak: CategoryBytes
     by_category: CategoryBytes
     live: tuple[Contributor, ...] = ()
+    live_by_category: tuple[Contributor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +233,7 @@ class Result:
                 "at_peak": _amounts(self.peak.at_peak),
                 "by_category": _amounts(self.peak.by_category),
                 "live": [_contributor_to_json(c) for c in self.peak.live],
+                "live_by_category": [_contributor_to_json(c) for c in self.peak.live_by_category],
             },
             "retained": {
                 "total": self.retained.total,
@@ -258,6 +262,7 @@ class Result:
                 at_peak=CategoryBytes(**peak["at_peak"]),
                 by_category=CategoryBytes(**peak["by_category"]),
                 live=tuple(_contributor_from_json(c) for c in peak["live"]),
+                live_by_category=tuple(_contributor_from_json(c) for c in peak["live_by_category"]),
             ),
             retained=Retained(
                 total=retained["total"],

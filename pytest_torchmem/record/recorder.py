@@ -96,9 +96,10 @@ class Recorder:
         """End the recording, restore everything, and return all that was recorded."""
         try:
             synchronize(self._device)
-            self.mark(MarkKind.STOP)
+            stop = self.mark(MarkKind.STOP)
             self._pause()
             self._counters.stop()
+            self._watch.sample_graphs(stop)
         finally:
             self._watch.remove()
         return self._assemble()
