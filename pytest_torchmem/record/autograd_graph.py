@@ -70,9 +70,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
     waiting = [
-        root.grad_fn
+        level.grad_fn
         for root in roots
-        if isinstance(root, torch.Tensor) and root.grad_fn is not None
+        if isinstance(root, torch.Tensor)
+        for level in torch_api.functorch_levels(root)
+        if level.grad_fn is not None
     ]
     seen: set[Any] = set(waiting)
     while waiting:

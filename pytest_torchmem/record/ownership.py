@@ -11,6 +11,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,18 +40,22 @@ class OwnershipLog:
     def owner(
         self, mark: int, kind: Ownership, tensor: object, module: int = 0, name: str = ""
     ) -> None:
-        """Note that ``tensor``'s storage is held as ``kind``; one without storage is skipped."""
-        for device, ptr, size_bytes in storages_of(tensor):
+        """Note that ``tensor``'s storage is held as ``kind``; one without storage is skipped.
+
+        Bytes are noted for LIVE alone: that is the mark at which a storage is met first.
+        """
+        if kind is Ownership.GRADIENT:
+            # The indices of an embedding's sparse gradient are the input that was looked up.
+            tensor = torch_api.values_of(tensor)
+        number = self.devices.number
+        rows = (
+            storages_of(tensor)
+            if kind is Ownership.LIVE
+            else ((device, ptr, 0) for device, ptr in places_of(tensor))
+        )
+        for device, ptr, size_bytes in rows:
             self.owners.append(
-                (
-                    mark,
-                    kind,
-                    self.devices.number(device),
-                    ptr,
-                    size_bytes,
-                    module,
-                    self.strings.number(name),
-                )
+                (mark, kind, number(device), ptr, size_bytes, module, self.strings.number(name))
             )
 
     def edge(self, mark: int, child: Any, parent: Any | None, name: str) -> None:
@@ -59,24 +64,40 @@ class OwnershipLog:
         self.edges.append((mark, id(child), parent_id, number(name), number(type(child).__name__)))
 
 
+def places_of(tensor: object) -> Iterator[tuple[str, int]]:
+    """Device and pointer of the storages that hold ``tensor``; none for one without data.
+
+    Asks the tensor and never its storage. A storage that has been seen from Python has one owner
+    more, and autograd, which adds gradients up in place only if nobody else owns them, would
+    allocate where it does not when nobody looks.
+    """
+    for part in _plain_tensors(tensor):
+        try:
+            ptr = part.data_ptr()
+        except (RuntimeError, NotImplementedError):
+            # Opaque tensors and those of a compiler that is tracing have no data to point at.
+            continue
+        if ptr:
+            yield device_name(part.device), ptr - part.storage_offset() * part.element_size()
+
+
 def storages_of(tensor: object) -> Iterator[tuple[str, int, int]]:
-    """Device, pointer and bytes of the storages that hold ``tensor``; none for one without data."""
-    try:
-        tensor = torch_api.unwrap_functorch(tensor)
-        parts = torch_api.inner_tensors(tensor)
-        if parts:
-            for part in parts:
-                yield from storages_of(part)
-            return
-        if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
-            return
-        storage = tensor.untyped_storage()
-        ptr, size_bytes = storage.data_ptr(), storage.nbytes()
-    except (RuntimeError, NotImplementedError, TypeError):
-        # Sparse, opaque and fake tensors have no storage to point at.
+    """Device, pointer and bytes of the storages that hold ``tensor``; see `places_of`."""
+    for part in _plain_tensors(tensor):
+        for device, ptr in places_of(part):
+            yield device, ptr, part.untyped_storage().nbytes()
+
+
+def _plain_tensors(tensor: object) -> Iterator[torch.Tensor]:
+    """The tensors with a storage of their own that ``tensor`` is made of."""
+    tensor = torch_api.unwrap_functorch(tensor)
+    if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
         return
-    if ptr:
-        yield device_name(tensor.device), ptr, size_bytes
+    if parts := torch_api.inner_tensors(tensor):
+        for part in parts:
+            yield from _plain_tensors(part)
+    else:
+        yield tensor
 
 
 class OwnershipWatch:
@@ -172,11 +193,14 @@ class OwnershipWatch:
         for leaf in leaves:
             if leaf.grad is not None:
                 self._log.owner(mark, self._gradient_kind(leaf), leaf.grad)
+        # Within another backward pass what is returned goes on into that one, as a checkpoint's
+        # gradients do.
+        kind = Ownership.GRADIENT_ROOT if self._depth else Ownership.GRADIENT
         for gradient in gradients:
-            self._log.owner(mark, Ownership.GRADIENT, gradient)
+            self._log.owner(mark, kind, gradient)
 
     def _log_holdings(self, mark: int, roots: Iterable[Any]) -> list[torch.Tensor]:
-        holdings = self._graphs.holdings(map(torch_api.unwrap_functorch, roots))
+        holdings = self._graphs.holdings(roots)
         for tensor in holdings.saved:
             self._log.owner(mark, Ownership.SAVED, tensor)
         for leaf in holdings.leaves:
@@ -242,16 +266,16 @@ class OwnershipWatch:
 
         The Python object of a storage lives exactly as long as the storage, whoever else holds it.
         """
-        for device, ptr, size_bytes in storages_of(tensor):
-            if device != "cpu" or torch_api.inner_tensors(tensor):
-                continue
-            number = self._log.devices.number(device)
+        for part in _plain_tensors(tensor):
+            for device, ptr, size_bytes in storages_of(part):
+                if device == "cpu":
+                    row = (self._log.devices.number(device), ptr, size_bytes)
+                    storage = part.untyped_storage()
+                    self._storages.append(weakref.ref(storage, partial(self._on_freed, row)))
 
-            def on_freed(_: Any, row: tuple[int, int, int] = (number, ptr, size_bytes)) -> None:
-                mark = self._mark(MarkKind.STORAGE_FREED, "")
-                self._log.owners.append((mark, Ownership.LIVE, *row, 0, 0))
-
-            self._storages.append(weakref.ref(tensor.untyped_storage(), on_freed))
+    def _on_freed(self, row: tuple[int, int, int], _: Any) -> None:
+        mark = self._mark(MarkKind.STORAGE_FREED, "")
+        self._log.owners.append((mark, Ownership.LIVE, *row, 0, 0))
 
 
 class _WatchedEngine:
@@ -273,6 +297,11 @@ class _WatchedEngine:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        if not any(True for tensor in tensors for _ in places_of(tensor)):
+            # A compiler traces: nothing that runs in there has memory.
+            return self._engine.run_backward(
+                tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs
+            )
         leaves = self._watch.before_backward(tensors, grad_tensors, create_graph)
         gradients: Any = ()
         try:

@@ -67,10 +67,19 @@ def raw_saved(saved_tensor: Any) -> Any:
 
 def unwrap_functorch(tensor: Any) -> Any:
     """The plain tensor below the wrappers of ``torch.func`` transforms."""
+    return functorch_levels(tensor)[-1]
+
+
+def functorch_levels(tensor: Any) -> list[Any]:
+    """The tensor and what each wrapper of ``torch.func`` holds, down to the plain tensor.
+
+    Each level of ``func.grad`` has a graph of its own.
+    """
     functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-    return tensor
+    levels = [tensor]
+    while functorch.is_functorch_wrapped_tensor(levels[-1]):
+        levels.append(functorch.get_unwrapped(levels[-1]))
+    return levels
 
 
 def cuda_clear_cublas_workspaces() -> None:
@@ -80,13 +89,25 @@ def cuda_clear_cublas_workspaces() -> None:
 
 
 def inner_tensors(tensor: Any) -> list[Any]:
-    """The tensors that a wrapper subclass (quantised, distributed, nested) is made of."""
+    """The tensors that a wrapper subclass (quantised, nested) or a sparse tensor is made of."""
+    if tensor.layout is torch.sparse_coo:
+        # The public accessors refuse a tensor with duplicate indices, which most gradients are.
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return []
     if not is_traceable_wrapper_subclass(tensor):
         return []
     names, _ = tensor.__tensor_flatten__()
     return [getattr(tensor, name) for name in names]
+
+
+def values_of(tensor: Any) -> Any:
+    """The tensor itself, or the values of a sparse one."""
+    return tensor._values() if tensor.layout is torch.sparse_coo else tensor
 
 
 class Profiler:
