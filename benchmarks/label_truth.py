@@ -13,6 +13,7 @@ what each is for, and which allocation of another run is the same one.
   returns a placeholder in the forward pass and the tensor when it recomputes); the workload's own
   word for its data. Each answer is (category, data_ptr) at a moment, noted as an annotation in the
   same recording, and so belongs to exactly one lifetime of that pointer.
+  Tensors in the attributes of a custom Function's context are read from the node.
 * What nobody claimed, the body made for itself: TEMPORARY.
 * **The same allocation of another run** is the one with the same number. Programs on a CPU allocate
   in the same order each time; the sizes, compared one by one, prove it. A hook that disturbed
@@ -161,11 +162,14 @@ def _with_gradient(
 
 
 def _pointers(tensor: Any) -> Iterator[int]:
+    """Where the storage of a tensor begins; of a sparse one, that of its values.
+
+    Its indices may be somebody else's: those of an embedding's gradient are the input itself.
+    """
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     if tensor.layout is torch.sparse_coo:
-        yield from _pointers(tensor._indices())
         yield from _pointers(tensor._values())
         return
     # Never the storage itself: one with a Python object is no longer autograd's alone, and sums of
@@ -249,8 +253,10 @@ class Witness(Declared):
         def differentiate_and_watch(outputs: Any, *args: Any, **kwargs: Any) -> Any:
             self.has_backward = True
             self.look()
-            roots = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-            handles = [h for node in _nodes(roots) for h in self._hook(node)]
+            nodes = _nodes([outputs] if isinstance(outputs, torch.Tensor) else list(outputs))
+            for value in (v for node in nodes for v in _attributes(node)):
+                self.claim(Category.ACTIVATION, value)
+            handles = [handle for node in nodes for handle in self._hook(node)]
             try:
                 return differentiate(outputs, *args, **kwargs)
             finally:
@@ -281,6 +287,13 @@ def _nodes(roots: list[torch.Tensor]) -> list[Any]:
                 seen[id(following)] = following
                 waiting.append(following)
     return list(seen.values())
+
+
+def _attributes(node: Any) -> list[torch.Tensor]:
+    """Tensors that a custom Function keeps as attributes of its context, where no hook sees them."""
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return []
+    return [value for value in vars(node).values() if isinstance(value, torch.Tensor)]
 
 
 def find_truth(workload: Workload, hooks_allowed: bool = True) -> Truth:
