@@ -32,8 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from pytest_torchmem import estimate
 from pytest_torchmem.analysis.static import memory_profile, pair_peak_bytes
-from pytest_torchmem.estimate import estimate
 from pytest_torchmem.record.fx import read_graph, read_pair
 
 GOAL = 0.005

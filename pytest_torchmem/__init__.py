@@ -15,6 +15,9 @@ _HOME = {
     "Result": "pytest_torchmem.analysis.results",
     "TorchmemError": "pytest_torchmem.errors",
     "analyze": "pytest_torchmem.exports",
+    "estimate": "pytest_torchmem.estimates",
+    "estimate_graph": "pytest_torchmem.estimates",
+    "estimate_pair": "pytest_torchmem.estimates",
     "export_memory_timeline": "pytest_torchmem.exports",
     "load_trace": "pytest_torchmem.trace",
     "GiB": "pytest_torchmem.units",
@@ -25,6 +28,7 @@ _HOME = {
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.results import Category, Result
     from pytest_torchmem.errors import TorchmemError
+    from pytest_torchmem.estimates import estimate, estimate_graph, estimate_pair
     from pytest_torchmem.exports import analyze, export_memory_timeline
     from pytest_torchmem.trace import load_trace
     from pytest_torchmem.units import GiB, KiB, MiB
@@ -38,6 +42,9 @@ __all__ = [
     "TorchmemError",
     "__version__",
     "analyze",
+    "estimate",
+    "estimate_graph",
+    "estimate_pair",
     "export_memory_timeline",
     "load_trace",
 ]

@@ -9,7 +9,7 @@ what torch's ``build_memory_profile`` and ``get_fwd_bwd_interactions`` return.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -256,10 +256,9 @@ def estimate_result(run: StaticRun, name: str = "") -> Result:
     run = settle_categories(run)
     timeline = build_estimated_timeline(run)
     row = timeline.peak_row
-    first, end = run.lifetimes.first, run.lifetimes.end
-    live = _on_device(run)
-    at_peak = live[(first[live] <= row) & (end[live] > row)]
-    left = live[(first[live] > 0) & (end[live] >= run.graph.row_count)]
+    here = _on_device(run)
+    made = run.lifetimes.first[here] > 0
+    left = here[made & (run.lifetimes.end[here] >= run.graph.row_count)]
     left_live = contributors(run, left)
     left_bytes = _by_category(left_live)
     return Result(
@@ -271,12 +270,29 @@ def estimate_result(run: StaticRun, name: str = "") -> Result:
             time_ns=int(timeline.times_ns[row]),
             at_peak=timeline.at(row),
             by_category=timeline.largest,
-            live=contributors(run, at_peak),
+            live=contributors(run, _live_at(run, row)),
+            live_by_category=tuple(
+                sorted(_live_at_own_peaks(run, timeline), key=lambda c: -c.size_bytes)
+            ),
         ),
         retained=Retained(left_bytes.total, left_bytes, left_live),
         has_backward=any(node.phase is Phase.BACKWARD for node in run.graph.nodes),
         notes=run.notes,
     )
+
+
+def _live_at(run: StaticRun, row: int) -> NDArray[np.int64]:
+    here = _on_device(run)
+    return here[(run.lifetimes.first[here] <= row) & (run.lifetimes.end[here] > row)]
+
+
+def _live_at_own_peaks(run: StaticRun, timeline: Timeline) -> Iterator[Contributor]:
+    """What each category held when it held most."""
+    for category in Category:
+        sizes = timeline.of(category)
+        if sizes.any():
+            live = contributors(run, _live_at(run, int(np.argmax(sizes))))
+            yield from (c for c in live if c.category is category)
 
 
 def contributors(run: StaticRun, storages: NDArray[np.int64]) -> tuple[Contributor, ...]:

@@ -101,7 +101,6 @@ def record_fake_run(
     runs_on = _runnable_device(shown, tensors, backward)
     fake_mode = _fake_mode_of(tensors)
     fakes = Substitution(fake_mode, None if device is None and shown == runs_on else runs_on)
-    names = names_of(found.modules.values())
     with contextlib.ExitStack() as stack:
         stack.enter_context(_collected())
         stack.callback(fakes.restore)
@@ -109,28 +108,41 @@ def record_fake_run(
         stack.enter_context(fx_api.optimizers_accept_fakes())
         if backward:
             stack.enter_context(torch.enable_grad())
-        for _, module in found.modules.values():
-            fakes.in_module(module)
-        for known in found.optimizers.values():
-            fakes.in_optimizer(known)
-        given = fakes.in_tree((tuple(args), dict(kwargs)))
+        given = _substituted(fakes, found, args, kwargs)
         stack.enter_context(fake_mode)
         made = _optimizer_for(optimizer, found)
         program = _Program(target, given[0], given[1], backward, made)
-        if program.optimizer is not None:
-            with _recording(_recorder(fakes, names, found)):
-                program.step()
-            program.optimizer.zero_grad(set_to_none=True)
-        recorder = _recorder(fakes, names, found)
-        # By now the modules hold the fakes, so these have the modules' paths.
-        names.update(names_of(found.modules.values()))
-        _name_owners(recorder, found, given, program.optimizer, names)
-        with _recording(recorder):
-            held = program.step()
-        graph, lifetimes = recorder.finish()
-        del held
+        recorder = _run(program, fakes, found)
+        graph, lifetimes = recorder.recorded
     notes = recorder.notes | _notes(shown, runs_on, graph, program, found)
     return StaticRun(_on_device(graph, runs_on, shown), lifetimes, str(shown), tuple(sorted(notes)))
+
+
+def _substituted(fakes: Substitution, found: Reachable, args: Any, kwargs: Any) -> Any:
+    """The arguments with fake tensors; what the program reaches otherwise is changed in place."""
+    for _, module in found.modules.values():
+        fakes.in_module(module)
+    for optimizer in found.optimizers.values():
+        fakes.in_optimizer(optimizer)
+    return fakes.in_tree((tuple(args), dict(kwargs)))
+
+
+def _run(program: _Program, fakes: Substitution, found: Reachable) -> FakeRunRecorder:
+    """Run the program once, or a second time where the first makes an optimizer's state."""
+    # By now the modules hold the fakes, so these have the modules' paths.
+    names = names_of(found.modules.values())
+    if program.optimizer is not None:
+        with _recording(_recorder(fakes, names, found)):
+            program.step()
+        program.optimizer.zero_grad(set_to_none=True)
+    recorder = _recorder(fakes, names, found)
+    _name_owners(recorder, found, (program.args, program.kwargs), program.optimizer, names)
+    with _recording(recorder):
+        held = program.step()
+    # What the caller would still hold is alive while this is asked.
+    recorder.finish()
+    del held
+    return recorder
 
 
 # Where it runs.

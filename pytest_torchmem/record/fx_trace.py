@@ -144,10 +144,14 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
 
     # What happened.
 
-    def finish(self) -> tuple[StaticGraph, Lifetimes]:
-        """Return what was recorded. What is alive now counts as never released."""
+    def finish(self) -> None:
+        """Stop watching. What is alive now counts as never released."""
         self._note_end_of_backward()
         self._ledger.watches.clear()
+
+    @property
+    def recorded(self) -> tuple[StaticGraph, Lifetimes]:
+        """What was recorded until `finish`."""
         storages = tuple(
             StaticStorage(e.size_bytes, e.device, e.category) for e in self._ledger.entries
         )

@@ -153,6 +153,24 @@ def test_result_names_what_is_live_at_the_peak_and_is_marked_estimated():
     assert not result.has_backward
 
 
+def test_each_category_names_what_it_held_when_it_held_most():
+    graph = graph_of(
+        [50, 10, 1, 5],
+        given("x", 3),
+        op("early", (0,), (3,)),
+        op("save", (1,), (0,)),
+        backward("read", (), (1,)),
+        op("late", (2,)),
+    )
+    peak = estimate_result(run_of(graph)).peak
+    own = [(c.category, c.operator) for c in peak.live_by_category]
+    assert own == [
+        (Category.TEMPORARY, "aten::early"),
+        (Category.ACTIVATION, "aten::save"),
+        (Category.INPUT, ""),
+    ]
+
+
 def test_storages_of_one_origin_are_one_contributor():
     graph = graph_of(
         [8, 8, 8],
