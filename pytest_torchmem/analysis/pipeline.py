@@ -79,6 +79,11 @@ class MemoryProfile:
     def timeline(self) -> Timeline:
         return self._timeline[0]
 
+    @property
+    def ranks(self) -> NDArray[np.float64]:
+        """Where each row of the timeline stands in the recording: float64, shape (T,)."""
+        return self._timeline[1]
+
     @cached_property
     def _timeline(self) -> tuple[Timeline, NDArray[np.float64]]:
         return build_timeline(self.evidence, self.labels)

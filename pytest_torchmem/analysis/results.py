@@ -232,13 +232,13 @@ class Result:
                 "time_ns": self.peak.time_ns,
                 "at_peak": _amounts(self.peak.at_peak),
                 "by_category": _amounts(self.peak.by_category),
-                "live": [_contributor_to_json(c) for c in self.peak.live],
-                "live_by_category": [_contributor_to_json(c) for c in self.peak.live_by_category],
+                "live": [contributor_to_json(c) for c in self.peak.live],
+                "live_by_category": [contributor_to_json(c) for c in self.peak.live_by_category],
             },
             "retained": {
                 "total": self.retained.total,
                 "by_category": _amounts(self.retained.by_category),
-                "live": [_contributor_to_json(c) for c in self.retained.live],
+                "live": [contributor_to_json(c) for c in self.retained.live],
             },
             "steps": list(self.steps),
             "counters": None
@@ -261,13 +261,13 @@ class Result:
                 time_ns=peak["time_ns"],
                 at_peak=CategoryBytes(**peak["at_peak"]),
                 by_category=CategoryBytes(**peak["by_category"]),
-                live=tuple(_contributor_from_json(c) for c in peak["live"]),
-                live_by_category=tuple(_contributor_from_json(c) for c in peak["live_by_category"]),
+                live=tuple(contributor_from_json(c) for c in peak["live"]),
+                live_by_category=tuple(contributor_from_json(c) for c in peak["live_by_category"]),
             ),
             retained=Retained(
                 total=retained["total"],
                 by_category=CategoryBytes(**retained["by_category"]),
-                live=tuple(_contributor_from_json(c) for c in retained["live"]),
+                live=tuple(contributor_from_json(c) for c in retained["live"]),
             ),
             steps=tuple(data["steps"]),
             counters=None if counters is None else Counters(**counters),
@@ -281,7 +281,8 @@ def _amounts(amounts: CategoryBytes) -> dict[str, int]:
     return {category.value: amount for category, amount in amounts.items() if amount}
 
 
-def _contributor_to_json(contributor: Contributor) -> dict[str, Any]:
+def contributor_to_json(contributor: Contributor) -> dict[str, Any]:
+    """Return plain builtins; `contributor_from_json` gives the same value back."""
     source = contributor.source
     return {
         "category": contributor.category.value,
@@ -295,7 +296,8 @@ def _contributor_to_json(contributor: Contributor) -> dict[str, Any]:
     }
 
 
-def _contributor_from_json(data: Mapping[str, Any]) -> Contributor:
+def contributor_from_json(data: Mapping[str, Any]) -> Contributor:
+    """Return the value that `contributor_to_json` was given."""
     return Contributor(
         category=Category(data["category"]),
         size_bytes=data["bytes"],
