@@ -48,3 +48,9 @@ class RecordingError(TorchmemError):
     """A measurement that could not be taken."""
 
     slug = "not-measured"
+
+
+class ReportError(TorchmemError):
+    """A results file that cannot be read, or a report that cannot be written."""
+
+    slug = "bad-report"

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_torchmem.analysis.baseline import Change
+from pytest_torchmem.analysis.baseline import BaselineEntry, Change
+from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Result
 
 
@@ -21,6 +22,9 @@ class Window:
         change: How the result differs from its baseline.
         baseline_bytes: The baseline's peak; 0 without one.
         sentence: The first line of the failure; ``""`` when nothing failed.
+        sentences: Everything that failed, the first line included.
+        baseline: The baseline's entry; None without one, and where no report asks for it.
+        picture: The timeline; None where no report asks for it.
     """
 
     key: str
@@ -29,8 +33,12 @@ class Window:
     change: Change
     baseline_bytes: int
     sentence: str
+    sentences: tuple[str, ...] = ()
+    baseline: BaselineEntry | None = None
+    picture: Picture | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Return plain builtins; `from_json` gives the same value back."""
         return {
             "key": self.key,
             "result": self.result.to_json(),
@@ -38,10 +46,14 @@ class Window:
             "change": self.change.value,
             "baseline_bytes": self.baseline_bytes,
             "sentence": self.sentence,
+            "sentences": list(self.sentences),
+            "baseline": self.baseline.to_json() if self.baseline else None,
+            "picture": self.picture.to_json() if self.picture else None,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Window:
+        baseline, picture = data["baseline"], data["picture"]
         return cls(
             key=data["key"],
             result=Result.from_json(data["result"]),
@@ -49,6 +61,9 @@ class Window:
             change=Change(data["change"]),
             baseline_bytes=data["baseline_bytes"],
             sentence=data["sentence"],
+            sentences=tuple(data["sentences"]),
+            baseline=None if baseline is None else BaselineEntry.from_json(baseline),
+            picture=None if picture is None else Picture.from_json(picture),
         )
 
 
@@ -63,6 +78,7 @@ class MeasuredTest:
         windows: The body first, then the regions that were checked.
         not_measured: Why there are no windows; ``""`` when there are.
         problem: A failure that is not about a number, such as a baseline that cannot be read.
+        regions: Regions that were measured and held against nothing, where a report asks for them.
     """
 
     test: str
@@ -71,6 +87,7 @@ class MeasuredTest:
     windows: tuple[Window, ...] = ()
     not_measured: str = ""
     problem: str = ""
+    regions: tuple[Result, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain builtins: nothing else crosses from a worker to its controller."""
@@ -81,6 +98,7 @@ class MeasuredTest:
             "windows": [window.to_json() for window in self.windows],
             "not_measured": self.not_measured,
             "problem": self.problem,
+            "regions": [region.to_json() for region in self.regions],
         }
 
     @classmethod
@@ -92,6 +110,7 @@ class MeasuredTest:
             windows=tuple(Window.from_json(window) for window in data["windows"]),
             not_measured=data["not_measured"],
             problem=data["problem"],
+            regions=tuple(Result.from_json(region) for region in data["regions"]),
         )
 
 
