@@ -68,7 +68,7 @@ class BaselineEntry:
         total: The peak footprint in bytes.
         at_peak: Its composition at that moment.
         peaks: Each category's own peak.
-        live: The largest contributors at the peak, largest first.
+        live: The largest contributors, each at its category's own peak, largest first.
         retained: What was still alive at the end, by category.
         retained_live: The largest contributors to it, largest first.
     """
@@ -86,7 +86,7 @@ class BaselineEntry:
             total=result.peak.total,
             at_peak=result.peak.at_peak,
             peaks=result.peak.by_category,
-            live=_largest(result.peak.live),
+            live=_largest(result.peak.live_by_category or result.peak.live),
             retained=result.retained.by_category,
             retained_live=_largest(result.retained.live),
         )

@@ -113,10 +113,28 @@ def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     was retained says more than the total that it is part of. Among those the largest single cause
     leads, then the largest excess.
 
-    Scratch often grows as a consequence: a logit tensor cast to fp32 makes the scratch of all that
-    reads it wider, too. It leads only where its cause is several times larger than any other.
+    Scratch often grows as a consequence: a state kept in fp32 makes the scratch of all that reads
+    it wider, too. It leads where its cause is several times larger than any other, or is in the
+    same function and on an earlier line: what was made first is no consequence of the rest.
     """
-    return tuple(sorted(findings, key=_rank))
+    ranked = sorted(findings, key=_rank)
+    if ranked and (cause := _cause(ranked[0])):
+        earlier = [f for f in ranked if f.excess_bytes and _precedes(_cause(f), cause)]
+        ranked.sort(key=lambda finding: finding not in earlier)
+    return tuple(ranked)
+
+
+def _cause(finding: Finding) -> Growth | None:
+    return finding.growths[0] if finding.growths and finding.key != "total" else None
+
+
+def _precedes(one: Growth | None, other: Growth) -> bool:
+    """True when two causes are of one size and in one function, and ``one`` is further up in it."""
+    if one is None or not (one.contributor.source and other.contributor.source):
+        return False
+    above, below = one.contributor.source, other.contributor.source
+    same = (above.file, above.function) == (below.file, below.function)
+    return same and 0 < above.line < below.line and 2 * one.size_bytes >= other.size_bytes
 
 
 def _rank(finding: Finding) -> tuple[bool, bool, int, int, int]:
@@ -213,24 +231,36 @@ def words(key: str) -> str:
 
 
 def contributors(result: Result, key: str) -> tuple[Contributor, ...]:
-    """Return who holds the bytes that ``key`` counts, largest first."""
+    """Return who holds the bytes that ``key`` counts, largest first.
+
+    A category is asked at its own peak, which may be at another moment than that of the total.
+    """
     if key in ("retained", "growth"):
         return result.retained.live
     if key in ("total", *COUNTERS):
         return result.peak.live
-    return tuple(c for c in result.peak.live if c.category.value == key)
+    return tuple(c for c in _at_own_peaks(result) if c.category.value == key)
+
+
+def _at_own_peaks(result: Result) -> tuple[Contributor, ...]:
+    return result.peak.live_by_category or result.peak.live
 
 
 def _growths(result: Result, entry: BaselineEntry, key: str) -> tuple[Growth, ...]:
     if key == "retained":
-        stored, total_bytes = entry.retained_live, entry.retained.total
-    elif key == "total":
-        stored, total_bytes = entry.live, entry.total
-    else:
-        stored = tuple(c for c in entry.live if c.category.value == key)
-        total_bytes = entry.at_peak[key]
-    omitted_bytes = max(0, total_bytes - sum(c.size_bytes for c in stored))
-    return attribute_growth(contributors(result, key), stored, omitted_bytes)
+        omitted_bytes = entry.retained.total - _held(entry.retained_live)
+        return attribute_growth(result.retained.live, entry.retained_live, max(0, omitted_bytes))
+    growths: list[Growth] = []
+    for category in Category if key == "total" else (Category(key),):
+        stored = tuple(c for c in entry.live if c.category is category)
+        omitted_bytes = max(0, entry.peaks[category] - _held(stored))
+        measured = contributors(result, category.value)
+        growths += attribute_growth(measured, stored, omitted_bytes)
+    return tuple(sorted(growths, key=lambda growth: -growth.size_bytes))
+
+
+def _held(live: tuple[Contributor, ...]) -> int:
+    return sum(contributor.size_bytes for contributor in live)
 
 
 def _grown_cause(growths: tuple[Growth, ...], key: str) -> str:

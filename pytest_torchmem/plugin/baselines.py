@@ -181,7 +181,11 @@ def portable(result: Result, rootdir: Path) -> Result:
             for c in live
         )
 
-    peak = replace(result.peak, live=moved(result.peak.live))
+    peak = replace(
+        result.peak,
+        live=moved(result.peak.live),
+        live_by_category=moved(result.peak.live_by_category),
+    )
     retained = replace(result.retained, live=moved(result.retained.live))
     return replace(result, peak=peak, retained=retained)
 

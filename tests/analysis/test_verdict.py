@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
@@ -95,6 +97,26 @@ def test_scratch_that_grew_with_its_cause_does_not_hide_it():
     cast = live(4 * MiB, "temporary", "aten::_to_copy")
     after = measured(live(4 * MiB, "optimizer_state"), cast)
     assert against(before, after).findings[0].key == "optimizer_state"
+
+
+def test_scratch_made_further_up_in_the_same_function_is_no_consequence():
+    before = measured(live(4 * MiB, operator="aten::log_softmax", line=17))
+    cast = live(8 * MiB, "temporary", "aten::_to_copy", line=16)
+    after = measured(live(8 * MiB, operator="aten::log_softmax", line=17), cast)
+    assert against(before, after).sentence.startswith("temporary peaked at 8.0 MiB")
+    assert "+8.0 MiB from aten::_to_copy in net.fc (net.py:16)" in against(before, after).sentence
+
+
+def test_a_category_is_blamed_at_its_own_peak():
+    before, scratch = live(2 * MiB, "gradient"), live(9 * MiB, "temporary", "aten::sum")
+    result = measured(before)
+    peak = replace(
+        result.peak,
+        by_category=CategoryBytes(gradient=2 * MiB, temporary=9 * MiB),
+        live_by_category=(scratch, before),
+    )
+    verdict = against(result, replace(result, peak=peak))
+    assert verdict.sentence.endswith("+9.0 MiB from aten::sum in net.fc (net.py:7)")
 
 
 def test_scratch_that_grew_far_more_leads():
