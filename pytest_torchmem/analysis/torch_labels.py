@@ -8,7 +8,6 @@ A label is set for an id, for a key or for one version of a key, and looked up i
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -63,6 +62,22 @@ class TorchLabels:
         return replace(self, by_id=by_id)
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """A list of numbers for each node, one behind the other in a single list."""
+
+    values: list[int]
+    starts: list[int]
+
+    @classmethod
+    def of(cls, owner: NDArray[np.int64], values: NDArray[np.int64], count: int) -> Runs:
+        """The values of each owner from 0 to ``count``; ``owner`` is ascending."""
+        return cls(values.tolist(), np.searchsorted(owner, np.arange(count + 1)).tolist())
+
+    def __getitem__(self, node: int) -> list[int]:
+        return self.values[self.starts[node] : self.starts[node + 1]]
+
+
 class FlowLists:
     """A data-flow graph as lists per node: what a walk over the nodes in order needs."""
 
@@ -72,16 +87,16 @@ class FlowLists:
         self.in_backward: list[bool] = graph.in_backward.tolist()
 
     @cached_property
-    def inputs(self) -> list[list[int]]:
+    def inputs(self) -> Runs:
         """For each node the numbers of the versions it takes in."""
-        graph = self.graph
-        return _per_node(graph.node, graph.version_in, graph.is_input, self.count)
+        rows = self.graph.is_input
+        return Runs.of(self.graph.node[rows], self.graph.version_in[rows], self.count)
 
     @cached_property
-    def outputs(self) -> list[list[int]]:
+    def outputs(self) -> Runs:
         """For each node the numbers of the versions it brings out."""
-        graph = self.graph
-        return _per_node(graph.node, graph.version_out, graph.is_output, self.count)
+        rows = self.graph.is_output
+        return Runs.of(self.graph.node[rows], self.graph.version_out[rows], self.count)
 
     @cached_property
     def id_of_version(self) -> NDArray[np.int64]:
@@ -102,45 +117,27 @@ class FlowLists:
         Not a matter of order: an id that comes to depend late makes every node that ever read it
         depend. So this is reachability, from ids to the nodes that read them to what these make.
         """
-        ids = self.id_of_version
-        known = labels.of_versions(self.graph)
-        seeds = np.isin(known, (_GRADIENT, _PARAMETER)).tolist()
-        id_list = ids.tolist()
-        readers: dict[int, list[int]] = {}
-        reached = np.zeros(len(labels.by_id), np.bool_)
-        waiting: deque[int] = deque()
-        visited = [False] * self.count
-        for node, versions in enumerate(self.inputs):
-            for version in versions:
-                readers.setdefault(id_list[version], []).append(node)
-                if seeds[version]:
-                    reached[id_list[version]] = True
-                    waiting.append(node)
-        waiting.extend(n for i in np.flatnonzero(reached).tolist() for n in readers.get(i, ()))
+        graph, count = self.graph, len(labels.by_id)
+        seeds = np.isin(labels.of_versions(graph), (_GRADIENT, _PARAMETER))
+        rows = np.flatnonzero(graph.is_input)
+        read_ids = self.id_of_version[graph.version_in[rows]]
+        reached = np.zeros(count, np.bool_)
+        reached[read_ids[seeds[graph.version_in[rows]]]] = True
+        by_id = np.argsort(read_ids, kind="stable")
+        readers = Runs.of(read_ids[by_id], graph.node[rows][by_id], count)
+        made = self.id_of_version[graph.version_out[graph.is_output]]
+        makes = Runs.of(graph.node[graph.is_output], made, self.count)
+        visited, known = [False] * self.count, reached.tolist()
+        waiting = [node for start in np.flatnonzero(reached).tolist() for node in readers[start]]
         while waiting:
-            node = waiting.popleft()
-            if visited[node]:
-                continue
-            visited[node] = True
-            for version in self.outputs[node]:
-                made = id_list[version]
-                if not reached[made]:
-                    reached[made] = True
-                    waiting.extend(readers.get(made, ()))
-        return reached
-
-
-def _per_node(
-    node: NDArray[np.int64], version: NDArray[np.int64], which: NDArray[np.bool_], count: int
-) -> list[list[int]]:
-    rows = np.flatnonzero(which)
-    ends = np.searchsorted(node[rows], np.arange(count), side="right").tolist()
-    values = version[rows].tolist()
-    start, lists = 0, []
-    for end in ends:
-        lists.append(values[start:end])
-        start = end
-    return lists
+            node = waiting.pop()
+            if not visited[node]:
+                visited[node] = True
+                for made_id in makes[node]:
+                    if not known[made_id]:
+                        known[made_id] = True
+                        waiting += readers[made_id]
+        return np.array(known, np.bool_)
 
 
 def set_gradients_and_temporaries(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
@@ -210,7 +207,8 @@ def set_parameters_using_data_flow(flow: FlowLists, labels: TorchLabels) -> Torc
     gradient = (known == _GRADIENT).tolist()
     forward = (known == _INPUT).tolist()
     candidate = [False] * len(forward)
-    for node, (taken, made) in enumerate(zip(flow.inputs, flow.outputs, strict=True)):
+    for node in range(flow.count):
+        taken, made = flow.inputs[node], flow.outputs[node]
         if flow.in_backward[node] or not any(forward[v] for v in taken):
             continue
         if any(gradient[v] for v in taken) or any(gradient[v] for v in made):
@@ -237,10 +235,10 @@ def set_activations(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
     by_version = labels.by_version.copy()
     required = {_INPUT, _ACTIVATION}
     allowed = required | {_PARAMETER, _TEMPORARY}
-    for node, taken in enumerate(flow.inputs):
+    for node in range(flow.count):
         if flow.in_backward[node]:
             continue
-        categories = {known[version] for version in taken}
+        categories = {known[version] for version in flow.inputs[node]}
         if categories & required and categories <= allowed:
             for version in flow.outputs[node]:
                 if by_version[version] == NOTHING:

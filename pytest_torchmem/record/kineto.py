@@ -6,6 +6,7 @@ the events that have it. Python calls that lead to no operator and no allocation
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -32,7 +33,7 @@ _KINDS = {
 }
 _PYTHON = (EventKind.PY_CALL, EventKind.PY_C_CALL)
 _TIMES = attrgetter("start_time_ns", "end_time_ns", "start_tid")
-_OPERATOR = attrgetter("scope", "sequence_number")
+_OPERATOR = attrgetter("name", "sequence_number")
 _ALLOCATION = attrgetter(
     "id", "allocation_id", "device", "ptr", "alloc_size", "total_allocated", "total_reserved"
 )
@@ -77,6 +78,17 @@ class TreeReader:
 
     def read(self, result: Any, segment: int = 0) -> Tables:
         """Return the tables of one profiling session; ``result`` is its kineto result."""
+        # Reading makes many small objects and no cycles: looking for some on the way would cost
+        # as much as the reading itself.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return self._read(result, segment)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _read(self, result: Any, segment: int) -> Tables:
         tree = _flatten(result.experimental_event_tree())
         fields, events = tree.fields, tree.events
         events["segment"] = segment
@@ -117,17 +129,23 @@ class TreeReader:
         self, fields: Sequence[Any], events: NDArray[Any], mentions: Mentions
     ) -> None:
         rows = np.flatnonzero(events["kind"] == EventKind.TORCH_OP).tolist()
-        number, collect = self.strings.number, self._inputs.collect
         events["scope"] = Scope.NONE
         events["sequence"] = -1
         if not rows:
             return
-        events["name"][rows] = [number(fields[row].name) for row in rows]
-        events["is_operator"][rows] = [collect(fields[row], row, mentions) for row in rows]
-        scopes, sequences = zip(*(_OPERATOR(fields[row]) for row in rows), strict=True)
+        operators = [fields[row] for row in rows]
+        texts, sequences = zip(*map(_OPERATOR, operators), strict=True)
+        inputs = self._inputs.collect(operators, texts, mentions.tensors)
+        mentions.add_inputs(rows, inputs)
+        events["name"][rows] = [self.strings.number(text) for text in texts]
+        events["is_operator"][rows] = [shape.is_operator for shape in inputs]
         events["sequence"][rows] = sequences
-        codes = np.fromiter(map(int, scopes), np.int64, len(rows))
-        events["scope"][rows] = np.minimum(codes, Scope.OTHER)
+        # Only annotations and nodes of the backward graph have other scopes than functions, and
+        # neither has a schema.
+        events["scope"][rows] = Scope.FUNCTION
+        for row, shape in zip(rows, inputs, strict=True):
+            if not shape.is_operator:
+                events["scope"][row] = min(int(fields[row].scope), Scope.OTHER)
 
     def _read_owners(
         self, fields: Sequence[Any], events: NDArray[Any], mentions: Mentions
@@ -198,14 +216,14 @@ class _Tree:
 def _flatten(roots: Sequence[Any]) -> _Tree:
     nodes: list[Any] = []
     parents: list[int] = []
-    stack = [(root, -1) for root in reversed(roots)]
+    stack, above = list(reversed(roots)), [-1] * len(roots)
     while stack:
-        node, parent = stack.pop()
-        row = len(nodes)
+        node = stack.pop()
         nodes.append(node)
-        parents.append(parent)
+        parents.append(above.pop())
         if children := node.children:
-            stack += [(child, row) for child in reversed(children)]
+            above += [len(nodes) - 1] * len(children)
+            stack += reversed(children)
     fields = [node.typed[1] for node in nodes]
     kinds = [_KINDS.get(type(field), EventKind.OTHER) for field in fields]
     kept, sizes = _kept(parents, kinds, fields)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -41,64 +42,76 @@ class Mentions:
         self.mutable.append(Mutable.NO)
         self.names.append(name)
 
-    def add_inputs(
-        self, tensors: list[Any], event: int, arguments: Iterable[int], mutable: Iterable[int]
-    ) -> None:
-        count = len(tensors)
-        self.tensors += tensors
-        self.events += [event] * count
-        self.roles += [Role.OPERATOR_INPUT] * count
-        self.arguments += arguments
-        self.mutable += mutable
-        self.names += [-1] * count
+    def add_inputs(self, events: Sequence[int], inputs: Sequence[InputShape]) -> None:
+        """Add the columns of what operators take in; their tensors are in ``tensors`` already."""
+        counts = [len(shape.arguments) for shape in inputs]
+        self.events += np.repeat(events, counts).tolist()
+        self.arguments += chain.from_iterable(shape.arguments for shape in inputs)
+        self.mutable += chain.from_iterable(shape.mutable for shape in inputs)
+        self.roles += [Role.OPERATOR_INPUT] * sum(counts)
+        self.names += [-1] * sum(counts)
+
+
+@dataclass(frozen=True, slots=True)
+class InputShape:
+    """What inputs of the same kinds have in common.
+
+    Attributes:
+        is_operator: A schema of the operator's name fits the inputs.
+        arguments: Which argument each tensor among them stands in.
+        mutable: `Mutable` of each tensor.
+    """
+
+    is_operator: bool
+    arguments: tuple[int, ...]
+    mutable: tuple[int, ...]
 
 
 class OperatorInputs:
-    """Collects the tensors among operators' inputs and resolves each operator's signature."""
+    """Finds the tensors among operators' inputs and resolves each operator's signature."""
 
     def __init__(self, schemas: SchemaTable) -> None:
         self._schemas = schemas
-        self._simple: dict[Any, tuple[Signature, tuple[int, ...], tuple[int, ...]]] = {}
+        self._shapes: dict[Any, InputShape] = {}
 
-    def collect(self, operator: Any, event: int, mentions: Mentions) -> bool:
-        """Add the operator's tensors to ``mentions``; return whether a schema fits its inputs."""
-        inputs = operator.inputs
-        key = (operator.name, *map(type, inputs))
-        known = self._simple.get(key)
-        if known is None:
-            if list in key:
-                return self._collect_lists(operator.name, inputs, event, mentions)
-            known = self._simple[key] = self._learn(operator.name, inputs)
-        signature, positions, mutable = known
-        if positions:
-            mentions.add_inputs([inputs[p] for p in positions], event, positions, mutable)
-        return signature.is_operator
+    def collect(
+        self, operators: Sequence[Any], names: Sequence[str], tensors: list[Any]
+    ) -> list[InputShape]:
+        """Append the operators' tensors to ``tensors``; return the shape of each one's inputs."""
+        shapes, found = self._shapes, []
+        for operator, name in zip(operators, names, strict=True):
+            inputs = operator.inputs
+            key = (name, *map(type, inputs))
+            shape = shapes.get(key)
+            if shape is None:
+                shape = self._shape(name, inputs)
+                if list in key:
+                    tensors += _flat(inputs)
+                    found.append(shape)
+                    continue
+                shapes[key] = shape
+            found.append(shape)
+            for argument in shape.arguments:
+                tensors.append(inputs[argument])
+        return found
 
-    def _learn(
-        self, name: str, inputs: Sequence[Any]
-    ) -> tuple[Signature, tuple[int, ...], tuple[int, ...]]:
-        kinds = tuple(_kind(value) for value in inputs)
-        signature = self._schemas.resolve(name, kinds)
-        positions = tuple(p for p, kind in enumerate(kinds) if kind is TENSOR)
-        return signature, positions, tuple(int(signature.mutable[p]) for p in positions)
-
-    def _collect_lists(
-        self, name: str, inputs: Sequence[Any], event: int, mentions: Mentions
-    ) -> bool:
+    def _shape(self, name: str, inputs: Sequence[Any]) -> InputShape:
         signature = self._schemas.resolve(name, tuple(_kind(value) for value in inputs))
-        for argument, value in enumerate(inputs):
-            items = value if isinstance(value, list) else [value]
-            tensors = [item for item in items if type(item) is torch_api.TensorMetadata]
-            count = len(tensors)
-            mentions.add_inputs(
-                tensors, event, [argument] * count, [int(signature.mutable[argument])] * count
-            )
-        return signature.is_operator
+        arguments = tuple(argument for argument, value in enumerate(inputs) for _ in _flat([value]))
+        return InputShape(
+            signature.is_operator, arguments, tuple(int(signature.mutable[a]) for a in arguments)
+        )
 
     def resolve_again(self, operator: Any) -> Signature:
         """The signature when some tensors have no identity: these then count as no tensor."""
         kinds = tuple(_kind(value, keyed_only=True) for value in operator.inputs)
         return self._schemas.resolve(operator.name, kinds)
+
+
+def _flat(inputs: Sequence[Any]) -> list[Any]:
+    """The tensors among inputs and in the lists among them."""
+    items = chain.from_iterable(v if isinstance(v, list) else (v,) for v in inputs)
+    return [item for item in items if type(item) is torch_api.TensorMetadata]
 
 
 def _kind(value: Any, keyed_only: bool = False) -> Any:
