@@ -1,0 +1,82 @@
+"""Run the examples many times and compare what was measured, to the byte.
+
+    python examples/repeat.py 20
+
+Each test module is run alone, all are run together, and all tests are run in a shuffled order.
+Every run stores its numbers as baselines in a folder of its own, and the files must be identical.
+Otherwise the lines that differ are shown, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+MODULES = sorted(FOLDER.glob("test_*.py"))
+
+
+def run_pytest(*arguments: str | Path) -> str:
+    """Run pytest on its own and return its output; exits when a test fails."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, arguments)]
+    done = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    return done.stdout
+
+
+def measure(tests: list[str], folder: Path) -> None:
+    run_pytest("--torchmem-update-baseline", f"--torchmem-baseline-dir={folder}", *tests)
+
+
+def stored(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder by their path in it."""
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+
+
+def orders(node_ids: list[str], seed: int) -> list[list[str]]:
+    """Return the runs of one round: each module alone, all together, all shuffled."""
+    shuffled = random.Random(seed).sample(node_ids, len(node_ids))
+    alone = [[str(module)] for module in MODULES]
+    return [*alone, [str(module) for module in MODULES], shuffled]
+
+
+def differences(reference: dict[str, bytes], found: dict[str, bytes]) -> list[str]:
+    """Return the lines that differ between files of the same name; new files become reference."""
+    lines: list[str] = []
+    for name, content in found.items():
+        before = reference.setdefault(name, content)
+        if before != content:
+            old, new = before.decode().splitlines(), content.decode().splitlines()
+            lines += difflib.unified_diff(old, new, f"{name} first", f"{name} now", "", "", 0, "")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("rounds", type=int, nargs="?", default=20)
+    rounds = parser.parse_args().rounds
+    collected = run_pytest("--collect-only", *MODULES).splitlines()
+    node_ids = [line for line in collected if "::" in line]
+    reference: dict[str, bytes] = {}
+    failed = 0
+    for seed in range(rounds):
+        for tests in orders(node_ids, seed):
+            with tempfile.TemporaryDirectory() as folder:
+                measure(tests, Path(folder))
+                lines = differences(reference, stored(Path(folder)))
+            failed += bool(lines)
+            print(*lines, sep="\n", end="\n" if lines else "")
+        print(f"round {seed + 1} of {rounds}, {failed} runs differed", flush=True)
+    print(f"{len(reference)} files, {'identical in all runs' if not failed else 'not identical'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
