@@ -11,9 +11,10 @@ from typing import Any, Literal
 from pytest_torchmem.analysis.op_tree import build_op_tree
 from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.analysis.pipeline import analyze as analyze_trace
+from pytest_torchmem.analysis.sampling import sketch_timeline
 from pytest_torchmem.analysis.timeline import Timeline
 from pytest_torchmem.analysis.torch_timeline import TorchMemoryProfile, coalesced, raw_changes
-from pytest_torchmem.report.html import timeline_page
+from pytest_torchmem.report.html import picture_page
 from pytest_torchmem.trace import Trace
 
 Labels = Literal["torchmem", "torch"]
@@ -58,7 +59,8 @@ def export_memory_timeline(
     source = _TorchSource(trace, device) if labels == "torch" else _OwnSource(trace, device)
     name = os.fspath(path)
     if name.endswith(".html"):
-        Path(name).write_text(timeline_page(source.timeline(), title=device), encoding="utf-8")
+        page = picture_page(sketch_timeline(source.timeline()), title=device)
+        Path(name).write_text(page, encoding="utf-8")
     elif name.endswith("raw.json.gz"):
         _write(name, source.raw())
     else:

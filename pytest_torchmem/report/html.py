@@ -1,93 +1,232 @@
-"""A timeline as one HTML page that needs no network."""
+"""A run, or one timeline, as one HTML file that needs no network.
+
+Data are embedded as JSON, one block for each test that is read when the test is opened;
+``assets/page.js`` builds what is seen. docs/decisions/0005-html-report.md says why so.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
-from typing import TYPE_CHECKING, Final
+from importlib import resources
+from typing import Any, Final
 
-import numpy as np
-
-from pytest_torchmem.analysis.results import Category
-from pytest_torchmem.analysis.timeline import Timeline
+from pytest_torchmem.analysis.baseline import Change
+from pytest_torchmem.analysis.differences import differences, whole_entry
+from pytest_torchmem.analysis.picture import Picture
+from pytest_torchmem.analysis.results import (
+    Category,
+    CategoryBytes,
+    Contributor,
+    contributor_to_json,
+)
+from pytest_torchmem.analysis.verdict import words
+from pytest_torchmem.report.colours import COLOURS
+from pytest_torchmem.report.run import RunReport, TestReport
+from pytest_torchmem.report.summary import Window
 from pytest_torchmem.units import format_size
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+PICTURES_BUDGET_BYTES: Final = 24 * 1024 * 1024
+"""How much of a page timelines may take; a browser still opens it on a phone."""
 
-COLOURS: Final = {
-    Category.PARAMETER: "#2e7d32",
-    Category.GRADIENT: "#1565c0",
-    Category.OPTIMIZER_STATE: "#c79100",
-    Category.INPUT: "#455a64",
-    Category.AUTOGRAD_DETAIL: "#5c8fd6",
-    Category.ACTIVATION: "#d84343",
-    Category.TEMPORARY: "#8e63ce",
-    Category.BUFFER: "#00897b",
-    Category.WORKSPACE: "#a1887f",
-    Category.UNKNOWN: "#9e9e9e",
-}
-_WIDTH: Final = 1200
-_HEIGHT: Final = 480
-_PAGE: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Memory timeline: {title}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-:root {{ color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }}
-body {{ margin: 2rem auto; max-width: 1280px; padding: 0 1rem; }}
-svg {{ width: 100%; height: auto; border-bottom: 1px solid; border-left: 1px solid; }}
-li {{ display: inline-block; margin-right: 1.2em; }} ul {{ padding: 0; }}
-i {{ display: inline-block; width: .9em; height: .9em; margin-right: .4em; }}
-</style></head><body>
-<h1>Memory timeline: {title}</h1>
-<p>Peak {estimated}{peak} after {time_ms:.3f} ms of {span_ms:.3f} ms.</p>
-<svg viewBox="0 0 {width} {height}" preserveAspectRatio="none" role="img"
- aria-label="Bytes by category over time">{areas}</svg>
-<ul>{legend}</ul>
-</body></html>
-"""
+_PLAIN_ROWS: Final = 1000
+_LEFT_OUT: Final = (
+    "The timeline of this test was left out to keep this file small; "
+    "a report into a folder has a page for each test."
+)
+# JSON inside a script element ends at the first "</script", and older parsers see "<!--" too.
+_IN_SCRIPT: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 
-def timeline_page(timeline: Timeline, title: str) -> str:
-    """Return a page that shows bytes by category over time, stacked, with the peak in words."""
-    if not len(timeline.times_ns):
+def run_page(run: RunReport, title: str = "Memory of PyTorch tests") -> str:
+    """Return the page of a run: its tests, to search and filter, each with its timelines.
+
+    Timelines beyond `PICTURES_BUDGET_BYTES` are left out, those of passed and small tests first,
+    and the page says so where they are missing.
+    """
+    ranked = run.ranked()
+    rows = [_row(test, order) for order, test in enumerate(ranked)]
+    head = {
+        "title": title,
+        "facts": _facts(run),
+        "counts": run.counts(),
+        "tests": rows,
+        "problems": list(run.problems),
+    }
+    blocks = [("torchmem-run", _dumps({**head, "categories": _categories()}))]
+    blocks += zip((row["id"] for row in rows), _contents(ranked), strict=True)
+    return _page(title, blocks, _plain_table(ranked))
+
+
+def picture_page(picture: Picture, title: str) -> str:
+    """Return the page of one timeline that belongs to no test."""
+    if not picture.times_ns:
         return f"<!doctype html><title>{escape(title)}</title><p>Nothing was recorded.</p>\n"
-    times = timeline.times_ns - timeline.times_ns[0]
-    row = timeline.peak_row
-    own = timeline.largest
-    shown = [category for category in Category if own[category]]
-    return _PAGE.format(
+    at_peak = picture.at(picture.peak)
+    own = {c.value: max(levels) for c, levels in picture.levels.items()}
+    last = picture.at(len(picture.times_ns) - 1)
+    window = {
+        "name": "",
+        "device": title,
+        "estimated": picture.estimated,
+        "total": at_peak.total,
+        "at_peak": _amounts(at_peak),
+        "own": own,
+        "retained": {"total": last.total, "by_category": _amounts(last), "live": []},
+        "limits": {},
+        "sentences": [],
+        "notes": [],
+        "live": [contributor_to_json(c) for c in _live_at(picture, picture.peak)],
+        "picture": picture.to_json(),
+    }
+    name = f"Memory timeline: {title}"
+    head = {
+        "title": name,
+        "facts": [],
+        "problems": [],
+        "categories": _categories(),
+        "single": "torchmem-timeline",
+    }
+    estimated = "estimated " if picture.estimated else ""
+    plain = f"<p>Peak: {estimated}{format_size(at_peak.total)}.</p>"
+    blocks = [("torchmem-run", _dumps(head))]
+    blocks.append(("torchmem-timeline", _dumps({"windows": [window]})))
+    return _page(name, blocks, plain)
+
+
+def _page(title: str, blocks: Sequence[tuple[str, str]], plain: str) -> str:
+    embedded = "\n".join(
+        f'<script type="application/json" id="{name}">{text}</script>' for name, text in blocks
+    )
+    return _asset("page.html").format(
         title=escape(title),
-        estimated="(estimated) " if timeline.estimated else "",
-        peak=format_size(timeline.at(row).total),
-        time_ms=times[row] / 1e6,
-        span_ms=times[-1] / 1e6,
-        width=_WIDTH,
-        height=_HEIGHT,
-        areas="".join(_areas(timeline, times, shown)),
-        legend="".join(
-            f'<li><i style="background:{COLOURS[c]}"></i>{c.name}, up to {format_size(own[c])}</li>'
-            for c in shown
-        ),
+        table=plain,
+        data=embedded,
+        uplot_css=_asset("uPlot.min.css"),
+        page_css=_asset("page.css"),
+        uplot_js=_asset("uPlot.iife.min.js"),
+        chart_js=_asset("chart.js"),
+        page_js=_asset("page.js"),
     )
 
 
-def _areas(timeline: Timeline, times: NDArray[np.int64], shown: list[Category]) -> list[str]:
-    """One polygon for each category, on top of those before it; memory changes in steps."""
-    x = times * (_WIDTH / max(1, int(times[-1])))
-    scale = _HEIGHT / max(1, int(timeline.total.max()))
-    # Between two changes a level holds: each row is drawn from its own time to the next one's.
-    x_steps = np.repeat(x, 2)[1:]
-    below = np.zeros(len(times))
-    areas = []
-    for category in shown:
-        above = below + timeline.of(category)
-        edges = (np.repeat(_HEIGHT - level * scale, 2)[:-1] for level in (above, below))
-        top, bottom = edges
-        outline = [*zip(x_steps, top, strict=True), *zip(x_steps[::-1], bottom[::-1], strict=True)]
-        points = " ".join(f"{px:.1f},{py:.1f}" for px, py in outline)
-        areas.append(
-            f'<polygon fill="{COLOURS[category]}" points="{points}">'
-            f"<title>{category.name}</title></polygon>"
-        )
-        below = above
-    return areas
+def _asset(name: str) -> str:
+    return (
+        resources.files("pytest_torchmem.report")
+        .joinpath("assets")
+        .joinpath(name)
+        .read_text("utf-8")
+    )
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, separators=(",", ":")).translate(_IN_SCRIPT)
+
+
+def _categories() -> list[dict[str, str]]:
+    return [{"key": c.value, "name": words(c.value), "colour": COLOURS[c]} for c in Category]
+
+
+def _facts(run: RunReport) -> list[tuple[str, str]]:
+    environments = {tuple(sorted(t.measured.environment.items())) for t in run.tests}
+    devices = sorted({dict(e).get("device", "") for e in environments} - {""})
+    dirty = " with changes" if run.dirty else ""
+    facts = [
+        ("measured on", ", ".join(devices)),
+        ("commit", f"{run.commit[:12]}{dirty}" if run.commit else ""),
+        ("at", run.created),
+        *run.versions.items(),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _row(test: TestReport, order: int) -> dict[str, Any]:
+    windows = test.measured.windows
+    body = windows[0] if windows else None
+    return {
+        "id": f"torchmem-test-{order}",
+        "order": order,
+        "name": test.measured.test,
+        "status": test.status,
+        "sentence": test.sentence,
+        "device": body.result.device if body else "",
+        "measured": body is not None,
+        "estimated": bool(body and body.result.estimated),
+        "peak": test.peak_bytes,
+        "at_peak": _amounts(body.result.peak.at_peak) if body else {},
+        "baseline_bytes": body.baseline_bytes if body else 0,
+    }
+
+
+def _contents(tests: Sequence[TestReport]) -> Iterator[str]:
+    """Yield what is inside each test, leaving timelines out once they have used up the budget."""
+    used_bytes = 0
+    for test in tests:
+        text = _dumps(_content(test, with_pictures=used_bytes < PICTURES_BUDGET_BYTES))
+        used_bytes += len(text)
+        yield text
+
+
+def _content(test: TestReport, with_pictures: bool) -> dict[str, Any]:
+    measured = test.measured
+    regions = [Window("", r, {}, Change.NOT_COMPARED, 0, "") for r in measured.regions]
+    return {
+        "problem": measured.problem,
+        "not_measured": measured.not_measured,
+        "windows": [_window(w, with_pictures) for w in (*measured.windows, *regions)],
+    }
+
+
+def _window(window: Window, with_pictures: bool) -> dict[str, Any]:
+    result = window.result
+    data: dict[str, Any] = {
+        **result.to_json(),
+        "total": result.peak.total,
+        "at_peak": _amounts(result.peak.at_peak),
+        "own": _amounts(result.peak.by_category),
+        "live": [contributor_to_json(c) for c in result.peak.live],
+        "limits": dict(window.limits),
+        "growth": result.growth,
+        "sentences": list(window.sentences or filter(None, [window.sentence])),
+        "picture": None,
+    }
+    if window.picture and with_pictures:
+        data["picture"] = window.picture.to_json()
+    elif window.picture:
+        data["no_picture"] = _LEFT_OUT
+    if entry := window.baseline:
+        data["baseline"] = {"total": entry.total, "own": _amounts(entry.peaks)}
+        data["differences"] = [
+            {
+                "who": contributor_to_json(d.contributor),
+                "bytes": d.size_bytes,
+                "one_sided": d.one_sided,
+                "at_least": d.at_least,
+            }
+            for d in differences(whole_entry(result), entry)
+        ]
+    return data
+
+
+def _amounts(amounts: CategoryBytes) -> dict[str, int]:
+    return {category.value: amount for category, amount in amounts.items() if amount}
+
+
+def _live_at(picture: Picture, moment: int) -> list[Contributor]:
+    live = [(t.levels[moment], t.contributor) for t in picture.tracks if t.levels[moment]]
+    live.sort(key=lambda pair: -pair[0])
+    return [replace(contributor, size_bytes=size) for size, contributor in live]
+
+
+def _plain_table(tests: Sequence[TestReport]) -> str:
+    """The numbers for a reader without JavaScript, such as one whose CI server switches it off."""
+    rows = "".join(
+        f"<tr><td>{escape(test.status)}</td><td>{escape(test.measured.test)}</td>"
+        f"<td>{format_size(test.peak_bytes)}</td><td>{escape(test.sentence)}</td></tr>"
+        for test in tests[:_PLAIN_ROWS]
+    )
+    more = len(tests) - _PLAIN_ROWS
+    cut = f"<p>... and {more} more</p>" if more > 0 else ""
+    return f"<table><tr><th>status<th>test<th>peak<th></tr>{rows}</table>{cut}"

@@ -160,7 +160,7 @@ class RunReport:
 
 
 def render_run(run: RunReport) -> str:
-    """Return a run as the text of a results file: one line for each test, for diffs and ``grep``."""
+    """Return a run as the text of a results file: one line for each test, to ``grep``."""
     data = run.to_json()
     tests = ",\n".join("  " + _line(test) for test in data.pop("tests"))
     head = ",\n".join(f"{json.dumps(key)}: {_line(value)}" for key, value in data.items())
@@ -168,7 +168,7 @@ def render_run(run: RunReport) -> str:
 
 
 def _line(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+    return json.dumps(value, separators=(", ", ": "))
 
 
 def read_run(path: Path) -> RunReport:

@@ -1,0 +1,387 @@
+"use strict";
+// Builds the page from the JSON that is embedded in it. Text enters through textContent only.
+(() => {
+  const { size, milliseconds } = torchmemChart;
+  const read = (id) => JSON.parse(document.getElementById(id).textContent);
+  const run = read("torchmem-run");
+  const colours = Object.fromEntries(run.categories.map((c) => [c.key, c]));
+  const charts = new Set();
+  const number = new Intl.NumberFormat("en").format;
+  const signed = (bytes) => (bytes >= 0 ? "+" : "") + size(bytes);
+
+  function make(tag, attributes = {}, ...children) {
+    const node = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+      else if (value !== false && value != null) node.setAttribute(name, value === true ? "" : value);
+    }
+    node.append(...children.flat().filter((child) => child != null && child !== ""));
+    return node;
+  }
+
+  function swatch(category) {
+    const node = make("i", { class: "swatch", "aria-hidden": "true" });
+    node.style.background = colours[category].colour;
+    return node;
+  }
+
+  const named = (category) => [swatch(category), colours[category].name];
+
+  function bar(amounts, total, className) {
+    const parts = run.categories.filter(({ key }) => amounts[key]).map(({ key, name, colour }) => {
+      const part = make("i", { title: `${name} ${size(amounts[key])}` });
+      part.style.width = `${(100 * amounts[key]) / total}%`;
+      part.style.background = colour;
+      return part;
+    });
+    const text = run.categories.filter(({ key }) => amounts[key])
+      .map(({ key, name }) => `${name} ${size(amounts[key])}`).join(", ");
+    const label = text ? `composition at the peak: ${text}` : "nothing measured";
+    return make("div", { class: className, role: "img", "aria-label": label }, parts);
+  }
+
+  function table(headers, rows, label) {
+    const cell = (tag, content, column) =>
+      make(tag, { class: headers[column][1] || null, scope: tag === "th" ? "col" : null }, content);
+    return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
+      make("table", {},
+        make("thead", {}, make("tr", {}, headers.map(([text], i) => cell("th", text, i)))),
+        make("tbody", {}, rows.map((row) =>
+          make("tr", {}, row.map((content, i) => cell("td", content, i)))))));
+  }
+
+  function block(title, content, wide = false) {
+    return make("section", { class: wide ? "block wide" : "block" }, make("h3", {}, title), content);
+  }
+
+  // Long tables show their largest rows first and the rest when asked.
+  function long(headers, rows, label, first = 10) {
+    if (rows.length <= first + 2) return [table(headers, rows, label)];
+    const rest = table(headers, rows.slice(first), `${label}, the rest`);
+    return [
+      table(headers, rows.slice(0, first), label),
+      make("details", { class: "more" },
+        make("summary", {}, `${rows.length - first} more`), rest),
+    ];
+  }
+
+  const fileName = (file) => file.split("/").pop();
+  const at = ([file, line, name]) => (line ? `${file}:${line} ${name}` : `${name} in ${file}`);
+
+  function who(contributor) {
+    const { operator, module, source } = contributor;
+    const where = source ? ` (${fileName(source[0])}${source[1] ? `:${source[1]}` : ""})` : "";
+    const text = [operator, module && `in ${module}`].filter(Boolean).join(" ");
+    return (text || contributor.phase) + where;
+  }
+
+  const place = (c) => [c.operator || "-", c.module || "-", c.source ? at(c.source) : c.phase];
+  const PLACE = [["operator", "code mono"], ["module", "code mono"], ["source", "code mono"]];
+
+  // --- one window -------------------------------------------------------------------------------
+
+  function readout(data, moment, estimated) {
+    const amounts = run.categories.map(({ key }) => [key, data.columns[key]?.[moment] ?? 0])
+      .filter(([, bytes]) => bytes).sort((a, b) => b[1] - a[1]);
+    const live = data.tracks.map((track) => [track.who, track.levels[moment]])
+      .filter(([, bytes]) => bytes).sort((a, b) => b[1] - a[1]).slice(0, 6);
+    const inside = data.spans.filter((s) => s.begin <= data.times[moment] && data.times[moment] <= s.end
+      && s.end > s.begin).map((s) => s.name || s.kind);
+    const when = data.estimated ? `node ${data.times[moment]}` : milliseconds(data.times[moment]);
+    return [
+      make("div", { class: "moment" },
+        `${moment === data.peak ? "the peak, " : ""}at ${when}, change ${number(data.rows[moment])}`
+        + ` of ${number(data.changeCount - 1)}${inside.length ? `, in ${inside.join(", ")}` : ""}`),
+      make("div", { class: "total" },
+        (estimated ? "estimated " : "") + size(data.totals[moment])),
+      make("ul", {}, amounts.map(([key, bytes]) =>
+        make("li", {}, make("span", {}, named(key)), make("span", { class: "number" }, size(bytes))))),
+      live.length ? make("div", { class: "faint" }, "largest live then") : null,
+      make("ul", {}, live.map(([c, bytes]) =>
+        make("li", { class: "who" }, make("span", {}, swatch(c.category), who(c)),
+          make("span", { class: "number" }, size(bytes))))),
+    ].filter(Boolean);
+  }
+
+  function spoken(data, moment, estimated) {
+    const amounts = run.categories.filter(({ key }) => data.columns[key]?.[moment])
+      .map(({ key, name }) => `${name} ${size(data.columns[key][moment])}`);
+    const when = data.estimated ? `node ${data.times[moment]}` : milliseconds(data.times[moment]);
+    return `${when}: ${estimated ? "estimated " : ""}${size(data.totals[moment])}; ${amounts.join(", ")}`;
+  }
+
+  function marksOf(window) {
+    const marks = [];
+    if (window.baseline) {
+      marks.push({ bytes: window.baseline.total, text: "baseline", dash: [7, 5], colour: "--accent" });
+    }
+    if (window.limits.total != null) {
+      marks.push({ bytes: window.limits.total, text: "limit", dash: [2, 4], colour: "--bad" });
+    }
+    return marks;
+  }
+
+  function drawing(window) {
+    const data = torchmemChart.decode(window.picture);
+    const text = make("div", { class: "readout" });
+    const host = make("div", {
+      class: "plot", tabindex: "0", role: "slider", "aria-label": "memory over time, by category",
+      "aria-valuemin": "0", "aria-valuemax": String(data.times.length - 1),
+    });
+    let chart;
+    const show = (moment) => {
+      text.replaceChildren(...readout(data, moment, window.estimated));
+      host.setAttribute("aria-valuenow", String(moment));
+      host.setAttribute("aria-valuetext", spoken(data, moment, window.estimated));
+    };
+    const start = (by) => {
+      const moment = chart?.moment();
+      if (chart) { charts.delete(chart); chart.destroy(); }
+      const marks = marksOf(window);
+      chart = torchmemChart.draw(host, data, { categories: run.categories, marks, by, show });
+      charts.add(chart);
+      if (moment !== undefined) chart.set(moment);
+    };
+    host.addEventListener("keydown", (event) => {
+      const page = Math.max(1, Math.round(data.times.length / 10));
+      const now = chart.moment();
+      const moves = {
+        ArrowRight: now + 1, ArrowLeft: now - 1, ArrowUp: now + 1, ArrowDown: now - 1,
+        PageUp: now + page, PageDown: now - page, Home: 0, End: data.times.length - 1,
+        p: data.peak, P: data.peak,
+      };
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (event.key in moves) { chart.set(moves[event.key]); event.preventDefault(); }
+      if (event.key === "Escape") chart.reset();
+    });
+    host.addEventListener("mouseleave", () => { if (document.activeElement !== host) chart.set(data.peak, false); });
+    const choice = (by, name) => make("button", {
+      type: "button", "aria-pressed": String(by === "time"),
+      onclick: (event) => {
+        for (const other of event.target.parentNode.querySelectorAll("[aria-pressed]")) {
+          other.setAttribute("aria-pressed", String(other === event.target));
+        }
+        start(by);
+      },
+    }, name);
+    const bars = make("div", { class: "axis-choice" },
+      data.estimated ? null : choice("time", "by time"),
+      data.estimated ? null : choice("changes", "by change"),
+      make("button", { type: "button", onclick: () => chart.reset() }, "whole range"),
+      make("span", {}, "drag to zoom; arrow keys move, P goes to the peak"));
+    const legend = make("ul", { class: "legend" }, run.categories
+      .filter(({ key }) => data.columns[key])
+      .map(({ key }) => make("li", {}, named(key))));
+    const grid = make("div", { class: "drawing" }, make("div", { class: "plot" }, bars, host, legend), text);
+    requestAnimationFrame(() => start("time"));
+    return grid;
+  }
+
+  function composition(window) {
+    const before = window.baseline;
+    const headers = [["category", "category"], ["at the peak", "number"], ["own peak", "number"]];
+    if (before) headers.push(["baseline's own peak", "number"], ["change", "number"]);
+    headers.push(["retained", "number"]);
+    const rows = run.categories
+      .filter(({ key }) => window.own[key] || window.retained.by_category[key] || before?.own[key])
+      .map(({ key }) => {
+        const row = [named(key), size(window.at_peak[key] ?? 0), size(window.own[key] ?? 0)];
+        if (before) row.push(size(before.own[key] ?? 0), change((window.own[key] ?? 0) - (before.own[key] ?? 0)));
+        return [...row, size(window.retained.by_category[key] ?? 0)];
+      });
+    const total = ["total", size(window.total), ""];
+    if (before) total.push(size(before.total), change(window.total - before.total));
+    rows.push([...total, size(window.retained.total)]);
+    return [bar(window.at_peak, window.total || 1, "bar big"), table(headers, rows, "composition")];
+  }
+
+  function change(bytes, word = "") {
+    const kind = bytes > 0 ? "up" : bytes < 0 ? "down" : "faint";
+    return make("span", { class: kind }, word + signed(bytes));
+  }
+
+  function differences(window) {
+    const rows = window.differences.map((d) => [
+      change(d.bytes, d.at_least ? "at least " : ""),
+      d.one_sided ? (d.bytes > 0 ? "new" : "gone") : d.bytes > 0 ? "grown" : "shrunk",
+      named(d.who.category), ...place(d.who),
+    ]);
+    if (!rows.length) return [make("p", { class: "faint" }, "nothing changed at the peak")];
+    return long([["change", "number"], [""], ["category", "category"], ...PLACE], rows, "differences");
+  }
+
+  function live(contributors, label) {
+    const rows = contributors.map((c) =>
+      [size(c.bytes), number(c.count), named(c.category), ...place(c)]);
+    return long([["size", "number"], ["count", "number"], ["category", "category"], ...PLACE], rows, label);
+  }
+
+  function operators(list) {
+    const rows = list.map(([name, calls, allocated, live_bytes]) =>
+      [name, number(calls), size(allocated), size(live_bytes)]);
+    return long([["operator", "code mono"], ["calls", "number"], ["allocated", "number"],
+      ["live at the peak", "number"]], rows, "operators");
+  }
+
+  function figures(window) {
+    const texts = [`${window.estimated ? "estimated " : ""}peak ${size(window.total)}`];
+    if (window.baseline) texts.push(`baseline ${size(window.baseline.total)} (${signed(window.total - window.baseline.total)})`);
+    for (const [key, bytes] of Object.entries(window.limits)) texts.push(`limit on ${key.replaceAll("_", " ")} ${size(bytes)}`);
+    texts.push(`retained ${size(window.retained.total)}`);
+    if (window.growth != null) texts.push(`growth ${signed(window.growth)} per step`);
+    for (const [key, bytes] of Object.entries(window.counters ?? {})) texts.push(`${key} ${size(bytes)}`);
+    if (window.unexplained_bytes) texts.push(`not reconciled with the allocator: ${size(window.unexplained_bytes)}`);
+    return texts;
+  }
+
+  function windowView(window) {
+    const parts = [
+      make("div", { class: "title" },
+        make("h2", {}, window.name ? `region ${window.name}` : run.single ? "timeline" : "test body"),
+        make("span", { class: "faint" }, `${window.device}, ${figures(window).join(", ")}`)),
+    ];
+    if (window.sentences.length) {
+      parts.push(make("ul", { class: "sentences" }, window.sentences.map((s) => make("li", {}, s))));
+    }
+    if (window.picture) parts.push(drawing(window));
+    else if (window.no_picture) parts.push(make("p", { class: "faint" }, window.no_picture));
+    if (window.notes.length) {
+      parts.push(make("ul", { class: "notes" }, window.notes.map((n) => make("li", {}, n))));
+    }
+    const tables = make("div", { class: "tables" });
+    if (window.baseline) tables.append(block("differences against the baseline", differences(window), true));
+    tables.append(block("composition", composition(window)));
+    if (window.picture?.operators.length) {
+      tables.append(block("operators that allocated", operators(window.picture.operators)));
+    }
+    if (window.live.length) tables.append(block("live at the peak", live(window.live, "live at the peak"), true));
+    if (window.retained.live.length) {
+      tables.append(block("retained at the end", live(window.retained.live, "retained at the end"), true));
+    }
+    parts.push(tables);
+    return make("section", { class: "window" }, parts);
+  }
+
+  // --- the list ---------------------------------------------------------------------------------
+
+  function against(test) {
+    if (test.baseline_bytes) return change(test.peak - test.baseline_bytes);
+    return make("span", { class: "faint" }, test.measured ? "no baseline" : "");
+  }
+
+  function testView(test) {
+    const node = make("details", { class: "test" },
+      make("summary", {},
+        make("span", { class: `badge ${test.status.replace(" ", "-")}` }, test.status),
+        make("span", { class: "name mono" }, test.name,
+          test.sentence ? make("small", {}, test.sentence) : null),
+        bar(test.at_peak, test.peak || 1, "bar"),
+        make("span", { class: "number" }, test.measured
+          ? `${size(test.peak)}${test.estimated ? " (estimated)" : ""}` : "-"),
+        make("span", { class: "number" }, against(test))));
+    // What is inside is built when it is first opened: a run may have thousands of tests.
+    node.addEventListener("toggle", () => {
+      if (!node.open || node.childElementCount > 1) return;
+      const inside = read(test.id);
+      node.append(...inside.windows.map(windowView));
+      if (inside.problem) node.append(make("p", { class: "sentences" }, inside.problem));
+      if (!inside.windows.length && inside.not_measured) {
+        node.append(make("p", { class: "window faint" }, inside.not_measured));
+      }
+    });
+    return node;
+  }
+
+  const ORDERS = {
+    importance: (a, b) => a.order - b.order,
+    "peak, largest first": (a, b) => b.peak - a.peak,
+    "growth, largest first": (a, b) => grownBytes(b) - grownBytes(a),
+    name: (a, b) => (a.name < b.name ? -1 : 1),
+  };
+  const grownBytes = (test) => (test.baseline_bytes ? test.peak - test.baseline_bytes : -Infinity);
+
+  function list(page) {
+    const rows = run.tests.map((test) => ({ test, node: testView(test), text: `${test.name} ${test.sentence}`.toLowerCase() }));
+    const statuses = new Set();
+    const devices = [...new Set(run.tests.map((test) => test.device).filter(Boolean))].sort();
+    const search = make("input", { type: "search", placeholder: "search tests", "aria-label": "search tests", oninput: apply });
+    const device = make("select", { "aria-label": "device", onchange: apply },
+      make("option", { value: "" }, "every device"), devices.map((d) => make("option", { value: d }, d)));
+    const order = make("select", { "aria-label": "sort by", onchange: sort },
+      Object.keys(ORDERS).map((name) => make("option", { value: name }, `by ${name}`)));
+    const chips = Object.entries(run.counts).map(([status, count]) => make("button", {
+      type: "button", "aria-pressed": "false", "data-status": status,
+      onclick: ({ target }) => {
+        const on = !statuses.has(status);
+        statuses[on ? "add" : "delete"](status);
+        target.setAttribute("aria-pressed", String(on));
+        apply();
+      },
+    }, `${status} ${number(count)}`));
+    const shown = make("p", { class: "shown", role: "status" });
+    const tests = make("div", { class: "tests" }, rows.map(({ node }) => node));
+
+    function apply() {
+      const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
+      let count = 0;
+      for (const { test, node, text } of rows) {
+        const wanted = words.every((word) => text.includes(word))
+          && (!statuses.size || statuses.has(test.status))
+          && (!device.value || test.device === device.value);
+        node.hidden = !wanted;
+        count += wanted ? 1 : 0;
+      }
+      shown.textContent = count === rows.length ? `${number(count)} tests`
+        : `${number(count)} of ${number(rows.length)} tests`;
+    }
+
+    function sort() {
+      rows.sort((a, b) => ORDERS[order.value](a.test, b.test) || a.test.order - b.test.order);
+      tests.append(...rows.map(({ node }) => node));
+    }
+
+    function openLinked() {
+      const name = decodeURIComponent(location.hash.replace(/^#test=/, ""));
+      const row = name && rows.find(({ test }) => test.name === name);
+      if (row) { row.node.open = true; row.node.scrollIntoView(); }
+    }
+
+    page.append(make("div", { class: "tools", role: "search" }, search,
+      make("div", { class: "chips", role: "group", "aria-label": "status" }, chips),
+      devices.length > 1 ? device : null, order), shown, tests);
+    apply();
+    if (rows.length === 1) rows[0].node.open = true;
+    openLinked();
+    addEventListener("hashchange", openLinked);
+  }
+
+  // --- the page ---------------------------------------------------------------------------------
+
+  const SCHEMES = ["as the system", "light", "dark"];
+
+  function scheme() {
+    let now = 0;
+    const button = make("button", { type: "button", onclick: () => {
+      now = (now + 1) % SCHEMES.length;
+      if (now) document.documentElement.dataset.scheme = SCHEMES[now];
+      else delete document.documentElement.dataset.scheme;
+      button.textContent = `colours: ${SCHEMES[now]}`;
+      redraw();
+    } }, `colours: ${SCHEMES[0]}`);
+    return button;
+  }
+
+  const redraw = () => charts.forEach((chart) => chart.redraw());
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+
+  const page = document.getElementById("page");
+  page.append(
+    make("div", { class: "head" }, make("h1", {}, run.title), scheme()),
+    make("div", { class: "facts" }, run.facts.map(([name, value]) =>
+      make("span", {}, `${name} `, make("b", {}, value)))));
+  if (run.problems.length) {
+    page.append(make("div", { class: "problems", role: "alert" }, run.problems.map((p) => make("p", {}, p))));
+  }
+  if (run.single) page.append(...read(run.single).windows.map(windowView));
+  else list(page);
+})();
