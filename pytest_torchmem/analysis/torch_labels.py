@@ -8,9 +8,10 @@ A label is set for an id, for a key or for one version of a key, and looked up i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -76,6 +77,16 @@ class Runs:
 
     def __getitem__(self, node: int) -> list[int]:
         return self.values[self.starts[node] : self.starts[node + 1]]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        values = self.values
+        for start, end in pairwise(self.starts):
+            yield values[start:end]
+
+    def __reversed__(self) -> Iterator[list[int]]:
+        values = self.values
+        for end, start in pairwise(reversed(self.starts)):
+            yield values[start:end]
 
 
 class FlowLists:
@@ -185,12 +196,13 @@ def set_inputs(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
     known = labels.of_versions(graph)
     produces = np.isin(known, (_GRADIENT, _PARAMETER)).tolist()
     member = [False] * len(produces)
-    inputs, outputs = flow.inputs, flow.outputs
-    for node in range(flow.count - 1, -1, -1):
-        versions = inputs[node] + outputs[node]
-        if any(produces[version] for version in versions):
-            for version in versions:
-                produces[version] = member[version] = True
+    for taken, made in zip(reversed(flow.inputs), reversed(flow.outputs), strict=True):
+        versions = taken + made
+        for version in versions:
+            if produces[version]:
+                for also in versions:
+                    produces[also] = member[also] = True
+                break
     candidates = np.array(member, np.bool_)
     made_in_backward = graph.is_output & graph.in_backward[graph.node]
     candidates[graph.version_out[made_in_backward]] = False
@@ -207,9 +219,9 @@ def set_parameters_using_data_flow(flow: FlowLists, labels: TorchLabels) -> Torc
     gradient = (known == _GRADIENT).tolist()
     forward = (known == _INPUT).tolist()
     candidate = [False] * len(forward)
-    for node in range(flow.count):
-        taken, made = flow.inputs[node], flow.outputs[node]
-        if flow.in_backward[node] or not any(forward[v] for v in taken):
+    nodes = zip(flow.inputs, flow.outputs, flow.in_backward, strict=True)
+    for taken, made, in_backward in nodes:
+        if in_backward or not any(forward[v] for v in taken):
             continue
         if any(gradient[v] for v in taken) or any(gradient[v] for v in made):
             continue
@@ -219,10 +231,12 @@ def set_parameters_using_data_flow(flow: FlowLists, labels: TorchLabels) -> Torc
             if not forward[version]:
                 candidate[version] = True
     used = [False] * len(forward)
-    for node in range(flow.count - 1, -1, -1):
-        if any(gradient[v] or used[v] for v in flow.outputs[node]):
-            for version in flow.inputs[node]:
-                used[version] = True
+    for taken, made in zip(reversed(flow.inputs), reversed(flow.outputs), strict=True):
+        for version in made:
+            if gradient[version] or used[version]:
+                for also in taken:
+                    used[also] = True
+                break
     found = np.zeros(len(labels.by_id), np.bool_)
     found[flow.id_of_version[np.array(candidate, np.bool_) & np.array(used, np.bool_)]] = True
     found &= flow.depends_on_gradient(labels)
@@ -235,12 +249,12 @@ def set_activations(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
     by_version = labels.by_version.copy()
     required = {_INPUT, _ACTIVATION}
     allowed = required | {_PARAMETER, _TEMPORARY}
-    for node in range(flow.count):
-        if flow.in_backward[node]:
+    for taken, made, in_backward in zip(flow.inputs, flow.outputs, flow.in_backward, strict=True):
+        if in_backward:
             continue
-        categories = {known[version] for version in flow.inputs[node]}
+        categories = {known[version] for version in taken}
         if categories & required and categories <= allowed:
-            for version in flow.outputs[node]:
+            for version in made:
                 if by_version[version] == NOTHING:
                     by_version[version] = _ACTIVATION
                 if known[version] == NOTHING:

@@ -224,7 +224,7 @@ def _flatten(roots: Sequence[Any]) -> _Tree:
         if children := node.children:
             above += [len(nodes) - 1] * len(children)
             stack += reversed(children)
-    fields = [node.typed[1] for node in nodes]
+    fields = torch_api.fields_of(nodes)
     kinds = [_KINDS.get(type(field), EventKind.OTHER) for field in fields]
     kept, sizes = _kept(parents, kinds, fields)
     rows = np.flatnonzero(kept)

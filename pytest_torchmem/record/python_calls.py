@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchmem.record.source_lines import SourceLines
+from pytest_torchmem.record.source_lines import operator_lines
 from pytest_torchmem.record.strings import StringTable
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ class PythonCalls:
     def __init__(self, strings: StringTable) -> None:
         self._strings = strings
         self._functions: dict[str, _Function] = {}
-        self._sources = SourceLines()
         self._libraries = tuple(f"{folder}/" for folder in library_paths())
 
     def read(
@@ -75,7 +74,7 @@ class PythonCalls:
             function = self._function(text)
             if function.file < 0 or function.path.startswith(self._libraries):
                 continue
-            lines = self._sources.place(
+            lines = operator_lines(
                 function.path, function.first_line, operators, gap.after, gap.before
             )
             events["line"][list(gap.operators)] = lines

@@ -41,11 +41,16 @@ class Signature:
     mutable: tuple[Mutable, ...]
 
 
+# Asking torch for the schemas of a name is slow, and once it has some they stay; so the answers are
+# kept for the life of the process. A name without any may get some later, so that is not kept.
+_SCHEMAS: dict[str, list[tuple[list[frozenset[Any] | None], list[bool]]]] = {}
+
+
 class SchemaTable:
     """Remembers the answer for each operator name and kinds of inputs."""
 
     def __init__(self) -> None:
-        self._schemas: dict[str, list[tuple[list[frozenset[Any] | None], list[bool]]]] = {}
+        self._missing: set[str] = set()
         self._signatures: dict[tuple[str, tuple[Any, ...]], Signature] = {}
 
     def resolve(self, name: str, kinds: tuple[Any, ...]) -> Signature:
@@ -69,16 +74,21 @@ class SchemaTable:
         return Signature(True, tuple(Mutable.YES if w else Mutable.NO for w in written))
 
     def _schemas_of(self, name: str) -> list[tuple[list[frozenset[Any] | None], list[bool]]]:
-        found = self._schemas.get(name)
-        if found is None:
-            found = self._schemas[name] = [
+        if name in self._missing:
+            return []
+        if name not in _SCHEMAS:
+            schemas = torch_api.schemas_of(name)
+            if not schemas:
+                self._missing.add(name)
+                return []
+            _SCHEMAS[name] = [
                 (
                     [_accepted_kinds(a.type) for a in schema.arguments],
                     [bool(getattr(a.alias_info, "is_write", False)) for a in schema.arguments],
                 )
-                for schema in torch_api.schemas_of(name)
+                for schema in schemas
             ]
-        return found
+        return _SCHEMAS[name]
 
 
 def _accepted_kinds(schema_type: Any) -> frozenset[Any] | None:

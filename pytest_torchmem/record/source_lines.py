@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -47,33 +47,25 @@ class OperatorLine:
     operators: tuple[str, ...]
 
 
-class SourceLines:
-    """Looks up the Python operators of functions; each file is parsed once."""
+def operator_lines(
+    file: str, first_line: int, operators: Sequence[str], after: int, before: int
+) -> list[int]:
+    """Lines of ``operators`` (``aten::add``, in the order they ran) within one function.
 
-    def __init__(self) -> None:
-        self._files: dict[str, _File] = {}
-
-    def place(
-        self, file: str, first_line: int, operators: Sequence[str], after: int, before: int
-    ) -> list[int]:
-        """Lines of ``operators`` (``aten::add``, in the order they ran) within one function.
-
-        ``file`` and ``first_line`` name the function; ``after`` and ``before`` are the lines of the
-        calls around, 0 where there is none. An operator that the source does not explain gets the
-        line of the call before it.
-        """
-        if file not in self._files:
-            self._files[file] = _File(file)
-        known = self._files[file].functions.get(first_line, ())
-        ahead = iter(_between(known, after, before))
-        lines = []
-        line = after
-        for name in operators:
-            short = name.rpartition("::")[2]
-            candidates = (c.line for c in ahead if {short, short.rstrip("_")} & {*c.operators})
-            line = next(candidates, line)
-            lines.append(line)
-        return lines
+    ``file`` and ``first_line`` name the function; ``after`` and ``before`` are the lines of the
+    calls around, 0 where there is none. An operator that the source does not explain gets the
+    line of the call before it.
+    """
+    known = _functions_of(file, _modified_ns(file)).get(first_line, ())
+    ahead = iter(_between(known, after, before))
+    lines = []
+    line = after
+    for name in operators:
+        short = name.rpartition("::")[2]
+        candidates = (c.line for c in ahead if {short, short.rstrip("_")} & {*c.operators})
+        line = next(candidates, line)
+        lines.append(line)
+    return lines
 
 
 def _between(known: Sequence[OperatorLine], after: int, before: int) -> list[OperatorLine]:
@@ -85,27 +77,29 @@ def _between(known: Sequence[OperatorLine], after: int, before: int) -> list[Ope
     return [c for c in known if c.line >= after] + [c for c in known if c.line <= before]
 
 
-class _File:
+def _modified_ns(path: str) -> int:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=64)
+def _functions_of(path: str, modified_ns: int) -> dict[int, tuple[OperatorLine, ...]]:
     """The functions of a source file, by the line that their code objects begin on."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    @cached_property
-    def functions(self) -> dict[int, tuple[OperatorLine, ...]]:
-        try:
-            tree = ast.parse(Path(self._path).read_bytes())
-        except (OSError, SyntaxError, ValueError):
-            # Generated or moved since; the lines of the calls around have to do.
-            return {}
-        functions: dict[int, tuple[OperatorLine, ...]] = {}
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                functions[first] = tuple(o for child in node.body for o in _operators(child))
-            elif isinstance(node, ast.Lambda):
-                functions.setdefault(node.lineno, tuple(_operators(node.body)))
-        return functions
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        # Generated or moved since; the lines of the calls around have to do.
+        return {}
+    functions: dict[int, tuple[OperatorLine, ...]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            functions[first] = tuple(o for child in node.body for o in _operators(child))
+        elif isinstance(node, ast.Lambda):
+            functions.setdefault(node.lineno, tuple(_operators(node.body)))
+    return functions
 
 
 def _operators(node: ast.AST) -> Iterator[OperatorLine]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch._C._profiler import (
     _ExtraFields_PyCall,
     _ExtraFields_PyCCall,
     _ExtraFields_TorchOp,
+    _ProfilerEvent,
     _RecordFunctionFast,
     _TensorMetadata,
 )
@@ -37,6 +39,14 @@ TensorMetadata: Any = _TensorMetadata
 RecordFunction: Any = _RecordFunctionFast
 BACKWARD_FUNCTION: Any = RecordScope.BACKWARD_FUNCTION
 FUNCTION: Any = RecordScope.FUNCTION
+
+
+def fields_of(events: Sequence[Any]) -> list[Any]:
+    """What each event of the tree has beside name and times, according to its type."""
+    # Older releases give the fields only together with a tag that costs more than they do.
+    if hasattr(_ProfilerEvent, "extra_fields"):
+        return list(map(attrgetter("extra_fields"), events))
+    return [event.typed[1] for event in events]
 
 
 def schemas_of(operator_name: str) -> tuple[Any, ...]:
