@@ -401,6 +401,7 @@ def row_of(case: str, mode: str) -> Row:
 
 
 def show(rows: list[Row]) -> None:
+    print(f"torch {torch.__version__}\n")
     head = ("case", "mode", "measured", "estimated", "error", "s", "inside operators at the peak")
     _show_line(head)
     _show_line(["---"] * len(head))

@@ -199,6 +199,35 @@ def test_existing_gradients_are_accumulated_into():
     assert result.retained.gradient == 0
 
 
+class Shared(nn.Module):
+    """Gradients of one tensor from several nodes, from one node twice, and into zeros."""
+
+    def forward(self, x):
+        y = torch.tanh(x)
+        return y * y + y.exp() + torch.where(y > 0, y, y) + y[torch.arange(len(y))]
+
+
+def test_gradients_are_added_up_in_place_as_with_real_tensors():
+    # Autograd does not do so for fake tensors, which are a subclass: that must be seen through.
+    model, x = Shared(), torch.randn(1024, 64, requires_grad=True)
+
+    def forget() -> None:
+        x.grad = None
+
+    result = estimate(model, x)
+    real = measured(lambda: model(x).sum().backward(), forget)
+    assert abs(result.peak.total - real.peak.total) <= SCALARS
+
+
+def test_scratch_that_is_not_in_the_estimate_is_named():
+    model, x = MODELS["convolutions"]()
+    notes = estimate(model, x).notes
+    assert any("not in it: aten::convolution, aten::convolution_backward" in n for n in notes)
+    assert not estimate(Mlp(), torch.randn(8, 64)).notes
+    recurrent = estimate(nn.LSTM(4, 4), torch.randn(2, 3, 4)).notes
+    assert any("recurrent layers" in n for n in recurrent)
+
+
 # What it works on.
 
 

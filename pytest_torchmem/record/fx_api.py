@@ -95,6 +95,15 @@ def running_node() -> tuple[str, int]:
     return (node.name(), node._sequence_nr()) if node is not None else ("", -1)
 
 
+def has_parallel_edges() -> bool:
+    """Whether two edges of the running autograd node lead to the same input of the same node."""
+    node: Any = torch._C._current_autograd_node()
+    edges = (
+        [edge for edge in node.next_functions if edge[0] is not None] if node is not None else []
+    )
+    return len(set(edges)) < len(edges)
+
+
 def next_sequence_number() -> int:
     """The number that the next autograd node will get. A node is numbered before its operator
     runs, so an operator's own node has one less."""

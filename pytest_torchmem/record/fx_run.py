@@ -19,6 +19,7 @@ from torch.optim import optimizer as optimizer_hooks
 from pytest_torchmem.record import fx_api
 from pytest_torchmem.record.fx_fakes import Reachable, Substitution, find_reachable
 from pytest_torchmem.record.fx_origin import is_user_file, names_of
+from pytest_torchmem.record.fx_scratch import uncounted
 from pytest_torchmem.record.fx_trace import FakeRunRecorder
 from pytest_torchmem.static_graph import (
     Category,
@@ -201,8 +202,14 @@ def _notes(
             f"estimated for {shown} with the operators of {runs_on}, because this torch is built "
             "without CUDA: fused attention, dropout masks and multi-tensor optimizers may differ"
         )
+    scratch = uncounted((n.operator for n in graph.nodes), shown.type)
+    if scratch:
+        notes.add(scratch)
     if program.backward and not any(n.phase is Phase.BACKWARD for n in graph.nodes):
         notes.add("nothing in the output requires a gradient, so there is no backward in it")
+    modules = [inner for _, m in found.modules.values() for inner in m.modules()]
+    if any(isinstance(m, torch.nn.RNNBase) for m in modules):
+        notes.add("recurrent layers are estimated cell by cell; library kernels hold other memory")
     if any(hasattr(m, "_orig_mod") for _, m in found.modules.values()):
         notes.add("torch.compile is not followed: this is the eager program")
     if program.optimizer is not None:

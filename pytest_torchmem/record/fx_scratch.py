@@ -6,7 +6,7 @@ between; each names the source it was read from. Operators without a rule are ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pytest_torchmem.record import fx_api
@@ -16,6 +16,16 @@ def scratch_bytes(operator: str, args: Sequence[Any]) -> int:
     """Return the bytes that an operator (``aten::mm``) holds beside its inputs and outputs."""
     rule = _RULES.get(operator)
     return rule(args) if rule is not None else 0
+
+
+def uncounted(operators: Iterable[str], device: str) -> str:
+    """Return a sentence on scratch that an estimate leaves out, or ``""`` if none is known."""
+    if device != "cpu":
+        return "the workspaces of libraries (cuBLAS, cuDNN) are not in it"
+    found = sorted(_UNCOUNTED_ON_CPU.intersection(operators))
+    if not found:
+        return ""
+    return f"scratch that operators take for themselves is not in it: {', '.join(found)}"
 
 
 def _copied_matrices(operands: Sequence[Any]) -> int:
@@ -35,6 +45,16 @@ def _blas_takes(matrix: Any) -> bool:
     return bool(by_columns or by_rows)
 
 
+def _copied_unless_contiguous(*positions: int) -> Callable[[Sequence[Any]], int]:
+    """The operator works on contiguous memory and copies what is not, as an expanded gradient."""
+
+    def rule(args: Sequence[Any]) -> int:
+        tensors = [args[i] for i in positions if i < len(args)]
+        return sum(_nbytes(t) for t in tensors if hasattr(t, "stride") and not t.is_contiguous())
+
+    return rule
+
+
 def _nbytes(tensor: Any) -> int:
     return fx_api.size_hint(tensor.numel()) * int(tensor.element_size())
 
@@ -42,4 +62,40 @@ def _nbytes(tensor: Any) -> int:
 _RULES: dict[str, Callable[[Sequence[Any]], int]] = {
     "aten::mm": lambda args: _copied_matrices(args[:2]),
     "aten::addmm": lambda args: _copied_matrices(args[1:3]),
+    # Each calls ``.contiguous()`` on these arguments in ``aten/src/ATen/native``.
+    "aten::_softmax_backward_data": _copied_unless_contiguous(0, 1),
+    "aten::_log_softmax_backward_data": _copied_unless_contiguous(0, 1),
+    "aten::native_layer_norm_backward": _copied_unless_contiguous(0, 1),
+    "aten::embedding_dense_backward": _copied_unless_contiguous(0),
+    "aten::avg_pool2d_backward": _copied_unless_contiguous(0),
+    "aten::max_pool2d_with_indices_backward": _copied_unless_contiguous(0),
+    "aten::roll": _copied_unless_contiguous(0),
 }
+
+# Seen by benchmarks/estimate_operators.py.
+_UNCOUNTED_ON_CPU = frozenset(
+    {
+        # oneDNN works on layouts of its own, chosen for the processor.
+        "aten::convolution",
+        "aten::convolution_backward",
+        "aten::mkldnn_rnn_layer",
+        "aten::mkldnn_rnn_layer_backward",
+        # One buffer for each thread.
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+        "aten::_embedding_bag",
+        "aten::_embedding_bag_backward",
+        "aten::_fft_r2c",
+        "aten::_linalg_det",
+        "aten::_linalg_svd",
+        "aten::_trilinear",
+        "aten::col2im",
+        "aten::gelu_backward",
+        "aten::im2col",
+        "aten::linalg_inv_ex",
+        "aten::logsumexp",
+        "aten::reflection_pad2d_backward",
+        "aten::upsample_bilinear2d",
+        "aten::upsample_bilinear2d_backward",
+    }
+)

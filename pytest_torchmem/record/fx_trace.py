@@ -9,17 +9,15 @@ are the lifetimes of the eager program, not what a graph would permit.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 
 from pytest_torchmem.record import fx_api
+from pytest_torchmem.record.fx_ledger import Entry, Ledger
 from pytest_torchmem.record.fx_origin import recomputes, starts_backward, user_line
 from pytest_torchmem.record.fx_scratch import scratch_bytes
 from pytest_torchmem.static_graph import (
@@ -35,74 +33,9 @@ from pytest_torchmem.static_graph import (
 )
 
 _ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A storage while it is recorded. Row numbers are those of `pytest_torchmem.static_graph`."""
-
-    size_bytes: int
-    device: str
-    category: Category
-    first: int
-    end: int = -1
-
-
-@dataclass(slots=True)
-class _Ledger:
-    """All storages that were seen, and which of them live.
-
-    ``before_death`` is called ahead of each death, as time may have passed without an operator.
-    """
-
-    before_death: Callable[[], None]
-    entries: list[_Entry] = field(default_factory=list)
-    live: dict[int, int] = field(default_factory=dict)
-    watches: dict[int, weakref.ref[Any]] = field(default_factory=dict)
-    operator_count: int = 0
-
-    def number(self, tensor: Any) -> int | None:
-        return self.live.get(fx_api.storage_key(tensor))
-
-    def add(self, tensor: Any, category: Category, first: int) -> int:
-        storage = tensor.untyped_storage()
-        size = fx_api.size_hint(storage.nbytes())
-        number = self.append(_Entry(size, str(tensor.device), category, first))
-        key = fx_api.storage_key(tensor)
-        self.live[key] = number
-        self.watches[number] = weakref.ref(storage, partial(self._died, key, number))
-        return number
-
-    def append(self, entry: _Entry) -> int:
-        self.entries.append(entry)
-        return len(self.entries) - 1
-
-    def resized(self, tensor: Any, number: int, row: int) -> int | None:
-        """The number of a known storage's new memory, if an operator gave it another size.
-
-        The old memory goes after the new has come: its content is copied.
-        """
-        size = fx_api.size_hint(tensor.untyped_storage().nbytes())
-        old = self.entries[number]
-        if size == old.size_bytes:
-            return None
-        old.end = row + 1
-        # The watch on the old number would end it a second time.
-        del self.watches[number]
-        return self.add(tensor, old.category, row)
-
-    def _died(self, key: int, number: int, _: Any) -> None:
-        self.before_death()
-        entry = self.entries[number]
-        entry.end = max(2 * self.operator_count, entry.first)
-        if self.live.get(key) == number:
-            del self.live[key]
-
-    def lifetimes(self) -> Lifetimes:
-        rows = 1 + 2 * self.operator_count
-        ends = [rows if e.end < 0 else e.end for e in self.entries]
-        first = np.array([e.first for e in self.entries], dtype=np.int64)
-        return Lifetimes(first, np.array(ends, dtype=np.int64))
+# Backward formulas that fill a gradient of zeros: out of place only for subclasses.
+_FILLING = frozenset({"aten::scatter", "aten::scatter_add", "aten::index_put", "aten::index_add"})
+_ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +67,13 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         self._fake_of = fake_of
         self._owned_before: dict[int, Category] = {}
         self._paths: dict[int, str] = {}
-        self._ledger = _Ledger(self._note_end_of_backward)
+        self._ledger = Ledger(self._note_end_of_backward)
         self._given: list[StaticNode] = []
         self._nodes: list[StaticNode] = []
         self._module_names = module_names
         self._module_stack: list[Any] = []
         self._optimizer_depth = 0
+        self._made_in_backward: dict[int, StaticNode] = {}
         self._forward_origins: dict[int, _Origin] = {}
 
     # What happened.
@@ -219,6 +153,7 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         tensors = fx_api.tensors_in(out)
         self._require_runnable(tensors)
         makes = self._made(tensors)
+        self._note_in_place_for_real(func, args, makes)
         if tensors:
             makes += self._scratch(func, args, tensors[0])
         writes = self._numbers(tensors) if fx_api.writes_in_place(func) else ()
@@ -280,12 +215,34 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
                 made.append(number)
         return tuple(made)
 
+    def _note_in_place_for_real(self, func: Any, args: Any, makes: tuple[int, ...]) -> None:
+        """Autograd avoids writing into tensors of subclasses, which fake ones are. With real ones
+        it adds gradients up in place, and fills a gradient of zeros in place.
+
+        See ``accumulate`` in ``torch/csrc/autograd/input_buffer.cpp`` and
+        ``areAnyTensorSubclassLike`` in ``torch/csrc/autograd/FunctionsManual.cpp``.
+        """
+        if not makes or not fx_api.in_backward() or torch.is_grad_enabled():
+            return
+        name = _name_of(func)
+        old = self._ledger.number(args[0]) if args and isinstance(args[0], torch.Tensor) else None
+        maker = self._made_in_backward.get(old) if old is not None else None
+        if old is None or maker is None:
+            return
+        scope = _scope_of(fx_api.running_node())
+        fills = name in _FILLING and maker.operator in _ZEROS and maker.scope == scope
+        # Two gradients of one node meet only if two of its edges lead to the same place.
+        meets = maker.scope != scope or fx_api.has_parallel_edges()
+        adds = name == "aten::add" and meets and _adds_alike(args)
+        if fills or adds:
+            self._ledger.may_take_over(old, makes[0])
+
     def _scratch(self, func: Any, args: Any, beside: Any) -> tuple[int, ...]:
         size = scratch_bytes(_name_of(func), args)
         if not size:
             return ()
         row = 2 * self._ledger.operator_count + 1
-        entry = _Entry(size, str(beside.device), Category.TEMPORARY, row, row + 1)
+        entry = Entry(size, str(beside.device), Category.TEMPORARY, row, row + 1)
         return (self._ledger.append(entry),)
 
     def _numbers(self, tensors: Iterable[Any]) -> tuple[int, ...]:
@@ -302,7 +259,7 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
     ) -> None:
         phase = self._phase(frame)
         origin = self._origin(phase, frame)
-        node, sequence = fx_api.running_node()
+        scope = _scope_of(fx_api.running_node())
         self._nodes.append(
             StaticNode(
                 name=operator,
@@ -313,12 +270,14 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
                 phase=phase,
                 makes=makes,
                 # The first gradient takes its shape from the loss: nothing of it is read.
-                uses=uses if node or phase is not Phase.BACKWARD else (),
+                uses=uses if scope or phase is not Phase.BACKWARD else (),
                 writes=writes,
-                scope=f"{node}:{sequence}" if node else "",
+                scope=scope,
             )
         )
         self._ledger.operator_count += 1
+        if phase is Phase.BACKWARD:
+            self._made_in_backward.update(dict.fromkeys(makes, self._nodes[-1]))
 
     def _note_end_of_backward(self) -> None:
         """Tell what dies with the backward from what dies after it, before any other operator."""
@@ -373,3 +332,19 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
 def _name_of(func: Any) -> str:
     schema = getattr(func, "_schema", None)
     return str(schema.name) if schema is not None else str(func)
+
+
+def _scope_of(node: tuple[str, int]) -> str:
+    name, sequence = node
+    return f"{name}:{sequence}" if name else ""
+
+
+def _adds_alike(args: Any) -> bool:
+    """Whether two tensors are added that could share their memory with the sum."""
+    if len(args) != 2 or not all(isinstance(a, torch.Tensor) for a in args):
+        return False
+    left, right = args
+    alike = left.shape == right.shape and left.dtype == right.dtype
+    # A view of a part, or of one row repeated, is no place for a whole sum.
+    whole = left.numel() * left.element_size() == left.untyped_storage().nbytes()
+    return bool(alike and whole)
