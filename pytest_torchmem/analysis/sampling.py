@@ -43,7 +43,7 @@ def sketch(profile: MemoryProfile, moments: int = MOMENTS) -> Picture:
         picture,
         tracks=tuple(holdings.tracks(picture.totals)),
         operators=tuple(_operators(profile, holdings)),
-        spans=tuple(_spans(profile)),
+        spans=tuple(find_spans(profile)),
     )
 
 
@@ -157,7 +157,7 @@ def _calls(profile: MemoryProfile) -> dict[str, int]:
     return {trace.strings[n]: c for n, c in zip(names.tolist(), counts.tolist(), strict=True)}
 
 
-def _spans(profile: MemoryProfile) -> Iterator[Span]:
+def find_spans(profile: MemoryProfile) -> Iterator[Span]:
     """Yield what the marks within the window delimit; a pair closes the innermost open one."""
     trace = profile.tree.trace
     start_ns = int(trace.events["start_ns"].min()) if len(trace.events) else 0

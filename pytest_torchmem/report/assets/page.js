@@ -180,7 +180,7 @@
   function composition(window) {
     const before = window.baseline;
     const headers = [["category", "category"], ["at the peak", "number"], ["own peak", "number"]];
-    if (before) headers.push(["baseline's own peak", "number"], ["change", "number"]);
+    if (before) headers.push(["baseline", "number"], ["change", "number"]);
     headers.push(["retained", "number"]);
     const rows = run.categories
       .filter(({ key }) => window.own[key] || window.retained.by_category[key] || before?.own[key])

@@ -1,0 +1,143 @@
+"""A run as Markdown: for a comment on a pull request, or for the summary page of a CI job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from pytest_torchmem.analysis.differences import differences, whole_entry
+from pytest_torchmem.analysis.verdict import words
+from pytest_torchmem.report.run import RunReport, TestReport
+from pytest_torchmem.report.summary import Window
+from pytest_torchmem.units import format_change, format_size
+
+MARKER: Final = "<!-- pytest-torchmem -->"
+"""The first line: a bot finds its own comment by it and replaces it."""
+
+COMMENT_LIMIT: Final = 65_536
+"""The most characters that GitHub takes in a comment; its job summary takes 16 times that."""
+
+_SYMBOLS: Final = {
+    "failed": "❌",
+    "not measured": "⚠️",
+    "grown": "🔺",
+    "shrunk": "🔻",
+    "new": "🆕",
+    "ok": "✅",
+}
+_CAUSES: Final = 5
+
+
+def run_markdown(run: RunReport, limit: int = COMMENT_LIMIT) -> str:
+    """Return a run as Markdown of at most ``limit`` characters; what is left out is said."""
+    head = [MARKER, f"### Memory: {_headline(run)}", ""]
+    head += [f"> {_text(problem)}\n" for problem in run.problems]
+    tail = ["", _facts(run)]
+    ranked = run.ranked()
+    room = limit - sum(len(line) + 1 for line in (*head, *tail)) - 200
+    body, shown = _fitting(_table_rows(ranked), room)
+    failed = [test for test in ranked if test.status in ("failed", "grown")]
+    details, _ = _fitting((_details(test) for test in failed), room - len(body))
+    left_out = len(ranked) - shown
+    more = [f"... and {left_out} more, which the report of this run has"] if left_out else []
+    table = ["| | test | peak | against | retained |", "|---|---|---:|---:|---:|", body]
+    return "\n".join([*head, *(table if ranked else []), *more, "", details, *tail]) + "\n"
+
+
+def _headline(run: RunReport) -> str:
+    counts = ", ".join(f"{count} {status}" for status, count in run.counts().items())
+    return counts or "nothing was measured"
+
+
+def _fitting(texts: Iterator[str], room: int) -> tuple[str, int]:
+    """Return as many texts as there is room for, and how many these are."""
+    kept: list[str] = []
+    for text in texts:
+        room -= len(text) + 1
+        if room < 0:
+            break
+        kept.append(text)
+    return "\n".join(kept), len(kept)
+
+
+def _table_rows(tests: Sequence[TestReport]) -> Iterator[str]:
+    for test in tests:
+        symbol = f"{_SYMBOLS[test.status]} {test.status}"
+        if not test.measured.windows:
+            yield f"| {symbol} | {_code(test.measured.test)} | | {_text(test.sentence)} | |"
+            continue
+        body = test.measured.windows[0]
+        retained = _size(body.result.retained.total, body.result.estimated)
+        peak = _size(body.result.peak.total, body.result.estimated)
+        name = _code(test.measured.test)
+        yield f"| {symbol} | {name} | {peak} | {_against(body)} | {retained} |"
+
+
+def _against(window: Window) -> str:
+    if not window.baseline_bytes:
+        return "new" if window.change.value == "new" else ""
+    change_bytes = window.result.peak.total - window.baseline_bytes
+    return f"{format_change(change_bytes)} ({change_bytes / window.baseline_bytes:+.1%})"
+
+
+def _details(test: TestReport) -> str:
+    lines = [f"<details><summary>{_code_html(test.measured.test)}</summary>", ""]
+    for window in test.measured.windows:
+        sentences = window.sentences or ((window.sentence,) if window.sentence else ())
+        lines += [f"- {_text(sentence)}" for sentence in sentences]
+        lines += list(_causes(window))
+    if test.measured.problem:
+        lines.append(f"- {_text(test.measured.problem)}")
+    return "\n".join([*lines, "", "</details>"])
+
+
+def _causes(window: Window) -> Iterator[str]:
+    if window.baseline is None:
+        return
+    found = differences(whole_entry(window.result), window.baseline)[:_CAUSES]
+    if found:
+        yield "\n| change | category | operator | module | source |\n|---:|---|---|---|---|"
+    for difference in found:
+        c = difference.contributor
+        least = "at least " if difference.at_least else ""
+        cells = [_code(c.operator), _code(c.module), _code(str(c.source) if c.source else "")]
+        change = f"{least}{format_change(difference.size_bytes)}"
+        yield f"| {change} | {words(c.category.value)} | {' | '.join(cells)} |"
+
+
+def _facts(run: RunReport) -> str:
+    devices = {t.measured.environment.get("device", "") for t in run.tests} - {""}
+    facts = [f"{name} {version}" for name, version in run.versions.items()]
+    facts += [f"measured on {', '.join(sorted(devices))}"] if devices else []
+    dirty = " with changes" if run.dirty else ""
+    facts += [f"commit {run.commit[:12]}{dirty}"] if run.commit else []
+    return f"<sub>{_text(', '.join(facts))}</sub>" if facts else ""
+
+
+def _size(size_bytes: int, estimated: bool) -> str:
+    return format_size(size_bytes) + (" (estimated)" if estimated else "")
+
+
+def _text(text: str) -> str:
+    """Text in which nothing is markup: no tags, tables, links, mentions or references."""
+    one_line = " ".join(text.split())
+    escaped = re.sub(r"([\\`*_{}\[\]|#~$])", r"\\\1", one_line)
+    escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return escaped.replace("@", "@<!-- -->")
+
+
+def _code(text: str) -> str:
+    """Text as code, in a fence longer than any run of backticks in it."""
+    one_line = " ".join(text.split()).replace("|", "\\|")
+    if not one_line:
+        return ""
+    longest = max((len(run) for run in re.findall("`+", one_line)), default=0)
+    fence = "`" * (longest + 1)
+    space = " " if longest else ""
+    return f"{fence}{space}{one_line}{space}{fence}"
+
+
+def _code_html(text: str) -> str:
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return f"<code>{' '.join(escaped.split())}</code>"
