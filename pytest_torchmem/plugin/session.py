@@ -84,7 +84,7 @@ class Collector:
         detail = _DETAIL[self.run.settings.summary]
         if terminalreporter.verbosity < 0 and detail is Detail.SHORT:
             detail = Detail.COUNTS
-        width = terminalreporter._tw.fullwidth
+        width = self.config.get_terminal_writer().fullwidth
         lines = summary_lines(self.summary, detail, width)
         if lines:
             terminalreporter.section("torchmem")

@@ -55,11 +55,10 @@ def reported_nodeid(report: pytest.TestReport, config: pytest.Config) -> str:
 
 
 def _without_group(nodeid: str, grouped: bool, config: pytest.Config) -> str:
-    if grouped and getattr(config.option, "loadgroup", False) | (
-        getattr(config.option, "dist", "no") == "loadgroup"
-    ):
-        return _GROUP.sub("", nodeid)
-    return nodeid
+    # A worker is started without --dist, and is told of it by an option that xdist sets.
+    by_group = getattr(config.option, "dist", "no") == "loadgroup"
+    by_group = by_group or getattr(config.option, "loadgroup", False)
+    return _GROUP.sub("", nodeid) if grouped and by_group else nodeid
 
 
 class Deselections:
