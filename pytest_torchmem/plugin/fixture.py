@@ -112,9 +112,8 @@ class _NoRegion:
             raise AttributeError(attribute)
         if self._body.state is State.WARMING_UP:
             raise WarmupOver
-        raise RecordingError(
-            f"the region {self.name!r} has no {attribute}: {self._body.not_measured}"
-        )
+        reason = self._body.not_measured.removesuffix(f" [{RecordingError.slug}]")
+        raise RecordingError(f"the region {self.name!r} has no {attribute}: {reason}")
 
 
 def _is_count(value: object, least: int) -> bool:
