@@ -14,6 +14,7 @@ from pytest_torchmem.errors import RecordingError
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.devices import CounterReader, synchronize
 from pytest_torchmem.record.kineto import Tables, TreeReader
+from pytest_torchmem.record.lazy_imports import ImportPause
 from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.python_calls import library_paths
 from pytest_torchmem.trace import (
@@ -52,6 +53,7 @@ class Recorder:
         self._marks: list[tuple[int, int, int, int]] = []
         self._segments: list[Tables] = []
         self._profiler: torch_api.Profiler | None = None
+        self._imports = ImportPause(self._pause, self._resume)
 
     def start(self) -> None:
         """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
@@ -63,12 +65,13 @@ class Recorder:
         gc.collect()
         synchronize(self._device)
         self._watch.install()
+        self._imports.install()
         try:
             self._watch.scan(self._clock_mark(MarkKind.START))
             self._counters.start()
             self._resume()
         except BaseException:
-            self._watch.remove()
+            self._restore()
             raise
 
     def mark(self, kind: MarkKind, text: str = "") -> int:
@@ -101,8 +104,12 @@ class Recorder:
             self._counters.stop()
             self._watch.sample_graphs(stop)
         finally:
-            self._watch.remove()
+            self._restore()
         return self._assemble()
+
+    def _restore(self) -> None:
+        self._imports.remove()
+        self._watch.remove()
 
     def _resume(self) -> None:
         self._profiler = torch_api.Profiler()
