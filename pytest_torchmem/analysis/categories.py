@@ -92,11 +92,16 @@ def set_gradients(evidence: Evidence, labels: Labels) -> Labels:
 
     A hook may consume a gradient during the backward pass, so that nobody finds it afterwards. Then
     the node that accumulates into the leaf is the witness: what it keeps or adds to is a gradient.
+
+    Two things look like gradients and are steps on the way of others. A custom Function that
+    differentiates in its own forward pass uses the result for its output. And the leaves of a
+    checkpoint's inner backward pass are copies of activations.
     """
-    held = evidence.owned(Ownership.GRADIENT) | evidence.mentioned(
+    held = evidence.owned(Ownership.GRADIENT, in_operators=False) | evidence.mentioned(
         Role.MODULE_GRADIENT, Role.OPTIMIZER_GRADIENT
     )
-    return _labelled(labels, held | _accumulated(evidence), Category.GRADIENT)
+    on_the_way = evidence.owned(Ownership.GRADIENT_ROOT)
+    return _labelled(labels, held | (_accumulated(evidence) & ~on_the_way), Category.GRADIENT)
 
 
 def _accumulated(evidence: Evidence) -> NDArray[np.bool_]:

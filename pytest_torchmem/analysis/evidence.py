@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_torchmem.analysis.op_tree import BACKWARD, FORWARD, OpTree
 from pytest_torchmem.analysis.storages import Storages
-from pytest_torchmem.trace import MarkKind, Mutable, Ownership, Role
+from pytest_torchmem.trace import EventKind, MarkKind, Mutable, Ownership, Role
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,12 +49,43 @@ class Evidence:
 
     @cached_property
     def touched(self) -> NDArray[np.bool_]:
-        """Alive when the window begins, and mentioned within it."""
+        """Alive when the window begins, and used within it.
+
+        Compiled code names no inputs. But who calls a module uses all that it and its children
+        hold, and what a graph keeps or gives gradients to was used by what built the graph.
+        """
         inside = self._tensor_ranks
         mentioned = (inside >= self.window.begin) & (inside <= self.window.end)
+        owners, at = self.tree.trace.owners, self._owner_ranks
+        used = np.isin(owners["module"], self._modules_called)
+        used |= (at >= self.window.begin) & np.isin(
+            owners["kind"], (Ownership.SAVED, Ownership.LEAF)
+        )
+        used &= at <= self.window.end
         alive = (self.storages.born < self.window.begin) & (self.storages.died > self.window.begin)
-        touched: NDArray[np.bool_] = alive & self._of_tensors(mentioned)
+        touched: NDArray[np.bool_] = alive & (
+            self._of_tensors(mentioned) | self._mask(self.storages.of_owner[used])
+        )
         return touched
+
+    @cached_property
+    def _modules_called(self) -> list[int]:
+        """The ``id()`` of each module that is called within the window, or is part of one."""
+        trace = self.tree.trace
+        ranks = self.tree.rank[trace.module_calls["event"]]
+        inside = (ranks >= self.window.begin) & (ranks <= self.window.end)
+        edges = trace.module_edges
+        parts: dict[int, set[int]] = {}
+        for parent, child in set(
+            zip(edges["parent"].tolist(), edges["child"].tolist(), strict=True)
+        ):
+            parts.setdefault(parent, set()).add(child)
+        called: set[int] = set()
+        waiting = set(trace.module_calls["module"][inside].tolist())
+        while waiting:
+            called |= waiting
+            waiting = set().union(*(parts.get(module, ()) for module in waiting)) - called
+        return sorted(called)
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
@@ -111,12 +142,27 @@ class Evidence:
         rows = (trace.owners["kind"] == Ownership.SAVED) & np.isin(kinds, asked)
         return self._mask(self.storages.of_owner[rows])
 
-    def owned(self, *kinds: Ownership) -> NDArray[np.bool_]:
-        """Held as any of ``kinds`` at any mark within the window or before it."""
+    def owned(self, *kinds: Ownership, in_operators: bool = True) -> NDArray[np.bool_]:
+        """Held as any of ``kinds`` at any mark within the window or before it.
+
+        Marks within an operator of the forward pass are left out unless ``in_operators``.
+        """
         owners = self.tree.trace.owners
         rows = np.isin(owners["kind"], kinds) & (self.storages.of_owner >= 0)
         rows &= self._owner_ranks <= self.window.end
+        if not in_operators:
+            rows &= ~self._in_operator[owners["mark"]]
         return self._mask(self.storages.of_owner[rows])
+
+    @cached_property
+    def _in_operator(self) -> NDArray[np.bool_]:
+        """Marks within a forward operator that autograd knows as one: bool, shape (M,)."""
+        tree, events = self.tree, self.tree.trace.events
+        watched = (events["kind"] == EventKind.TORCH_OP) & (events["sequence"] >= 0)
+        inside = (tree.innermost(watched) >= 0) & (tree.backward_node < 0)
+        at = self.tree.trace.marks["event"]
+        in_operator: NDArray[np.bool_] = np.append(inside, False)[at]
+        return in_operator
 
     def mentioned(self, *roles: Role) -> NDArray[np.bool_]:
         """Mentioned in any of ``roles`` up to the end of the window."""

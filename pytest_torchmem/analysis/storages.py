@@ -72,10 +72,13 @@ def find_storages(tree: OpTree) -> Storages:
     first_birth = np.full(len(places), NEVER)
     births = size > 0
     np.minimum.at(first_birth, place[births], rank[births])
-    early = np.unique(tensor_place[tensor_rank < first_birth[tensor_place]])
+    owner_rank = mark_rank[trace.owners["mark"]]
+    # Of all that was live at the start only what somebody owns may matter, mentioned or not.
+    owned = (trace.owners["kind"] != Ownership.LIVE) & (owner_rank < first_birth[owner_place])
+    mentioned = tensor_rank < first_birth[tensor_place]
+    early = np.unique(np.concatenate([tensor_place[mentioned], owner_place[owned]]))
     lives = _lifetimes(place, rank, size, event, early)
 
-    owner_rank = mark_rank[trace.owners["mark"]]
     of_tensor = lives.at(tensor_place, tensor_rank)
     # A mark stands after everything that led to it: what was allocated just before is meant.
     of_owner = lives.at(owner_place, owner_rank)
