@@ -75,7 +75,7 @@ def places_of(tensor: object) -> Iterator[tuple[str, int]]:
         try:
             ptr = part.data_ptr()
         except (RuntimeError, NotImplementedError):
-            # Opaque tensors and those of a compiler that is tracing have no data to point at.
+            # Opaque tensors, and others that a compiler traces with, have no data to point at.
             continue
         if ptr:
             yield device_name(part.device), ptr - part.storage_offset() * part.element_size()
@@ -91,7 +91,7 @@ def storages_of(tensor: object) -> Iterator[tuple[str, int, int]]:
 def _plain_tensors(tensor: object) -> Iterator[torch.Tensor]:
     """The tensors with a storage of their own that ``tensor`` is made of."""
     tensor = torch_api.unwrap_functorch(tensor)
-    if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
+    if not isinstance(tensor, torch.Tensor) or not torch_api.has_memory(tensor):
         return
     if parts := torch_api.inner_tensors(tensor):
         for part in parts:

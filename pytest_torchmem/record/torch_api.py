@@ -28,6 +28,7 @@ from torch._C._profiler import (
     _RecordFunctionFast,
     _TensorMetadata,
 )
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 AllocationFields: Any = _ExtraFields_Allocation
@@ -113,6 +114,11 @@ def inner_tensors(tensor: Any) -> list[Any]:
         return []
     names, _ = tensor.__tensor_flatten__()
     return [getattr(tensor, name) for name in names]
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """False for a stand-in: asking one for its data warns on some releases, raises on others."""
+    return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
 
 
 def values_of(tensor: Any) -> Any:
