@@ -138,6 +138,22 @@ def inductor_checkpoint(see: Declarations) -> Body:
     return _compiled(see, "inductor", Checkpointed(use_reentrant=False), 256, 128)
 
 
+def inductor_forward(see: Declarations) -> Body:
+    """Inference: compiled code names none of the parameters that it reads."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = see.model(Classifier().eval())
+    compiled: Any = torch.compile(model)
+    x, _ = batch(see, 8, 32, 64)
+
+    def body() -> None:
+        with torch.no_grad():
+            compiled(x)
+
+    body()
+    return body
+
+
 def aot_eager_transformer(see: Declarations) -> Body:
     return _compiled(see, "aot_eager", Classifier(dropout=0.0), 8, 32, 64)
 
@@ -194,6 +210,7 @@ COMPILED: tuple[Workload, ...] = (
     inductor_mlp,
     inductor_transformer,
     inductor_checkpoint,
+    inductor_forward,
     aot_eager_transformer,
 )
 # Saved-tensor hooks must not be active in these.
