@@ -97,6 +97,13 @@ class MarkKind(enum.IntEnum):
     MODULE_SEEN = 10
 
 
+class DeviceEventKind(enum.IntEnum):
+    """What a row of `Trace.device_events` is."""
+
+    LAUNCH = 0
+    KERNEL = 1
+
+
 EVENT: Final = np.dtype(
     [
         ("kind", "u1"),
@@ -143,6 +150,9 @@ ALLOCATION: Final = np.dtype(
     ]
 )
 MODULE_CALL: Final = np.dtype([("event", "i4"), ("module", "u8"), ("class_name", "i4")])
+DEVICE_EVENT: Final = np.dtype(
+    [("kind", "u1"), ("correlation", "i8"), ("start_ns", "i8"), ("end_ns", "i8")]
+)
 MARK: Final = np.dtype([("kind", "u1"), ("time_ns", "i8"), ("event", "i4"), ("text", "i4")])
 OWNER: Final = np.dtype(
     [
@@ -176,6 +186,8 @@ class Trace:
         allocations: `ALLOCATION`, one row for each event of that kind; a free has a negative size.
         module_calls: `MODULE_CALL`, one row for each Python call of an ``nn.Module``; ``module`` is
             the module's ``id()``.
+        device_events: `DEVICE_EVENT`, launches and runs of kernels, where the profiler saw any;
+            a kernel has the ``correlation`` of its launch.
         marks: `MARK`, moments that the recorder noted itself; ``event`` is where the mark stands in
             `events`, or -1 if only its time is known.
         owners: `OWNER`, which storages were held by whom at a mark; ``module`` is the ``id()`` of
@@ -192,6 +204,7 @@ class Trace:
     tensors: NDArray[Any] = field(default_factory=lambda: np.empty(0, TENSOR))
     allocations: NDArray[Any] = field(default_factory=lambda: np.empty(0, ALLOCATION))
     module_calls: NDArray[Any] = field(default_factory=lambda: np.empty(0, MODULE_CALL))
+    device_events: NDArray[Any] = field(default_factory=lambda: np.empty(0, DEVICE_EVENT))
     marks: NDArray[Any] = field(default_factory=lambda: np.empty(0, MARK))
     owners: NDArray[Any] = field(default_factory=lambda: np.empty(0, OWNER))
     module_edges: NDArray[Any] = field(default_factory=lambda: np.empty(0, MODULE_EDGE))
@@ -219,6 +232,7 @@ _TABLES: Final = {
     "tensors": TENSOR,
     "allocations": ALLOCATION,
     "module_calls": MODULE_CALL,
+    "device_events": DEVICE_EVENT,
     "marks": MARK,
     "owners": OWNER,
     "module_edges": MODULE_EDGE,

@@ -10,8 +10,17 @@ import numpy as np
 
 from pytest_torchmem.analysis.attribution import Attribution
 from pytest_torchmem.analysis.categories import label_storages
+from pytest_torchmem.analysis.device_queue import DeviceQueue, find_device_queue
 from pytest_torchmem.analysis.evidence import Evidence, Window
+from pytest_torchmem.analysis.growth import Growth, attribute_growth
 from pytest_torchmem.analysis.op_tree import OpTree, build_op_tree
+from pytest_torchmem.analysis.operators import (
+    OperatorRow,
+    Running,
+    operator_table,
+    out_of_memory_ranks,
+    running_at,
+)
 from pytest_torchmem.analysis.peaks import build_timeline, find_peak, live_at
 from pytest_torchmem.analysis.results import (
     Category,
@@ -145,6 +154,31 @@ class MemoryProfile:
             return 0
         drift = total - np.cumsum(mine["size_bytes"][order])
         return int(drift.max() - drift.min())
+
+    @cached_property
+    def operators(self) -> tuple[OperatorRow, ...]:
+        """What ran in the whole recording, by operator."""
+        return operator_table(self.tree, self.evidence.device)
+
+    @cached_property
+    def queue(self) -> DeviceQueue:
+        """Queue depth and idle time of the device during each event of the recording."""
+        return find_device_queue(self.tree)
+
+    @property
+    def running_at_peak(self) -> Running:
+        """The annotations and operators that were running when the footprint was largest."""
+        timeline, ranks = self._timeline
+        return running_at(self.tree, float(ranks[timeline.peak_row]))
+
+    @cached_property
+    def out_of_memory(self) -> tuple[tuple[Contributor, ...], ...]:
+        """For each time the allocator ran out of memory what was live then, largest first."""
+        return tuple(self._live_at(float(rank)) for rank in out_of_memory_ranks(self.tree))
+
+    def __sub__(self, before: MemoryProfile) -> tuple[Growth, ...]:
+        """What is live at this peak and was not at the other's, largest growth first."""
+        return attribute_growth(self.peak.live, before.peak.live)
 
     def region(self, begin_mark: int, end_mark: int) -> MemoryProfile:
         """The part of the recording between two marks."""

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from pytest_torchmem.errors import TraceError
 from pytest_torchmem.record.kineto import TreeReader
 from pytest_torchmem.record.python_calls import library_paths
-from pytest_torchmem.trace import Trace
+from pytest_torchmem.trace import DEVICE_EVENT, DeviceEventKind, Trace
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_LAUNCHES = (
+    "cudaLaunchKernel",
+    "__cudaLaunchKernel",
+    "cudaLaunchCooperativeKernel",
+    "hipLaunchKernel",
+    "hipExtModuleLaunchKernel",
+)
 
 
 def trace_of(profile: Any, device: str | None = None) -> Trace:
@@ -31,6 +43,7 @@ def trace_of(profile: Any, device: str | None = None) -> Trace:
         tensors=tables.tensors,
         allocations=tables.allocations,
         module_calls=tables.module_calls,
+        device_events=_device_events(inner, result),
         strings=reader.strings.values(),
         devices=reader.device_names.values(),
         meta={
@@ -39,6 +52,30 @@ def trace_of(profile: Any, device: str | None = None) -> Trace:
             "library_paths": library_paths(),
         },
     )
+
+
+def _device_events(inner: Any, result: Any) -> NDArray[Any]:
+    """Launches and kernels, if the profile was asked for any."""
+    rows: list[tuple[int, int, int, int]] = []
+    if getattr(inner, "use_device", None) not in (None, "cpu"):
+        for event in result.events():
+            kind = _kind_of(event)
+            if kind is not None:
+                start = event.start_ns()
+                rows.append(
+                    (kind, event.linked_correlation_id(), start, start + event.duration_ns())
+                )
+    return np.array(rows, DEVICE_EVENT)
+
+
+def _kind_of(event: Any) -> DeviceEventKind | None:
+    name = event.name()
+    if name.startswith(_LAUNCHES):
+        return DeviceEventKind.LAUNCH
+    if event.device_type() != torch.profiler.DeviceType.CUDA:
+        return None
+    moves_memory = any(word in name.lower() for word in ("mem", "cpy", "alloc", "free"))
+    return None if moves_memory else DeviceEventKind.KERNEL
 
 
 def default_device() -> str:

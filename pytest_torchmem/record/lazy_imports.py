@@ -51,7 +51,8 @@ class ImportPause:
                 spec = find(name, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    spec.loader = _PausingLoader(spec.loader, self)
+                    stand_in: Any = _PausingLoader(spec.loader, self)
+                    spec.loader = stand_in
                 return spec
         return None
 
