@@ -65,7 +65,6 @@ class Recorder:
         gc.collect()
         synchronize(self._device)
         self._watch.install()
-        self._imports.install()
         try:
             self._watch.scan(self._clock_mark(MarkKind.START))
             self._counters.start()
@@ -112,10 +111,15 @@ class Recorder:
         self._watch.remove()
 
     def _resume(self) -> None:
-        self._profiler = torch_api.Profiler()
-        self._profiler.start()
+        profiler = torch_api.Profiler()
+        profiler.start()
+        self._profiler = profiler
+        self._imports.install()
 
     def _pause(self) -> None:
+        # Before the profiler stops: that imports a part of torch itself, at which nothing must be
+        # paused and taken up again.
+        self._imports.remove()
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             result = profiler.stop()
