@@ -1,6 +1,8 @@
 """GPU memory as a tested property of PyTorch code.
 
 Importing this package imports neither torch nor numpy: public names are resolved when first used.
+
+PYTEST_DONT_REWRITE: nothing here is a test, and the package may be imported before pytest asks.
 """
 
 from __future__ import annotations

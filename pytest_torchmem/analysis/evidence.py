@@ -52,7 +52,8 @@ class Evidence:
         """Alive when the window begins, and used within it.
 
         Compiled code names no inputs. But who calls a module uses all that it and its children
-        hold, and what a graph keeps or gives gradients to was used by what built the graph.
+        hold, and what a graph keeps or gives gradients to was used by what built the graph. A graph
+        that an earlier test left behind was not built in the window.
         """
         inside = self._tensor_ranks
         mentioned = (inside >= self.window.begin) & (inside <= self.window.end)
@@ -61,12 +62,26 @@ class Evidence:
         used |= (at >= self.window.begin) & np.isin(
             owners["kind"], (Ownership.SAVED, Ownership.LEAF)
         )
-        used &= at <= self.window.end
+        used &= (at <= self.window.end) & ~self._left_behind
         alive = (self.storages.born < self.window.begin) & (self.storages.died > self.window.begin)
         touched: NDArray[np.bool_] = alive & (
             self._of_tensors(mentioned) | self._mask(self.storages.of_owner[used])
         )
         return touched
+
+    @cached_property
+    def _left_behind(self) -> NDArray[np.bool_]:
+        """Rows of owners that say what graphs keep which were there before the recording.
+
+        A backward pass within it makes them part of it all the same. Shape (O,).
+        """
+        trace, of_owner = self.tree.trace, self.storages.of_owner
+        in_graph = np.isin(trace.owners["kind"], (Ownership.SAVED, Ownership.LEAF))
+        at = trace.marks["kind"][trace.owners["mark"]]
+        kept_before = self._mask(of_owner[in_graph & (at == MarkKind.START)])
+        known = np.append(kept_before, False)[of_owner]
+        left: NDArray[np.bool_] = in_graph & known & (at != MarkKind.BACKWARD_BEGIN)
+        return left
 
     @cached_property
     def _modules_called(self) -> list[int]:
@@ -140,6 +155,7 @@ class Evidence:
         kinds = trace.marks["kind"][trace.owners["mark"]]
         asked = (MarkKind.STOP, MarkKind.REGION_END) if self.window.may_go_on else (MarkKind.STOP,)
         rows = (trace.owners["kind"] == Ownership.SAVED) & np.isin(kinds, asked)
+        rows &= ~self._left_behind
         return self._mask(self.storages.of_owner[rows])
 
     def owned(self, *kinds: Ownership, in_operators: bool = True) -> NDArray[np.bool_]:

@@ -152,6 +152,7 @@ class OwnershipWatch:
             self._log.owner(mark, Ownership.LIVE, tensor)
             self._follow_storage(tensor)
         self.sample(mark)
+        self._log_holdings(mark, (t for t in tensors if t.grad_fn is not None))
         for optimizer in optimizers:
             self._log_optimizer(mark, optimizer)
 

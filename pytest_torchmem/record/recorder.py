@@ -106,6 +106,16 @@ class Recorder:
             self._restore()
         return self._assemble()
 
+    def cancel(self) -> None:
+        """End the recording and restore everything, without looking at what was recorded."""
+        self._imports.remove()
+        profiler, self._profiler = self._profiler, None
+        try:
+            if profiler is not None:
+                profiler.stop()
+        finally:
+            self._restore()
+
     def _restore(self) -> None:
         self._imports.remove()
         self._watch.remove()
