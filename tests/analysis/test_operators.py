@@ -94,14 +94,14 @@ def with_kernels() -> tuple[Any, Any]:
     x = torch.randn(32, 32)
     finished = profiled(lambda: [x @ x for _ in range(6)])
     trace = trace_of(finished, "cpu")
-    begin, end = int(trace.events["start_ns"].min()), int(trace.events["end_ns"].max())
-    unit = (end - begin) // 40
+    # Moments are starts of events, so that some event is sure to see each depth.
+    starts = np.unique(trace.events["start_ns"])
+    at = starts[np.linspace(0, len(starts) - 1, 20).astype(int)].tolist()
     flat = []
-    for number, (launched, starts) in enumerate([(2, 6), (3, 9), (4, 12), (20, 21), (22, 30)]):
-        flat.append(
-            KinetoEvent("cudaLaunchKernel", DeviceType.CPU, number, begin + launched * unit, unit)
-        )
-        flat.append(KinetoEvent("gemm", DeviceType.CUDA, number, begin + starts * unit, 2 * unit))
+    for number, (launched, begun) in enumerate([(2, 6), (3, 8), (4, 10), (13, 14), (15, 17)]):
+        flat.append(KinetoEvent("cudaLaunchKernel", DeviceType.CPU, number, at[launched], 1))
+        duration = at[begun + 1] - at[begun]
+        flat.append(KinetoEvent("gemm", DeviceType.CUDA, number, at[begun], duration))
     results = SimpleNamespace(
         experimental_event_tree=finished.profiler.kineto_results.experimental_event_tree,
         events=lambda: flat,
