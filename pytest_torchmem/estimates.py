@@ -8,7 +8,7 @@ assert result.peak.total <= 24 * GiB
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytest_torchmem.analysis.results import Result
@@ -19,7 +19,7 @@ from pytest_torchmem.analysis.static import (
 )
 from pytest_torchmem.record.fx import devices_of, is_program, read_graph, read_pair
 from pytest_torchmem.record.fx_run import record_fake_run
-from pytest_torchmem.static_graph import StaticRun
+from pytest_torchmem.static_graph import EstimateError, StaticGraph, StaticRun
 
 __all__ = ["estimate", "estimate_graph", "estimate_pair"]
 
@@ -55,7 +55,7 @@ def estimate(
     run = record_fake_run(
         module_or_fn, args, kwargs, backward=backward, optimizer=optimizer, device=device
     )
-    return estimate_result(run)
+    return _result(run)
 
 
 def estimate_graph(graph: Any, device: str | None = None) -> Result:
@@ -67,8 +67,7 @@ def estimate_graph(graph: Any, device: str | None = None) -> Result:
     `EstimateError`.
     """
     read = read_graph(graph)
-    where = device or devices_of([read])[0]
-    return estimate_result(StaticRun(read, lifetimes_by_last_use(read), where))
+    return _result(StaticRun(read, lifetimes_by_last_use(read), _device_of([read], device)))
 
 
 def estimate_pair(forward: Any, backward: Any, device: str | None = None) -> Result:
@@ -78,4 +77,20 @@ def estimate_pair(forward: Any, backward: Any, device: str | None = None) -> Res
     rest.
     """
     graphs = read_pair(forward, backward)
-    return estimate_result(join_pair(*graphs, device or devices_of(graphs)[0]))
+    return _result(join_pair(*graphs, _device_of(graphs, device)))
+
+
+def _device_of(graphs: Sequence[StaticGraph], device: str | None) -> str:
+    if device is None:
+        return next(iter(devices_of(graphs)), "cpu")
+    return device if ":" in device or device == "cpu" else f"{device}:0"
+
+
+def _result(run: StaticRun) -> Result:
+    """The run's result; a reading of nothing at all is an error, as no limit could fail on it."""
+    devices = devices_of([run.graph])
+    if devices and run.device not in devices:
+        raise EstimateError(
+            f"nothing in the program is on {run.device}; its tensors are on {', '.join(devices)}"
+        )
+    return estimate_result(run)

@@ -330,6 +330,13 @@ def test_a_forward_without_a_graph_says_that_there_is_no_backward():
     assert any("no backward" in note for note in result.notes)
 
 
+def test_an_input_that_was_computed_can_be_given():
+    x = torch.randn(8, 64, requires_grad=True) * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert estimate(Mlp(), x).has_backward
+
+
 def test_func_transforms_can_be_estimated():
     weight = torch.randn(16, 16)
 
@@ -357,12 +364,49 @@ def test_device_is_the_one_asked_for_without_having_one():
     assert result.peak.at_peak.parameter == sum(p.nbytes for p in Mlp().parameters())
 
 
+def test_fake_tensors_are_moved_to_the_device_asked_for():
+    with FakeTensorMode():
+        model, x = Mlp(), torch.randn(8, 64)
+    with torch.no_grad():
+        on_cuda = estimate(model, x, backward=False, device="cuda")
+        assert on_cuda.peak.total == estimate(model, x, backward=False).peak.total
+    assert on_cuda.device == "cuda:0"
+    assert model.layers[0].weight.device.type == "cpu"
+
+
+def test_a_device_that_nothing_is_on_is_no_reading():
+    program = torch.export.export(Mlp(), (torch.randn(8, 64),))
+    with pytest.raises(EstimateError, match=r"nothing in the program is on cuda:0.*on cpu"):
+        estimate_graph(program, device="cuda")
+
+
 def test_training_for_cuda_says_whose_operators_were_used():
     result = estimate(Mlp(), torch.randn(8, 64), optimizer=torch.optim.AdamW, device="cuda")
     assert result.device == "cuda:0"
     assert result.peak.total > 0
     stands_in = any("operators of cpu" in note for note in result.notes)
-    assert stands_in is not torch.cuda._is_compiled()
+    assert stands_in is (torch.cuda.device_count() == 0)
+
+
+def test_optimizers_for_cuda_take_the_multi_tensor_path():
+    model, x = Mlp(), torch.randn(8, 64)
+    on_cpu, on_cuda = (
+        estimate(model, x, optimizer=torch.optim.AdamW, device=d) for d in ("cpu", "cuda")
+    )
+    # It holds one temporary for each parameter, not for one at a time.
+    assert on_cuda.peak.temporary >= sum(p.nbytes for p in model.parameters())
+    assert on_cpu.peak.temporary < on_cuda.peak.temporary
+    assert estimate(model, x, optimizer=torch.optim.AdamW).peak.total == on_cpu.peak.total
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="a GPU can be used")
+def test_tensors_made_on_a_device_that_is_not_there_are_refused_in_words():
+    # Autograd would end the process.
+    def program(x):
+        return x.sum() + torch.ones(4, device="cuda", requires_grad=True).sum()
+
+    with pytest.raises(EstimateError, match="device"):
+        estimate(program, torch.randn(4, requires_grad=True))
 
 
 # Where things come from.

@@ -111,27 +111,37 @@ def next_sequence_number() -> int:
     return number
 
 
-def builds_without_cuda() -> bool:
-    """Whether this torch was built without CUDA: then autograd ends the process at its sight.
+def lacks_cuda() -> bool:
+    """Whether autograd cannot work for CUDA here, not even on fake tensors.
 
-    A build with CUDA replaces the missing device by one that does nothing; see
-    ``ensureCUDADeviceGuardSet`` in ``c10/core/impl/DeviceGuardImplInterface.h``.
+    A torch built without CUDA ends the process at its sight (``InputMetadata`` in
+    ``torch/csrc/autograd/input_metadata.cpp`` wants a device guard). One built with CUDA puts a
+    guard in the place of the missing device that does nothing (``ensureCUDADeviceGuardSet``), but
+    the engine asks the driver all the same, and raises.
     """
-    return not torch.cuda._is_compiled()
+    return not torch.cuda._is_compiled() or torch.cuda.device_count() == 0
 
 
 @contextlib.contextmanager
-def optimizers_accept_fakes() -> Iterator[None]:
-    """Let optimizers choose the multi-tensor path for fake tensors as they do for real ones."""
+def optimizers_accept_fakes(*, cpu_stands_in: bool) -> Iterator[None]:
+    """Let optimizers choose the multi-tensor path for fake tensors as they do for real ones.
+
+    With ``cpu_stands_in``, for those on the CPU too, which stand for tensors on a GPU.
+    """
     types: Any = getattr(_optimizer, "_foreach_supported_types", None)
-    if types is None or FakeTensor in types:
+    devices: Any = getattr(_optimizer, "_get_foreach_kernels_supported_devices", None)
+    if types is None or devices is None:
         yield
         return
+    before = list(types)
     types.append(FakeTensor)
+    if cpu_stands_in:
+        _optimizer._get_foreach_kernels_supported_devices = lambda: [*devices(), "cpu"]
     try:
         yield
     finally:
-        types.remove(FakeTensor)
+        types[:] = before
+        _optimizer._get_foreach_kernels_supported_devices = devices
 
 
 def set_constant(fake: Any, value: Any) -> None:

@@ -116,11 +116,28 @@ class Substitution:
         return self._fake(tensor, move=True)
 
     def _fake(self, tensor: Any, *, move: bool) -> Any:
-        if isinstance(tensor, fx_api.FakeTensor):
+        is_fake = isinstance(tensor, fx_api.FakeTensor)
+        if is_fake and not (move and self._device not in (None, tensor.device)):
             return tensor
         if id(tensor) not in self._fakes:
-            self._fakes[id(tensor)] = (tensor, tensor.grad, self._make(tensor, move=move))
+            make = self._elsewhere if is_fake else functools.partial(self._make, move=move)
+            # Asking others than leaves warns.
+            grad = tensor.grad if tensor.is_leaf else None
+            self._fakes[id(tensor)] = (tensor, grad, make(tensor))
         return self._fakes[id(tensor)][2]
+
+    def _elsewhere(self, fake: Any) -> Any:
+        """A fake tensor like another one, on the device that is asked about."""
+        shape, options = (fake.size(), fake.stride()), {"dtype": fake.dtype, "device": self._device}
+        with fake.fake_mode:
+            moved = torch.empty_strided(*shape, **options)
+            if isinstance(fake, torch.nn.Parameter):
+                moved = torch.nn.Parameter(moved, requires_grad=fake.requires_grad)
+            elif fake.requires_grad:
+                moved.requires_grad_()
+            if fake.is_leaf and fake.grad is not None:
+                moved.grad = self._elsewhere(fake.grad)
+        return moved
 
     def _make(self, tensor: Any, *, move: bool) -> Any:
         try:
@@ -175,7 +192,7 @@ class Substitution:
         while self._undo:
             self._undo.pop()()
         for tensor, grad, _ in self._fakes.values():
-            if isinstance(tensor.grad, fx_api.FakeTensor):
+            if tensor.is_leaf and isinstance(tensor.grad, fx_api.FakeTensor):
                 tensor.grad = grad
 
 

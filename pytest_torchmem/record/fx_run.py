@@ -106,7 +106,7 @@ def record_fake_run(
         stack.enter_context(_collected())
         stack.callback(fakes.restore)
         stack.enter_context(_explained())
-        stack.enter_context(fx_api.optimizers_accept_fakes())
+        stack.enter_context(fx_api.optimizers_accept_fakes(cpu_stands_in=runs_on != shown))
         if backward:
             stack.enter_context(torch.enable_grad())
         given = _substituted(fakes, found, args, kwargs)
@@ -168,10 +168,10 @@ def _shown_device(tensors: Sequence[Any], device: str | None) -> Any:
 def _runnable_device(shown: Any, tensors: Sequence[Any], backward: bool) -> Any:
     """The device the fakes are said to be on: the CPU stands in where autograd lacks the real one.
 
-    See `fx_api.builds_without_cuda`.
+    See `fx_api.lacks_cuda`.
     """
     wants_grad = backward or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
-    if shown.type == "cuda" and wants_grad and fx_api.builds_without_cuda():
+    if shown.type == "cuda" and wants_grad and fx_api.lacks_cuda():
         return torch.device("cpu")
     return shown
 
@@ -199,8 +199,8 @@ def _notes(
     notes = set()
     if runs_on != shown:
         notes.add(
-            f"estimated for {shown} with the operators of {runs_on}, because this torch is built "
-            "without CUDA: fused attention, dropout masks and multi-tensor optimizers may differ"
+            f"estimated for {shown} with the operators of {runs_on}, because autograd needs the "
+            "device itself: fused attention and dropout masks may differ"
         )
     scratch = uncounted((n.operator for n in graph.nodes), shown.type)
     if scratch:

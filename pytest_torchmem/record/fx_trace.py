@@ -318,14 +318,14 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         return True
 
     def _require_runnable(self, tensors: Iterable[Any]) -> None:
-        if not torch.is_grad_enabled() or not fx_api.builds_without_cuda():
+        if not torch.is_grad_enabled() or not fx_api.lacks_cuda():
             return
         cuda = next((t for t in tensors if t.device.type == "cuda"), None)
         if cuda is not None:
             raise EstimateError(
                 "the program makes tensors on cuda and records them for a backward pass, which "
-                "this torch, built without CUDA, cannot follow; make them on the device of the "
-                "inputs and pass device='cuda' to estimate, or install a torch built with CUDA"
+                "autograd cannot follow without a GPU; make them on the device of the inputs and "
+                "pass device='cuda' to estimate"
             )
 
 
