@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.results import Peak, Result, Retained
 from pytest_torchmem.errors import RecordingError
@@ -36,9 +37,19 @@ class Region:
                 raise RecordingError(
                     f"the region {self.name!r} is still open; read its numbers after the with block"
                 )
-            profile = self._measurement.profile_so_far().region(self._begin, self._end)
-            self._result = profile.result(self.name)
+            self._result = self._profile(self._end).result(self.name)
         return self._result
+
+    def picture(self) -> Picture:
+        """The region's timeline, sampled. Raises `RecordingError` while it is still open."""
+        from pytest_torchmem.analysis.sampling import sketch
+
+        if self._end is None:
+            raise RecordingError(f"the region {self.name!r} is still open")
+        return sketch(self._profile(self._end))
+
+    def _profile(self, end: int) -> MemoryProfile:
+        return self._measurement.profile_so_far().region(self._begin, end)
 
     @property
     def peak(self) -> Peak:
@@ -105,6 +116,12 @@ class BodyMeasurement:
         if self._profile is not None:
             return self._profile
         return analyze(self._recording().trace())
+
+    def picture(self) -> Picture:
+        """The body's timeline, sampled."""
+        from pytest_torchmem.analysis.sampling import sketch
+
+        return sketch(self.profile_so_far())
 
     def _recording(self) -> Recorder:
         if self._recorder is None:

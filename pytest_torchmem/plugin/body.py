@@ -7,13 +7,14 @@ import enum
 import importlib
 import os
 import shlex
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_torchmem.analysis.baseline import Allowance, Change
+from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.analysis.verdict import (
     Finding,
@@ -26,7 +27,8 @@ from pytest_torchmem.analysis.verdict import (
 from pytest_torchmem.errors import DeviceError, MarkerError, TorchmemError
 from pytest_torchmem.plugin.baselines import BaselineStore, entry_key, portable
 from pytest_torchmem.plugin.marker import can_rerun, read_markers
-from pytest_torchmem.plugin.options import Settings
+from pytest_torchmem.plugin.options import Settings, Timelines
+from pytest_torchmem.plugin.pictures import drawn, picture_of, set_properties
 from pytest_torchmem.plugin.workers import PAYLOAD, plain_nodeid
 from pytest_torchmem.report.summary import MeasuredTest, Window
 from pytest_torchmem.report.terminal import failure_text
@@ -79,6 +81,7 @@ class Body:
         self.state = State.BEFORE
         self.not_measured = ""
         self.checked: list[tuple[Region, Allowance]] = []
+        self._entries: dict[str, BaselineEntry] = {}
         self.measurement: BodyMeasurement = _engine().BodyMeasurement(
             self.asked.device or run.settings.device or None
         )
@@ -126,7 +129,7 @@ class Body:
 
     def _unmeasured(self) -> str:
         """Record why nothing was measured. A limit without a reading fails: it never passes."""
-        self.item.stash[PAYLOAD] = self._record(not_measured=self.not_measured).to_json()
+        self._send(self._record(not_measured=self.not_measured))
         if self.asked.limits:
             what = ", ".join(words(key) for key in self.asked.limits)
             return f"the limit on {what} cannot be judged: {self.not_measured}"
@@ -137,8 +140,10 @@ class Body:
         verdicts: list[Verdict] = []
         windows: list[Window] = []
         problem = ""
-        allowances = [self.asked.allowance, *(allowance for _, allowance in self.checked)]
-        for (region, raw), allowance in zip(measured, allowances, strict=True):
+        drawings: dict[str, Sequence[str]] = {}
+        sources: list[tuple[BodyMeasurement | Region, Allowance]]
+        sources = [(self.measurement, self.asked.allowance), *self.checked]
+        for (region, raw), (source, allowance) in zip(measured, sources, strict=True):
             result = portable(raw, self.run.rootdir)
             limits: Mapping[str, int] = {}
             verdict = Verdict(result)
@@ -149,12 +154,34 @@ class Body:
                 problem = problem or str(error)
             verdicts.append(verdict)
             key = entry_key(self.nodeid, region)
-            change, before = verdict.change, verdict.baseline_bytes
-            windows.append(Window(key, result, limits, change, before, verdict.sentence))
-        record = self._record(tuple(windows), problem=problem)
+            failed = verdict.failed or bool(problem)
+            picture = picture_of(source, failed, self.run.settings, self.run.rootdir)
+            drawings[region] = drawn(picture, self.item.config) if verdict.failed else ()
+            windows.append(self._window(key, verdict, limits, picture))
+        self._send(self._record(tuple(windows), problem=problem))
+        bad = [verdict for verdict in verdicts if verdict.failed]
+        return failure_text(bad, problem, self._command(), drawings) if bad or problem else ""
+
+    def _window(
+        self, key: str, verdict: Verdict, limits: Mapping[str, int], picture: Picture | None
+    ) -> Window:
+        settings = self.run.settings
+        result, change, before = verdict.result, verdict.change, verdict.baseline_bytes
+        return Window(
+            key,
+            result,
+            limits,
+            change,
+            before,
+            verdict.sentence,
+            sentences=tuple(finding.sentence for finding in verdict.findings),
+            baseline=self._entries.get(key) if settings.reports else None,
+            picture=picture if settings.timelines is not Timelines.NONE else None,
+        )
+
+    def _send(self, record: MeasuredTest) -> None:
         self.item.stash[PAYLOAD] = record.to_json()
-        failed = [verdict for verdict in verdicts if verdict.failed]
-        return failure_text(failed, problem, self._command()) if failed or problem else ""
+        set_properties(self.item, record)
 
     def _verdict(self, result: Result, limits: Mapping[str, int], allowance: Allowance) -> Verdict:
         findings = judge_limits(result, limits)
@@ -169,6 +196,7 @@ class Body:
             if self.run.settings.require_baseline and Change.NEW not in accepted:
                 findings = (*findings, self._missing(key, path))
             return Verdict(result, findings, Change.NEW)
+        self._entries[key] = entry
         compared = judge_baseline(result, entry, allowance)
         if compared.change not in accepted:
             findings = rank([*findings, *compared.findings])
@@ -183,7 +211,17 @@ class Body:
     ) -> MeasuredTest:
         environment = self.run.environment(windows[0].result.device) if windows else {}
         file = str(self.item.path)
-        return MeasuredTest(self.nodeid, file, environment, windows, not_measured, problem)
+        regions = self._unchecked() if windows and self.run.settings.reports else ()
+        return MeasuredTest(self.nodeid, file, environment, windows, not_measured, problem, regions)
+
+    def _unchecked(self) -> tuple[Result, ...]:
+        """Return the regions that the body measured and held against no baseline."""
+        checked = [region for region, _ in self.checked]
+        return tuple(
+            portable(region.result, self.run.rootdir)
+            for region in self.measurement.regions
+            if region not in checked
+        )
 
     @property
     def nodeid(self) -> str:
@@ -216,6 +254,7 @@ def argument_problem(item: pytest.Item) -> str:
 def prepare(item: pytest.Item) -> None:
     """Check the markers and the device of a test that asks to be measured, before its fixtures."""
     forget(item)
+    set_properties(item, None)
     run = item.config.stash[RUN]
     if problem := argument_problem(item):
         item.stash[BAD_ARGUMENT] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -10,7 +11,8 @@ from typing import Final, Literal
 import pytest
 
 from pytest_torchmem.analysis.baseline import Allowance, Change
-from pytest_torchmem.errors import SizeError
+from pytest_torchmem.errors import ReportError, SizeError
+from pytest_torchmem.report.files import FOLDER, kind_of
 from pytest_torchmem.units import parse_fraction, parse_size
 
 
@@ -20,6 +22,14 @@ class SummaryKind(enum.Enum):
     SHORT = "short"
     ALL = "all"
     OFF = "off"
+
+
+class Timelines(enum.Enum):
+    """Which tests have a timeline in the report."""
+
+    ALL = "all"
+    FAILED = "failed"
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,19 @@ OPTIONS: Final = (
         "short",
         "KIND",
     ),
+    Option(
+        "report",
+        "write a report of the run to PATH: .json, .md or .html, or a folder with all of them",
+        "",
+        "PATH",
+    ),
+    Option(
+        "report-timelines",
+        "which tests have a timeline in the report: all, failed or none "
+        "(default: all in a file, failed in a folder)",
+        "",
+        "WHICH",
+    ),
 )
 
 
@@ -104,6 +127,9 @@ class Settings:
         strict: A measurement that was asked for and not possible fails its test.
         baseline_dir: One folder for all baselines; None means beside each test module.
         summary: How much of the closing table is shown.
+        report: Where a report goes; None without one.
+        report_is_folder: The report is a folder of files.
+        timelines: Which tests have a timeline in the report; NONE without a report.
     """
 
     device: str
@@ -113,6 +139,14 @@ class Settings:
     strict: bool
     baseline_dir: Path | None
     summary: SummaryKind
+    report: Path | None = None
+    report_is_folder: bool = False
+    timelines: Timelines = Timelines.NONE
+
+    @property
+    def reports(self) -> bool:
+        """True when what was measured goes into a report, with all that is known of it."""
+        return self.report is not None
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -143,6 +177,8 @@ def read_settings(config: pytest.Config) -> Settings:
         text = f"--torchmem-summary: {values['summary']!r} is not one of {words} [bad-argument]"
         raise pytest.UsageError(text) from None
     update = bool(values["update-baseline"])
+    report = _report_path(config, str(values["report"]))
+    folder_asked = report is not None and _report_kind(report) == FOLDER
     return Settings(
         device=str(values["device"]),
         allowance=allowance,
@@ -151,7 +187,37 @@ def read_settings(config: pytest.Config) -> Settings:
         strict=bool(values["strict"]),
         baseline_dir=config.rootpath / folder if folder else None,
         summary=summary,
+        report=report,
+        report_is_folder=folder_asked,
+        timelines=_timelines(str(values["report-timelines"]), report, folder_asked),
     )
+
+
+def _report_path(config: pytest.Config, text: str) -> Path | None:
+    """Return where the report goes: a typed path starts here, a configured one at the rootdir."""
+    if not text:
+        return None
+    typed = config.getoption("--torchmem-report") is not None
+    start = config.invocation_params.dir if typed else config.rootpath
+    return start / Path(os.path.expandvars(text)).expanduser()
+
+
+def _report_kind(path: Path) -> str:
+    try:
+        return kind_of(path)
+    except ReportError as error:
+        raise pytest.UsageError(f"--torchmem-report: {error}") from None
+
+
+def _timelines(text: str, report: Path | None, folder: bool) -> Timelines:
+    try:
+        asked = Timelines(text) if text else (Timelines.FAILED if folder else Timelines.ALL)
+    except ValueError:
+        words = ", ".join(kind.value for kind in Timelines)
+        raise pytest.UsageError(
+            f"--torchmem-report-timelines: {text!r} is not one of {words} [bad-argument]"
+        ) from None
+    return asked if report else Timelines.NONE
 
 
 def _value(config: pytest.Config, option: Option) -> str | bool:

@@ -10,10 +10,17 @@ from typing import Final
 import pytest
 
 from pytest_torchmem.analysis.baseline import BaselineEntry, Change
-from pytest_torchmem.errors import BaselineError
+from pytest_torchmem.errors import BaselineError, ReportError
 from pytest_torchmem.plugin.baselines import Environment, entry_key, write_file
 from pytest_torchmem.plugin.body import Run, relative_path
 from pytest_torchmem.plugin.options import SummaryKind
+from pytest_torchmem.plugin.reports import (
+    Endings,
+    github_lines,
+    on_github,
+    run_report,
+    write_report,
+)
 from pytest_torchmem.plugin.workers import detach, ran_partially, reported_nodeid
 from pytest_torchmem.report.summary import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.report.terminal import Detail, summary_lines
@@ -41,6 +48,8 @@ class Collector:
         self._passed: set[str] = set()
         self._failed: set[str] = set()
         self._partial = _selects(config)
+        self._endings = Endings()
+        self._lines: list[str] = []
 
     def add_problem(self, sentence: str) -> None:
         self.summary += RunSummary(problems=(sentence,))
@@ -49,6 +58,7 @@ class Collector:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = reported_nodeid(report, self.config)
         self._seen.add(test)
+        self._endings.note(test, report)
         if report.when == "setup":  # a rerun starts again: only its last attempt counts
             self._tests.pop(test, None)
             self._passed.discard(test)
@@ -74,22 +84,39 @@ class Collector:
         self.summary += RunSummary(tests=tuple(self._tests.values()))
         if self.run.settings.accepted:
             self._update()
+        self._report()
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if not self.summary.anything:
+        if not self.summary.anything and not self._lines:
             return
         detail = _DETAIL[self.run.settings.summary]
         if terminalreporter.verbosity < 0 and detail is Detail.SHORT:
             detail = Detail.COUNTS
         width = self.config.get_terminal_writer().fullwidth
         lines = summary_lines(self.summary, detail, width)
-        if lines:
+        if lines or self._lines:
             terminalreporter.section("torchmem")
         for line in lines:
             terminalreporter.write_line(line.text, **dict.fromkeys(line.styles, True))
+        for text in self._lines:
+            terminalreporter.write_line(text)
+
+    def _report(self) -> None:
+        """Write the report that was asked for, and what GitHub shows when it runs this."""
+        settings, github = self.run.settings, on_github() and self.summary.anything
+        if settings.report is None and not github:
+            return
+        run = run_report(self.summary, self._endings, self.config.rootpath)
+        try:
+            for path in write_report(run, settings):
+                shown = relative_path(path, self.config.invocation_params.dir)
+                self._lines.append(f"report written: {shown}")
+            self._lines += github_lines(run) if github else []
+        except ReportError as error:
+            self.add_problem(str(error))
 
     def _update(self) -> None:
         """Write the accepted changes, file by file; one that fails does not stop the others."""

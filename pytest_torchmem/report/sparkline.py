@@ -30,7 +30,8 @@ def sparkline(levels: Sequence[int], width: int, plain: bool = False) -> str:
 def timeline_lines(picture: Picture, width: int, plain: bool = False) -> list[str]:
     """Return a timeline as lines of text: the footprint over time, and where its peak is.
 
-    Time runs in equal steps, whatever happened in them; before the first change there is nothing.
+    It runs in equal numbers of changes, not in equal times: a body that waits or imports for most
+    of its time would be a flat line, and the same body draws the same line again.
     """
     if not picture.times_ns:
         return []
@@ -49,19 +50,14 @@ def timeline_lines(picture: Picture, width: int, plain: bool = False) -> list[st
 
 
 def _moment(picture: Picture) -> str:
-    first, last = picture.times_ns[0], picture.times_ns[-1]
-    at = picture.times_ns[picture.peak] - first
-    if picture.estimated:
-        return f"at node {at} of {last - first}"
-    return f"after {at / 1e6:.1f} of {(last - first) / 1e6:.1f} ms"
+    return f"at change {picture.rows[picture.peak]} of {picture.change_count - 1}"
 
 
 def _over_time(picture: Picture, width: int) -> tuple[list[int], int]:
     """Return the highest footprint within each of ``width`` stretches, and the peak's stretch."""
-    first, last = picture.times_ns[0], picture.times_ns[-1]
-    span = max(1, last - first)
+    width = min(width, picture.change_count)
     levels = [-1] * width
-    places = [min(width - 1, (t - first) * width // span) for t in picture.times_ns]
+    places = [row * width // picture.change_count for row in picture.rows]
     held = 0
     for place, total in zip(places, picture.totals, strict=True):
         for empty in range(place, -1, -1):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from pytest_torchmem.analysis.baseline import Change
@@ -39,11 +40,16 @@ class Line:
     styles: tuple[str, ...] = ()
 
 
-def failure_text(verdicts: Sequence[Verdict], problem: str, command: str) -> str:
+def failure_text(
+    verdicts: Sequence[Verdict],
+    problem: str,
+    command: str,
+    timelines: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> str:
     """Return the text of a failed test: one sentence, then what a reader needs to act on it.
 
     ``verdicts`` are the failed ones, of the body and of regions; ``problem`` is a failure that is
-    no number; ``command`` accepts the change.
+    no number; ``command`` accepts the change; ``timelines`` are drawings by name of the region.
     """
     ranked = rank_verdicts(verdicts)
     sentences = [*([problem] if problem else []), *(s for v in ranked for s in _sentences(v))]
@@ -51,7 +57,7 @@ def failure_text(verdicts: Sequence[Verdict], problem: str, command: str) -> str
     if sentences[1:]:
         lines += ["", *(f"also: {sentence}" for sentence in sentences[1:])]
     for verdict in ranked:
-        lines += _sections(verdict)
+        lines += _sections(verdict, timelines.get(verdict.result.name, ()))
     if any(verdict.change is Change.GROWN for verdict in ranked):
         lines += ["", "if this change is wanted, accept it with", f"    {command}"]
     elif any("[no-baseline]" in sentence for sentence in sentences):
@@ -70,11 +76,13 @@ def _sentences(verdict: Verdict) -> Iterator[str]:
     return (where + finding.sentence for finding in verdict.findings)
 
 
-def _sections(verdict: Verdict) -> list[str]:
+def _sections(verdict: Verdict, timeline: Sequence[str]) -> list[str]:
     result, keys = verdict.result, {finding.key for finding in verdict.findings}
     of_region = f" of {result.name!r}" if result.name else ""
     estimated = "an estimated " if result.estimated else ""
-    lines: list[str] = []
+    lines: list[str] = (
+        ["", f"footprint{of_region}, change by change:", *timeline] if timeline else []
+    )
     if result.peak.live:
         total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
         lines += ["", f"live at the peak{of_region}, {total}:", *live_table(result.peak.live)]

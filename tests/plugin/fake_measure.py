@@ -7,6 +7,7 @@ and its bodies call `use(...)`.
 import contextlib
 import sys
 
+from pytest_torchmem.analysis.picture import Picture, Track
 from pytest_torchmem.analysis.results import (
     Category,
     CategoryBytes,
@@ -58,6 +59,26 @@ def result_of(name, device, used, steps=()):
     )
 
 
+def picture_of(used):
+    """Each use is one change, a millisecond after the last one; nothing is ever freed."""
+    moments = range(len(used) + 1)
+    levels = {c: [0] * len(moments) for c in {contributor.category for contributor, _ in used}}
+    tracks = []
+    for place, (contributor, _) in enumerate(used):
+        alive = [contributor.size_bytes if moment > place else 0 for moment in moments]
+        tracks.append(Track(contributor, tuple(alive)))
+        levels[contributor.category] = [
+            a + b for a, b in zip(levels[contributor.category], alive, strict=True)
+        ]
+    return Picture(
+        times_ns=tuple(moment * 1_000_000 for moment in moments),
+        rows=tuple(moments),
+        change_count=len(moments),
+        levels={c: tuple(levels[c]) for c in Category if c in levels},
+        tracks=tuple(tracks),
+    )
+
+
 def _by_category(live):
     amounts = dict.fromkeys(Category, 0)
     for contributor in live:
@@ -72,6 +93,9 @@ class Region:
     @property
     def result(self):
         return result_of(self.name, self._device, state["used"][self._start : self._stop])
+
+    def picture(self):
+        return picture_of(state["used"][self._start : self._stop])
 
     def __getattr__(self, name):
         return getattr(self.result, name)
@@ -107,3 +131,6 @@ class BodyMeasurement:
     def stop(self):
         state["recording"] = False
         return result_of("", self.device, state["used"], self._steps)
+
+    def picture(self):
+        return picture_of(state["used"])

@@ -129,7 +129,7 @@ const torchmemChart = (() => {
       const top = bbox.top + span.lane * (height + 2 * devicePixelRatio);
       if (to < from) continue;
       ctx.fillStyle = variable("--shade");
-      ctx.fillRect(from, top, Math.max(to - from, devicePixelRatio), height);
+      ctx.fillRect(from, top, Math.max(to - from - 2 * devicePixelRatio, devicePixelRatio), height);
       ctx.fillStyle = variable("--faint");
       const text = span.name || span.kind;
       if (ctx.measureText(text).width < to - from - 6) {
@@ -172,14 +172,14 @@ const torchmemChart = (() => {
     const present = categories.filter(({ key }) => data.columns[key]);
     let below = xs.map(() => 0);
     const stacked = present.map(({ key }) => (below = below.map((b, i) => b + data.columns[key][i])));
-    const spans = by === "changes" ? [] : laned(data.spans);
+    const spans = laned(data.spans);
     const laneCount = spans.reduce((most, span) => Math.max(most, span.lane + 1), 0);
     const top = Math.max(1, ...data.totals, ...marks.map((mark) => mark.bytes));
     const narrow = host.clientWidth < 520;
     const height = narrow ? 270 : 340;
     const headroom = 1.1 + (laneCount * 17) / (height - 70 - laneCount * 17);
     let moment = data.peak;
-    const toX = (ns) => ns / 1e6;
+    const toX = by === "changes" ? (ns) => xs[momentAt(data.times, ns)] : (ns) => ns / 1e6;
 
     const plot = new uPlot({
       width: host.clientWidth,
@@ -191,7 +191,7 @@ const torchmemChart = (() => {
       axes: [
         {
           stroke: () => variable("--faint"), grid: { show: false }, size: 42,
-          label: by === "changes" ? "change" : data.estimated ? "graph node" : "ms",
+          label: by === "changes" ? "changes of the footprint" : data.estimated ? "graph node" : "ms",
           labelSize: 16, labelFont: "12px system-ui", font: "11px system-ui",
         },
         {

@@ -71,8 +71,8 @@
   function who(contributor) {
     const { operator, module, source } = contributor;
     const where = source ? ` (${fileName(source[0])}${source[1] ? `:${source[1]}` : ""})` : "";
-    const text = [operator, module && `in ${module}`].filter(Boolean).join(" ");
-    return (text || contributor.phase) + where;
+    const text = [operator, module && (operator ? `in ${module}` : module)].filter(Boolean).join(" ");
+    return (text || `${colours[contributor.category].name}, ${contributor.phase}`) + where;
   }
 
   const place = (c) => [c.operator || "-", c.module || "-", c.source ? at(c.source) : c.phase];
@@ -156,7 +156,7 @@
     });
     host.addEventListener("mouseleave", () => { if (document.activeElement !== host) chart.set(data.peak, false); });
     const choice = (by, name) => make("button", {
-      type: "button", "aria-pressed": String(by === "time"),
+      type: "button", "aria-pressed": String(by === "changes"),
       onclick: (event) => {
         for (const other of event.target.parentNode.querySelectorAll("[aria-pressed]")) {
           other.setAttribute("aria-pressed", String(other === event.target));
@@ -165,15 +165,15 @@
       },
     }, name);
     const bars = make("div", { class: "axis-choice" },
-      data.estimated ? null : choice("time", "by time"),
       data.estimated ? null : choice("changes", "by change"),
+      data.estimated ? null : choice("time", "by time"),
       make("button", { type: "button", onclick: () => chart.reset() }, "whole range"),
       make("span", {}, "drag to zoom; arrow keys move, P goes to the peak"));
     const legend = make("ul", { class: "legend" }, run.categories
       .filter(({ key }) => data.columns[key])
       .map(({ key }) => make("li", {}, named(key))));
     const grid = make("div", { class: "drawing" }, make("div", { class: "plot" }, bars, host, legend), text);
-    requestAnimationFrame(() => start("time"));
+    requestAnimationFrame(() => start(data.estimated ? "time" : "changes"));
     return grid;
   }
 
@@ -181,7 +181,7 @@
     const before = window.baseline;
     const headers = [["category", "category"], ["at the peak", "number"], ["own peak", "number"]];
     if (before) headers.push(["baseline", "number"], ["change", "number"]);
-    headers.push(["retained", "number"]);
+    headers.push([run.single ? "at the end" : "retained", "number"]);
     const rows = run.categories
       .filter(({ key }) => window.own[key] || window.retained.by_category[key] || before?.own[key])
       .map(({ key }) => {
@@ -227,7 +227,7 @@
     const texts = [`${window.estimated ? "estimated " : ""}peak ${size(window.total)}`];
     if (window.baseline) texts.push(`baseline ${size(window.baseline.total)} (${signed(window.total - window.baseline.total)})`);
     for (const [key, bytes] of Object.entries(window.limits)) texts.push(`limit on ${key.replaceAll("_", " ")} ${size(bytes)}`);
-    texts.push(`retained ${size(window.retained.total)}`);
+    texts.push(`${run.single ? "at the end" : "retained"} ${size(window.retained.total)}`);
     if (window.growth != null) texts.push(`growth ${signed(window.growth)} per step`);
     for (const [key, bytes] of Object.entries(window.counters ?? {})) texts.push(`${key} ${size(bytes)}`);
     if (window.unexplained_bytes) texts.push(`not reconciled with the allocator: ${size(window.unexplained_bytes)}`);

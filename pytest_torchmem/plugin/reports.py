@@ -1,0 +1,163 @@
+"""The reports of a run: gathered in the one process that writes, written when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from pytest_torchmem import __version__
+from pytest_torchmem.errors import ReportError
+from pytest_torchmem.plugin.options import Settings
+from pytest_torchmem.report.files import folder_files, rendered
+from pytest_torchmem.report.github import error_commands
+from pytest_torchmem.report.markdown import run_markdown
+from pytest_torchmem.report.run import RunReport, TestReport
+from pytest_torchmem.report.summary import MeasuredTest, RunSummary
+
+_STEP_SUMMARY_LIMIT: Final = 900_000
+_GIT_SECONDS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How a test ended, and where it is defined."""
+
+    outcome: str
+    line: int
+
+
+class Endings:
+    """Notes how each test ended, as its reports come in."""
+
+    def __init__(self) -> None:
+        self._endings: dict[str, _Ending] = {}
+
+    def note(self, test: str, report: pytest.TestReport) -> None:
+        """Take one report of a test. A new attempt replaces what an earlier one left."""
+        before = self._endings.get(test)
+        failed = before is not None and before.outcome == "failed"
+        telling = report.when == "call" or not report.passed
+        if report.when == "setup" or (telling and not failed):
+            line = report.location[1]
+            self._endings[test] = _Ending(_outcome(report), 0 if line is None else line + 1)
+
+    def report_on(self, measured: MeasuredTest, file: str) -> TestReport:
+        ending = self._endings.get(measured.test, _Ending("failed", 0))
+        # The name of a file says something about the machine; only its place in the project stays.
+        return TestReport(replace(measured, file=file), ending.outcome, ending.line, file)
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return "xfailed" if report.skipped else "xpassed"
+    return report.outcome
+
+
+def run_report(summary: RunSummary, endings: Endings, rootdir: Path) -> RunReport:
+    """Return everything that is known of a run."""
+    start = Path(os.environ.get("GITHUB_WORKSPACE") or rootdir)
+    commit = _git(rootdir, "rev-parse", "HEAD")
+    changed = _git(rootdir, "status", "--porcelain", "--untracked-files=no") if commit else ""
+    return RunReport(
+        tests=tuple(endings.report_on(t, _within(start, rootdir, t)) for t in summary.tests),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        commit=commit,
+        dirty=bool(changed),
+        versions=_versions(),
+        changes=summary.changes,
+        problems=summary.problems,
+    )
+
+
+def _within(start: Path, rootdir: Path, measured: MeasuredTest) -> str:
+    path = Path(measured.file)
+    for folder in (start, rootdir):
+        with contextlib.suppress(ValueError):
+            return path.relative_to(folder).as_posix()
+    return measured.test.partition("::")[0]
+
+
+def _versions() -> dict[str, str]:
+    versions = {"torchmem": __version__}
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        versions["torch"] = metadata.version("torch")
+    versions["python"] = platform.python_version()
+    versions["platform"] = f"{platform.system()} {platform.machine()}"
+    return versions
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def write_report(run: RunReport, settings: Settings) -> list[Path]:
+    """Write the report that was asked for and return what is new. Raises `ReportError`."""
+    path = settings.report
+    if path is None:
+        return []
+    try:
+        if not settings.report_is_folder:
+            _replace(path, rendered(run, path))
+            return [path]
+        for stale in _pages_of_an_earlier_run(path):
+            stale.unlink(missing_ok=True)
+        for name, text in folder_files(run):
+            _replace(path / name, text)
+    except OSError as error:
+        raise ReportError(f"{path} cannot be written: {error.strerror or error}") from None
+    return [path / "index.html"]
+
+
+def _pages_of_an_earlier_run(folder: Path) -> Iterator[Path]:
+    if (folder / "results.json").exists():
+        yield from sorted(p for p in (folder / "tests").glob("*.html") if _OURS.search(p.name))
+
+
+_OURS: Final = re.compile(r"-[0-9a-f]{8}\.html$")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file in one step, so that a reader never sees half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def on_github() -> bool:
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def github_lines(run: RunReport) -> list[str]:
+    """Return the workflow commands to print, after adding the run to the job's summary page."""
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        try:
+            with Path(path).open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(run_markdown(run, _STEP_SUMMARY_LIMIT))
+        except OSError as error:
+            raise ReportError(f"the step summary {path} cannot be written: {error}") from None
+    return error_commands(run)

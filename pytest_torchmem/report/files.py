@@ -1,0 +1,82 @@
+"""Which report a file name asks for, and what a report in a folder is made of."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from pytest_torchmem.errors import ReportError
+from pytest_torchmem.report.html import run_page
+from pytest_torchmem.report.markdown import run_markdown
+from pytest_torchmem.report.run import RunReport, TestReport, render_run
+from pytest_torchmem.report.svg import timeline_svg
+
+FOLDER: Final = ""
+"""Stands for a folder among the kinds of report."""
+
+
+def _svg(run: RunReport) -> str:
+    drawable = [t for t in run.tests if t.measured.windows and t.measured.windows[0].picture]
+    if len(drawable) != 1:
+        raise ReportError(
+            f"a picture shows one timeline, and {len(drawable)} tests have one; name one test"
+        )
+    test = drawable[0]
+    body = test.measured.windows[0]
+    assert body.picture is not None
+    return timeline_svg(body.picture, test.measured.test, body.baseline_bytes)
+
+
+RENDERERS: Final[Mapping[str, Callable[[RunReport], str]]] = {
+    ".json": render_run,
+    ".md": run_markdown,
+    ".html": run_page,
+    ".svg": _svg,
+}
+
+
+def kind_of(path: Path) -> str:
+    """Return the ending that decides the kind of a report, or `FOLDER`.
+
+    A name without an ending is a folder, and so is one that exists as such. Raises `ReportError`
+    for an ending that stands for nothing.
+    """
+    if path.is_dir() or not path.suffix:
+        return FOLDER
+    if path.suffix not in RENDERERS:
+        known = ", ".join(RENDERERS)
+        raise ReportError(
+            f"{path.name} asks for a report of a kind that there is not: the name must end in "
+            f"one of {known}, or have no ending for a folder"
+        )
+    return path.suffix
+
+
+def rendered(run: RunReport, path: Path) -> str:
+    """Return the text of the report that ``path`` asks for. Raises `ReportError`."""
+    return RENDERERS[kind_of(path)](run)
+
+
+def folder_files(run: RunReport) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each file in a folder's report.
+
+    There is a page for each test that has a timeline, by default those that failed.
+    """
+    yield "results.json", render_run(run)
+    yield "summary.md", run_markdown(run)
+    yield "index.html", run_page(run)
+    for test in run.tests:
+        if any(window.picture for window in test.measured.windows):
+            alone = replace(run, tests=(test,), changes=(), problems=())
+            yield f"tests/{page_name(test)}", run_page(alone, test.measured.test)
+
+
+def page_name(test: TestReport) -> str:
+    """Return a file name for a test: readable, and its own even where names differ in a sign."""
+    nodeid = test.measured.test
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", nodeid.rpartition("/")[2]).strip("-")[:80]
+    return f"{readable}-{hashlib.sha256(nodeid.encode('utf-8', 'replace')).hexdigest()[:8]}.html"

@@ -1,0 +1,148 @@
+"""One timeline as a static picture for documents: SVG, which needs no script and scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Final
+
+from pytest_torchmem.analysis.picture import Picture
+from pytest_torchmem.analysis.results import Category
+from pytest_torchmem.analysis.verdict import words
+from pytest_torchmem.report.colours import COLOURS
+from pytest_torchmem.units import format_size
+
+_WIDTH: Final = 900
+_PLOT: Final = (78, 44, 800, 300)
+"""Left, top, width and height of the area that the data are drawn in."""
+
+_LEGEND_COLUMNS: Final = 4
+_FONT: Final = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif"
+
+
+def timeline_svg(picture: Picture, title: str, baseline_bytes: int = 0) -> str:
+    """Return a timeline as an SVG document: stacked categories, the peak, the baseline's peak."""
+    shown = [c for c in Category if c in picture.levels]
+    rows = -(-len(shown) // _LEGEND_COLUMNS)
+    height = _PLOT[1] + _PLOT[3] + 66 + 22 * rows
+    top_bytes = max([1, baseline_bytes, *picture.totals]) * 1.08
+    scale = _PLOT[3] / top_bytes
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'width="{_WIDTH}" height="{height}" role="img" font-family="{_FONT}" font-size="12">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
+        _text(_PLOT[0], 24, title, 'font-size="15" font-weight="600"'),
+        *_grid(top_bytes, scale),
+    ]
+    if picture.times_ns:
+        parts += [*_areas(picture, shown, scale), *_time_axis(picture)]
+        parts += _peak(picture, scale)
+    if baseline_bytes:
+        parts += _baseline(baseline_bytes, scale)
+    parts += [*_legend(picture, shown), "</svg>"]
+    return "\n".join(parts) + "\n"
+
+
+def _y(size_bytes: float, scale: float) -> float:
+    return _PLOT[1] + _PLOT[3] - size_bytes * scale
+
+
+def _xs(picture: Picture) -> list[float]:
+    first, last = picture.times_ns[0], picture.times_ns[-1]
+    per_ns = _PLOT[2] / max(1, last - first)
+    return [_PLOT[0] + (at - first) * per_ns for at in picture.times_ns]
+
+
+def _areas(picture: Picture, shown: Sequence[Category], scale: float) -> Iterator[str]:
+    """Yield one outline for each category, on top of those before it; memory changes in steps."""
+    xs = _xs(picture)
+    below = [0] * len(xs)
+    for category in shown:
+        above = [b + level for b, level in zip(below, picture.levels[category], strict=True)]
+        upper = _steps(xs, [_y(level, scale) for level in above])
+        lower = _steps(xs, [_y(level, scale) for level in below])
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (*upper, *reversed(lower)))
+        yield (
+            f'<polygon fill="{COLOURS[category]}" stroke="#ffffff" stroke-width="0.6" '
+            f'points="{points}"><title>{words(category.value)}</title></polygon>'
+        )
+        below = above
+
+
+def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, float]]:
+    points = [(xs[0], ys[0])]
+    for (x, y), (_, before) in zip(
+        zip(xs[1:], ys[1:], strict=True), zip(xs, ys, strict=True), strict=False
+    ):
+        if y != before:  # a level that holds needs no corner
+            points += [(x, before), (x, y)]
+    return [*points, (xs[-1], ys[-1])]
+
+
+def _grid(top_bytes: float, scale: float) -> Iterator[str]:
+    step = 1
+    while top_bytes / step > 6:
+        step *= 2
+    for number in range(int(top_bytes // step) + 1):
+        y = _y(number * step, scale)
+        label = format_size(number * step).replace(".0 ", " ")
+        yield (
+            f'<line x1="{_PLOT[0]}" x2="{_PLOT[0] + _PLOT[2]}" y1="{y:.1f}" y2="{y:.1f}" '
+            'stroke="#d9dde3"/>'
+        )
+        yield _text(_PLOT[0] - 8, y + 4, label, 'text-anchor="end" fill="#5b6672"')
+
+
+def _time_axis(picture: Picture) -> Iterator[str]:
+    first, last = picture.times_ns[0], picture.times_ns[-1]
+    for quarter in range(5):
+        x = _PLOT[0] + _PLOT[2] * quarter / 4
+        at = (last - first) * quarter / 4
+        label = f"node {at:.0f}" if picture.estimated else f"{at / 1e6:.3g} ms"
+        y = _PLOT[1] + _PLOT[3] + 18
+        anchor = {0: "start", 4: "end"}.get(quarter, "middle")
+        yield _text(x, y, label, f'text-anchor="{anchor}" fill="#5b6672"')
+
+
+def _peak(picture: Picture, scale: float) -> Iterator[str]:
+    x, total = _xs(picture)[picture.peak], max(picture.totals)
+    y = _y(total, scale)
+    side = "end" if x > _PLOT[0] + _PLOT[2] / 2 else "start"
+    estimated = "estimated " if picture.estimated else ""
+    yield f'<path d="M{x:.1f} {y:.1f} l-5 -8 h10 z" fill="#1b2128"/>'
+    label = f"{estimated}peak {format_size(total)}"
+    offset = -9 if side == "end" else 9
+    yield _text(x + offset, y - 1, label, f'text-anchor="{side}" font-weight="600"')
+
+
+def _baseline(baseline_bytes: int, scale: float) -> Iterator[str]:
+    y = _y(baseline_bytes, scale)
+    yield (
+        f'<line x1="{_PLOT[0]}" x2="{_PLOT[0] + _PLOT[2]}" y1="{y:.1f}" y2="{y:.1f}" '
+        'stroke="#0b5cad" stroke-width="2" stroke-dasharray="7 5"/>'
+    )
+    label = f"baseline {format_size(baseline_bytes)}"
+    yield _text(_PLOT[0] + 6, y - 6, label, 'fill="#0b5cad" font-weight="600"')
+
+
+def _legend(picture: Picture, shown: Sequence[Category]) -> Iterator[str]:
+    at_peak = picture.at(picture.peak) if picture.times_ns else None
+    for number, category in enumerate(shown):
+        x = _PLOT[0] + number % _LEGEND_COLUMNS * _PLOT[2] / _LEGEND_COLUMNS
+        y = _PLOT[1] + _PLOT[3] + 46 + 22 * (number // _LEGEND_COLUMNS)
+        size = f" {format_size(at_peak[category])}" if at_peak else ""
+        yield (
+            f'<rect x="{x:.0f}" y="{y - 10:.0f}" width="11" height="11" rx="2" '
+            f'fill="{COLOURS[category]}"/>'
+        )
+        yield _text(x + 17, y, f"{words(category.value)}{size}")
+    y = _PLOT[1] + _PLOT[3] + 46 + 22 * (-(-len(shown) // _LEGEND_COLUMNS))
+    yield _text(_PLOT[0], y, "sizes at the peak", 'fill="#5b6672"')
+
+
+def _text(x: float, y: float, text: str, attributes: str = "") -> str:
+    # A halo keeps labels readable where they lie on data.
+    halo = 'stroke="#ffffff" stroke-width="3" paint-order="stroke"'
+    fill = "" if "fill=" in attributes else 'fill="#1b2128" '
+    return f'<text x="{x:.1f}" y="{y:.1f}" {halo} {fill}{attributes}>{escape(text)}</text>'
