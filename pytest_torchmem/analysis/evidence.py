@@ -137,7 +137,7 @@ class Evidence:
     def has_backward(self) -> bool:
         """Whether a backward pass began within the window, or may yet begin.
 
-        It may as long as a graph is alive that keeps something for it.
+        It may as long as a graph is alive that keeps something of the window for it.
         """
         marks = self.tree.trace.marks
         ranks = self.tree.mark_ranks()[marks["kind"] == MarkKind.BACKWARD_BEGIN]
@@ -146,7 +146,7 @@ class Evidence:
         rows = self.tree.rank[np.flatnonzero(self.tree.backward_node >= 0)]
         if bool(((rows >= self.window.begin) & (rows <= self.window.end)).any()):
             return True
-        return bool((self._kept_by_graphs & self.owned(Ownership.SAVED)).any())
+        return bool((self._kept_by_graphs & self.made & self.owned(Ownership.SAVED)).any())
 
     @cached_property
     def _kept_by_graphs(self) -> NDArray[np.bool_]:
