@@ -155,17 +155,41 @@ def set_activations(evidence: Evidence, labels: Labels) -> Labels:
 
 
 def set_autograd_detail(evidence: Evidence, labels: Labels) -> Labels:
-    """Gradients of activations: what a node of the backward graph hands to the next one."""
+    """Gradients of activations: what a node of the backward graph hands to the next one.
+
+    A node's result that the engine first sums up to the shape of what was broadcast is not handed
+    on; the sum is.
+    """
     storages, tree = evidence.storages, evidence.tree
     allocated = storages.event >= 0
     node = np.where(allocated, tree.backward_node[storages.event], np.int32(-1))
     backward = evidence.birth_phase == BACKWARD
     # Sums of several gradients are made by the engine between two nodes.
     between = backward & (node < 0) & evidence.outlives(evidence.birth_leaf)
-    handed_on = backward & ((node >= 0) & evidence.outlives(node) | between)
+    returned = (node >= 0) & evidence.outlives(node) & ~_summed_up(evidence, node)
+    handed_on = backward & (returned | between)
     return _labelled(
         labels, handed_on | evidence.owned(Ownership.GRADIENT_ROOT), Category.AUTOGRAD_DETAIL
     )
+
+
+def _summed_up(evidence: Evidence, node: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Results of ``node`` that an ``aten::sum`` beside the node reads, and that are gone with it.
+
+    The tree of the backward of ``x * weight``::
+
+        autograd::engine::evaluate_function: MulBackward0
+          MulBackward0
+            aten::mul     x's gradient
+            aten::mul     weight's gradient, as large as x
+          aten::sum       weight's gradient, as large as weight
+    """
+    trace, tree = evidence.tree.trace, evidence.tree
+    is_sum = np.array([text == "aten::sum" for text in trace.strings], np.bool_)
+    engine = np.where(node >= 0, trace.events["parent"][node], np.int32(-1))
+    readers = trace.tensors["event"]
+    rows = is_sum[trace.events["name"][readers]] & (tree.backward_node[readers] < 0)
+    return evidence.in_rows(rows) & (engine >= 0) & ~evidence.outlives(engine)
 
 
 def set_temporaries(evidence: Evidence, labels: Labels) -> Labels:

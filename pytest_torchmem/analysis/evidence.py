@@ -201,6 +201,10 @@ class Evidence:
         rows &= tree.backward_node[tensors["event"]] >= 0
         return self._of_tensors(rows & (self._tensor_ranks <= self.window.end))
 
+    def in_rows(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Mentioned in any of those rows of ``trace.tensors``."""
+        return self._of_tensors(rows)
+
     def outlives(self, event: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Alive when the event given for each storage (-1: none) is over."""
         ends = self.tree.trace.events["end"][event] - 1
