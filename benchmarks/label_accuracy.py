@@ -57,10 +57,14 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """A profile of one run: all allocations of the body, and the pieces of its peak."""
+    """A profile of one run: all allocations of the body, and the pieces of its peak.
+
+    ``made`` holds the label of each allocation, where a profile gives it a single one.
+    """
 
     sizes: list[int]
     pieces: list[Piece]
+    made: list[str] | None = None
     own_peaks: dict[Category, int] | None = None
 
     @property
@@ -70,12 +74,17 @@ class Labels:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """How a profile did against the truth; ``wrong`` counts bytes by (said, true)."""
+    """How a profile did against the truth; ``wrong`` counts bytes by (said, true).
+
+    ``right_ever`` is the share of all bytes that the body ever allocated, at the peak or not; 0 for
+    a profile whose labels change while a storage lives.
+    """
 
     peak_bytes: int
     right_bytes: int
     unknown_bytes: int
     true_peak_bytes: int
+    right_ever: float
     wrong: dict[tuple[str, str], int]
 
     @property
@@ -115,8 +124,12 @@ def our_labels(workload: Workload) -> Labels:
         )
         for row in live
     ]
-    own_peaks = dict(profile.peak.by_category.items())
-    return Labels(storages.size_bytes[made].tolist(), pieces, own_peaks)
+    return Labels(
+        sizes=storages.size_bytes[made].tolist(),
+        pieces=pieces,
+        made=[names[column] for column in profile.labels[made].tolist()],
+        own_peaks=dict(profile.peak.by_category.items()),
+    )
 
 
 def torch_labels(workload: Workload) -> Labels:
@@ -189,7 +202,19 @@ def grade(labels: Labels, truth: Truth) -> Grade:
             right += piece.size_bytes
         else:
             wrong[piece.label, "nobody's" if true is None else true.value] += piece.size_bytes
-    return Grade(labels.total, right, unknown, sum(truth.peak.values()), dict(wrong))
+    true_peak = sum(truth.peak.values())
+    ever = _right_ever(labels, truth, same)
+    return Grade(labels.total, right, unknown, true_peak, ever, dict(wrong))
+
+
+def _right_ever(labels: Labels, truth: Truth, same: dict[int, int]) -> float:
+    total = sum(labels.sizes)
+    right = sum(
+        labels.sizes[number]
+        for number, label in enumerate(labels.made or ())
+        if number in same and label == truth.labels[same[number]].value
+    )
+    return right / total if total else 1.0
 
 
 def _fits(label: str, true: Category, is_torch: bool) -> bool:
@@ -251,8 +276,8 @@ def measure(workload: Workload, with_torch: bool = True) -> Row:
 
 _HEAD = """\
 | workload | true peak, bytes | our peak | ours right | ours UNKNOWN | torch right | torch unknown \
-| worst own-peak error, bytes |
-|---|---:|---:|---:|---:|---:|---:|---:|"""
+| ours right, all bytes ever | worst own-peak error, bytes |
+|---|---:|---:|---:|---:|---:|---:|---:|---:|"""
 
 
 def line(row: Row) -> str:
@@ -268,6 +293,7 @@ def line(row: Row) -> str:
         _percent(ours.unknown_share),
         "raises" if theirs is None else _percent(theirs.right_share),
         "" if theirs is None else _percent(theirs.unknown_share),
+        _percent(ours.right_ever),
         f"{error:,} ({category})" if error else "0",
     ]
     return "| " + " | ".join(cells) + " |"

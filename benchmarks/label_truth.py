@@ -290,7 +290,7 @@ def _nodes(roots: list[torch.Tensor]) -> list[Any]:
 
 
 def _attributes(node: Any) -> list[torch.Tensor]:
-    """Tensors that a custom Function keeps as attributes of its context, where no hook sees them."""
+    """Tensors in the attributes of a custom Function's context, where no hook sees them."""
     if not isinstance(node, torch.autograd.function.BackwardCFunction):
         return []
     return [value for value in vars(node).values() if isinstance(value, torch.Tensor)]
