@@ -190,6 +190,19 @@ def test_tied_weights_count_once():
     assert estimate(model, tokens()).peak.at_peak.parameter == total
 
 
+def test_gradient_accumulation_keeps_one_buffer():
+    model, x = MODELS["mlp"]()
+
+    def twice(x):
+        model(x).sum().backward()
+        model(x).sum().backward()
+
+    result = estimate(twice, x)
+    real = measured(lambda: twice(x), model.zero_grad)
+    assert abs(result.peak.total - real.peak.total) <= SCALARS
+    assert result.retained.gradient == sum(p.nbytes for p in model.parameters())
+
+
 def test_existing_gradients_are_accumulated_into():
     model, x = MODELS["mlp"]()
     model(x).sum().backward()

@@ -140,8 +140,10 @@ class Substitution:
         return moved
 
     def _make(self, tensor: Any, *, move: bool) -> Any:
+        # What an input was computed from is no part of the program.
+        own = tensor if tensor.is_leaf else tensor.detach().requires_grad_()
         try:
-            fake = self._fake_mode.from_tensor(tensor)
+            fake = self._fake_mode.from_tensor(own)
         except fx_api.OPERATOR_ERRORS as error:
             raise EstimateError(
                 f"a {type(tensor).__name__} of layout {tensor.layout} has no fake counterpart: "

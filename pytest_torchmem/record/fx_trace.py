@@ -153,11 +153,11 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         tensors = fx_api.tensors_in(out)
         self._require_runnable(tensors)
         makes = self._made(tensors)
-        self._note_in_place_for_real(func, args, makes)
+        summed = self._note_in_place_for_real(func, args, makes)
         if tensors:
             makes += self._scratch(func, args, tensors[0])
         writes = self._numbers(tensors) if fx_api.writes_in_place(func) else ()
-        self._append(_name_of(func), sys._getframe(1), makes, uses, writes)
+        self._append(_name_of(func), sys._getframe(1), makes, uses, writes, summed=summed)
         self._label_made(tensors)
         return out
 
@@ -215,20 +215,22 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
                 made.append(number)
         return tuple(made)
 
-    def _note_in_place_for_real(self, func: Any, args: Any, makes: tuple[int, ...]) -> None:
-        """Autograd avoids writing into tensors of subclasses, which fake ones are. With real ones
+    def _note_in_place_for_real(self, func: Any, args: Any, makes: tuple[int, ...]) -> bool:
+        """Whether autograd adds up gradients here, between two nodes.
+
+        Autograd avoids writing into tensors of subclasses, which fake ones are. With real ones
         it adds gradients up in place, and fills a gradient of zeros in place.
 
         See ``accumulate`` in ``torch/csrc/autograd/input_buffer.cpp`` and
         ``areAnyTensorSubclassLike`` in ``torch/csrc/autograd/FunctionsManual.cpp``.
         """
         if not makes or not fx_api.in_backward() or torch.is_grad_enabled():
-            return
+            return False
         name = _name_of(func)
         old = self._ledger.number(args[0]) if args and isinstance(args[0], torch.Tensor) else None
         maker = self._made_in_backward.get(old) if old is not None else None
         if old is None or maker is None:
-            return
+            return False
         scope = _scope_of(fx_api.running_node())
         fills = name in _FILLING and maker.operator in _ZEROS and maker.scope == scope
         # Two gradients of one node meet only if two of its edges lead to the same place.
@@ -236,6 +238,7 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         adds = name == "aten::add" and meets and _adds_alike(args)
         if fills or adds:
             self._ledger.may_take_over(old, makes[0])
+        return adds
 
     def _scratch(self, func: Any, args: Any, beside: Any) -> tuple[int, ...]:
         size = scratch_bytes(_name_of(func), args)
@@ -256,10 +259,13 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         makes: tuple[int, ...] = (),
         uses: tuple[int, ...] = (),
         writes: tuple[int, ...] = (),
+        *,
+        summed: bool = False,
     ) -> None:
         phase = self._phase(frame)
         origin = self._origin(phase, frame)
-        scope = _scope_of(fx_api.running_node())
+        # The engine still names the node that it adds up the outputs of.
+        scope = _scope_of(fx_api.running_node()) + ("+sum" if summed else "")
         self._nodes.append(
             StaticNode(
                 name=operator,
