@@ -145,6 +145,7 @@ ALLOCATION: Final = np.dtype(
         ("allocation_id", "i8"),
         ("ptr", "u8"),
         ("size_bytes", "i8"),
+        ("requested_bytes", "i8"),
         ("total_allocated", "i8"),
         ("total_reserved", "i8"),
     ]
@@ -184,6 +185,8 @@ class Trace:
             ``size_bytes`` is the extent the tensor spans, a lower bound of its storage, or 0 where
             that is not known. ``keyed`` says that ``id`` and ``allocation_id`` are the profiler's.
         allocations: `ALLOCATION`, one row for each event of that kind; a free has a negative size.
+            On a GPU ``size_bytes`` is the block's, and ``requested_bytes`` what was asked for, or 0
+            where that is not known.
         module_calls: `MODULE_CALL`, one row for each Python call of an ``nn.Module``; ``module`` is
             the module's ``id()``.
         device_events: `DEVICE_EVENT`, launches and runs of kernels, where the profiler saw any;

@@ -35,6 +35,7 @@ from pytest_torchmem.analysis.storages import Storages, find_storages
 from pytest_torchmem.analysis.timeline import Timeline
 from pytest_torchmem.errors import TraceError
 from pytest_torchmem.trace import MarkKind, Trace
+from pytest_torchmem.units import format_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -187,8 +188,22 @@ class MemoryProfile:
         whole = replace(self.whole, may_go_on=True)
         return MemoryProfile(self.tree, self.storages, window, whole, self.device)
 
-    def result(self, name: str = "", notes: tuple[str, ...] = ()) -> Result:
+    @property
+    def _block_sized_bytes(self) -> int:
+        """Bytes of allocations on a GPU whose request is not known, so that their block counts."""
+        table = self.tree.trace.allocations
+        unknown = (table["requested_bytes"] == 0) & (table["size_bytes"] > 0)
+        unknown &= table["device"] == self.evidence.device
+        return 0 if self.device == "cpu" else int(table["size_bytes"][unknown].sum())
+
+    def result(self, name: str = "") -> Result:
         """The figures, without the arrays they come from."""
+        notes: tuple[str, ...] = ()
+        if size_bytes := self._block_sized_bytes:
+            notes = (
+                f"{format_size(size_bytes)} of allocations count with the size of their block, "
+                "because the allocator's history does not say what was requested",
+            )
         counters = self.tree.trace.meta.get("counters")
         peak, retained = self.peak, self.retained
         return Result(

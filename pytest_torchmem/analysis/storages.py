@@ -62,7 +62,7 @@ def find_storages(tree: OpTree) -> Storages:
     freed = trace.marks["kind"][trace.owners["mark"]] == MarkKind.STORAGE_FREED
 
     rank = tree.rank[trace.allocations["event"]].astype(np.float64)
-    size = trace.allocations["size_bytes"]
+    size = _asked_for(trace.allocations)
     rank = np.concatenate([rank, mark_rank[trace.owners["mark"]][freed]])
     size = np.concatenate([size, -trace.owners["size_bytes"][freed]])
     event = np.concatenate([trace.allocations["event"], np.full(int(freed.sum()), -1, np.int32)])
@@ -179,6 +179,13 @@ def _lifetimes(
         np.array(sizes, np.int64)[by_place],
         np.array(events, np.int32)[by_place],
     )
+
+
+def _asked_for(allocations: NDArray[Any]) -> NDArray[np.int64]:
+    """Bytes that each allocation asked for; its block's where that is not known. Frees negative."""
+    requested, block = allocations["requested_bytes"], allocations["size_bytes"]
+    sizes: NDArray[np.int64] = np.where(requested > 0, requested, block)
+    return sizes
 
 
 def _sizes(

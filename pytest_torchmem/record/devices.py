@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import torch
 
 from pytest_torchmem.errors import DeviceError
+from pytest_torchmem.record import torch_api
+from pytest_torchmem.units import KiB, MiB
 
 
 def find_device(name: str | None = None) -> torch.device:
@@ -47,6 +50,33 @@ def _allocates(name: str) -> str | None:
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def settle(device: torch.device) -> None:
+    """Bring the device into the state that every measurement starts from.
+
+    Libraries keep their workspaces after the first call. Without them, a body needs the same bytes
+    whether or not another one called the library before.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch_api.cuda_clear_cublas_workspaces()
+
+
+def workspace_bytes(device: torch.device) -> list[int]:
+    """Sizes that cuBLAS's workspaces have on a device; none on the CPU.
+
+    ``CUBLAS_WORKSPACE_CONFIG`` is a list of ``:KiB:count``. Without it torch takes 32 MiB on Hopper
+    and later, and two of 4 MiB with eight of 16 KiB elsewhere: see
+    aten/src/ATen/cuda/CublasHandlePool.cpp.
+    """
+    if device.type != "cuda":
+        return []
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if pairs:
+        return [sum(int(kib) * int(count) for kib, count in pairs) * KiB]
+    properties: Any = torch.cuda.get_device_properties(device)
+    return [32 * MiB if properties.major >= 9 else 2 * 4 * MiB + 8 * 16 * KiB]
 
 
 class CounterReader:

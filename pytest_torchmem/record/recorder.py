@@ -12,7 +12,8 @@ import torch
 
 from pytest_torchmem.errors import RecordingError
 from pytest_torchmem.record import torch_api
-from pytest_torchmem.record.devices import CounterReader, synchronize
+from pytest_torchmem.record.allocator import AllocatorHistory, fill_requested
+from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
 from pytest_torchmem.record.kineto import Tables, TreeReader
 from pytest_torchmem.record.lazy_imports import ImportPause
 from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch
@@ -47,6 +48,7 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._counters = CounterReader(device)
+        self._history = AllocatorHistory(device)
         self._reader = TreeReader()
         self._log = OwnershipLog(self._reader.strings, self._reader.device_names)
         self._watch = OwnershipWatch(self._log, self.mark)
@@ -63,11 +65,12 @@ class Recorder:
                 "be; measure outside it"
             )
         gc.collect()
-        synchronize(self._device)
+        settle(self._device)
         self._watch.install()
         try:
             self._watch.scan(self._clock_mark(MarkKind.START))
             self._counters.start()
+            self._history.start()
             self._resume()
         except BaseException:
             self._restore()
@@ -100,6 +103,7 @@ class Recorder:
             synchronize(self._device)
             stop = self.mark(MarkKind.STOP)
             self._pause()
+            self._history.stop()
             self._counters.stop()
             self._watch.sample_graphs(stop)
         finally:
@@ -117,6 +121,7 @@ class Recorder:
             self._restore()
 
     def _restore(self) -> None:
+        self._history.stop()
         self._imports.remove()
         self._watch.remove()
 
@@ -144,11 +149,13 @@ class Recorder:
         marks = np.array(self._marks, MARK)
         self._place_marks(events, marks)
         starts = np.cumsum([0, *(len(s.events) for s in self._segments)])
+        allocations = _shifted([s.allocations for s in self._segments], ALLOCATION, starts)
+        self._fill_requested(events, allocations)
         names = self._reader.strings
         return Trace(
             events=events,
             tensors=_shifted([s.tensors for s in self._segments], TENSOR, starts),
-            allocations=_shifted([s.allocations for s in self._segments], ALLOCATION, starts),
+            allocations=allocations,
             module_calls=_shifted([s.module_calls for s in self._segments], MODULE_CALL, starts),
             marks=marks,
             owners=np.array(self._log.owners, OWNER),
@@ -157,6 +164,13 @@ class Recorder:
             devices=self._reader.device_names.values(),
             meta=self._meta(),
         )
+
+    def _fill_requested(self, events: Any, allocations: Any) -> None:
+        names = self._reader.device_names.values()
+        if self._history.requests is not None and str(self._device) in names:
+            order = np.argsort(events["start_ns"][allocations["event"]], kind="stable")
+            device = names.index(str(self._device))
+            fill_requested(allocations, order, device, self._history.requests)
 
     def _place_marks(self, events: Any, marks: Any) -> None:
         """Give each mark the row and time at which it stands in the tree."""
@@ -179,6 +193,7 @@ class Recorder:
             "device": str(self._device),
             "library_paths": library_paths(),
             "counters": self._counters.peaks(),
+            "workspace_bytes": workspace_bytes(self._device),
         }
 
 

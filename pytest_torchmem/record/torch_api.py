@@ -93,6 +93,27 @@ def functorch_levels(tensor: Any) -> list[Any]:
     return levels
 
 
+def history_is_recorded() -> bool:
+    """Whether the CUDA allocator's history is switched on already."""
+    is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return bool(is_enabled and is_enabled())
+
+
+def record_history(on: bool) -> None:
+    """Switch the allocator's history on, without stacks and from now, or off."""
+    record: Any = torch.cuda.memory._record_memory_history
+    if on:
+        record("all", context=None, stacks="python")
+    else:
+        record(None)
+
+
+def history(device: int) -> list[dict[str, Any]]:
+    """The entries of the allocator's history of one device, oldest first."""
+    traces: Any = torch.cuda.memory._snapshot(device)["device_traces"]
+    return list(traces[device]) if device < len(traces) else []
+
+
 def cuda_clear_cublas_workspaces() -> None:
     clear: Callable[[], None] | None = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:

@@ -1,0 +1,94 @@
+"""Measuring on a GPU: against the caching allocator's own counters. Skipped without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pytest_torchmem import MiB, Result
+from pytest_torchmem.measure import BodyMeasurement
+from pytest_torchmem.record.devices import workspace_bytes
+
+
+def measured(device: torch.device, body: Callable[[], object]) -> Result:
+    measurement = BodyMeasurement(str(device))
+    measurement.start()
+    body()
+    return measurement.stop()
+
+
+def training(device: torch.device) -> Callable[[], None]:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(300, 300, device=device) for _ in range(3)]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.randn(1000, 300, device=device)
+
+    def step() -> None:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return step
+
+
+def test_sizes_are_those_requested_not_those_of_blocks(cuda: torch.device) -> None:
+    result = measured(cuda, lambda: torch.ones(MiB + 1, dtype=torch.uint8, device=cuda))
+    assert result.peak.total == MiB + 1
+    assert result.counters is not None
+    assert result.counters.allocated >= MiB + 512
+    assert result.notes == ()
+
+
+def test_the_footprint_is_the_allocators_requested_bytes_above_what_was_there(
+    cuda: torch.device,
+) -> None:
+    step = training(cuda)
+    torch._C._cuda_clearCublasWorkspaces()
+    base = torch.cuda.memory_stats(cuda)["requested_bytes.all.current"]
+    result = measured(cuda, step)
+    assert result.counters is not None
+    # All that was there before is touched by the step, so the two count the same storages.
+    assert result.peak.total == result.counters.requested
+    assert result.peak.total > base
+
+
+def test_the_running_total_of_events_is_the_allocators_own(cuda: torch.device) -> None:
+    assert measured(cuda, training(cuda)).unexplained_bytes == 0
+
+
+def test_the_same_step_needs_the_same_bytes_whatever_ran_before(cuda: torch.device) -> None:
+    step = training(cuda)
+    first = measured(cuda, step)
+    torch.ones(50 * MiB, device=cuda) @ torch.ones(50 * MiB, device=cuda)
+    assert measured(cuda, step).peak.total == first.peak.total
+
+
+def test_workspaces_of_cublas_have_a_category_of_their_own(cuda: torch.device) -> None:
+    a = torch.ones(512, 512, device=cuda)
+    result = measured(cuda, lambda: a @ a)
+    assert result.peak.workspace in {n * size for size in workspace_bytes(cuda) for n in (0, 1, 2)}
+    assert result.peak.unknown == 0
+    assert result.peak.temporary == 512 * 512 * 4
+
+
+def test_what_a_layer_keeps_is_an_activation(cuda: torch.device) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()).to(cuda)
+    batch = torch.randn(64, 256, device=cuda)
+    result = measured(cuda, lambda: model(batch).sum().backward())
+    assert result.peak.activation == 64 * 256 * 4
+    assert result.peak.parameter == (256 * 256 + 256) * 4
+
+
+def test_running_out_of_memory_is_an_event_that_says_what_was_live(cuda: torch.device) -> None:
+    measurement = BodyMeasurement(str(cuda))
+    measurement.start()
+    kept = torch.ones(10 * MiB, dtype=torch.uint8, device=cuda)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        torch.empty(1 << 50, dtype=torch.uint8, device=cuda)
+    measurement.stop()
+    (live,) = measurement.profile_so_far().out_of_memory
+    assert live[0].size_bytes == kept.nbytes
