@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.analysis.growth import attribute_growth
-from pytest_torchmem.analysis.results import Category, CategoryBytes, Contributor, Result
+from pytest_torchmem.analysis.results import Category, Contributor, Result
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One contributor that holds more at the peak than before, or less.
+    """One contributor that holds more than before, or less, at its category's own peak.
 
     Attributes:
         contributor: The one that grew, as it is now; or the one that shrank, as it was.
@@ -50,33 +50,45 @@ class Comparison:
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """What changed at the peak, the largest change first."""
+        """What changed, the largest change first; nothing where there is one side only."""
         if self.before is None or self.after is None:
             return ()
         return differences(self.after, self.before)
 
 
 def differences(after: BaselineEntry, before: BaselineEntry) -> tuple[Difference, ...]:
-    """Return what changed at the peak from ``before`` to ``after``, the largest change first.
+    """Return what changed from ``before`` to ``after``, the largest change first.
 
-    Contributors are paired as `growth.attribute_growth` does, so a line that moved or a function
-    that was renamed is no change.
+    Each category is compared at its own peak, as its entry holds it. Contributors are paired as
+    `growth.attribute_growth` does, so a line that moved or a function that was renamed is no
+    change.
     """
-    found = [
-        Difference(g.contributor, g.size_bytes, g.new, g.at_least)
-        for g in attribute_growth(after.live, before.live, _omitted(before))
-    ]
-    found += [
-        Difference(g.contributor, -g.size_bytes, g.new, g.at_least)
-        for g in attribute_growth(before.live, after.live, _omitted(after))
-    ]
+    found: list[Difference] = []
+    for category in Category:
+        now, now_omitted_bytes = _live(after, category)
+        then, then_omitted_bytes = _live(before, category)
+        found += [
+            Difference(g.contributor, g.size_bytes, g.new, g.at_least)
+            for g in attribute_growth(now, then, then_omitted_bytes)
+        ]
+        found += [
+            Difference(g.contributor, -g.size_bytes, g.new, g.at_least)
+            for g in attribute_growth(then, now, now_omitted_bytes)
+        ]
     return tuple(sorted(found, key=lambda d: (-abs(d.size_bytes), d.contributor.identity)))
+
+
+def _live(entry: BaselineEntry, category: Category) -> tuple[list[Contributor], int]:
+    """Return a category's contributors, and what it held in those too small to be named."""
+    live = [c for c in entry.live if c.category is category]
+    return live, max(0, entry.peaks[category] - sum(c.size_bytes for c in live))
 
 
 def whole_entry(result: Result) -> BaselineEntry:
     """Return a result as the entry it would be stored as, with every contributor it names."""
+    live = result.peak.live_by_category or result.peak.live
     entry = BaselineEntry.of(result)
-    return replace(entry, live=result.peak.live, retained_live=result.retained.live)
+    return replace(entry, live=live, retained_live=result.retained.live)
 
 
 def compare(
@@ -94,12 +106,5 @@ def compare(
 
 
 def _numbers(entry: BaselineEntry) -> Sequence[int]:
-    return (entry.total, *_amounts(entry.peaks), entry.retained.total)
-
-
-def _amounts(amounts: CategoryBytes) -> list[int]:
-    return [amounts[category] for category in Category]
-
-
-def _omitted(entry: BaselineEntry) -> int:
-    return max(0, entry.total - sum(c.size_bytes for c in entry.live))
+    own = [entry.peaks[category] for category in Category]
+    return (entry.total, *own, entry.retained.total)

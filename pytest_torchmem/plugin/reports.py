@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib import metadata
@@ -18,8 +16,6 @@ import pytest
 
 from pytest_torchmem import __version__
 from pytest_torchmem.errors import ReportError
-from pytest_torchmem.plugin.options import Settings
-from pytest_torchmem.report.files import folder_files, rendered
 from pytest_torchmem.report.github import error_commands
 from pytest_torchmem.report.markdown import run_markdown
 from pytest_torchmem.report.run import RunReport, TestReport
@@ -109,43 +105,6 @@ def _git(folder: Path, *arguments: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def write_report(run: RunReport, settings: Settings) -> list[Path]:
-    """Write the report that was asked for and return what is new. Raises `ReportError`."""
-    path = settings.report
-    if path is None:
-        return []
-    try:
-        if not settings.report_is_folder:
-            _replace(path, rendered(run, path))
-            return [path]
-        for stale in _pages_of_an_earlier_run(path):
-            stale.unlink(missing_ok=True)
-        for name, text in folder_files(run):
-            _replace(path / name, text)
-    except OSError as error:
-        raise ReportError(f"{path} cannot be written: {error.strerror or error}") from None
-    return [path / "index.html"]
-
-
-def _pages_of_an_earlier_run(folder: Path) -> Iterator[Path]:
-    if (folder / "results.json").exists():
-        yield from sorted(p for p in (folder / "tests").glob("*.html") if _OURS.search(p.name))
-
-
-_OURS: Final = re.compile(r"-[0-9a-f]{8}\.html$")
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file in one step, so that a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def on_github() -> bool:

@@ -19,11 +19,11 @@ from pytest_torchmem.plugin.reports import (
     github_lines,
     on_github,
     run_report,
-    write_report,
 )
 from pytest_torchmem.plugin.workers import detach, ran_partially, reported_nodeid
 from pytest_torchmem.report.summary import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.report.terminal import Detail, summary_lines
+from pytest_torchmem.report.writing import write_run
 
 _DETAIL: Final = {
     SummaryKind.SHORT: Detail.SHORT,
@@ -111,7 +111,8 @@ class Collector:
             return
         run = run_report(self.summary, self._endings, self.config.rootpath)
         try:
-            for path in write_report(run, settings):
+            if settings.report is not None:
+                path = write_run(run, settings.report)
                 shown = relative_path(path, self.config.invocation_params.dir)
                 self._lines.append(f"report written: {shown}")
             self._lines += github_lines(run) if github else []

@@ -206,7 +206,7 @@
       d.one_sided ? (d.bytes > 0 ? "new" : "gone") : d.bytes > 0 ? "grown" : "shrunk",
       named(d.who.category), ...place(d.who),
     ]);
-    if (!rows.length) return [make("p", { class: "faint" }, "nothing changed at the peak")];
+    if (!rows.length) return [make("p", { class: "faint" }, "nothing changed")];
     return long([["change", "number"], [""], ["category", "category"], ...PLACE], rows, "differences");
   }
 
@@ -249,7 +249,7 @@
       parts.push(make("ul", { class: "notes" }, window.notes.map((n) => make("li", {}, n))));
     }
     const tables = make("div", { class: "tables" });
-    if (window.baseline) tables.append(block("differences against the baseline", differences(window), true));
+    if (window.baseline) tables.append(block("differences against the baseline, each category at its own peak", differences(window), true));
     tables.append(block("composition", composition(window)));
     if (window.picture?.operators.length) {
       tables.append(block("operators that allocated", operators(window.picture.operators)));

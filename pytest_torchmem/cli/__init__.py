@@ -1,0 +1,1 @@
+"""The ``torchmem`` command: reads results, baselines and traces; needs neither torch nor pytest."""

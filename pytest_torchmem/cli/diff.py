@@ -1,0 +1,171 @@
+"""``torchmem diff A B``: what changed from one file of measurements to another."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pytest_torchmem.analysis.baseline import Allowance, Change
+from pytest_torchmem.analysis.differences import Comparison, Difference, compare
+from pytest_torchmem.analysis.results import Category
+from pytest_torchmem.analysis.verdict import origin, words
+from pytest_torchmem.cli.inputs import Key, Measurements
+from pytest_torchmem.units import format_apart, format_change, format_size
+
+CAUSES: Final = 3
+ORDER: Final = (Change.GROWN, Change.SHRUNK, Change.NEW, Change.UNUSED, Change.SAME)
+_STYLES: Final = {Change.GROWN: "31", Change.SHRUNK: "32", Change.NEW: "36", Change.UNUSED: "33"}
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """Two inputs, compared test by test.
+
+    Attributes:
+        before: The first input.
+        after: The second.
+        rows: One for each test of either, what grew most first.
+    """
+
+    before: Measurements
+    after: Measurements
+    rows: tuple[tuple[Key, Comparison], ...]
+
+    @property
+    def grown(self) -> bool:
+        return any(row.change is Change.GROWN for _, row in self.rows)
+
+    @property
+    def environments_differ(self) -> bool:
+        return self.before.environments != self.after.environments
+
+
+def find_diff(before: Measurements, after: Measurements, allowance: Allowance) -> Diff:
+    """Return the comparison of two inputs; a test that only one has is new or unused."""
+    pairs = list(_pairs(before, after))
+    rows = [
+        (
+            now or then,
+            compare(
+                before.entries[then] if then else None,
+                after.entries[now] if now else None,
+                allowance,
+            ),
+        )
+        for then, now in pairs
+    ]
+    named = [(key, row) for key, row in rows if key is not None]
+    named.sort(key=lambda r: (ORDER.index(r[1].change), -abs(r[1].size_bytes), str(r[0])))
+    return Diff(before, after, tuple(named))
+
+
+def _pairs(before: Measurements, after: Measurements) -> Iterator[tuple[Key | None, Key | None]]:
+    """Yield which measurement belongs to which: by everything first, then by less.
+
+    A results file names tests from the rootdir, a baseline file knows its own name only, and two
+    environments are compared when nothing else can be; a pair must be the only one of its name.
+    """
+    left, right = set(before.entries), set(after.entries)
+    views: tuple[Callable[[Key], tuple[str, ...]], ...] = (
+        lambda key: (key.environment, key.module, key.entry),
+        lambda key: (key.environment, key.module.rpartition("/")[2], key.entry),
+        lambda key: (key.module, key.entry),
+        lambda key: (key.module.rpartition("/")[2], key.entry),
+        lambda key: (key.entry,),
+    )
+    for view in views:
+        ours, theirs = _named(left, view), _named(right, view)
+        for name in ours.keys() & theirs.keys():
+            if len(ours[name]) == len(theirs[name]) == 1:
+                left -= set(ours[name])
+                right -= set(theirs[name])
+                yield ours[name][0], theirs[name][0]
+    yield from ((key, None) for key in left)
+    yield from ((None, key) for key in right)
+
+
+def _named(
+    keys: Iterable[Key], view: Callable[[Key], tuple[str, ...]]
+) -> dict[tuple[str, ...], list[Key]]:
+    named = defaultdict(list)
+    for key in keys:
+        named[view(key)].append(key)
+    return named
+
+
+def counts(diff: Diff) -> str:
+    found = Counter(row.change for _, row in diff.rows)
+    return ", ".join(f"{found[c]} {c.value}" for c in ORDER if found[c]) or "nothing to compare"
+
+
+def as_text(diff: Diff, every: bool, colour: bool) -> str:
+    """Return the differences for a terminal; ``every`` shows what is the same too."""
+    lines = list(_headings(diff))
+    for key, row in diff.rows:
+        if row.change is Change.SAME and not every:
+            continue
+        word = f"{row.change.value:<7}"
+        if colour and row.change in _STYLES:
+            word = f"\x1b[{_STYLES[row.change]}m{word}\x1b[0m"
+        lines.append(f"{word} {key}  {amount(row)}")
+        lines += [f"        {cause(d)}" for d in row.differences[:CAUSES]]
+        lines += [f"        {text}" for text in _own_peaks(row)]
+    return "\n".join([*lines, counts(diff)])
+
+
+def _headings(diff: Diff) -> Iterator[str]:
+    if diff.environments_differ:
+        for side in (diff.before, diff.after):
+            yield f"{side.name}: measured on {'; '.join(side.environments) or 'nothing'}"
+        yield "the environments differ, so numbers may differ for no reason in the code"
+
+
+def amount(row: Comparison) -> str:
+    """Return both peaks and the change: ``74.1 MiB -> 90.1 MiB, +16.0 MiB (+21.6 %)``."""
+    if row.before is None or row.after is None:
+        return format_size(abs(row.size_bytes))
+    before, after = format_apart(row.before.total, row.after.total)
+    if before == after:
+        return after
+    share = f" ({row.size_bytes / row.before.total:+.1%})" if row.before.total else ""
+    return f"{before} -> {after}, {format_change(row.size_bytes)}{share}"
+
+
+def cause(difference: Difference) -> str:
+    """Return one changed contributor on a line."""
+    least = "at least " if difference.at_least else ""
+    return f"{least}{format_change(difference.size_bytes)} {origin(difference.contributor)}"
+
+
+def _own_peaks(row: Comparison) -> Iterator[str]:
+    """Yield what changed in a category's own peak, or in what is retained, but not at the peak."""
+    if row.before is None or row.after is None or row.differences or row.change is Change.SAME:
+        return
+    for category in Category:
+        change_bytes = row.after.peaks[category] - row.before.peaks[category]
+        if change_bytes:
+            yield f"{format_change(change_bytes)} in the own peak of {words(category.value)}"
+    if change_bytes := row.after.retained.total - row.before.retained.total:
+        yield f"{format_change(change_bytes)} retained"
+
+
+def as_json(diff: Diff) -> str:
+    """Return the differences as JSON; docs/results-schema.md describes it."""
+    rows: list[dict[str, Any]] = [
+        {
+            "test": str(key),
+            "environment": key.environment,
+            "change": row.change.value,
+            "before_bytes": row.before.total if row.before else None,
+            "after_bytes": row.after.total if row.after else None,
+            "causes": [
+                {"bytes": d.size_bytes, "at_least": d.at_least, "text": cause(d)}
+                for d in row.differences
+            ],
+        }
+        for key, row in diff.rows
+    ]
+    return json.dumps({"kind": "torchmem-diff", "format": 1, "tests": rows}, indent=1)

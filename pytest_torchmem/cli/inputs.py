@@ -1,0 +1,158 @@
+"""What a file holds, whatever kind of file it is: measurements by test."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_torchmem.analysis.baseline import BaselineEntry
+from pytest_torchmem.analysis.differences import whole_entry
+from pytest_torchmem.errors import ReportError
+from pytest_torchmem.plugin.baselines import FORMATS
+from pytest_torchmem.report.run import KIND, RunReport, TestReport, parse_run
+from pytest_torchmem.report.summary import MeasuredTest
+
+_BASELINE_FOLDER: Final = "__torchmem__"
+_ZIP: Final = b"PK\x03\x04"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Which measurement it is: environment, test module, and the test within it."""
+
+    environment: str
+    module: str
+    entry: str
+
+    def __str__(self) -> str:
+        return f"{self.module}::{self.entry}" if self.entry else self.module
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What one input holds.
+
+    Attributes:
+        name: The input as it was typed.
+        entries: Each measurement.
+        run: The run they come from; None for baselines.
+    """
+
+    name: str
+    entries: Mapping[Key, BaselineEntry]
+    run: RunReport | None = None
+
+    @property
+    def environments(self) -> list[str]:
+        return sorted({key.environment for key in self.entries})
+
+
+def read_measurements(path: Path) -> Measurements:
+    """Return what is in a results file, a baseline file or a folder of baselines.
+
+    Raises `ReportError` where it is none of these.
+    """
+    if path.is_dir():
+        return Measurements(str(path), dict(_folder(path)))
+    data = _parsed(path)
+    if isinstance(data, dict) and data.get("kind") == KIND:
+        run = parse_run(data, str(path))
+        return Measurements(str(path), dict(_of_run(run)), run)
+    return Measurements(str(path), dict(_baseline(path, path.name, data)))
+
+
+def read_report(path: Path) -> RunReport:
+    """Return the run in a results file, or of a stored trace. Raises `ReportError`."""
+    if is_trace(path):
+        return _of_trace(path)
+    return parse_run(_parsed(path), str(path))
+
+
+def is_trace(path: Path) -> bool:
+    """True for a file that `Trace.save` wrote, as far as its first bytes tell."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_ZIP)) == _ZIP
+    except OSError as error:
+        raise ReportError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _of_trace(path: Path) -> RunReport:
+    from pytest_torchmem.analysis.baseline import Change
+    from pytest_torchmem.analysis.pipeline import analyze
+    from pytest_torchmem.analysis.sampling import sketch
+    from pytest_torchmem.report.summary import Window
+    from pytest_torchmem.trace import load_trace
+
+    trace = load_trace(path)
+    profile = analyze(trace)
+    result = profile.result()
+    window = Window("", result, {}, Change.NOT_COMPARED, 0, "", picture=sketch(profile))
+    test = MeasuredTest(path.name, "", {"device": result.device}, (window,))
+    return RunReport((TestReport(test),))
+
+
+def _parsed(path: Path) -> object:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ReportError(f"{path} cannot be read: {error}") from None
+
+
+def _of_run(run: RunReport) -> Iterator[tuple[Key, BaselineEntry]]:
+    for test in run.tests:
+        environment = _environment(test.measured.environment)
+        module, _, name = test.measured.test.partition("::")
+        for window in test.measured.windows:
+            region = window.result.name
+            entry = f"{name}::{region}" if region else name
+            yield Key(environment, module, entry), whole_entry(window.result)
+
+
+def _folder(folder: Path) -> Iterator[tuple[Key, BaselineEntry]]:
+    found = sorted(path for path in folder.rglob("*.json") if not path.name.startswith("."))
+    if not found:
+        raise ReportError(f"there is no baseline in {folder}")
+    for path in found:
+        parts = path.relative_to(folder.parent).with_suffix(".py").parts
+        if _BASELINE_FOLDER in parts:
+            at = parts.index(_BASELINE_FOLDER)
+            parts = (*parts[:at], *parts[at + 2 :])
+        if parts[:1] == (folder.name,):
+            parts = parts[1:]
+        yield from _baseline(path, "/".join(parts), _parsed(path))
+
+
+def _baseline(path: Path, module: str, data: object) -> Iterator[tuple[Key, BaselineEntry]]:
+    if not isinstance(data, dict) or not isinstance(data.get("entries"), dict):
+        raise ReportError(f"{path} is neither a results file nor a baseline")
+    if data.get("format") not in FORMATS:
+        raise ReportError(
+            f"the baseline {path} has format {data.get('format')!r}, and this version of "
+            f"pytest-torchmem reads {', '.join(map(str, FORMATS))}; install a newer one"
+        )
+    entries: Mapping[str, Any] = data["entries"]
+    try:
+        environment = _environment(data["environment"])
+        for name, entry in entries.items():
+            yield Key(environment, _module(module), name), BaselineEntry.from_json(entry)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ReportError(f"the baseline {path} is damaged: {error!r}") from None
+
+
+def _module(name: str) -> str:
+    return f"{name.removesuffix('.json')}.py" if name.endswith(".json") else name
+
+
+def _environment(environment: Mapping[str, str]) -> str:
+    """Return an environment in words: ``cpu, torch 2.13``."""
+    named = [environment.get("device", "")]
+    named += [
+        f"{name} {value}"
+        for name, value in sorted(environment.items())
+        if name != "device" and value
+    ]
+    return ", ".join(filter(None, named))

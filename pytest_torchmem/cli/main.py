@@ -1,0 +1,149 @@
+"""The command line, and what its exit codes mean."""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from pytest_torchmem import __version__
+from pytest_torchmem.analysis.baseline import Allowance
+from pytest_torchmem.cli import diff, show
+from pytest_torchmem.cli.inputs import is_trace, read_measurements, read_report
+from pytest_torchmem.cli.traces import converted
+from pytest_torchmem.errors import ReportError, SizeError, TorchmemError
+from pytest_torchmem.report.run import RunReport, merged
+from pytest_torchmem.report.writing import replace_file, write_run
+from pytest_torchmem.units import parse_fraction, parse_size
+
+
+class Exit(enum.IntEnum):
+    """What ``torchmem`` ends with."""
+
+    OK = 0
+    GROWN = 1
+    BAD_INPUT = 2
+
+
+_EPILOG: Final = "exit codes: 0 nothing grew, 1 something grew (diff only), 2 bad input"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: Exit = options.run(options)
+        sys.stdout.flush()
+        return int(code)
+    except TorchmemError as error:
+        print(f"torchmem: {error}", file=sys.stderr)
+    except BrokenPipeError:  # the reader has seen enough, as in `torchmem show x | head`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+        return int(Exit.OK)
+    return int(Exit.BAD_INPUT)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="torchmem", description="Look at measured memory.", epilog=_EPILOG
+    )
+    parser.add_argument("--version", action="version", version=f"torchmem {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_diff(commands)
+    _add_show(commands)
+    _add_report(commands)
+    return parser
+
+
+def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "diff",
+        help="what changed from A to B",
+        description="Compare two results files, baseline files or folders of baselines.",
+        epilog=_EPILOG,
+    )
+    command.add_argument("before", type=Path, metavar="A")
+    command.add_argument("after", type=Path, metavar="B")
+    command.add_argument("--tolerance", default="2%", help="default: 2%%")
+    command.add_argument("--floor", default="1MiB", help="default: 1MiB")
+    command.add_argument("--format", choices=("text", "json"), default="text")
+    command.add_argument("--all", action="store_true", help="show what is the same, too")
+    command.set_defaults(run=_diff)
+
+
+def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("show", help="what a file holds, as text", epilog=_EPILOG)
+    command.add_argument("file", type=Path)
+    command.add_argument("test", nargs="?", default="", help="everything about tests named so")
+    command.set_defaults(run=_show)
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "report",
+        help="turn results or a trace into a report",
+        description="Turn results files, such as those of the shards of one run, into one report. "
+        "The output's ending decides: .json, .md, .html, .svg (one test), none for a folder; "
+        "for a stored trace also .perfetto.json and .pickle (for memory_viz).",
+        epilog=_EPILOG,
+    )
+    command.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    command.add_argument("-o", "--output", type=Path, required=True)
+    command.add_argument("--test", default="", help="only tests whose name contains this")
+    command.set_defaults(run=_report)
+
+
+def _diff(options: argparse.Namespace) -> Exit:
+    try:
+        allowance = Allowance(parse_fraction(options.tolerance), parse_size(options.floor))
+    except SizeError as error:
+        raise ReportError(str(error)) from None
+    before, after = read_measurements(options.before), read_measurements(options.after)
+    found = diff.find_diff(before, after, allowance)
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    as_json = options.format == "json"
+    print(diff.as_json(found) if as_json else diff.as_text(found, options.all, colour))
+    return Exit.GROWN if found.grown else Exit.OK
+
+
+def _show(options: argparse.Namespace) -> Exit:
+    measurements = read_measurements(options.file)
+    if not options.test:
+        print(show.table(measurements))
+        return Exit.OK
+    plain = "utf" not in (sys.stdout.encoding or "").lower()
+    width = max(20, min(100, shutil.get_terminal_size().columns))
+    text = show.details(measurements, options.test, width, plain)
+    if not text:
+        raise ReportError(f"no test in {options.file} has {options.test!r} in its name")
+    print(text)
+    return Exit.OK
+
+
+def _report(options: argparse.Namespace) -> Exit:
+    output: Path = options.output
+    if len(options.files) == 1 and is_trace(options.files[0]):
+        content = converted(options.files[0], output)
+        if content is not None:
+            try:
+                replace_file(output, content)
+            except OSError as error:
+                raise ReportError(f"{output} cannot be written: {error}") from None
+            print(f"report written: {output}")
+            return Exit.OK
+    run = _only(merged(read_report(path) for path in options.files), options.test)
+    print(f"report written: {write_run(run, output)}")
+    return Exit.OK
+
+
+def _only(run: RunReport, pattern: str) -> RunReport:
+    chosen = tuple(test for test in run.tests if pattern in test.measured.test)
+    if pattern and not chosen:
+        raise ReportError(f"no test has {pattern!r} in its name")
+    return replace(run, tests=chosen)

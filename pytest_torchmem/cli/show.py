@@ -1,0 +1,66 @@
+"""``torchmem show FILE``: what a file holds, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pytest_torchmem.analysis.baseline import BaselineEntry
+from pytest_torchmem.analysis.picture import Picture
+from pytest_torchmem.analysis.results import CategoryBytes
+from pytest_torchmem.analysis.verdict import words
+from pytest_torchmem.cli.inputs import Key, Measurements
+from pytest_torchmem.report.sparkline import timeline_lines
+from pytest_torchmem.report.terminal import live_table
+from pytest_torchmem.units import format_size
+
+
+def table(measurements: Measurements) -> str:
+    """Return one line for each measurement, the largest first."""
+    ranked = sorted(measurements.entries.items(), key=lambda pair: (-pair[1].total, str(pair[0])))
+    sizes = [format_size(entry.total) for _, entry in ranked]
+    wide = max(map(len, sizes), default=0)
+    lines = []
+    for (key, entry), size in zip(ranked, sizes, strict=True):
+        lines.append(f"{size:>{wide}}  {key}  ({_largest(entry.at_peak)})")
+    environments = "; ".join(measurements.environments)
+    return "\n".join([*lines, f"{len(lines)} measured on {environments or 'nothing'}"])
+
+
+def details(measurements: Measurements, pattern: str, width: int, plain: bool) -> str:
+    """Return everything about the measurements whose name contains ``pattern``."""
+    chosen = [key for key in measurements.entries if pattern in str(key)]
+    pictures = dict(_pictures(measurements))
+    blocks = []
+    for key in sorted(chosen, key=str):
+        lines = [str(key), *_figures(measurements.entries[key])]
+        if picture := pictures.get(str(key)):
+            lines += ["", "footprint, change by change:", *timeline_lines(picture, width, plain)]
+        if live := measurements.entries[key].live:
+            lines += ["", "largest, each at its category's own peak:", *live_table(live)]
+        if retained := measurements.entries[key].retained_live:
+            lines += ["", "retained at the end:", *live_table(retained)]
+        blocks.append("\n".join(lines))
+    return "\n\n\n".join(blocks)
+
+
+def _figures(entry: BaselineEntry) -> Iterator[str]:
+    yield f"peak {format_size(entry.total)}, retained {format_size(entry.retained.total)}"
+    for category, size_bytes in entry.peaks.items():
+        if size_bytes:
+            at_peak = format_size(entry.at_peak[category])
+            name = f"{words(category.value)}:"
+            yield f"  {name:<17}{at_peak:>11} at the peak, {format_size(size_bytes):>10} at most"
+
+
+def _pictures(measurements: Measurements) -> Iterator[tuple[str, Picture]]:
+    for test in measurements.run.tests if measurements.run else ():
+        module, _, name = test.measured.test.partition("::")
+        for window in test.measured.windows:
+            region = f"{name}::{window.result.name}" if window.result.name else name
+            if window.picture:
+                yield str(Key("", module, region)), window.picture
+
+
+def _largest(at_peak: CategoryBytes) -> str:
+    ranked = sorted(at_peak.items(), key=lambda pair: -pair[1])[:3]
+    return ", ".join(f"{words(c.value)} {format_size(size)}" for c, size in ranked if size)
