@@ -112,7 +112,7 @@ def our_labels(workload: Workload) -> Labels:
     made = np.flatnonzero(storages.event >= 0)
     made = made[np.argsort(storages.born[made])]
     numbers = {row: number for number, row in enumerate(made.tolist())}
-    rank = float(profile._timeline[1][profile.timeline.peak_row])
+    rank = float(profile.ranks[profile.timeline.peak_row])
     live = pipeline.live_at(profile.evidence, rank).tolist()
     names = [category.value for category in Category]
     pieces = [

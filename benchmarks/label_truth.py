@@ -115,9 +115,6 @@ class Declared(Declarations):
     def kept(self, tensor: T) -> T:
         return self.claim(Category.ACTIVATION, tensor)
 
-    def handed_on(self, tensor: T) -> T:
-        return self.claim(Category.AUTOGRAD_DETAIL, tensor)
-
     def claim(self, category: Category, tensor: T) -> T:
         if category in (Category.INPUT, Category.PARAMETER):
             self._tensors.append((category, weakref.ref(tensor)))

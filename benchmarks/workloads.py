@@ -49,10 +49,6 @@ class Declarations:
         """Made by the forward pass and kept for backward, where no hook can see it."""
         return tensor
 
-    def handed_on(self, tensor: T) -> T:
-        """A gradient of an activation, where no hook can see it."""
-        return tensor
-
 
 def mlp(width: int = 128, depth: int = 3) -> nn.Sequential:
     layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
