@@ -149,7 +149,10 @@ def set_activations(evidence: Evidence, labels: Labels) -> Labels:
         return labels
     forward = np.isin(evidence.birth_phase, (FORWARD, RECOMPUTE))
     roots = evidence.owned(Ownership.GRADIENT_ROOT)
-    read_later = evidence.read_by_backward & evidence.outlives(evidence.birth_leaf) & ~roots
+    # The node that asks for what it saved is the one around the recomputation: what it reads itself
+    # dies within it.
+    survives = evidence.outlives(evidence.birth_leaf) | (evidence.birth_phase == RECOMPUTE)
+    read_later = evidence.read_by_backward & survives & ~roots
     kept = evidence.owned(Ownership.SAVED) | (forward & read_later)
     return _labelled(labels, kept, Category.ACTIVATION)
 
