@@ -6,6 +6,7 @@ Format" of Chromium, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQ
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final
@@ -61,9 +62,10 @@ def _operators(profile: MemoryProfile) -> Iterator[dict[str, Any]]:
     threads, phases = _threads(profile), tuple(Phase)
     columns = ("kind", "thread", "name", "start_ns", "end_ns")
     rows = zip(*(events[column].tolist() for column in columns), tree.phase.tolist(), strict=True)
-    for kind, thread, name, begin_ns, end_ns, phase in rows:
-        if kind not in _SHOWN:
-            continue
+    shown = sorted((row for row in rows if row[0] in _SHOWN), key=lambda r: (r[3], -r[4]))
+    ends: dict[int, list[int]] = defaultdict(list)
+    for kind, thread, name, start, end_ns, phase in shown:
+        begin_ns = _begin(ends[thread], start, end_ns)
         yield {
             "ph": "X",
             "pid": _PID,
@@ -74,6 +76,18 @@ def _operators(profile: MemoryProfile) -> Iterator[dict[str, Any]]:
             "dur": max(0, end_ns - begin_ns) / 1e3,
             "args": {"phase": phases[phase].value},
         }
+
+
+def _begin(open_ends: list[int], begin_ns: int, end_ns: int) -> int:
+    """Return where a slice begins so that the slices of its thread nest, as the format asks.
+
+    ``record_function`` begins inside the Python call of its ``__enter__`` and outlives it: such a
+    slice is moved to the end of the call that it began in.
+    """
+    while open_ends and (open_ends[-1] <= begin_ns or open_ends[-1] < end_ns):
+        begin_ns = max(begin_ns, open_ends.pop())
+    open_ends.append(max(end_ns, begin_ns))
+    return begin_ns
 
 
 def _counters(profile: MemoryProfile) -> Iterator[dict[str, Any]]:

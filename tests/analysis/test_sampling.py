@@ -1,0 +1,126 @@
+"""Pictures: small, and exact wherever they say anything."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_torchmem.analysis.peaks import live_at
+from pytest_torchmem.analysis.picture import Picture
+from pytest_torchmem.analysis.results import Category
+from pytest_torchmem.analysis.sampling import sketch, sketch_timeline
+from pytest_torchmem.analysis.timeline import Timeline
+from pytest_torchmem.measure import BodyMeasurement
+
+COLUMNS = len(Category)
+
+
+def timeline_of(levels):
+    sizes = np.array(levels, np.int64).reshape(-1, COLUMNS)
+    return Timeline(np.arange(len(sizes), dtype=np.int64) * 10, sizes)
+
+
+levels = st.lists(
+    st.lists(st.integers(0, 9), min_size=COLUMNS, max_size=COLUMNS), min_size=1, max_size=80
+)
+
+
+@given(levels, st.integers(1, 30))
+def test_the_peak_and_each_category_s_own_peak_survive_any_sampling(levels, moments):
+    timeline = timeline_of(levels)
+    picture = sketch_timeline(timeline, moments)
+    assert picture.totals[picture.peak] == timeline.total.max()
+    assert picture.at(picture.peak) == timeline.at(timeline.peak_row)
+    assert picture.rows[picture.peak] == timeline.peak_row
+    own = timeline.largest
+    for category, column in picture.levels.items():
+        assert max(column) == own[category] > 0
+    assert {c for c in Category if own[c]} == set(picture.levels)
+
+
+@given(levels, st.integers(1, 30))
+def test_each_moment_that_is_kept_is_exact(levels, moments):
+    timeline = timeline_of(levels)
+    picture = sketch_timeline(timeline, moments)
+    for moment, row in enumerate(picture.rows):
+        assert picture.at(moment) == timeline.at(row)
+        assert picture.times_ns[moment] == timeline.times_ns[row]
+    assert picture.rows[0] == 0
+    assert picture.rows[-1] == len(levels) - 1 == picture.change_count - 1
+
+
+@given(levels, st.integers(1, 30))
+def test_a_picture_crosses_as_plain_values(levels, moments):
+    picture = sketch_timeline(timeline_of(levels), moments)
+    assert Picture.from_json(json.loads(json.dumps(picture.to_json()))) == picture
+
+
+def test_a_long_timeline_becomes_a_small_picture():
+    changes = np.random.default_rng(0).integers(0, 1 << 40, (100_000, COLUMNS))
+    picture = sketch_timeline(timeline_of(changes))
+    assert len(picture.times_ns) <= 400 + COLUMNS + 3
+    assert len(json.dumps(picture.to_json())) < 120_000
+
+
+def test_an_empty_timeline_is_an_empty_picture():
+    picture = sketch_timeline(timeline_of([]))
+    assert picture.times_ns == picture.totals == ()
+    assert Picture.from_json(picture.to_json()) == picture
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    import torch
+
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    net = torch.nn.Linear(64, 64)
+    with measurement.region("forward"):
+        loss = net(torch.ones(16, 64)).square().sum()
+    loss.backward()
+    measurement.step()
+    measurement.stop()
+    return measurement
+
+
+def test_the_largest_contributors_of_each_moment_have_tracks(recorded):
+    profile = recorded.profile_so_far()
+    picture = sketch(profile)
+    assert len(picture.times_ns) == picture.change_count  # nothing is left out
+    for moment, row in enumerate(picture.rows):
+        drawn = {t.contributor.identity: t.levels[moment] for t in picture.tracks}
+        live = profile.attribution.contributors(live_at(profile.evidence, profile.ranks[row]))
+        for contributor in live[:4]:
+            assert drawn[contributor.identity] == contributor.size_bytes
+
+
+def test_a_sampled_picture_s_tracks_never_hold_more_than_the_footprint(recorded):
+    picture = sketch(recorded.profile_so_far(), moments=6)
+    assert len(picture.times_ns) < picture.change_count
+    for moment, total in enumerate(picture.totals):
+        assert sum(track.levels[moment] for track in picture.tracks) <= total
+    for track in picture.tracks:
+        assert track.contributor.size_bytes == max(track.levels)
+
+
+def test_operators_add_up_to_what_was_allocated(recorded):
+    profile = recorded.profile_so_far()
+    picture = sketch(profile)
+    made = profile.evidence.made & profile.evidence.counted
+    allocated_bytes = sum(use.allocated_bytes for use in picture.operators)
+    assert allocated_bytes == profile.storages.size_bytes[made].sum()
+    assert all(use.calls > 0 for use in picture.operators if use.operator.startswith("aten::"))
+    assert sum(o.at_peak_bytes for o in picture.operators) <= profile.peak.total
+
+
+def test_regions_steps_and_phases_are_spans(recorded):
+    spans = sketch(recorded.profile_so_far()).spans
+    assert [(s.kind, s.name) for s in spans if s.kind in ("region", "step")] == [
+        ("region", "forward"),
+        ("step", ""),
+    ]
+    (backward,) = (span for span in spans if span.kind == "backward")
+    (region,) = (span for span in spans if span.kind == "region")
+    assert region.begin_ns <= region.end_ns <= backward.begin_ns <= backward.end_ns

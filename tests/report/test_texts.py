@@ -1,0 +1,172 @@
+"""Markdown, annotations, sparklines and pictures for documents."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sample_run import GROWN, picture, report_of, sample_run, window
+
+from pytest_torchmem.analysis.baseline import Change
+from pytest_torchmem.analysis.picture import Picture
+from pytest_torchmem.analysis.results import Category
+from pytest_torchmem.report.colours import COLOURS
+from pytest_torchmem.report.github import ANNOTATIONS, error_commands
+from pytest_torchmem.report.markdown import COMMENT_LIMIT, MARKER, run_markdown
+from pytest_torchmem.report.run import RunReport
+from pytest_torchmem.report.sparkline import ASCII, BLOCKS, sparkline, timeline_lines
+from pytest_torchmem.report.svg import timeline_svg
+from pytest_torchmem.units import MiB
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+# --- Markdown
+
+
+def test_a_comment_can_be_found_again_and_leads_with_the_counts():
+    lines = run_markdown(sample_run()).splitlines()
+    assert lines[0] == MARKER
+    assert lines[1] == "### Memory: 1 failed, 1 not measured, 1 shrunk, 1 new, 3 ok"
+
+
+def test_a_failure_has_its_sentence_and_its_causes():
+    text = run_markdown(sample_run())
+    assert "activation peaked at 64.0 MiB, 16.0 MiB over the baseline of 48.0 MiB" in text
+    cells = ("+7.8 MiB", "activation", "`aten::_to_copy`", "`model.layers.*.norm`", "`net.py:41`")
+    assert f"| {' | '.join(cells)} |" in text
+
+
+def test_no_name_is_markup():
+    text = run_markdown(
+        RunReport(
+            (
+                report_of("test_<b>|`x`|@me", window("a")),
+                report_of("test_b", not_measured="see #1 <img> @all | *bold*"),
+            )
+        )
+    )
+    rows = [line for line in text.splitlines() if "test_" in line]
+    assert "`` tests/test_step.py::test_<b>\\|`x`\\|@me ``" in rows[1]
+    assert r"see \#1 &lt;img&gt; @<!-- -->all \| \*bold\*" in rows[0]
+
+
+@pytest.mark.parametrize("limit", [1_000, 5_000, COMMENT_LIMIT])
+def test_a_comment_fits_and_says_what_it_leaves_out(limit):
+    many = tuple(
+        report_of(f"test_{i}", window("a", Change.GROWN, GROWN, share=0.7)) for i in range(900)
+    )
+    text = run_markdown(RunReport(many), limit)
+    assert len(text) <= limit
+    shown = len(re.findall(r"^\| ❌", text, re.MULTILINE))
+    assert f"... and {900 - shown} more" in text
+
+
+def test_an_estimated_number_is_named_so_in_a_comment():
+    body = window("a")
+    body = replace(body, result=replace(body.result, estimated=True))
+    text = run_markdown(RunReport((report_of("a", body),)))
+    assert "90.1 MiB (estimated)" in text
+
+
+def test_a_run_without_tests_says_so():
+    assert "nothing was measured" in run_markdown(RunReport())
+
+
+# --- annotations
+
+
+def test_a_failure_is_an_error_at_its_line():
+    (command,) = error_commands(sample_run())
+    assert command.startswith("::error file=tests/test_step.py,line=12,title=memory%3A test_train[")
+    assert "(tolerance 2 %25)" in command
+
+
+def test_a_command_is_one_line_whatever_is_in_it():
+    test = report_of("test_a,b:c\nd", window("a", Change.GROWN, "50 %\r\n::warning::x"))
+    (command,) = error_commands(RunReport((test,)))
+    assert command.splitlines() == [command]
+    assert "title=memory%3A test_a%2Cb%3Ac%0Ad::50 %25%0D%0A::warning::x" in command
+
+
+def test_github_is_given_no_more_than_it_shows():
+    many = tuple(report_of(f"t{i}", window("a", Change.GROWN, GROWN)) for i in range(30))
+    assert len(error_commands(RunReport(many))) == ANNOTATIONS
+
+
+# --- sparklines
+
+
+def test_a_sparkline_shows_the_highest_of_each_stretch():
+    assert sparkline([0, 0, 0, 8, 0, 0], 3) == "▁█▁"
+    assert sparkline([1, 2, 3, 4, 5, 6, 7], 7) == "▂▃▄▅▆▇█"
+    assert sparkline([0, 7], 2, plain=True) == "_#"
+    assert sparkline([], 5) == ""
+
+
+@given(st.lists(st.integers(0, 1 << 50), min_size=1, max_size=200), st.integers(1, 120))
+def test_every_mark_of_a_sparkline_is_right(levels, width):
+    drawn = sparkline(levels, width)
+    assert len(drawn) == min(width, len(levels))
+    assert (BLOCKS[-1] in drawn) == (max(levels) > 0)
+    assert (BLOCKS[0] in drawn) >= (max(levels) == 0)
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=150), st.integers(20, 110))
+def test_the_marker_stands_below_the_peak(totals, width):
+    picture = Picture(
+        tuple(range(len(totals))),
+        tuple(range(len(totals))),
+        len(totals),
+        {Category.ACTIVATION: tuple(totals)},
+    )
+    drawn, marked, *rest = timeline_lines(picture, width)
+    if max(totals):
+        assert drawn[marked.index("^")] == BLOCKS[-1]
+    assert all(len(line) <= max(width, 50) for line in (drawn, marked, *rest))
+    assert "peak" in "".join((marked, *rest))
+
+
+def test_a_plain_terminal_gets_plain_characters():
+    assert "".join(timeline_lines(picture(), 60, True)).isascii()
+    assert set(timeline_lines(picture(), 60, True)[0]) <= set(ASCII)
+
+
+def test_an_estimated_timeline_says_so():
+    assert "an estimated" in " ".join(timeline_lines(replace(picture(), estimated=True), 100))
+
+
+# --- SVG
+
+
+def test_an_svg_is_well_formed_and_its_areas_have_the_colours_of_their_categories():
+    root = ElementTree.fromstring(timeline_svg(picture(), "a <b> & 'c'", 74 * MiB))
+    fills = {polygon.get("fill") for polygon in root.iter(f"{SVG}polygon")}
+    assert fills == {COLOURS[category] for category in picture().levels}
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert "a <b> & 'c'" in texts
+    assert "peak 90.1 MiB" in texts
+    assert "baseline 74.0 MiB" in texts
+
+
+def test_the_highest_point_of_an_svg_is_the_peak():
+    root = ElementTree.fromstring(timeline_svg(picture(), "t"))
+    corners = [
+        tuple(map(float, point.split(",")))
+        for polygon in root.iter(f"{SVG}polygon")
+        for point in polygon.get("points").split()
+    ]
+    marker = next(path.get("d") for path in root.iter(f"{SVG}path"))
+    x, y = map(float, re.match(r"M([\d.]+) ([\d.]+)", marker).groups())
+    assert y == pytest.approx(min(corner[1] for corner in corners), abs=0.1)
+    assert any(abs(corner[0] - x) < 0.1 and abs(corner[1] - y) < 0.1 for corner in corners)
+
+
+def test_an_svg_of_nothing_is_still_a_picture():
+    ElementTree.fromstring(timeline_svg(Picture((), (), 0, {}), "nothing"))
+
+
+def test_each_category_has_a_colour_of_its_own():
+    assert set(COLOURS) == set(Category)
+    assert len(set(COLOURS.values())) == len(Category)
