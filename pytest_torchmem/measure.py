@@ -111,6 +111,11 @@ class BodyMeasurement:
         self._profile = analyze(trace)
         return self._profile.result()
 
+    def cancel(self) -> None:
+        """End the recording and restore everything; nothing is analysed."""
+        recorder, self._recorder = self._recording(), None
+        recorder.cancel()
+
     def profile_so_far(self) -> MemoryProfile:
         """The analysis of what was recorded until now, or of the whole once it has stopped."""
         if self._profile is not None:

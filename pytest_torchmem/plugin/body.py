@@ -108,7 +108,7 @@ class Body:
         measuring, self.state = self.state is State.MEASURING, State.AFTER
         if measuring:
             try:
-                self.measurement.stop()
+                self.measurement.cancel()
             except Exception as error:
                 self.not_measured = str(error)
 

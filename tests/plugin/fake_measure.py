@@ -94,6 +94,9 @@ class Region:
     def result(self):
         return result_of(self.name, self._device, state["used"][self._start : self._stop])
 
+    def cancel(self):
+        state["recording"] = False
+
     def picture(self):
         return picture_of(state["used"][self._start : self._stop])
 
@@ -131,6 +134,9 @@ class BodyMeasurement:
     def stop(self):
         state["recording"] = False
         return result_of("", self.device, state["used"], self._steps)
+
+    def cancel(self):
+        state["recording"] = False
 
     def picture(self):
         return picture_of(state["used"])
