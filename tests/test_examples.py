@@ -1,0 +1,69 @@
+"""The examples' numbers are the same however they are run, and their baselines fit any machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from examples.repeat import differences, orders, run_pytest, stored
+
+ROOT = Path(__file__).resolve().parent.parent
+BASELINES = sorted((ROOT / "examples" / "__torchmem__").rglob("*.json"))
+DIGITS = "examples/test_digits.py"
+
+
+def measure(folder: Path, *tests: str) -> dict[str, bytes]:
+    run_pytest("--torchmem-update-baseline", f"--torchmem-baseline-dir={folder}", *tests)
+    return stored(folder)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return measure(tmp_path_factory.mktemp("first"), DIGITS)
+
+
+def test_numbers_do_not_depend_on_the_order_of_tests(
+    measured: dict[str, bytes], tmp_path: Path
+) -> None:
+    node_ids = [line for line in run_pytest("--collect-only", DIGITS).splitlines() if "::" in line]
+    shuffled = orders(node_ids, seed=1)[-1]
+    assert shuffled != node_ids
+    assert sorted(shuffled) == sorted(node_ids)
+    assert measure(tmp_path, *shuffled) == measured
+
+
+def test_a_baseline_in_a_folder_of_its_own_says_what_one_beside_the_module_says(
+    measured: dict[str, bytes],
+) -> None:
+    ((name, content),) = measured.items()
+    beside = ROOT / "examples" / "__torchmem__" / name.replace("examples/", "")
+    if not beside.exists():
+        pytest.skip("the examples have no baselines for this torch or device")
+    found = json.loads(content)["entries"]
+    committed = json.loads(beside.read_text())["entries"]
+    assert {key: entry["total"] for key, entry in found.items()} == {
+        key: entry["total"] for key, entry in committed.items()
+    }
+
+
+def test_a_number_that_differs_is_shown() -> None:
+    reference = {"a.json": b'{\n"total": 1\n}'}
+    assert differences(reference, {"a.json": b'{\n"total": 1\n}'}) == []
+    lines = differences(reference, {"a.json": b'{\n"total": 2\n}'})
+    assert '-"total": 1' in lines
+    assert '+"total": 2' in lines
+
+
+@pytest.mark.parametrize("path", BASELINES, ids=lambda path: path.name)
+def test_a_baseline_holds_no_path_of_a_machine(path: Path) -> None:
+    files = re.findall(r'"file": "([^"]*)"', path.read_text())
+    assert files
+    assert [file for file in files if file.startswith(("/", "..")) or ":" in file] == []
+
+
+def test_every_example_has_a_committed_baseline() -> None:
+    modules = {module.stem for module in (ROOT / "examples").glob("test_*.py")}
+    assert {path.stem for path in BASELINES} == modules
