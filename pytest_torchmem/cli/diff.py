@@ -110,7 +110,8 @@ def as_text(diff: Diff, every: bool, colour: bool) -> str:
         word = f"{row.change.value:<7}"
         if colour and row.change in _STYLES:
             word = f"\x1b[{_STYLES[row.change]}m{word}\x1b[0m"
-        lines.append(f"{word} {key}  {amount(row)}")
+        estimated = key in diff.before.estimated | diff.after.estimated
+        lines.append(f"{word} {key}  {amount(row)}{' (estimated)' if estimated else ''}")
         lines += [f"        {cause(d)}" for d in row.differences[:CAUSES]]
         lines += [f"        {text}" for text in _own_peaks(row)]
     return "\n".join([*lines, counts(diff)])

@@ -10,10 +10,12 @@ from typing import Any, Final
 
 from pytest_torchmem.analysis.baseline import BaselineEntry
 from pytest_torchmem.analysis.differences import whole_entry
+from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.errors import ReportError
 from pytest_torchmem.plugin.baselines import FORMATS
 from pytest_torchmem.report.run import KIND, RunReport, TestReport, parse_run
 from pytest_torchmem.report.summary import MeasuredTest
+from pytest_torchmem.units import format_size
 
 _BASELINE_FOLDER: Final = "__torchmem__"
 _ZIP: Final = b"PK\x03\x04"
@@ -39,11 +41,17 @@ class Measurements:
         name: The input as it was typed.
         entries: Each measurement.
         run: The run they come from; None for baselines.
+        estimated: Those whose numbers were not measured.
     """
 
     name: str
     entries: Mapping[Key, BaselineEntry]
     run: RunReport | None = None
+    estimated: frozenset[Key] = frozenset()
+
+    def size(self, key: Key, size_bytes: int) -> str:
+        """Return a size of one of the measurements, with the word where it is estimated."""
+        return format_size(size_bytes) + (" (estimated)" if key in self.estimated else "")
 
     @property
     def environments(self) -> list[str]:
@@ -60,7 +68,9 @@ def read_measurements(path: Path) -> Measurements:
     data = _parsed(path)
     if isinstance(data, dict) and data.get("kind") == KIND:
         run = parse_run(data, str(path))
-        return Measurements(str(path), dict(_of_run(run)), run)
+        entries = {key: whole_entry(result) for key, result in _of_run(run)}
+        estimated = frozenset(key for key, result in _of_run(run) if result.estimated)
+        return Measurements(str(path), entries, run, estimated)
     return Measurements(str(path), dict(_baseline(path, path.name, data)))
 
 
@@ -102,14 +112,14 @@ def _parsed(path: Path) -> object:
         raise ReportError(f"{path} cannot be read: {error}") from None
 
 
-def _of_run(run: RunReport) -> Iterator[tuple[Key, BaselineEntry]]:
+def _of_run(run: RunReport) -> Iterator[tuple[Key, Result]]:
     for test in run.tests:
         environment = _environment(test.measured.environment)
         module, _, name = test.measured.test.partition("::")
         for window in test.measured.windows:
             region = window.result.name
             entry = f"{name}::{region}" if region else name
-            yield Key(environment, module, entry), whole_entry(window.result)
+            yield Key(environment, module, entry), window.result
 
 
 def _folder(folder: Path) -> Iterator[tuple[Key, BaselineEntry]]:

@@ -17,7 +17,7 @@ from pytest_torchmem.units import format_size
 def table(measurements: Measurements) -> str:
     """Return one line for each measurement, the largest first."""
     ranked = sorted(measurements.entries.items(), key=lambda pair: (-pair[1].total, str(pair[0])))
-    sizes = [format_size(entry.total) for _, entry in ranked]
+    sizes = [measurements.size(key, entry.total) for key, entry in ranked]
     wide = max(map(len, sizes), default=0)
     lines = []
     for (key, entry), size in zip(ranked, sizes, strict=True):
@@ -32,19 +32,21 @@ def details(measurements: Measurements, pattern: str, width: int, plain: bool) -
     pictures = dict(_pictures(measurements))
     blocks = []
     for key in sorted(chosen, key=str):
-        lines = [str(key), *_figures(measurements.entries[key])]
+        entry = measurements.entries[key]
+        retained = measurements.size(key, entry.retained.total)
+        lines = [str(key), f"peak {measurements.size(key, entry.total)}, retained {retained}"]
+        lines += _figures(entry)
         if picture := pictures.get(str(key)):
             lines += ["", "footprint, change by change:", *timeline_lines(picture, width, plain)]
-        if live := measurements.entries[key].live:
-            lines += ["", "largest, each at its category's own peak:", *live_table(live)]
-        if retained := measurements.entries[key].retained_live:
-            lines += ["", "retained at the end:", *live_table(retained)]
+        if entry.live:
+            lines += ["", "largest, each at its category's own peak:", *live_table(entry.live)]
+        if entry.retained_live:
+            lines += ["", "retained at the end:", *live_table(entry.retained_live)]
         blocks.append("\n".join(lines))
     return "\n\n\n".join(blocks)
 
 
 def _figures(entry: BaselineEntry) -> Iterator[str]:
-    yield f"peak {format_size(entry.total)}, retained {format_size(entry.retained.total)}"
     for category, size_bytes in entry.peaks.items():
         if size_bytes:
             at_peak = format_size(entry.at_peak[category])

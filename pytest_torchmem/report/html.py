@@ -224,9 +224,17 @@ def _plain_table(tests: Sequence[TestReport]) -> str:
     """The numbers for a reader without JavaScript, such as one whose CI server switches it off."""
     rows = "".join(
         f"<tr><td>{escape(test.status)}</td><td>{escape(test.measured.test)}</td>"
-        f"<td>{format_size(test.peak_bytes)}</td><td>{escape(test.sentence)}</td></tr>"
+        f"<td>{_peak(test)}</td><td>{escape(test.sentence)}</td></tr>"
         for test in tests[:_PLAIN_ROWS]
     )
     more = len(tests) - _PLAIN_ROWS
     cut = f"<p>... and {more} more</p>" if more > 0 else ""
     return f"<table><tr><th>status<th>test<th>peak<th></tr>{rows}</table>{cut}"
+
+
+def _peak(test: TestReport) -> str:
+    windows = test.measured.windows
+    if not windows:
+        return ""
+    mark = " (estimated)" if windows[0].result.estimated else ""
+    return format_size(test.peak_bytes) + mark

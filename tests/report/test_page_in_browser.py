@@ -1,0 +1,274 @@
+"""The HTML report in a real browser: drawn, hovered, filtered, by mouse, finger and keyboard."""
+
+import os
+import shutil
+
+import pytest
+from sample_run import picture, sample_run
+
+from pytest_torchmem.report.colours import COLOURS
+from pytest_torchmem.report.html import picture_page, run_page
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+FAILED = "tests/test_step.py::test_train[bf16]"
+
+COUNT_PIXELS = """([r, g, b]) => {
+  const canvas = document.querySelector(".uplot canvas");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  let count = 0;
+  for (let i = 0; i < data.length; i += 4) {
+    const near = Math.abs(data[i] - r) + Math.abs(data[i + 1] - g) + Math.abs(data[i + 2] - b);
+    if (near < 12 && data[i + 3] > 250) count += 1;
+  }
+  return count;
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    named = os.environ.get("TORCHMEM_CHROMIUM", "")
+    program = named or next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        pytest.skip(f"no browser: none of {', '.join(NAMES)} is on the path")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(run_page(sample_run()), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def opened(browser, file):
+    """Returns a function that opens the report; at the end there must have been no trouble."""
+    trouble, pages = [], []
+
+    def open_page(part="", **context):
+        context.setdefault("viewport", {"width": 1280, "height": 900})
+        page = browser.new_page(**context)
+        pages.append(page)
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("dialog", lambda dialog: trouble.append(dialog.message))
+        page.on("console", lambda line: trouble.append(line.text) if line.type == "error" else None)
+        page.on("request", lambda r: trouble.append(r.url) if r.url[:5] != "file:" else None)
+        page.goto(f"{file.as_uri()}{part}")
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert trouble == []
+
+
+@pytest.fixture
+def chart(opened):
+    """The report with its failed test open and drawn."""
+    page = opened()
+    page.locator("details.test summary").first.click()
+    page.wait_for_selector(".uplot canvas")
+    return page
+
+
+def rgb(colour):
+    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+
+
+def readout(page):
+    return page.locator(".readout").first.inner_text()
+
+
+def shown(page):
+    names: list[str] = page.locator("details.test:visible .name").all_inner_texts()
+    return names
+
+
+def test_each_category_is_drawn_in_its_colour(chart):
+    for category in picture().levels:
+        assert chart.evaluate(COUNT_PIXELS, rgb(COLOURS[category])) > 4, category
+
+
+def test_the_baseline_is_a_line_where_there_is_one(opened, chart):
+    accent = rgb("#0b5cad")
+    assert chart.evaluate(COUNT_PIXELS, accent) > 200
+    page = opened("#test=tests/test_step.py::test_new")
+    page.wait_for_selector(".uplot canvas")
+    assert page.evaluate(COUNT_PIXELS, accent) == 0
+
+
+def test_at_first_the_peak_is_told(chart):
+    assert "the peak, at 25.5 ms, change 357 of 839, in step <1>, backward" in readout(chart)
+    assert "90.1 MiB" in readout(chart)
+
+
+def test_hovering_tells_what_is_live_then(chart):
+    area = chart.locator(".u-over").first
+    box = area.bounding_box()
+    chart.mouse.move(box["x"] + box["width"] - 4, box["y"] + 60)
+    text = readout(chart)
+    assert "in step <1>" in text or "change 833" in text
+    assert "optimizer state\n40.0 MiB" in text
+    assert "aten::mm in model.head (net.py:41)\n20.0 MiB" in text
+    chart.mouse.move(box["x"] + 2, box["y"] + 60)
+    assert "optimizer state" not in readout(chart)
+
+
+def test_the_timeline_can_be_read_by_keyboard_alone(chart):
+    slider = chart.get_by_role("slider").first
+    for _ in range(40):
+        chart.keyboard.press("Tab")
+        if slider.evaluate("node => node === document.activeElement"):
+            break
+    else:
+        raise AssertionError("the timeline cannot be reached by Tab")
+    now = int(slider.get_attribute("aria-valuenow"))
+    chart.keyboard.press("ArrowRight")
+    assert int(slider.get_attribute("aria-valuenow")) == now + 1
+    chart.keyboard.press("Home")
+    assert slider.get_attribute("aria-valuenow") == "0"
+    assert "parameter 20.0 MiB" in slider.get_attribute("aria-valuetext")
+    chart.keyboard.press("ArrowLeft")
+    assert slider.get_attribute("aria-valuenow") == "0"
+    chart.keyboard.press("End")
+    assert slider.get_attribute("aria-valuenow") == slider.get_attribute("aria-valuemax")
+    assert "change 833 of 839" in readout(chart)
+    chart.keyboard.press("p")
+    assert int(slider.get_attribute("aria-valuenow")) == now
+    assert "the peak" in readout(chart)
+
+
+def test_a_test_opens_by_keyboard(opened):
+    page = opened()
+    page.locator("details.test summary").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".uplot canvas")
+
+
+def test_dragging_zooms_and_a_button_goes_back(chart):
+    box = chart.locator(".u-over").first.bounding_box()
+    before = chart.evaluate(COUNT_PIXELS, rgb(COLOURS[next(iter(picture().levels))]))
+    chart.mouse.move(box["x"] + 20, box["y"] + 100)
+    chart.mouse.down()
+    chart.mouse.move(box["x"] + 220, box["y"] + 100, steps=4)
+    chart.mouse.up()
+    chart.wait_for_timeout(100)
+    orange = rgb("#009E73")
+    assert chart.evaluate(COUNT_PIXELS, orange) == 0  # the optimizer's state comes later
+    chart.get_by_role("button", name="whole range").first.click()
+    chart.wait_for_timeout(100)
+    assert chart.evaluate(COUNT_PIXELS, orange) > 20
+    assert before > 20
+
+
+def test_the_axis_can_be_time(chart):
+    button = chart.get_by_role("button", name="by time").first
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    by_change = chart.get_by_role("button", name="by change").first
+    assert by_change.get_attribute("aria-pressed") == "false"
+    assert chart.locator(".uplot canvas").count() == 1
+
+
+def test_search_status_and_device_filter_the_tests(opened):
+    page = opened()
+    assert len(shown(page)) == 7
+    page.get_by_role("searchbox").fill("train")
+    assert len(shown(page)) == 1
+    assert page.get_by_role("status").inner_text() == "1 of 7 tests"
+    page.get_by_role("searchbox").fill("")
+    page.get_by_role("button", name="shrunk").click()
+    assert [name.split("::")[1] for name in shown(page)] == ["test_eval"]
+    page.get_by_role("button", name="shrunk").click()
+    page.get_by_label("device").select_option("cuda:0")
+    assert [name.split("::")[1] for name in shown(page)] == ["test_gpu"]
+
+
+def test_tests_can_be_sorted(opened):
+    page = opened()
+    page.get_by_label("sort by").select_option("peak, largest first")
+    assert "test_gpu" in shown(page)[0]
+    page.get_by_label("sort by").select_option("name")
+    names = [name.split("\n")[0] for name in shown(page)]
+    assert names == sorted(names)
+
+
+def test_a_link_opens_its_test(opened):
+    page = opened(f"#test={FAILED}")
+    page.wait_for_selector("details.test[open] .uplot canvas")
+    assert FAILED in page.locator("details.test[open] .name").inner_text()
+
+
+def test_tables_name_differences_operators_and_what_is_live(chart):
+    text = chart.locator("details.test[open]").inner_text()
+    for heading in (
+        "differences against the baseline",
+        "composition",
+        "operators that allocated",
+        "live at the peak",
+        "retained at the end",
+    ):
+        assert heading in text
+    row = chart.get_by_role("region", name="differences").locator("tbody tr").first.inner_text()
+    assert row.split("\t")[:3] == ["+7.8 MiB", "grown", "activation"]
+
+
+def test_a_name_is_text_and_never_markup(opened):
+    page = opened()
+    name = "tests/test_step.py::test_<script>alert('x')</script>&amp;"
+    assert any(name in text for text in shown(page))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_system_s_colours_are_followed(opened, scheme):
+    page = opened(color_scheme=scheme)
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
+    page.get_by_role("button", name="colours").click()
+    page.get_by_role("button", name="colours: light").click()
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground != "rgb(255, 255, 255)"
+
+
+def test_a_phone_needs_no_sideways_scrolling(opened):
+    page = opened(f"#test={FAILED}", viewport={"width": 360, "height": 740})
+    page.wait_for_selector(".uplot canvas")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.locator(".uplot").first.bounding_box()["width"] <= 360
+
+
+def test_a_finger_moves_the_cursor(opened):
+    page = opened(
+        f"#test={FAILED}", viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True
+    )
+    page.wait_for_selector(".uplot canvas")
+    over = page.locator(".u-over").first
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    page.touchscreen.tap(box["x"] + box["width"] - 6, box["y"] + 40)
+    page.wait_for_timeout(100)
+    assert "optimizer state\n40.0 MiB" in readout(page)
+
+
+def test_a_timeline_alone_is_drawn(browser, tmp_path):
+    path = tmp_path / "timeline.html"
+    path.write_text(picture_page(picture(), "cuda:0"), encoding="utf-8")
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    page.wait_for_selector(".uplot canvas")
+    assert page.evaluate(COUNT_PIXELS, rgb("#D55E00")) > 500
+    page.close()

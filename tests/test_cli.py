@@ -1,0 +1,349 @@
+"""``torchmem diff``, ``show`` and ``report``: what they print and what they end with."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_torchmem.analysis.baseline import BaselineEntry, Change
+from pytest_torchmem.analysis.results import (
+    Category,
+    CategoryBytes,
+    Contributor,
+    Peak,
+    Phase,
+    Result,
+    Retained,
+    Source,
+)
+from pytest_torchmem.cli.main import Exit, main
+from pytest_torchmem.plugin.baselines import write_file
+from pytest_torchmem.report.run import RunReport, TestReport, read_run, render_run
+from pytest_torchmem.report.summary import MeasuredTest, Window
+from pytest_torchmem.units import MiB
+
+CPU = {"device": "cpu", "capability": "", "torch": "2.13", "allocator": ""}
+GPU = {"device": "Fake 100", "capability": "9.0", "torch": "2.13", "allocator": ""}
+
+
+def result_of(size, operator="aten::mm"):
+    source = Source("src/net.py", 3, "forward")
+    live = (Contributor(Category.ACTIVATION, size, 2, operator, "net.fc", source, Phase.FORWARD),)
+    amounts = CategoryBytes(activation=size)
+    peak = Peak(size, 0, amounts, amounts, live, live)
+    return Result("", "cpu", False, peak, Retained(0, CategoryBytes()))
+
+
+def measured(nodeid, size, environment, **changes):
+    result = result_of(size, **changes)
+    window = Window(nodeid.partition("::")[2], result, {}, Change.NOT_COMPARED, 0, "")
+    return TestReport(MeasuredTest(nodeid, "", environment, (window,)))
+
+
+def results(path, sizes, environment=CPU, **changes):
+    tests = tuple(
+        measured(name if "::" in name else f"tests/test_a.py::{name}", size, environment, **changes)
+        for name, size in sizes.items()
+    )
+    path.write_text(render_run(RunReport(tests, created="2026-01-01T00:00:00+00:00")))
+    return str(path)
+
+
+def baseline(path, sizes, environment=CPU):
+    entries = {name: BaselineEntry.of(result_of(size)) for name, size in sizes.items()}
+    write_file(path, environment, entries)
+    return str(path)
+
+
+@pytest.fixture
+def torchmem(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+A = {"test_x": 10 * MiB, "test_y": 5 * MiB}
+
+
+# --- diff
+
+
+def test_nothing_grown_ends_with_0(torchmem, tmp_path):
+    one, two = results(tmp_path / "a.json", A), results(tmp_path / "b.json", A)
+    assert torchmem("diff", one, two) == (Exit.OK, "2 same\n", "")
+
+
+def test_growth_ends_with_1_and_names_its_cause(torchmem, tmp_path):
+    one = results(tmp_path / "a.json", A)
+    two = results(tmp_path / "b.json", {**A, "test_x": 14 * MiB})
+    code, out, _ = torchmem("diff", one, two)
+    assert code == Exit.GROWN
+    assert out.splitlines() == [
+        "grown   tests/test_a.py::test_x  10.0 MiB -> 14.0 MiB, +4.0 MiB (+40.0%)",
+        "        +4.0 MiB of activation from aten::mm in net.fc (net.py:3)",
+        "1 grown, 1 same",
+    ]
+
+
+def test_what_shrank_came_or_went_is_told_and_ends_with_0(torchmem, tmp_path):
+    one = results(tmp_path / "a.json", A)
+    two = results(tmp_path / "b.json", {"test_x": 4 * MiB, "test_z": MiB})
+    code, out, _ = torchmem("diff", one, two)
+    assert code == Exit.OK
+    assert [line.split()[0] for line in out.splitlines() if line[0] != " "] == [
+        "shrunk",
+        "new",
+        "unused",
+        "1",
+    ]
+
+
+def test_growth_within_the_allowance_is_the_same(torchmem, tmp_path):
+    one = results(tmp_path / "a.json", A)
+    two = results(tmp_path / "b.json", {**A, "test_x": 11 * MiB})
+    assert torchmem("diff", one, two)[0] == Exit.OK
+    assert torchmem("diff", one, two, "--floor", "1KiB")[0] == Exit.GROWN
+    assert torchmem("diff", one, two, "--floor", "0B", "--tolerance", "10%")[0] == Exit.OK
+
+
+def test_results_are_compared_with_a_baseline_file(torchmem, tmp_path):
+    path = tmp_path / "tests/__torchmem__/cpu-torch2.13/test_a.json"
+    one = baseline(path, {"test_x": 8 * MiB, "test_y": 5 * MiB})
+    two = results(tmp_path / "b.json", A)
+    assert torchmem("diff", one, two)[1].endswith("1 grown, 1 same\n")
+    assert torchmem("diff", tmp_path, two)[0] == Exit.BAD_INPUT  # b.json is no baseline
+    assert torchmem("diff", tmp_path / "tests", two)[1].endswith("1 grown, 1 same\n")
+    folder = tmp_path / "tests/__torchmem__"
+    assert torchmem("diff", folder, two)[1].endswith("1 grown, 1 same\n")
+
+
+def test_tests_of_one_name_in_two_modules_are_kept_apart(torchmem, tmp_path):
+    one = results(tmp_path / "a.json", {"a/test_m.py::test_x": 9 * MiB, "b/test_m.py::test_x": MiB})
+    two = results(tmp_path / "b.json", {"b/test_m.py::test_x": MiB, "a/test_m.py::test_x": 9 * MiB})
+    assert torchmem("diff", one, two)[1] == "2 same\n"
+
+
+def test_other_environments_are_compared_and_said_to_be_other(torchmem, tmp_path):
+    one = results(tmp_path / "a.json", A, CPU)
+    two = results(tmp_path / "b.json", A, GPU)
+    out = torchmem("diff", one, two)[1]
+    assert "a.json: measured on cpu, torch 2.13" in out
+    assert "b.json: measured on Fake 100, capability 9.0, torch 2.13" in out
+    assert "the environments differ" in out
+    assert out.endswith("2 same\n")
+
+
+def test_a_gpu_s_entry_is_not_compared_with_the_cpu_s_of_the_same_test(torchmem, tmp_path):
+    for folder, more in (("one", 0), ("two", MiB * 9)):
+        baseline(tmp_path / folder / "cpu/test_a.json", {"test_x": MiB}, CPU)
+        baseline(tmp_path / folder / "gpu/test_a.json", {"test_x": 20 * MiB + more}, GPU)
+    code, out, _ = torchmem("diff", tmp_path / "one", tmp_path / "two")
+    assert code == Exit.GROWN
+    assert "20.0 MiB -> 29.0 MiB" in out
+    assert out.endswith("1 grown, 1 same\n")
+
+
+def test_json_is_for_programs(torchmem, tmp_path):
+    one = results(tmp_path / "a.json", A)
+    two = results(tmp_path / "b.json", {"test_x": 14 * MiB})
+    code, out, _ = torchmem("diff", one, two, "--format=json")
+    data = json.loads(out)
+    assert (code, data["kind"], data["format"]) == (Exit.GROWN, "torchmem-diff", 1)
+    grown = data["tests"][0]
+    assert (grown["change"], grown["before_bytes"], grown["after_bytes"]) == (
+        "grown",
+        10 * MiB,
+        14 * MiB,
+    )
+    assert data["tests"][1]["after_bytes"] is None
+
+
+def test_all_shows_what_is_the_same(torchmem, tmp_path):
+    one = results(tmp_path / "a.json", A)
+    assert "same    tests/test_a.py::test_x  10.0 MiB\n" in torchmem("diff", one, one, "--all")[1]
+
+
+def test_no_colour_leaves_the_terminal(torchmem, tmp_path):
+    one = results(tmp_path / "a.json", A)
+    two = results(tmp_path / "b.json", {"test_x": 14 * MiB})
+    assert "\x1b" not in torchmem("diff", one, two)[1]
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "cannot be read"),
+        ("[1]", "neither a results file nor a baseline"),
+        ('{"entries": {}, "format": 99}', "has format 99"),
+        ('{"entries": {"a": {}}, "format": 1, "environment": {}}', "is damaged"),
+        ('{"kind": "torchmem-results", "format": 77}', "has format 77"),
+    ],
+)
+def test_bad_input_ends_with_2_and_the_reason(torchmem, tmp_path, text, reason):
+    bad = tmp_path / "bad.json"
+    bad.write_text(text)
+    code, out, err = torchmem("diff", bad, bad)
+    assert (code, out) == (Exit.BAD_INPUT, "")
+    assert reason in err
+    assert "[bad-report]" in err
+    assert torchmem("show", bad)[0] == Exit.BAD_INPUT
+
+
+def test_a_missing_file_and_an_empty_folder_end_with_2(torchmem, tmp_path):
+    assert torchmem("diff", "no.json", "no.json")[0] == Exit.BAD_INPUT
+    (tmp_path / "empty").mkdir()
+    assert "no baseline" in torchmem("show", "empty")[2]
+    assert torchmem("report", "no.json", "-o", "x.html")[0] == Exit.BAD_INPUT
+
+
+def test_a_bad_option_ends_with_2(torchmem, tmp_path):
+    one = results(tmp_path / "a.json", A)
+    assert "cannot read 'much'" in torchmem("diff", one, one, "--tolerance=much")[2]
+    with pytest.raises(SystemExit) as end:
+        torchmem("diff", one)
+    assert end.value.code == Exit.BAD_INPUT
+
+
+# --- show
+
+
+def test_show_lists_the_largest_first(torchmem, tmp_path):
+    lines = torchmem("show", results(tmp_path / "a.json", A))[1].splitlines()
+    assert lines == [
+        "10.0 MiB  tests/test_a.py::test_x  (activation 10.0 MiB)",
+        " 5.0 MiB  tests/test_a.py::test_y  (activation 5.0 MiB)",
+        "2 measured on cpu, torch 2.13",
+    ]
+
+
+def test_show_tells_everything_about_a_test(torchmem, tmp_path):
+    out = torchmem("show", results(tmp_path / "a.json", A), "test_x")[1]
+    assert "test_y" not in out
+    assert "peak 10.0 MiB, retained 0 B" in out
+    assert "aten::mm    net.fc    src/net.py:3 forward" in out
+
+
+def test_show_of_a_test_that_is_not_there_ends_with_2(torchmem, tmp_path):
+    code, _, err = torchmem("show", results(tmp_path / "a.json", A), "nobody")
+    assert code == Exit.BAD_INPUT
+    assert "'nobody'" in err
+
+
+def test_an_estimated_number_is_named_so(torchmem, tmp_path):
+    test = measured("t.py::test_x", MiB, CPU)
+    (window,) = test.measured.windows
+    window = replace(window, result=replace(window.result, estimated=True))
+    test = replace(test, measured=replace(test.measured, windows=(window,)))
+    (tmp_path / "a.json").write_text(render_run(RunReport((test,))))
+    assert "estimated" in torchmem("show", "a.json")[1]
+    assert "estimated" in torchmem("show", "a.json", "test_x")[1]
+    grown = results(tmp_path / "b.json", {"t.py::test_x": 9 * MiB})
+    assert "estimated" in torchmem("diff", "a.json", grown)[1]
+
+
+# --- report
+
+
+def test_shards_become_one_report(torchmem, tmp_path):
+    one = results(tmp_path / "a.json", {"test_x": MiB})
+    two = results(tmp_path / "b.json", {"test_y": MiB})
+    assert torchmem("report", one, two, "-o", "both.json")[:2] == (
+        Exit.OK,
+        "report written: both.json\n",
+    )
+    names = [test.measured.test for test in read_run(tmp_path / "both.json").tests]
+    assert names == ["tests/test_a.py::test_x", "tests/test_a.py::test_y"]
+
+
+@pytest.mark.parametrize("name", ["x.html", "x.md", "folder"])
+def test_the_name_decides_the_form(torchmem, tmp_path, name):
+    one = results(tmp_path / "a.json", A)
+    assert torchmem("report", one, "-o", name)[0] == Exit.OK
+    path = tmp_path / name
+    text = (path / "index.html" if path.is_dir() else path).read_text(encoding="utf-8")
+    assert "tests/test_a.py::test_x" in text
+
+
+def test_one_test_alone(torchmem, tmp_path):
+    one = results(tmp_path / "a.json", A)
+    torchmem("report", one, "--test", "test_x", "-o", "x.json")
+    assert len(read_run(tmp_path / "x.json").tests) == 1
+    assert torchmem("report", one, "--test", "nobody", "-o", "x.json")[0] == Exit.BAD_INPUT
+
+
+def test_a_form_that_there_is_not_ends_with_2(torchmem, tmp_path):
+    one = results(tmp_path / "a.json", A)
+    code, _, err = torchmem("report", one, "-o", "x.pdf")
+    assert code == Exit.BAD_INPUT
+    assert ".json, .md, .html, .svg" in err
+    assert torchmem("report", one, "-o", "x.svg")[0] == Exit.BAD_INPUT  # no test has a timeline
+
+
+@pytest.fixture
+def trace(tmp_path):
+    import torch
+
+    from pytest_torchmem.measure import BodyMeasurement
+
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    torch.nn.Linear(8, 8)(torch.ones(4, 8)).sum().backward()
+    measurement.stop()
+    path = tmp_path / "body.trace"
+    measurement.profile_so_far().tree.trace.save(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["x.html", "x.svg", "x.json", "x.md"])
+def test_a_stored_trace_becomes_a_report(torchmem, trace, tmp_path, name):
+    assert torchmem("report", trace, "-o", name)[0] == Exit.OK
+    assert (tmp_path / name).stat().st_size > 100
+
+
+def test_a_stored_trace_opens_in_other_viewers(torchmem, trace, tmp_path):
+    assert torchmem("report", trace, "-o", "x.perfetto.json")[0] == Exit.OK
+    assert json.loads((tmp_path / "x.perfetto.json").read_text())["traceEvents"]
+    assert torchmem("report", trace, "-o", "x.pickle")[0] == Exit.OK
+    assert (tmp_path / "x.pickle").stat().st_size > 500
+
+
+# --- the command itself
+
+
+def test_it_is_a_command_and_needs_neither_torch_nor_pytest(tmp_path):
+    one = results(tmp_path / "a.json", A)
+    program = (
+        "import sys; from pytest_torchmem.cli.main import main; "
+        f"code = main(['diff', {one!r}, {one!r}]); "
+        "loaded = {'torch', 'pytest', '_pytest'} & set(sys.modules); "
+        "sys.exit(code or ','.join(sorted(loaded)) or 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=False, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    command = [sys.executable, "-m", "pytest_torchmem", "--version"]
+    assert subprocess.run(command, capture_output=True, check=False, text=True).stdout.startswith(
+        "torchmem "
+    )
+
+
+def test_a_reader_who_stops_early_is_no_error(tmp_path):
+    many = {f"test_{i}": MiB for i in range(5000)}
+    one = results(tmp_path / "a.json", many)
+    command = f"{sys.executable} -m pytest_torchmem show {one} | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, check=False, text=True)
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""
+    assert Path(one).exists()
