@@ -94,9 +94,6 @@ class Region:
     def result(self):
         return result_of(self.name, self._device, state["used"][self._start : self._stop])
 
-    def cancel(self):
-        state["recording"] = False
-
     def picture(self):
         return picture_of(state["used"][self._start : self._stop])
 
