@@ -250,7 +250,7 @@
     }
     const tables = make("div", { class: "tables" });
     if (window.baseline) tables.append(block("differences against the baseline, each category at its own peak", differences(window), true));
-    tables.append(block("composition", composition(window)));
+    tables.append(block("composition at the peak, by category", composition(window)));
     if (window.picture?.operators.length) {
       tables.append(block("operators that allocated", operators(window.picture.operators)));
     }
