@@ -53,6 +53,34 @@ def test_a_parameter_that_is_saved_for_backward_stays_a_parameter():
     assert label_in(b, weight) is Category.PARAMETER
 
 
+def test_a_parameter_that_is_also_a_buffer_stays_a_parameter():
+    b = TraceBuilder()
+    weight = b.existing(8, Ownership.PARAMETER, Ownership.BUFFER)
+    b.read(weight)
+    assert label_in(b, weight) is Category.PARAMETER
+
+
+def test_data_that_is_saved_for_backward_stays_input():
+    b = TraceBuilder()
+    x, weight = b.existing(16), b.existing(8, Ownership.PARAMETER)
+    b.read(x, weight, name="aten::mm")
+    with b.backward():
+        b.owner(x, Ownership.SAVED)
+    assert label_in(b, x) is Category.INPUT
+
+
+def test_a_graph_that_keeps_nothing_of_the_body_promises_no_backward_pass():
+    b = TraceBuilder()
+    x = b.existing(16)
+    with b.op("aten::mul", reads=[x]):
+        result = b.alloc(16)
+    stop = b.mark(MarkKind.STOP)
+    b.owner(x, Ownership.SAVED, mark=stop)
+    profile = analyze(b.build())
+    assert not profile.recording.has_backward
+    assert label_of(profile, result) is Category.TEMPORARY
+
+
 def test_the_leaves_of_a_backward_pass_are_the_parameters_where_nobody_holds_any():
     b = TraceBuilder()
     weight = b.existing(8)
