@@ -10,10 +10,10 @@ what each is for, and which allocation of another run is the same one.
   ``named_buffers``, ``.grad`` and ``optimizer.state`` of the modules and optimizers that the
   workload declares; hooks on autograd's nodes for the gradients that are handed on; what a
   saved-tensor hook was given *and returned* for what is kept for backward (a checkpoint's hook
-  returns a placeholder in the forward pass and the tensor when it recomputes); the workload's own
-  word for its data. Each answer is (category, data_ptr) at a moment, noted as an annotation in the
-  same recording, and so belongs to exactly one lifetime of that pointer.
-  Tensors in the attributes of a custom Function's context are read from the node.
+  returns a placeholder in the forward pass, and when it recomputes the tensor, or it raises for the
+  last one that it needs); the attributes of a custom Function's context; the workload's own word
+  for its data. Each answer is (category, data_ptr) at a moment, noted as an annotation in the same
+  recording, and so belongs to exactly one lifetime of that pointer.
 * What nobody claimed, the body made for itself: TEMPORARY.
 * **The same allocation of another run** is the one with the same number. Programs on a CPU allocate
   in the same order each time; the sizes, compared one by one, prove it. A hook that disturbed
@@ -21,6 +21,9 @@ what each is for, and which allocation of another run is the same one.
 
 Where several claim a storage, the first in `RANKING` is right: a parameter that is saved for
 backward is a parameter.
+
+What the truth does not see: autograd tells no hook about numbers that became tensors (``x * 3.0``
+keeps 8 bytes), so these count as wrong where the engine calls them ACTIVATION, which they are.
 """
 
 from __future__ import annotations
@@ -237,7 +240,12 @@ class Witness(Declared):
 
         def initialize_and_watch(hooks: Any, pack: Any, unpack: Any) -> None:
             def watched_pack(tensor: torch.Tensor) -> Any:
-                packed = pack(tensor)
+                try:
+                    packed = pack(tensor)
+                except Exception:
+                    # A checkpoint keeps the last tensor that it needs and stops by raising.
+                    self.claim(Category.ACTIVATION, tensor)
+                    raise
                 if isinstance(packed, torch.Tensor):
                     self.claim(Category.ACTIVATION, packed)
                 return packed
