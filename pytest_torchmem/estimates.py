@@ -11,12 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pytest_torchmem.analysis.results import Result
-from pytest_torchmem.analysis.static import (
-    estimate_result,
-    join_pair,
-    lifetimes_by_last_use,
-)
+from pytest_torchmem.analysis.gpu_questions import Estimate
+from pytest_torchmem.analysis.static import join_pair, lifetimes_by_last_use
 from pytest_torchmem.record.fx import devices_of, is_program, read_graph, read_pair
 from pytest_torchmem.record.fx_run import record_fake_run
 from pytest_torchmem.static_graph import EstimateError, StaticGraph, StaticRun
@@ -31,7 +27,7 @@ def estimate(
     optimizer: Any = None,
     device: str | None = None,
     **kwargs: Any,
-) -> Result:
+) -> Estimate:
     """Return what ``module_or_fn(*args, **kwargs)`` would need, with neither data nor device.
 
     The program itself runs, on tensors that have shapes but no memory; modules, optimizers and
@@ -58,7 +54,7 @@ def estimate(
     return _result(run)
 
 
-def estimate_graph(graph: Any, device: str | None = None) -> Result:
+def estimate_graph(graph: Any, device: str | None = None) -> Estimate:
     """Return what a traced graph needs if it is run node by node, each storage released after its
     last use and the graph's inputs kept by the caller.
 
@@ -70,7 +66,7 @@ def estimate_graph(graph: Any, device: str | None = None) -> Result:
     return _result(StaticRun(read, lifetimes_by_last_use(read), _device_of([read], device)))
 
 
-def estimate_pair(forward: Any, backward: Any, device: str | None = None) -> Result:
+def estimate_pair(forward: Any, backward: Any, device: str | None = None) -> Estimate:
     """Return what a partitioned forward and its backward graph need, one after the other.
 
     What the forward saved lives until its last use in the backward; see `estimate_graph` for the
@@ -86,11 +82,11 @@ def _device_of(graphs: Sequence[StaticGraph], device: str | None) -> str:
     return device if ":" in device or device == "cpu" else f"{device}:0"
 
 
-def _result(run: StaticRun) -> Result:
+def _result(run: StaticRun) -> Estimate:
     """The run's result; a reading of nothing at all is an error, as no limit could fail on it."""
     devices = devices_of([run.graph])
     if devices and run.device not in devices:
         raise EstimateError(
             f"nothing in the program is on {run.device}; its tensors are on {', '.join(devices)}"
         )
-    return estimate_result(run)
+    return Estimate.of(run)

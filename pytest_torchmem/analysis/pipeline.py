@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchmem.analysis.attribution import Attribution
+from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.categories import label_storages
 from pytest_torchmem.analysis.device_queue import DeviceQueue, find_device_queue
 from pytest_torchmem.analysis.evidence import Evidence, Window
+from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
 from pytest_torchmem.analysis.growth import Growth, attribute_growth
 from pytest_torchmem.analysis.op_tree import OpTree, build_op_tree
 from pytest_torchmem.analysis.operators import (
@@ -47,7 +49,7 @@ LIVE_PART = 1 / 1024
 
 
 @dataclass(frozen=True, eq=False)
-class MemoryProfile:
+class MemoryProfile(GpuQuestions):
     """A trace, analysed: what was live when, and what it was for.
 
     Attributes:
@@ -155,6 +157,11 @@ class MemoryProfile:
             return 0
         drift = total - np.cumsum(mine["size_bytes"][order])
         return int(drift.max() - drift.min())
+
+    @property
+    def allocator_requests(self) -> Requests:
+        """Every allocation and free of the window's footprint, in order."""
+        return requests_of_window(self.evidence)
 
     @cached_property
     def operators(self) -> tuple[OperatorRow, ...]:

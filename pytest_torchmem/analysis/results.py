@@ -171,12 +171,16 @@ class Retained(_PerCategory):
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The device allocator's own peaks over the window, in bytes."""
+    """The device allocator's own peaks over the window, in bytes.
+
+    ``estimated`` says that no allocator counted them: a simulated one did.
+    """
 
     requested: int
     allocated: int
     active: int
     reserved: int
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,9 +218,15 @@ def _exceeds(
     measured, against = format_apart(measured_bytes, reference_bytes)
     verb = {"retained": "retained", "growth": "grew by"}.get(key, f"{words(key)} peaked at")
     per_step = " per step" if key == "growth" else ""
-    estimated = "an estimated " if result.estimated else ""
+    estimated = "an estimated " if is_estimated(result, key) else ""
     over = format_size(measured_bytes - reference_bytes)
     return f"{verb} {estimated}{measured}{per_step}, {over} over {reference.format(against)}"
+
+
+def is_estimated(result: Result, key: str) -> bool:
+    """Return whether the number that ``key`` stands for was not measured."""
+    simulated = key in COUNTERS and result.counters is not None and result.counters.estimated
+    return result.estimated or simulated
 
 
 def words(key: str) -> str:

@@ -112,6 +112,7 @@ class AllocatorRun:
             allocated=_largest(self.allocated_bytes),
             active=_largest(self.active_bytes),
             reserved=_largest(self.reserved_bytes),
+            estimated=True,
         )
 
     @property

@@ -1,0 +1,135 @@
+"""What torch's CUDA caching allocator would have made of memory that was measured or estimated.
+
+A footprint counts what storages asked for. What a GPU has to have free for them is decided by its
+allocator, which is simulated here: every answer is estimated, whatever the requests come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchmem.analysis.caching_allocator import (
+    AllocatorRun,
+    AllocatorSettings,
+    Fit,
+    Requests,
+    fits,
+    simulate,
+)
+from pytest_torchmem.analysis.evidence import Evidence
+from pytest_torchmem.analysis.results import Result
+from pytest_torchmem.analysis.static import allocation_events, estimate_result
+from pytest_torchmem.analysis.verdict import COUNTERS
+from pytest_torchmem.static_graph import StaticRun
+from pytest_torchmem.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class GpuQuestions:
+    """Questions to anything that knows what was allocated and freed, and in which order."""
+
+    __slots__ = ()
+
+    @property
+    def allocator_requests(self) -> Requests:
+        """Every allocation and free on the device looked at, in order."""
+        raise NotImplementedError
+
+    def simulate(
+        self, settings: AllocatorSettings | str = "", capacity: int | str | None = None
+    ) -> AllocatorRun:
+        """Return what the caching allocator would have made of it, from an empty cache on.
+
+        ``settings`` are those of ``PYTORCH_CUDA_ALLOC_CONF``; ``capacity`` is what the device has
+        for the allocator, in bytes or as ``"24GiB"``, None for one that never runs out.
+        ``.peak.reserved`` of the answer is what ``torch.cuda.max_memory_reserved()`` would say.
+        Raises `AllocatorSettingsError` and `SizeError`.
+        """
+        capacity_bytes = None if capacity is None else parse_size(capacity)
+        return simulate(self.allocator_requests, _parsed(settings), capacity_bytes)
+
+    def fits(self, capacity: int | str, settings: AllocatorSettings | str = "") -> Fit:
+        """Say whether it would fit into a device with ``capacity`` for the allocator.
+
+        The answer is true or false, and as text a sentence with the numbers that decide. Raises
+        what `simulate` raises.
+        """
+        return fits(self.allocator_requests, parse_size(capacity), _parsed(settings))
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate(Result, GpuQuestions):
+    """An estimated result that can also be asked what a GPU would make of it.
+
+    Attributes:
+        run: What the estimate was made from. It does not go through JSON, and two estimates are
+            equal without it.
+    """
+
+    run: StaticRun = field(kw_only=True, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, run: StaticRun, name: str = "") -> Estimate:
+        result = estimate_result(run, name)
+        return cls(**{f.name: getattr(result, f.name) for f in fields(result)}, run=run)
+
+    @property
+    def allocator_requests(self) -> Requests:
+        """Every allocation and free on the estimate's device, in order."""
+        return requests_of_run(self.run)
+
+
+def requests_of_run(run: StaticRun) -> Requests:
+    """Return the requests of an estimate: what was there before comes first."""
+    events = allocation_events(run)
+    events = events[events[:, 1] != 0]
+    return Requests.from_columns(events[:, 1] > 0, np.abs(events[:, 1]), events[:, 0])
+
+
+def requests_of_window(evidence: Evidence) -> Requests:
+    """Return the requests of a window's footprint.
+
+    What the window found comes first, in the order in which it was made. Of what is older than the
+    recording nobody knows that order: the largest is taken to be the first.
+    """
+    storages, window = evidence.storages, evidence.window
+    rows: NDArray[np.int64] = np.flatnonzero(evidence.counted)
+    born, died = storages.born[rows], storages.died[rows]
+    sizes = storages.size_bytes[rows]
+    order = np.lexsort((died, -sizes, born))
+    lives_on = died > window.end
+    died = np.where(lives_on, np.inf, died)
+    begin = np.maximum(born, window.begin)
+    return Requests.from_lifetimes(sizes[order], begin[order], died[order])
+
+
+def with_counters(
+    result: Result, limits: Mapping[str, int], source: GpuQuestions, settings: str
+) -> Result:
+    """Return ``result`` with estimated counters where a limit asks for one and none can be read.
+
+    A GPU counts for itself: where its counters are missing, an estimate must not hide that. Raises
+    what `GpuQuestions.simulate` raises.
+    """
+    asked = [key for key in COUNTERS if key in limits]
+    counts_itself = result.device != "cpu" and not result.estimated
+    if not asked or result.counters is not None or counts_itself:
+        return result
+    run = source.simulate(settings)
+    note = (
+        f"{' and '.join(asked)} memory is estimated: the allocations on {result.device}, given to "
+        f"torch's CUDA caching allocator as simulated"
+        f"{f' with {settings}' if settings else ''}, reserve {format_size(run.peak.reserved)} "
+        f"with {run.fragmentation:.0%} fragmentation"
+    )
+    return replace(result, counters=run.peak, notes=(*result.notes, note))
+
+
+def _parsed(settings: AllocatorSettings | str) -> AllocatorSettings:
+    return AllocatorSettings.parse(settings) if isinstance(settings, str) else settings
