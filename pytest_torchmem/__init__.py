@@ -20,6 +20,8 @@ _HOME = {
     "estimate": "pytest_torchmem.estimates",
     "estimate_graph": "pytest_torchmem.estimates",
     "estimate_pair": "pytest_torchmem.estimates",
+    "export_chrome_trace": "pytest_torchmem.exports",
+    "export_memory_snapshot": "pytest_torchmem.exports",
     "export_memory_timeline": "pytest_torchmem.exports",
     "load_trace": "pytest_torchmem.trace",
     "GiB": "pytest_torchmem.units",
@@ -31,7 +33,12 @@ if TYPE_CHECKING:
     from pytest_torchmem.analysis.results import Category, Result
     from pytest_torchmem.errors import TorchmemError
     from pytest_torchmem.estimates import estimate, estimate_graph, estimate_pair
-    from pytest_torchmem.exports import analyze, export_memory_timeline
+    from pytest_torchmem.exports import (
+        analyze,
+        export_chrome_trace,
+        export_memory_snapshot,
+        export_memory_timeline,
+    )
     from pytest_torchmem.trace import load_trace
     from pytest_torchmem.units import GiB, KiB, MiB
 
@@ -47,6 +54,8 @@ __all__ = [
     "estimate",
     "estimate_graph",
     "estimate_pair",
+    "export_chrome_trace",
+    "export_memory_snapshot",
     "export_memory_timeline",
     "load_trace",
 ]

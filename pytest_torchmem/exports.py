@@ -1,4 +1,4 @@
-"""``export_memory_timeline`` and ``analyze`` for finished torch profiles."""
+"""Finished torch profiles and stored traces: analysed, and for other people's viewers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from pytest_torchmem.analysis.sampling import sketch_timeline
 from pytest_torchmem.analysis.timeline import Timeline
 from pytest_torchmem.analysis.torch_timeline import TorchMemoryProfile, coalesced, raw_changes
 from pytest_torchmem.report.html import picture_page
+from pytest_torchmem.report.memory_viz import pickled
+from pytest_torchmem.report.perfetto import chrome_trace
 from pytest_torchmem.trace import Trace
 
 Labels = Literal["torchmem", "torch"]
@@ -65,6 +67,33 @@ def export_memory_timeline(
         _write(name, source.raw())
     else:
         _write(name, source.coalesced())
+
+
+def export_chrome_trace(
+    profile: Any, path: str | os.PathLike[str], device: str | None = None
+) -> None:
+    """Write operators beside counters of bytes by category, for Perfetto and chrome://tracing.
+
+    ``profile`` is a `Trace`, its analysis, or a finished ``torch.profiler.profile``; ``*.gz`` is
+    compressed. Raises `TraceError` for a profile that has not finished.
+    """
+    _write(os.fspath(path), chrome_trace(_analysed(profile, device)))
+
+
+def export_memory_snapshot(
+    profile: Any, path: str | os.PathLike[str], device: str | None = None
+) -> None:
+    """Write a snapshot for https://pytorch.org/memory_viz: each storage with where it comes from.
+
+    ``profile`` is a `Trace`, its analysis, or a finished ``torch.profiler.profile``. It works on
+    any device, the CPU too, and holds the footprint; reserved memory is in torch's own snapshot
+    only. Raises `TraceError` for a profile that has not finished.
+    """
+    Path(path).write_bytes(pickled(_analysed(profile, device)))
+
+
+def _analysed(profile: Any, device: str | None) -> MemoryProfile:
+    return profile if isinstance(profile, MemoryProfile) else analyze(profile, device)
 
 
 class _TorchSource:

@@ -1,5 +1,6 @@
 """What other people's viewers are given: Chrome traces and memory_viz snapshots."""
 
+import gzip
 import io
 import json
 import pickle
@@ -8,6 +9,7 @@ from itertools import pairwise
 
 import pytest
 
+from pytest_torchmem import export_chrome_trace, export_memory_snapshot
 from pytest_torchmem.analysis.results import Category
 from pytest_torchmem.report.memory_viz import pickled, snapshot
 from pytest_torchmem.report.perfetto import chrome_trace
@@ -142,3 +144,25 @@ def test_a_gpu_s_snapshot_stands_at_its_number(profile, monkeypatch):
     traces = snapshot(profile)["device_traces"]
     assert [bool(trace) for trace in traces] == [False, False, True]
     assert {segment["device"] for segment in snapshot(profile)["segments"]} <= {2}
+
+
+# --- from finished torch profiles
+
+
+def test_a_finished_torch_profile_goes_to_both_viewers(tmp_path):
+    import torch
+
+    shapes = {"record_shapes": True, "profile_memory": True, "with_stack": True}
+    with torch.profiler.profile(**shapes) as finished:
+        torch.nn.Linear(32, 32)(torch.ones(8, 32)).sum().backward()
+    export_chrome_trace(finished, tmp_path / "x.json.gz")
+    trace = json.loads(gzip.decompress((tmp_path / "x.json.gz").read_bytes()))
+    assert any(event["name"] == "memory gradient" for event in trace["traceEvents"])
+    export_memory_snapshot(finished, tmp_path / "x.pickle")
+    entries = pickle.loads((tmp_path / "x.pickle").read_bytes())["device_traces"][0]
+    assert "gradient" in {entry["category"] for entry in entries}
+
+
+def test_a_profile_that_was_analysed_is_not_analysed_again(profile, tmp_path):
+    export_chrome_trace(profile, tmp_path / "x.json")
+    assert json.loads((tmp_path / "x.json").read_text()) == chrome_trace(profile)
