@@ -274,6 +274,15 @@ def measure(workload: Workload, with_torch: bool = True) -> Row:
     )
 
 
+_LEGEND = """\
+Shares are per cent of bytes, rounded down: 100 means that not one byte is wrong. "Right" and
+"unknown" are at the peak that each profile sees; "all bytes ever" grades every allocation of the
+body, live at the peak or not. "Our peak" is ours less the true one. A workload with (!) did not
+allocate alike in two runs. How the truth is found: `benchmarks/label_truth.py`. torch's column
+grades `torch.profiler._memory_profiler.MemoryProfile` by our definitions of the categories; it has
+no BUFFER (INPUT and PARAMETER pass for it) and calls any forward output ACTIVATION, so it says how
+far its labels answer our question, not that it breaks its own definition."""
+
 _HEAD = """\
 | workload | true peak, bytes | our peak | ours right | ours UNKNOWN | torch right | torch unknown \
 | ours right, all bytes ever | worst own-peak error, bytes |
@@ -316,11 +325,12 @@ def main(arguments: Sequence[str] | None = None, write: Callable[[str], object] 
     parser.add_argument("--verbose", action="store_true", help="say what is labelled wrong")
     options = parser.parse_args(arguments)
     chosen = [w for w in all_workloads() if not options.workload or w.__name__ in options.workload]
+    command = " ".join(("python -m benchmarks.label_accuracy", *options.workload))
     write(
-        f"torch {torch.__version__}, Python {platform.python_version()}, "
-        f"{datetime.date.today().isoformat()}\n"
+        f"# Label accuracy on the CPU\n\ntorch {torch.__version__}, "
+        f"Python {platform.python_version()}, {datetime.date.today().isoformat()}. "
+        f"Made by `{command}`.\n\n{_LEGEND}\n\n{_HEAD}"
     )
-    write(_HEAD)
     for workload in chosen:
         row = measure(workload)
         write(line(row))
