@@ -25,11 +25,14 @@ from pytest_torchmem.report.summary import BaselineChange, MeasuredTest, RunSumm
 from pytest_torchmem.report.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 
-_DETAIL: Final = {
-    SummaryKind.SHORT: Detail.SHORT,
-    SummaryKind.ALL: Detail.ALL,
-    SummaryKind.OFF: Detail.PROBLEMS,
-}
+_BY_VERBOSITY: Final = (
+    Detail.PROBLEMS,
+    Detail.COUNTS,
+    Detail.SHORT,
+    Detail.ALL,
+    Detail.COMPOSITION,
+)
+"""What ``-qq``, ``-q``, nothing, ``-v`` and ``-vv`` ask for."""
 
 
 class Collector:
@@ -92,9 +95,7 @@ class Collector:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self.summary.anything and not self._lines:
             return
-        detail = _DETAIL[self.run.settings.summary]
-        if terminalreporter.verbosity < 0 and detail is Detail.SHORT:
-            detail = Detail.COUNTS
+        detail = _detail(self.run.settings.summary, terminalreporter.verbosity)
         width = self.config.get_terminal_writer().fullwidth
         lines = summary_lines(self.summary, detail, width)
         if lines or self._lines:
@@ -193,3 +194,13 @@ def _selects(config: pytest.Config) -> bool:
     if any(getattr(config.option, name, None) for name in picks):
         return True
     return any("::" in str(argument) for argument in config.args)
+
+
+def _detail(kind: SummaryKind, verbosity: int) -> Detail:
+    """Return how much is said: the whole table where it was asked for, else as pytest is told."""
+    if kind is SummaryKind.OFF:
+        return Detail.PROBLEMS
+    detail = _BY_VERBOSITY[max(-2, min(2, verbosity)) + 2]
+    if kind is SummaryKind.ALL and detail is not Detail.COMPOSITION:
+        return Detail.ALL
+    return detail

@@ -20,12 +20,15 @@ ROWS: Final = 10
 """Rows of a table that is cut; what is left out is said below it."""
 
 _NARROW: Final = 100
+_SLIM: Final = 60
+_CHANGED: Final = (Change.GROWN, Change.SHRUNK)
 _TEST_WIDTH: Final = 60
 
 
 class Detail(enum.Enum):
     """How much the closing summary says."""
 
+    COMPOSITION = "composition"
     ALL = "all"
     SHORT = "short"
     COUNTS = "counts"
@@ -158,7 +161,7 @@ def summary_lines(summary: RunSummary, detail: Detail, width: int) -> list[Line]
     What went wrong, what was not measured and what an update changed is in it at every detail.
     """
     lines: list[Line] = []
-    if detail in (Detail.ALL, Detail.SHORT):
+    if detail in (Detail.COMPOSITION, Detail.ALL, Detail.SHORT):
         lines += _tests_table(summary, detail, width)
     lines += _changes_lines(summary)
     lines += _not_measured_lines(summary)
@@ -172,7 +175,42 @@ def _tests_table(summary: RunSummary, detail: Detail, width: int) -> list[Line]:
     windows = sorted(summary.windows, key=_importance)
     if not windows:
         return []
-    shown = windows if detail is Detail.ALL else windows[: 2 * ROWS]
+    shown = windows[: 2 * ROWS] if detail is Detail.SHORT else windows
+    lines = _slim_list(shown, width) if width < _SLIM else _wide_table(shown, width)
+    if detail is Detail.COMPOSITION:
+        lines += _compositions(shown)
+    if hidden := len(windows) - len(shown):
+        lines.append(Line(f"... and {hidden} smaller ones (--torchmem-summary=all shows them)"))
+    return lines
+
+
+def _slim_list(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> list[Line]:
+    """Return two short lines for each window, for a terminal too slim for a table."""
+    lines: list[Line] = []
+    for measured, window in shown:
+        styles = ("red",) if window.sentence else ()
+        lines.append(Line(_shortened(_window_name(measured, window), width - 1), styles))
+        lines.append(Line(f"  {', '.join(filter(None, [_peak(window), _status(window)]))}", styles))
+    return lines
+
+
+def _compositions(shown: Sequence[tuple[MeasuredTest, Window]]) -> list[Line]:
+    """Return each category's own peak, for each window."""
+    lines = [Line(""), Line("each category's own peak:")]
+    for measured, window in shown:
+        ranked = sorted(window.result.peak.by_category.items(), key=lambda pair: -pair[1])
+        sizes = [f"{words(c.value)} {format_size(size)}" for c, size in ranked if size]
+        mark = " (estimated)" if window.result.estimated else ""
+        lines.append(Line(f"{_window_name(measured, window)}: {', '.join(sizes)}{mark}"))
+    return lines
+
+
+def _peak(window: Window) -> str:
+    mark = " (estimated)" if window.result.estimated else ""
+    return format_size(window.result.peak.total) + mark
+
+
+def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> list[Line]:
     wide = width >= _NARROW
     headers = ["test", "peak", *(["largest at the peak"] if wide else []), "retained", "against"]
     rows = []
@@ -180,24 +218,23 @@ def _tests_table(summary: RunSummary, detail: Detail, width: int) -> list[Line]:
         result = window.result
         name = _shortened(_window_name(measured, window), _TEST_WIDTH if wide else width // 2)
         largest = [_largest(result.peak.at_peak)] if wide else []
-        mark = " (estimated)" if result.estimated else ""
         retained = format_size(result.retained.total)
-        peak = format_size(result.peak.total) + mark
-        rows.append([name, peak, *largest, retained, _status(window)])
+        rows.append([name, _peak(window), *largest, retained, _status(window)])
     lines = _table(rows, headers, "lrlr" if wide else "lrr")
     styled = [Line(lines[0])]
     styled += [
         Line(text, ("red",) if window.sentence else ())
         for text, (_, window) in zip(lines[1:], shown, strict=True)
     ]
-    if hidden := len(windows) - len(shown):
-        styled.append(Line(f"... and {hidden} smaller ones (--torchmem-summary=all shows them)"))
     return styled
 
 
-def _importance(pair: tuple[MeasuredTest, Window]) -> tuple[bool, int, str]:
+def _importance(pair: tuple[MeasuredTest, Window]) -> tuple[bool, int, int, str]:
+    """What failed first, then what changed, then the largest."""
     measured, window = pair
-    return (not window.sentence, -window.result.peak.total, f"{measured.test}::{window.key}")
+    changed = _CHANGED.index(window.change) if window.change in _CHANGED else len(_CHANGED)
+    name = f"{measured.test}::{window.key}"
+    return (not window.sentence, changed, -window.result.peak.total, name)
 
 
 def _window_name(measured: MeasuredTest, window: Window) -> str:

@@ -108,6 +108,38 @@ def test_failed_tests_come_first_then_the_largest():
     assert [row.split()[0] for row in rows[1:4]] == ["t::failed", "t::large", "t::small"]
 
 
+def test_what_changed_comes_before_what_is_large():
+    tests = (
+        one("t::large", window(size=9)),
+        one("t::shrunk", window(size=2, change=Change.SHRUNK)),
+        one("t::grown", window(size=1, change=Change.GROWN)),
+    )
+    rows = texts(RunSummary(tests))
+    assert [row.split()[0] for row in rows[1:4]] == ["t::grown", "t::shrunk", "t::large"]
+
+
+def test_a_slim_terminal_gets_two_lines_for_each_test():
+    summary = RunSummary((one("tests/deep/test_it.py::test_a", window()),))
+    rows = texts(summary, width=30)
+    assert len(rows[0]) < 30
+    assert rows[0].endswith("test_it.py::test_a")
+    assert rows[1] == "  1.0 MiB, same as baseline"
+
+
+def test_the_most_detail_has_each_category_s_own_peak():
+    rows = texts(RunSummary((one("t", window()),)), Detail.COMPOSITION)
+    assert "t: activation 1.0 MiB" in rows
+    assert "t: activation 1.0 MiB" not in texts(RunSummary((one("t", window()),)), Detail.ALL)
+
+
+def test_a_timeline_stands_above_what_was_live():
+    verdict = Verdict(result(made(1), name="r"), (Finding("total", "memory peaked", 1),))
+    lines = failure_text([verdict], "", "", {"r": ["drawn", "^ peak"]}).splitlines()
+    at = lines.index("footprint of 'r', change by change:")
+    assert lines[at : at + 3] == ["footprint of 'r', change by change:", "drawn", "^ peak"]
+    assert at < lines.index("live at the peak of 'r', 1 B on cpu:")
+
+
 def test_each_status_is_named():
     tests = (
         one("a", window(limits={"total": 4 * MiB}.items(), change=Change.NOT_COMPARED)),

@@ -16,7 +16,8 @@ def many(project):
 
 
 def rows(result):
-    return [line for line in result.outlines if line.startswith("test_it.py::test_a[")]
+    lines = [line for line in result.outlines if line.startswith("test_it.py::test_a[")]
+    return [line for line in lines if "MiB " in line and "PASSED" not in line]
 
 
 def test_the_short_table_has_the_failed_and_the_largest(many):
@@ -47,6 +48,20 @@ def test_quiet_shows_the_counts_only(many):
     result = many.run("-q")
     assert not rows(result)
     result.stdout.fnmatch_lines(["30 measured, 10 over a limit or baseline"])
+
+
+def test_each_step_of_verbosity_says_more(many):
+    assert "torchmem ==" not in many.run("-qq").stdout.str()
+    verbose = many.run("-v")
+    assert len(rows(verbose)) == 30
+    assert "each category's own peak" not in verbose.stdout.str()
+    result = many.run("-vv")
+    result.stdout.fnmatch_lines(["each category's own peak:"])
+    result.stdout.fnmatch_lines(["test_it.py::test_a[[]7]: activation 7.0 MiB"])
+
+
+def test_off_stays_off_however_verbose(many):
+    assert not rows(many.run("--torchmem-summary=off", "-vv"))
 
 
 def test_the_command_line_beats_the_ini_file(many):
