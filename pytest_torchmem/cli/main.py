@@ -14,7 +14,7 @@ from typing import Final
 
 from pytest_torchmem import __version__
 from pytest_torchmem.analysis.baseline import Allowance
-from pytest_torchmem.cli import diff, show
+from pytest_torchmem.cli import diff, gpu, show
 from pytest_torchmem.cli.inputs import is_trace, read_measurements, read_report
 from pytest_torchmem.cli.traces import converted
 from pytest_torchmem.errors import ReportError, SizeError, TorchmemError
@@ -27,11 +27,12 @@ class Exit(enum.IntEnum):
     """What ``torchmem`` ends with."""
 
     OK = 0
-    GROWN = 1
+    GROWN = DOES_NOT_FIT = 1
     BAD_INPUT = 2
 
 
 _EPILOG: Final = "exit codes: 0 nothing grew, 1 something grew (diff only), 2 bad input"
+_FITS_EPILOG: Final = "exit codes: 0 all fit, 1 one does not, 2 bad input"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_diff(commands)
     _add_show(commands)
     _add_report(commands)
+    _add_fits(commands)
+    _add_reserved(commands)
     return parser
 
 
@@ -97,6 +100,43 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument("-o", "--output", type=Path, required=True)
     command.add_argument("--test", default="", help="only tests whose name contains this")
     command.set_defaults(run=_report)
+
+
+def _add_fits(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "fits",
+        help="whether traces would fit into a GPU",
+        description="Run torch's CUDA caching allocator, simulated, over stored traces of any "
+        "device, and say whether a GPU with this much memory for it would do.",
+        epilog=_FITS_EPILOG,
+    )
+    command.add_argument("traces", type=Path, nargs="+", metavar="TRACE")
+    command.add_argument(
+        "--capacity", required=True, metavar="SIZE", help="what the allocator can have: 24GiB"
+    )
+    _add_gpu_options(command)
+    command.set_defaults(run=_fits)
+
+
+def _add_reserved(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "reserved",
+        help="what a GPU would reserve for a trace",
+        description="Run torch's CUDA caching allocator, simulated, over a stored trace of any "
+        "device, and print what its counters would peak at.",
+        epilog="exit codes: 0 printed, 2 bad input",
+    )
+    command.add_argument("trace", type=Path)
+    _add_gpu_options(command)
+    command.set_defaults(run=_reserved)
+
+
+def _add_gpu_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--settings", default="", help="as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True"
+    )
+    command.add_argument("--device", default="", help="default: the one the trace was recorded for")
+    command.add_argument("--format", choices=("text", "json"), default="text")
 
 
 def _diff(options: argparse.Namespace) -> Exit:
@@ -139,6 +179,21 @@ def _report(options: argparse.Namespace) -> Exit:
             return Exit.OK
     run = _only(merged(read_report(path) for path in options.files), options.test)
     print(f"report written: {write_run(run, output)}")
+    return Exit.OK
+
+
+def _fits(options: argparse.Namespace) -> Exit:
+    found = [
+        (path, gpu.read_profile(path, options.device).fits(options.capacity, options.settings))
+        for path in options.traces
+    ]
+    print(gpu.fits_json(found) if options.format == "json" else gpu.fits_text(found))
+    return Exit.OK if all(fit for _, fit in found) else Exit.DOES_NOT_FIT
+
+
+def _reserved(options: argparse.Namespace) -> Exit:
+    run = gpu.read_profile(options.trace, options.device).simulate(options.settings)
+    print(gpu.reserved_json(run) if options.format == "json" else gpu.reserved_text(run))
     return Exit.OK
 
 

@@ -1,0 +1,77 @@
+"""``torchmem fits TRACE`` and ``torchmem reserved TRACE``: what a GPU would make of a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_torchmem.analysis.caching_allocator import AllocatorRun, Fit
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.trace import load_trace
+from pytest_torchmem.units import format_size
+
+
+def read_profile(path: Path, device: str = "") -> MemoryProfile:
+    """Return a stored trace, analysed; ``device`` is by default the one it was recorded for.
+
+    Raises `TraceError`.
+    """
+    return analyze(load_trace(path), device or None)
+
+
+def fits_text(fits: Sequence[tuple[Path, Fit]]) -> str:
+    """Return the sentence of each trace, with the trace's name where there are several."""
+    if len(fits) == 1:
+        return str(fits[0][1])
+    return "\n".join(f"{path}: {fit}" for path, fit in fits)
+
+
+def fits_json(fits: Sequence[tuple[Path, Fit]]) -> str:
+    """Return the same as a list with an object for each trace."""
+    rows = [
+        {
+            "trace": str(path),
+            "estimated": True,
+            "fits": bool(fit),
+            "capacity_bytes": fit.capacity_bytes,
+            "reserved_bytes": fit.peak_reserved_bytes,
+            "fragmentation": round(fit.fragmentation, 6),
+            "retries": fit.retry_count,
+            "sentence": str(fit),
+        }
+        for path, fit in fits
+    ]
+    return json.dumps(rows, indent=1)
+
+
+def reserved_text(run: AllocatorRun) -> str:
+    """Return the counters of a simulated allocator, each at its own peak, one on a line."""
+    peak = run.peak
+    rows = {
+        "reserved": format_size(peak.reserved),
+        "active": format_size(peak.active),
+        "allocated": format_size(peak.allocated),
+        "requested": format_size(peak.requested),
+        "fragmentation": f"{run.fragmentation:.0%}",
+        "device allocations": str(run.device_alloc_count),
+    }
+    wide = max(map(len, rows.values()))
+    return "\n".join(f"{value:>{wide}}  {name} (estimated)" for name, value in rows.items())
+
+
+def reserved_json(run: AllocatorRun) -> str:
+    """Return the same as one object."""
+    peak = run.peak
+    return json.dumps(
+        {
+            "estimated": True,
+            "reserved_bytes": peak.reserved,
+            "active_bytes": peak.active,
+            "allocated_bytes": peak.allocated,
+            "requested_bytes": peak.requested,
+            "fragmentation": round(run.fragmentation, 6),
+            "device_allocations": run.device_alloc_count,
+        },
+        indent=1,
+    )
