@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,8 +18,8 @@ LIMIT_KEYS: Final = ("total", *(c.value for c in Category), "retained", "growth"
 _SCRATCH: Final = ("temporary", "autograd_detail", "workspace", "unknown")
 _SCRATCH_FACTOR: Final = 8
 
-SLUGS: Final = ("no-activation", "no-counter", "no-steps", "no-reading")
-"""Why a limit could not be judged; docs/messages.md explains each."""
+SLUGS: Final = ("no-activation", "no-counter", "no-steps", "no-reading", "shrunk", "unstable")
+"""Why a number could not be judged, or fails without being too large; docs/messages.md explains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,19 @@ class Verdict:
         findings: What failed, the most telling first; empty when all is well.
         change: How the result differs from its baseline entry.
         baseline_bytes: The entry's peak; 0 without one.
+        notice: What shrank most, in a sentence; ``""`` when nothing did.
+        reference: The environment whose baseline a user told us to compare with; ``""`` for that
+            of the run.
+        nearest: Without a baseline, the nearest environment that has one; ``""`` if none does.
     """
 
     result: Result
     findings: tuple[Finding, ...] = ()
     change: Change = Change.NOT_COMPARED
     baseline_bytes: int = 0
+    notice: str = ""
+    reference: str = ""
+    nearest: str = ""
 
     @property
     def failed(self) -> bool:
@@ -85,25 +92,81 @@ def judge_limits(result: Result, limits: Mapping[str, int]) -> tuple[Finding, ..
     return rank(finding for finding in findings if finding is not None)
 
 
-def judge_baseline(result: Result, entry: BaselineEntry, allowance: Allowance) -> Verdict:
-    """Compare the peak, each category's own peak and what was retained with a stored entry."""
+def judge_baseline(
+    result: Result, entry: BaselineEntry, allowance: Allowance, environment: str = ""
+) -> Verdict:
+    """Compare the peak, each category's own peak and what was retained with a stored entry.
+
+    ``environment`` names where the entry comes from if that is not where the result does.
+    """
     if result.peak.total == 0 and entry.total > 0:
         missing = _nothing_read(result, f"the baseline has {format_size(entry.total)}")
         return Verdict(result, (missing,), Change.NOT_COMPARED, entry.total)
     changes: set[Change] = set()
     findings: list[Finding] = []
+    of_other = f" for {environment}" if environment else ""
     for key, measured_bytes, baseline_bytes in _compared(result, entry):
         change = allowance.compare(measured_bytes, baseline_bytes)
         changes.add(change)
         if change is Change.GROWN:
-            reference = f"the baseline of {{}} ({allowance.text_for(baseline_bytes)})"
+            allowed = allowance.text_for(baseline_bytes)
+            reference = f"the baseline{of_other} of {{}} ({allowed})"
             growths = _growths(result, entry, key)
             sentence = _exceeds(result, key, measured_bytes, baseline_bytes, reference)
             cause = _grown_cause(growths, key) or _largest_cause(result, key)
             excess_bytes = measured_bytes - baseline_bytes
             findings.append(Finding(key, sentence + cause, excess_bytes, growths))
     change = next((c for c in (Change.GROWN, Change.SHRUNK) if c in changes), Change.SAME)
-    return Verdict(result, rank(findings), change, entry.total)
+    notice = _largest_saving(result, entry) if change is Change.SHRUNK else ""
+    return Verdict(result, rank(findings), change, entry.total, notice, environment)
+
+
+def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
+    """Return a finding where a number is below its baseline, for those who want that to fail."""
+    if not verdict.notice:
+        return ()
+    return (Finding("total", f"{verdict.notice}: tighten it [shrunk]"),)
+
+
+def _largest_saving(result: Result, entry: BaselineEntry) -> str:
+    """Return ``activation peaked at 70.0 MiB, 30 % below the baseline of 100.0 MiB``."""
+    # The first of equal savings, which is the total where that shrank as much as a part of it.
+    key, measured_bytes, baseline_bytes = max(
+        _compared(result, entry), key=lambda numbers: numbers[2] - numbers[1]
+    )
+    measured, baseline = format_apart(measured_bytes, baseline_bytes)
+    share = f"{(baseline_bytes - measured_bytes) / baseline_bytes:.0%}".replace("%", " %")
+    verb = "retained" if key == "retained" else f"{words(key)} peaked at"
+    return f"{verb} {measured}, {share} below the baseline of {baseline}"
+
+
+def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Finding, ...]:
+    """Return a finding where runs of one body differ by more than a comparison would allow."""
+    rows = [dict(_readings(result)) for result in results]
+    spreads = []
+    for key in rows[0]:
+        values = [row[key] for row in rows]
+        excess_bytes = max(values) - min(values) - allowance.bytes_for(min(values))
+        if excess_bytes > 0:
+            spreads.append((excess_bytes, key, values))
+    if not spreads:
+        return ()
+    excess_bytes, key, values = max(spreads, key=lambda spread: spread[0])
+    rest = values[1:]
+    cold = max(rest) - min(rest) <= allowance.bytes_for(min(rest)) and len(rest) > 1
+    hint = "; only the first run differs: warm up with memory_budget(warmup=1)" if cold else ""
+    shown = ", ".join(format_size(value) for value in values)
+    sentence = (
+        f"{words(key)} is not stable, and nothing is stored: {len(values)} runs had {shown}, "
+        f"a spread of {format_size(max(values) - min(values))} ({allowance.text_for(min(values))})"
+    )
+    return (Finding(key, f"{sentence}{hint} [unstable]", excess_bytes),)
+
+
+def _readings(result: Result) -> Iterable[tuple[str, int]]:
+    yield "total", result.peak.total
+    yield from ((category.value, size) for category, size in result.peak.by_category.items())
+    yield "retained", result.retained.total
 
 
 def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.analysis.baseline import BaselineEntry
 from pytest_torchmem.analysis.differences import whole_entry
 from pytest_torchmem.analysis.results import Result
-from pytest_torchmem.errors import ReportError
-from pytest_torchmem.plugin.baselines import FORMATS
+from pytest_torchmem.errors import BaselineError, ReportError
+from pytest_torchmem.plugin.baseline_file import FORMATS, parse_entries
 from pytest_torchmem.report.run import KIND, RunReport, TestReport, parse_run
 from pytest_torchmem.report.summary import MeasuredTest
 from pytest_torchmem.units import format_size
@@ -137,19 +137,19 @@ def _folder(folder: Path) -> Iterator[tuple[Key, BaselineEntry]]:
 
 
 def _baseline(path: Path, module: str, data: object) -> Iterator[tuple[Key, BaselineEntry]]:
-    if not isinstance(data, dict) or not isinstance(data.get("entries"), dict):
+    if not isinstance(data, dict) or not isinstance(data.get("entries"), dict | list):
         raise ReportError(f"{path} is neither a results file nor a baseline")
     if data.get("format") not in FORMATS:
         raise ReportError(
             f"the baseline {path} has format {data.get('format')!r}, and this version of "
             f"pytest-torchmem reads {', '.join(map(str, FORMATS))}; install a newer one"
         )
-    entries: Mapping[str, Any] = data["entries"]
     try:
         environment = _environment(data["environment"])
-        for name, entry in entries.items():
-            yield Key(environment, _module(module), name), BaselineEntry.from_json(entry)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        entries = parse_entries(data)
+        for name in entries.rows:
+            yield Key(environment, _module(module), name), entries.entry(name, path)
+    except (BaselineError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ReportError(f"the baseline {path} is damaged: {error!r}") from None
 
 

@@ -1,33 +1,43 @@
-"""Baseline files: where they are, how they are read, and the one place that writes them.
-
-docs/baseline-format.md describes the format.
-"""
+"""Where baselines are, which of them a test is compared with, and how sources are named in them."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import os
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.analysis.baseline import BaselineEntry
+from pytest_torchmem.analysis.environments import (
+    Environment,
+    environment_name,
+    nearest,
+    same_kind,
+)
 from pytest_torchmem.analysis.results import Contributor, Result
 from pytest_torchmem.errors import BaselineError
-
-FORMAT: Final = 1
-FORMATS: Final = {
-    1: "0.1.0: entries by test, each with total, at_peak, peaks, live, retained, retained_live",
-}
-"""Every format number ever written, and what it brought."""
+from pytest_torchmem.plugin.baseline_file import StoredEntries, read_any, read_file
+from pytest_torchmem.plugin.file_lock import replace_file
 
 FOLDER: Final = "__torchmem__"
+ATTRIBUTES: Final = "*.json merge=union\n"
+"""What git is told about baselines. Each of their lines stands for itself, so of two branches that
+insert at the same place git can keep both, and needs nobody to choose."""
 
-Environment = Mapping[str, str]
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a measurement is compared with.
+
+    Attributes:
+        entry: The stored entry.
+        environment: The name of the environment that a user told us to compare with instead of
+            the one being run; ``""`` where it is that of the run.
+    """
+
+    entry: BaselineEntry
+    environment: str = ""
 
 
 class BaselineStore:
@@ -37,36 +47,84 @@ class BaselineStore:
     it is asked for, and is never written to.
     """
 
-    def __init__(self, rootdir: Path, folder: Path | None) -> None:
+    def __init__(self, rootdir: Path, folder: Path | None, fallbacks: Sequence[str] = ()) -> None:
         self._rootdir = rootdir
         self._folder = folder
-        self._files: dict[Path, dict[str, Any] | BaselineError] = {}
+        self._fallbacks = tuple(fallbacks)
+        self._files: dict[Path, StoredEntries | BaselineError] = {}
+        self._others: dict[Path, tuple[Environment, StoredEntries] | None] = {}
+        self._names: dict[Path, tuple[str, ...]] = {}
 
     def path(self, module: Path, environment: Environment) -> Path:
         """Return the file for one test module in one environment."""
+        return self._path(module, environment_name(environment))
+
+    def root(self, module: Path) -> Path:
+        """Return the folder that holds a folder for each environment."""
+        return module.parent / FOLDER if self._folder is None else self._folder
+
+    def root_of(self, path: Path, environment: Environment) -> Path:
+        """Return the same folder, told from one of the files in it."""
+        name = environment_name(environment)
+        return next(parent.parent for parent in path.parents if parent.name == name)
+
+    def _path(self, module: Path, environment: str) -> Path:
         name = f"{module.stem if module.suffix == '.py' else module.name}.json"
-        key = environment_name(environment)
-        if self._folder is None:
-            return module.parent / FOLDER / key / name
-        with contextlib.suppress(ValueError):
-            return self._folder / key / module.parent.relative_to(self._rootdir) / name
-        return self._folder / key / name
+        folder = self.root(module) / environment
+        if self._folder is not None:
+            with contextlib.suppress(ValueError):
+                folder /= module.parent.relative_to(self._rootdir)
+        return folder / name
 
     def keys(self, path: Path, environment: Environment) -> frozenset[str]:
         """Return the keys of all entries in a file. Raises `BaselineError`."""
-        return frozenset(self._entries(path, environment))
+        return frozenset(self._entries(path, environment).rows)
 
     def entry(self, path: Path, environment: Environment, key: str) -> BaselineEntry | None:
         """Return one entry, or None where the file has none. Raises `BaselineError`."""
-        data = self._entries(path, environment).get(key)
-        if data is None:
-            return None
-        try:
-            return BaselineEntry.from_json(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _unreadable(path, f"the entry {key!r} is damaged ({error})") from None
+        entries = self._entries(path, environment)
+        return entries.entry(key, path) if key in entries.rows else None
 
-    def _entries(self, path: Path, environment: Environment) -> dict[str, Any]:
+    def reference(self, module: Path, environment: Environment, key: str) -> Reference | None:
+        """Return what to compare with: the entry of this environment, or of one a user named.
+
+        Raises `BaselineError`.
+        """
+        entry = self.entry(self.path(module, environment), environment, key)
+        if entry is not None:
+            return Reference(entry)
+        for name in self._fallbacks:
+            path = self._path(module, name)
+            other = self._other(path)
+            if other and same_kind(environment, other[0]) and key in other[1].rows:
+                return Reference(other[1].entry(key, path), name)
+        return None
+
+    def nearest(self, module: Path, environment: Environment, key: str) -> str:
+        """Return the name of the nearest environment that has the entry; ``""`` without one."""
+        files = (self._other(self._path(module, name)) for name in self._environments(module))
+        near = nearest(environment, [file[0] for file in files if file and key in file[1].rows])
+        return environment_name(near) if near else ""
+
+    def _environments(self, module: Path) -> tuple[str, ...]:
+        root = self.root(module)
+        if root not in self._names:
+            folders: list[str] = []
+            with contextlib.suppress(OSError):
+                folders = sorted(path.name for path in root.iterdir() if path.is_dir())
+            self._names[root] = tuple(folders)
+        return self._names[root]
+
+    def _other(self, path: Path) -> tuple[Environment, StoredEntries] | None:
+        """Return a file of whichever environment; None where there is none that can be read."""
+        if path not in self._others:
+            self._others[path] = None
+            if path.exists():
+                with contextlib.suppress(BaselineError):
+                    self._others[path] = read_any(path)
+        return self._others[path]
+
+    def _entries(self, path: Path, environment: Environment) -> StoredEntries:
         if path not in self._files:
             try:
                 self._files[path] = read_file(path, environment)
@@ -78,90 +136,12 @@ class BaselineStore:
         return entries
 
 
-def read_file(path: Path, environment: Environment) -> dict[str, Any]:
-    """Return the raw entries of a file by key; no entries where there is no file.
-
-    Raises `BaselineError` when the file is not JSON, is of another format or holds the numbers of
-    another environment.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, str(error)) from None
-    try:
-        data = json.loads(
-            text, object_pairs_hook=_unique, parse_float=_no_float, parse_constant=_no_float
-        )
-    except (ValueError, RecursionError) as error:
-        conflict = re.search(r"^<{7}|^>{7}", text, re.MULTILINE)
-        raise _unreadable(
-            path, "it holds merge conflict markers" if conflict else str(error)
-        ) from None
-    _check(path, data, environment)
-    entries: dict[str, Any] = data["entries"]
-    return entries
-
-
-def write_file(path: Path, environment: Environment, changes: Mapping[str, BaselineEntry]) -> None:
-    """Add or replace entries; all others stay as they are in the file now.
-
-    The file is read again just before, so entries that someone else wrote meanwhile are kept, and
-    replaced in one step, so a reader never sees half of it. Raises `BaselineError` when the file
-    cannot be read (it is left alone then) or written.
-    """
-    entries = read_file(path, environment)
-    entries.update({key: entry.to_json() for key, entry in changes.items()})
-    data = {"entries": entries, "environment": dict(environment), "format": FORMAT}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(render(data) + "\n", encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    except OSError as error:
+def tell_git(root: Path) -> None:
+    """Put a ``.gitattributes`` into a folder of baselines that has none."""
+    path = root / ".gitattributes"
+    if root.is_dir() and not path.exists():
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise BaselineError(
-            f"the baseline {path} cannot be written ({error.strerror or error}); "
-            "what it held before is unchanged. Make the folder writable and update again"
-        ) from None
-
-
-def render(value: object, depth: int = 0) -> str:
-    """Return JSON that diffs well: sorted keys, one contributor or amount group per line."""
-    if depth == 4 or not isinstance(value, dict | list) or not value:
-        return json.dumps(value, sort_keys=True, ensure_ascii=False)
-    if isinstance(value, dict) and depth and all(isinstance(v, int) for v in value.values()):
-        return json.dumps(value, sort_keys=True, ensure_ascii=False)
-    pad = "  " * depth
-    if isinstance(value, dict):
-        items = [
-            f"{json.dumps(key, ensure_ascii=False)}: {render(value[key], depth + 1)}"
-            for key in sorted(value)
-        ]
-        opening, closing = "{}"
-    else:
-        items = [render(item, 4) for item in value]
-        opening, closing = "[]"
-    body = ",\n".join(f"{pad}  {item}" for item in items)
-    return f"{opening}\n{body}\n{pad}{closing}"
-
-
-def environment_name(environment: Environment) -> str:
-    """Return a folder name for an environment: ``cpu-torch2.13``, ``nvidia-h200-sm90-torch2.13``.
-
-    Two environments may share a name when their device models differ in punctuation only; the file
-    holds the environment in full, so they are told apart when it is read.
-    """
-    parts = [re.sub(r"[^a-z0-9]+", "-", environment["device"].lower()).strip("-")]
-    if environment.get("capability"):
-        parts.append("sm" + re.sub(r"[^a-z0-9]+", "", environment["capability"].lower()))
-    parts.append("torch" + re.sub(r"[^a-z0-9.]+", "-", environment["torch"].lower()))
-    if environment.get("allocator"):
-        digest = hashlib.sha256(environment["allocator"].encode()).hexdigest()
-        parts.append("alloc" + digest[:8])
-    return "-".join(parts)
+            replace_file(path, ATTRIBUTES)
 
 
 def entry_key(nodeid: str, region: str = "") -> str:
@@ -203,38 +183,3 @@ def portable_path(file: str, rootdir: Path) -> str:
             at = len(path.parts) - path.parts[::-1].index(folder)
             return PurePath(*path.parts[at:]).as_posix()
     return PurePath(*path.parts[-2:]).as_posix() if path.is_absolute() else path.as_posix()
-
-
-def _check(path: Path, data: object, environment: Environment) -> None:
-    if not isinstance(data, dict) or not isinstance(data.get("entries"), dict):
-        raise _unreadable(path, "it is not a baseline file")
-    if data.get("format") not in list(FORMATS):
-        raise BaselineError(
-            f"the baseline {path} has format {data.get('format')!r}, and this version of "
-            f"pytest-torchmem reads {', '.join(map(str, FORMATS))}; install a newer one"
-        )
-    if data.get("environment") != dict(environment):
-        raise BaselineError(
-            f"the baseline {path} was measured on {data.get('environment')!r}, "
-            f"and this run is on {dict(environment)!r}; move the file away and update again"
-        )
-
-
-def _unreadable(path: Path, reason: str) -> BaselineError:
-    return BaselineError(
-        f"the baseline {path} cannot be read: {reason}. Restore it from version control, "
-        "or delete it and run with --torchmem-update-baseline"
-    )
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r} occurs twice")
-    return data
-
-
-def _no_float(text: str) -> Iterator[None]:
-    raise ValueError(f"{text} is not a whole number")

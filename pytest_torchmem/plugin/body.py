@@ -8,6 +8,7 @@ import importlib
 import os
 import shlex
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,11 +22,14 @@ from pytest_torchmem.analysis.verdict import (
     Verdict,
     judge_baseline,
     judge_limits,
+    judge_shrinking,
+    judge_spread,
     rank,
     words,
 )
 from pytest_torchmem.errors import DeviceError, MarkerError, TorchmemError
-from pytest_torchmem.plugin.baselines import BaselineStore, entry_key, portable
+from pytest_torchmem.plugin.baseline_file import ChangedTwiceError
+from pytest_torchmem.plugin.baselines import BaselineStore, Reference, entry_key, portable
 from pytest_torchmem.plugin.marker import can_rerun, read_markers
 from pytest_torchmem.plugin.options import Settings, Timelines
 from pytest_torchmem.plugin.pictures import drawn, picture_of, set_properties
@@ -48,7 +52,7 @@ class Run:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.settings = settings
         self.rootdir = config.rootpath
-        self.store = BaselineStore(config.rootpath, settings.baseline_dir)
+        self.store = BaselineStore(config.rootpath, settings.baseline_dir, settings.fallbacks)
         self._environments: dict[str, Mapping[str, str]] = {}
 
     def environment(self, device: str) -> Mapping[str, str]:
@@ -81,10 +85,15 @@ class Body:
         self.state = State.BEFORE
         self.not_measured = ""
         self.checked: list[tuple[Region, Allowance]] = []
+        self.earlier: list[dict[str, Result]] = []
         self._entries: dict[str, BaselineEntry] = {}
-        self.measurement: BodyMeasurement = _engine().BodyMeasurement(
-            self.asked.device or run.settings.device or None
+        self.measurement = self._new_measurement()
+
+    def _new_measurement(self) -> BodyMeasurement:
+        measurement: BodyMeasurement = _engine().BodyMeasurement(
+            self.asked.device or self.run.settings.device or None
         )
+        return measurement
 
     def warm_up(self) -> None:
         """Run the body as often as the marker says, unmeasured. What the body raises comes out."""
@@ -92,6 +101,26 @@ class Body:
         for _ in range(self.asked.warmup if can_rerun(self.item) else 0):
             with contextlib.suppress(WarmupOver):
                 self.item.runtest()
+
+    def measure_before(self) -> None:
+        """Where an update asks for several runs, measure all but the last. What the body raises
+        comes out; a run that cannot be measured leaves it to the last one to say so."""
+        settings = self.run.settings
+        compares = self.asked.baseline or "torchmem" in getattr(self.item, "fixturenames", ())
+        if not settings.accepted or not compares or not can_rerun(self.item):
+            return
+        for _ in range(settings.repeat_count - 1):
+            self.start()
+            if self.state is State.MEASURING:
+                try:
+                    self.item.runtest()
+                except BaseException:
+                    self.abandon()
+                    raise
+                windows, self.not_measured = self._stop(), ""
+                self.earlier.append({result.name: result for _, result in windows})
+            self.measurement, self.checked = self._new_measurement(), []
+            self.not_measured = ""
 
     def start(self) -> None:
         """Begin to measure; where that is not possible, the body runs unmeasured."""
@@ -114,18 +143,23 @@ class Body:
 
     def finish(self) -> None:
         """End the measurement and judge it. Raises pytest's failure when something is wrong."""
-        windows: list[tuple[str, Result]] = []
-        if self.state is State.MEASURING:
-            self.state = State.AFTER
-            try:
-                windows = [("", self.measurement.stop())]
-                windows += [(region.name, region.result) for region, _ in self.checked]
-            except TorchmemError as error:
-                self.not_measured = str(error)
-        self.state = State.AFTER
+        windows = self._stop()
         failure = self._judge(windows) if not self.not_measured else self._unmeasured()
         if failure:
             raise pytest.fail.Exception(failure, pytrace=False)
+
+    def _stop(self) -> list[tuple[str, Result]]:
+        """Return what was measured by the region's name, the whole body first."""
+        measuring, self.state = self.state is State.MEASURING, State.AFTER
+        if not measuring:
+            return []
+        try:
+            windows = [("", self.measurement.stop())]
+            windows += [(region.name, region.result) for region, _ in self.checked]
+        except TorchmemError as error:
+            self.not_measured = str(error)
+            return []
+        return windows
 
     def _unmeasured(self) -> str:
         """Record why nothing was measured. A limit without a reading fails: it never passes."""
@@ -177,6 +211,9 @@ class Body:
             sentences=tuple(finding.sentence for finding in verdict.findings),
             baseline=self._entries.get(key) if settings.reports else None,
             picture=picture if settings.timelines is not Timelines.NONE else None,
+            reference=verdict.reference,
+            nearest=verdict.nearest,
+            notice=verdict.notice,
         )
 
     def _send(self, record: MeasuredTest) -> None:
@@ -187,24 +224,46 @@ class Body:
         findings = judge_limits(result, limits)
         if not result.name and not self.asked.baseline:
             return Verdict(result, findings)
-        accepted = self.run.settings.accepted
+        settings, store, module = self.run.settings, self.run.store, self.item.path
         environment = self.run.environment(result.device)
-        path = self.run.store.path(self.item.path, environment)
         key = entry_key(self.nodeid, result.name)
-        entry = self.run.store.entry(path, environment, key)
-        if entry is None:
-            if self.run.settings.require_baseline and Change.NEW not in accepted:
-                findings = (*findings, self._missing(key, path))
-            return Verdict(result, findings, Change.NEW)
-        self._entries[key] = entry
-        compared = judge_baseline(result, entry, allowance)
-        if compared.change not in accepted:
-            findings = rank([*findings, *compared.findings])
-        return Verdict(result, findings, compared.change, compared.baseline_bytes)
+        findings = (*findings, *self._spread(result, allowance))
+        reference = self._reference(environment, key)
+        if reference is None or (reference.environment and Change.NEW in settings.accepted):
+            near = store.nearest(module, environment, key)
+            if settings.require_baseline and not self._stores_new:
+                findings = (*findings, self._missing(key, environment, near))
+            return Verdict(result, findings, Change.NEW, nearest=near)
+        self._entries[key] = reference.entry
+        compared = judge_baseline(result, reference.entry, allowance, reference.environment)
+        if compared.change not in settings.accepted or reference.environment:
+            shrunk = judge_shrinking(compared) if settings.fail_shrunk else ()
+            findings = rank([*findings, *compared.findings, *shrunk])
+        return replace(compared, findings=findings)
 
-    def _missing(self, key: str, path: Path) -> Finding:
+    @property
+    def _stores_new(self) -> bool:
+        settings = self.run.settings
+        return Change.NEW in settings.accepted or settings.follow_renames
+
+    def _reference(self, environment: Mapping[str, str], key: str) -> Reference | None:
+        try:
+            return self.run.store.reference(self.item.path, environment, key)
+        except ChangedTwiceError:
+            if Change.NEW in self.run.settings.accepted:
+                return None  # which of the two is right, the new measurement says
+            raise
+
+    def _spread(self, result: Result, allowance: Allowance) -> tuple[Finding, ...]:
+        earlier = [run[result.name] for run in self.earlier if result.name in run]
+        return judge_spread([*earlier, result], allowance) if earlier else ()
+
+    def _missing(self, key: str, environment: Mapping[str, str], near: str) -> Finding:
+        path = self.run.store.path(self.item.path, environment)
         shown = relative_path(path, self.item.config.invocation_params.dir)
-        return Finding("total", f"there is no baseline for {key} in {shown} [no-baseline]")
+        other = f"; nearest is {near}, --torchmem-baseline-from={near} accepts it" if near else ""
+        text = f"there is no baseline for {key} in {shown}{other}"
+        return Finding("total", f"{text} [no-baseline]")
 
     def _record(
         self, windows: tuple[Window, ...] = (), not_measured: str = "", problem: str = ""
@@ -290,6 +349,7 @@ def measured_call(item: pytest.Item) -> Generator[None, object, object]:
     try:
         if body := item.stash.get(BODY, None):
             body.warm_up()
+            body.measure_before()
             body.start()
         try:
             outcome = yield

@@ -24,7 +24,6 @@ class Torchmem:
 
     def __init__(self, body: Body) -> None:
         self._body = body
-        self._names: set[str] = set()
 
     @property
     def device(self) -> str:
@@ -69,12 +68,11 @@ class Torchmem:
             return
         if state is not State.MEASURING or region not in self._body.measurement.regions:
             raise MarkerError(f"torchmem.check needs a region of this body, got {region!r}")
-        if region.name in self._names:
+        if any(region.name == checked.name for checked, _ in self._body.checked):
             raise MarkerError(
                 f"two regions named {region.name!r} are checked, and a baseline has one entry "
                 "for that name; name them apart"
             )
-        self._names.add(region.name)
         self._body.checked.append((region, self._allowance(tolerance, floor)))
 
     def _marked_steps(self, n: int, warmup: int, marks: bool) -> Iterator[int]:

@@ -20,7 +20,7 @@ from pytest_torchmem.plugin.fixture import Torchmem
 from pytest_torchmem.plugin.marker import REGISTRATION
 from pytest_torchmem.plugin.options import add_options, read_settings
 from pytest_torchmem.plugin.session import Collector
-from pytest_torchmem.plugin.workers import Deselections, attach, is_worker
+from pytest_torchmem.plugin.workers import Selection, attach, is_worker
 
 _COLLECTOR = pytest.StashKey[Collector]()
 
@@ -33,10 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in REGISTRATION:
         config.addinivalue_line("markers", line)
     run = config.stash[RUN] = Run(config, read_settings(config))
-    if is_worker(config):
-        config.pluginmanager.register(Deselections(config), "torchmem-deselections")
-    else:
-        collector = config.stash[_COLLECTOR] = Collector(config, run)
+    selection = Selection(config)
+    config.pluginmanager.register(selection, "torchmem-selection")
+    if not is_worker(config):
+        collector = config.stash[_COLLECTOR] = Collector(config, run, selection)
         config.pluginmanager.register(collector, "torchmem-collector")
 
 

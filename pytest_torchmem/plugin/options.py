@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import enum
+import itertools
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import pytest
 
@@ -40,6 +43,8 @@ class Option:
     help: str
     default: str | bool
     metavar: str = ""
+    words: tuple[str, ...] = ()
+    """Words that a flag also takes after ``=``, several of them with commas."""
 
     @property
     def flag(self) -> str:
@@ -49,6 +54,9 @@ class Option:
     def ini(self) -> str:
         return "torchmem_" + self.name.replace("-", "_")
 
+
+WORDS: Final = (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)
+"""The changes that an update can be told to accept, in the order in which they are reported."""
 
 OPTIONS: Final = (
     Option(
@@ -73,7 +81,38 @@ OPTIONS: Final = (
     Option(
         "update-baseline",
         "store what was measured as the new baseline: entries that are new, grown or shrunk, "
-        "of tests that passed otherwise",
+        "of tests that passed otherwise; =new,grown,shrunk,unused chooses, and unused removes "
+        "entries that no test asks for",
+        False,
+        words=tuple(change.value for change in WORDS),
+    ),
+    Option(
+        "dry-run",
+        "with --torchmem-update-baseline: show the change as a table and as a diff, write nothing",
+        False,
+    ),
+    Option(
+        "repeat",
+        "with --torchmem-update-baseline: measure each test N times, and refuse to store what is "
+        "not stable (default: 1)",
+        "1",
+        "N",
+    ),
+    Option(
+        "follow-renames",
+        "move an unused entry to the test of the same module that is new and has equal numbers",
+        False,
+    ),
+    Option(
+        "baseline-from",
+        "where there is no baseline for this environment, compare with that of another one, such "
+        "as cpu-torch2.12; several with commas, the first that has the entry counts",
+        "",
+        "NAME",
+    ),
+    Option(
+        "fail-shrunk",
+        "fail a test that needs less than its baseline by more than the tolerance and the floor",
         False,
     ),
     Option(
@@ -130,6 +169,11 @@ class Settings:
         report: Where a report goes; None without one.
         report_is_folder: The report is a folder of files.
         timelines: Which tests have a timeline in the report; NONE without a report.
+        dry_run: An update shows what it would change, and writes nothing.
+        repeat_count: How often an update measures each test.
+        follow_renames: An unused entry moves to a new one of equal numbers.
+        fallbacks: Names of other environments to compare with, where this one has no entry.
+        fail_shrunk: A test that needs less than its baseline fails.
     """
 
     device: str
@@ -142,6 +186,11 @@ class Settings:
     report: Path | None = None
     report_is_folder: bool = False
     timelines: Timelines = Timelines.NONE
+    dry_run: bool = False
+    repeat_count: int = 1
+    follow_renames: bool = False
+    fallbacks: tuple[str, ...] = ()
+    fail_shrunk: bool = False
 
     @property
     def reports(self) -> bool:
@@ -153,13 +202,45 @@ def add_options(parser: pytest.Parser) -> None:
     """Register each option and its ini twin."""
     group = parser.getgroup("torchmem", "memory of PyTorch code")
     for option in OPTIONS:
+        if option.words:
+            # `nargs="?"` would take a path that follows for the words. What argparse finds whole
+            # among its option strings it does not split, so each choice of words is one of them.
+            strings = [f"{option.flag}={choice}" for choice in _choices(option.words)]
+            group.addoption(
+                *strings, action=_Words, dest=option.ini, default=None, help=argparse.SUPPRESS
+            )
         if isinstance(option.default, bool):
             # Default None, not False: it tells "not given" apart, so that the ini value shows.
-            group.addoption(option.flag, action="store_true", default=None, help=option.help)
+            group.addoption(
+                option.flag, action="store_true", dest=option.ini, default=None, help=option.help
+            )
         else:
             group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help)
-        kind: Literal["bool", "string"] = "bool" if isinstance(option.default, bool) else "string"
+        plain = isinstance(option.default, bool) and not option.words
+        kind: Literal["bool", "string"] = "bool" if plain else "string"
         parser.addini(option.ini, f"the same as {option.flag}", type=kind, default=None)
+
+
+class _Words(argparse.Action):
+    """Stores the words of an option string that has them in itself."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **rest: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **rest)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, (option_string or "").partition("=")[2])
+
+
+def _choices(words: Sequence[str]) -> Iterator[str]:
+    for count in range(1, len(words) + 1):
+        for choice in itertools.permutations(words, count):
+            yield ",".join(choice)
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -176,13 +257,18 @@ def read_settings(config: pytest.Config) -> Settings:
         words = ", ".join(kind.value for kind in SummaryKind)
         text = f"--torchmem-summary: {values['summary']!r} is not one of {words} [bad-argument]"
         raise pytest.UsageError(text) from None
-    update = bool(values["update-baseline"])
+    accepted = _accepted(values["update-baseline"])
+    if values["dry-run"] and not accepted and not values["follow-renames"]:
+        raise pytest.UsageError(
+            "--torchmem-dry-run shows what --torchmem-update-baseline would change; give that, too "
+            "[bad-argument]"
+        )
     report = _report_path(config, str(values["report"]))
     folder_asked = report is not None and _report_kind(report) == FOLDER
     return Settings(
         device=str(values["device"]),
         allowance=allowance,
-        accepted=frozenset({Change.NEW, Change.GROWN, Change.SHRUNK} if update else ()),
+        accepted=accepted,
         require_baseline=bool(values["require-baseline"]),
         strict=bool(values["strict"]),
         baseline_dir=config.rootpath / folder if folder else None,
@@ -190,7 +276,38 @@ def read_settings(config: pytest.Config) -> Settings:
         report=report,
         report_is_folder=folder_asked,
         timelines=_timelines(str(values["report-timelines"]), report, folder_asked),
+        dry_run=bool(values["dry-run"]),
+        repeat_count=_repeat_count(str(values["repeat"])),
+        follow_renames=bool(values["follow-renames"]),
+        fallbacks=tuple(filter(None, str(values["baseline-from"]).replace(" ", "").split(","))),
+        fail_shrunk=bool(values["fail-shrunk"]),
     )
+
+
+def _accepted(given: str | bool) -> frozenset[Change]:
+    """Return the changes that an update accepts; the bare flag accepts all that delete nothing."""
+    text = str(given).strip().lower()
+    if text in ("", "0", "false", "no", "off"):
+        return frozenset()
+    if text in ("1", "true", "yes", "on"):
+        return frozenset({Change.NEW, Change.GROWN, Change.SHRUNK})
+    words = [word.strip() for word in text.split(",")]
+    known = {change.value: change for change in WORDS}
+    for word in words:
+        if word not in known:
+            raise pytest.UsageError(
+                f"--torchmem-update-baseline: {word!r} is not one of {', '.join(known)} "
+                "[bad-argument]"
+            )
+    return frozenset(known[word] for word in words)
+
+
+def _repeat_count(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise pytest.UsageError(
+            f"--torchmem-repeat: {text!r} is not a number of runs, 1 or more [bad-argument]"
+        )
+    return int(text)
 
 
 def _report_path(config: pytest.Config, text: str) -> Path | None:

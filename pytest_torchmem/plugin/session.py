@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
 
-from pytest_torchmem.analysis.baseline import BaselineEntry, Change
 from pytest_torchmem.errors import BaselineError, ReportError
-from pytest_torchmem.plugin.baselines import Environment, entry_key, write_file
 from pytest_torchmem.plugin.body import Run, relative_path
 from pytest_torchmem.plugin.options import SummaryKind
 from pytest_torchmem.plugin.reports import (
@@ -20,8 +15,10 @@ from pytest_torchmem.plugin.reports import (
     on_github,
     run_report,
 )
-from pytest_torchmem.plugin.workers import detach, ran_partially, reported_nodeid
-from pytest_torchmem.report.summary import BaselineChange, MeasuredTest, RunSummary, Window
+from pytest_torchmem.plugin.updates import Outcomes, apply, plan_updates, texts
+from pytest_torchmem.plugin.workers import Selection, detach, ran_partially, reported_nodeid
+from pytest_torchmem.report.changes import change_table, diff_lines, notices, rename_lines
+from pytest_torchmem.report.summary import MeasuredTest, RunSummary
 from pytest_torchmem.report.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 
@@ -35,6 +32,14 @@ _BY_VERBOSITY: Final = (
 """What ``-qq``, ``-q``, nothing, ``-v`` and ``-vv`` ask for."""
 
 
+_WHOLE: Final = (
+    pytest.ExitCode.OK,
+    pytest.ExitCode.TESTS_FAILED,
+    pytest.ExitCode.NO_TESTS_COLLECTED,
+)
+"""How a run ends that came to its end."""
+
+
 class Collector:
     """Gathers reports, and acts once at the end.
 
@@ -42,14 +47,16 @@ class Collector:
     writes baselines.
     """
 
-    def __init__(self, config: pytest.Config, run: Run) -> None:
+    def __init__(self, config: pytest.Config, run: Run, selection: Selection) -> None:
         self.config = config
+        self._selection = selection
         self.run = run
         self.summary = RunSummary()
         self._tests: dict[str, MeasuredTest] = {}
         self._seen: set[str] = set()
         self._passed: set[str] = set()
         self._failed: set[str] = set()
+        self._skipped: set[str] = set()
         self._partial = _selects(config)
         self._endings = Endings()
         self._lines: list[str] = []
@@ -66,16 +73,15 @@ class Collector:
             self._tests.pop(test, None)
             self._passed.discard(test)
             self._failed.discard(test)
+            self._skipped.discard(test)
         if report.when == "call" and report.passed:
             self._passed.add(test)
         elif not report.passed and not report.skipped:
             self._failed.add(test)
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self._skipped.add(test)
         if (measured := detach(report)) is not None:
             self._tests[test] = measured
-
-    @pytest.hookimpl
-    def pytest_deselected(self) -> None:
-        self._partial = True
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
@@ -84,9 +90,11 @@ class Collector:
     @pytest.hookimpl
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self._partial = self._partial or bool(session.shouldstop or session.shouldfail)
+        self._partial = self._partial or self._selection.partial
+        self._partial = self._partial or session.exitstatus not in _WHOLE
         self.summary += RunSummary(tests=tuple(self._tests.values()))
-        if self.run.settings.accepted:
-            self._update()
+        self._update()
+        self._lines += notices(self.summary, self.run.settings.accepted)
         self._report()
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -122,70 +130,30 @@ class Collector:
 
     def _update(self) -> None:
         """Write the accepted changes, file by file; one that fails does not stop the others."""
-        for path, accepted in self._accepted().items():
-            shown = relative_path(path, self.config.invocation_params.dir)
-            environment = accepted[0][0].environment
-            entries = {window.key: BaselineEntry.of(window.result) for _, window in accepted}
+        settings, store = self.run.settings, self.run.store
+        outcomes = Outcomes(
+            frozenset(self._seen),
+            frozenset(self._passed - self._failed),
+            frozenset(self._skipped),
+            self._partial,
+        )
+        for plan in plan_updates(self.summary, outcomes, settings, store):
+            shown = relative_path(plan.path, self.config.invocation_params.dir)
+            self._lines += rename_lines(plan.renames, shown, settings.follow_renames)
+            if not plan.writes and not (settings.accepted and plan.unused):
+                continue
             try:
-                write_file(path, environment, entries)
+                if settings.dry_run:
+                    self._lines += diff_lines(*texts(plan), shown)
+                elif plan.writes:
+                    apply(plan, store)
             except BaselineError as error:
                 self.add_problem(str(error))
             else:
-                changes = tuple(_changed(shown, window) for _, window in accepted)
+                changes = tuple(plan.changes(shown, not settings.dry_run))
                 self.summary += RunSummary(changes=changes)
-        self.summary += RunSummary(changes=tuple(self._unused()))
-
-    def _accepted(self) -> dict[Path, list[tuple[MeasuredTest, Window]]]:
-        """Return what to write, by file: the wanted changes of tests that passed otherwise."""
-        accepted: dict[Path, list[tuple[MeasuredTest, Window]]] = defaultdict(list)
-        for measured, window in self.summary.windows:
-            passed = measured.test in self._passed and measured.test not in self._failed
-            if passed and window.change in self.run.settings.accepted:
-                path = self.run.store.path(Path(measured.file), measured.environment)
-                accepted[path].append((measured, window))
-        return accepted
-
-    def _unused(self) -> Iterator[BaselineChange]:
-        """Yield the entries that no test asked for, of modules that ran as a whole.
-
-        An entry whose test was skipped or failed may be asked for next time, so it is not unused.
-        """
-        if self._partial:
-            return
-        tests: dict[Path, set[str]] = defaultdict(set)
-        for test in self._seen:
-            tests[self.run.rootdir / test.partition("::")[0]].add(test)
-        for module, ran in sorted(tests.items()):
-            for environment in self._environments():
-                yield from self._unused_in(module, ran, environment)
-
-    def _environments(self) -> list[Environment]:
-        found = {tuple(sorted(t.environment.items())) for t in self.summary.tests if t.environment}
-        return [dict(environment) for environment in sorted(found)]
-
-    def _unused_in(
-        self, module: Path, ran: set[str], environment: Environment
-    ) -> Iterator[BaselineChange]:
-        path = self.run.store.path(module, environment)
-        try:
-            keys = self.run.store.keys(path, environment)
-        except BaselineError:
-            return  # the tests that use it have said so
-        used = {window.key for _, window in self.summary.windows if _compares(window)}
-        pending = [entry_key(t) for t in ran if t not in self._passed or t in self._failed]
-        for key in sorted(keys - used):
-            if not any(key == test or key.startswith(f"{test}::") for test in pending):
-                shown = relative_path(path, self.config.invocation_params.dir)
-                yield BaselineChange(shown, key, Change.UNUSED)
-
-
-def _compares(window: Window) -> bool:
-    return window.change is not Change.NOT_COMPARED
-
-
-def _changed(shown: str, window: Window) -> BaselineChange:
-    before, after = window.baseline_bytes, window.result.peak.total
-    return BaselineChange(shown, window.key, window.change, before, after)
+        if settings.dry_run:
+            self._lines[:0] = change_table(self.summary.changes)
 
 
 def _selects(config: pytest.Config) -> bool:

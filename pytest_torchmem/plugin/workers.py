@@ -61,16 +61,36 @@ def _without_group(nodeid: str, grouped: bool, config: pytest.Config) -> str:
     return _GROUP.sub("", nodeid) if grouped and by_group else nodeid
 
 
-class Deselections:
-    """In a worker: tells the controller that not every collected test was run."""
+class Selection:
+    """Notices when not every test of a module is run: in a worker, for its controller as well."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self._output: dict[str, object] = config.workeroutput  # type: ignore[attr-defined]
+        self.partial = False
+        self._output: dict[str, object] = getattr(config, "workeroutput", {})
         self._output[_PARTIAL] = False
+        self._collected_count = 0
+
+    def _note(self) -> None:
+        self.partial = self._output[_PARTIAL] = True
+
+    @pytest.hookimpl
+    def pytest_itemcollected(self) -> None:
+        self._collected_count += 1
 
     @pytest.hookimpl
     def pytest_deselected(self) -> None:
-        self._output[_PARTIAL] = True
+        self._note()
+
+    @pytest.hookimpl
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if not report.passed and "::" in report.nodeid:  # a class of a module that is there
+            self._note()
+
+    @pytest.hookimpl
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        # A conftest.py may take tests out of the list without saying so.
+        if self._collected_count > len(session.items):
+            self._note()
 
 
 def ran_partially(node: object) -> bool:

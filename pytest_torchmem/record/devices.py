@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -106,21 +107,61 @@ class CounterReader:
 
 
 def environment(device_name: str) -> dict[str, str]:
-    """What a baseline depends on beside the code: device model, capability, torch, allocator."""
+    """What a baseline depends on beside the code; see `analysis.environments`.
+
+    A setting counts when it changes what is allocated. CPU models do not: oneDNN's scratch differs
+    by about 1 % between AVX2 and AVX-512, no more than with the number of threads; without oneDNN,
+    as on an Apple machine, a convolution needs half as much again.
+    """
     device = torch.device(device_name)
     version = ".".join(torch.__version__.split(".")[:2])
     if device.type != "cuda":
-        return {"device": "cpu", "capability": "", "torch": version, "allocator": ""}
+        return {
+            "device": "cpu",
+            "capability": _architecture(),
+            "torch": version,
+            "runtime": "",
+            "allocator": "",
+            "libraries": _settings(_CPU_LIBRARIES),
+        }
     properties: Any = torch.cuda.get_device_properties(device)
-    settings = _allocator_settings()
+    hip: str | None = torch.version.hip
     return {
         "device": properties.name,
-        "capability": getattr(properties, "gcnArchName", "")
-        if torch.version.hip
+        "capability": str(getattr(properties, "gcnArchName", "")).partition(":")[0]
+        if hip
         else f"sm{properties.major}{properties.minor}",
         "torch": version,
-        "allocator": settings,
+        "runtime": f"rocm{_major(hip)}" if hip else f"cuda{_major(torch.version.cuda or '')}",
+        "allocator": _allocator_settings(),
+        "libraries": _settings(_GPU_LIBRARIES),
     }
+
+
+# What oneDNN may use, and whether torch uses it, decides how wide its layouts and scratch are.
+_CPU_LIBRARIES: Final = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+# The sizes of the workspaces that stay allocated, and without the caching allocator no rounding.
+_GPU_LIBRARIES: Final = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "HIPBLASLT_WORKSPACE_SIZE",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "PYTORCH_NO_HIP_MEMORY_CACHING",
+)
+
+
+def _architecture() -> str:
+    machine = platform.machine().lower()
+    usual = ("x86_64", "amd64", "x64", "i386", "i686", "")
+    return "" if machine in usual else {"aarch64": "arm64"}.get(machine, machine)
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]
+
+
+def _settings(names: tuple[str, ...]) -> str:
+    return ",".join(f"{name}={os.environ[name]}" for name in names if os.environ.get(name))
 
 
 def _allocator_settings() -> str:

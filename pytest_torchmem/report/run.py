@@ -138,6 +138,8 @@ class RunReport:
                     "change": c.change.value,
                     "before_bytes": c.before_bytes,
                     "after_bytes": c.after_bytes,
+                    "written": c.written,
+                    "renamed_from": c.renamed_from,
                 }
                 for c in self.changes
             ],

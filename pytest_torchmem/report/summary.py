@@ -25,6 +25,10 @@ class Window:
         sentences: Everything that failed, the first line included.
         baseline: The baseline's entry; None without one, and where no report asks for it.
         picture: The timeline; None where no report asks for it.
+        reference: The environment whose baseline a user told us to compare with; ``""`` for that
+            of the run.
+        nearest: Without a baseline, the nearest environment that has one; ``""`` if none does.
+        notice: What shrank, in a sentence; ``""`` when nothing did.
     """
 
     key: str
@@ -36,6 +40,9 @@ class Window:
     sentences: tuple[str, ...] = ()
     baseline: BaselineEntry | None = None
     picture: Picture | None = None
+    reference: str = ""
+    nearest: str = ""
+    notice: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain builtins; `from_json` gives the same value back."""
@@ -49,6 +56,9 @@ class Window:
             "sentences": list(self.sentences),
             "baseline": self.baseline.to_json() if self.baseline else None,
             "picture": self.picture.to_json() if self.picture else None,
+            "reference": self.reference,
+            "nearest": self.nearest,
+            "notice": self.notice,
         }
 
     @classmethod
@@ -64,6 +74,9 @@ class Window:
             sentences=tuple(data["sentences"]),
             baseline=None if baseline is None else BaselineEntry.from_json(baseline),
             picture=None if picture is None else Picture.from_json(picture),
+            reference=data.get("reference", ""),
+            nearest=data.get("nearest", ""),
+            notice=data.get("notice", ""),
         )
 
 
@@ -124,6 +137,8 @@ class BaselineChange:
         change: What kind of change it is.
         before_bytes: The stored peak; 0 for a new entry.
         after_bytes: The measured peak; 0 for an unused one.
+        written: False where it is only shown: an unused entry that was kept, a dry run.
+        renamed_from: The key that a new entry had before, and whose numbers it keeps.
     """
 
     file: str
@@ -131,6 +146,8 @@ class BaselineChange:
     change: Change
     before_bytes: int = 0
     after_bytes: int = 0
+    written: bool = True
+    renamed_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,16 +276,18 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
     lines: list[Line] = []
     for change in (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED):
         for item in (c for c in summary.changes if c.change is change):
+            if not item.written and change is not Change.UNUSED:
+                continue  # a dry run has a table of its own
             if change is Change.NEW:
                 amount = format_size(item.after_bytes)
             elif change is Change.UNUSED:
-                amount = "no test asked for it; kept"
+                amount = f"no test asked for it; {'removed' if item.written else 'kept'}"
             else:
                 before, after = format_size(item.before_bytes), format_size(item.after_bytes)
                 amount = f"{before} -> {after}"
             style = ("yellow",) if change is Change.GROWN else ()
             lines.append(Line(f"{change.value}: {item.key}: {amount} ({item.file})", style))
-    written = [change for change in summary.changes if change.change is not Change.UNUSED]
+    written = [change for change in summary.changes if change.written]
     if written:
         entries = _count(len(written), "entry", "entries")
         files = _count(len({change.file for change in written}), "file")

@@ -18,7 +18,14 @@ from pytest_torchmem.analysis.results import (
     Retained,
     Source,
 )
-from pytest_torchmem.analysis.verdict import LIMIT_KEYS, SLUGS, judge_baseline, judge_limits
+from pytest_torchmem.analysis.verdict import (
+    LIMIT_KEYS,
+    SLUGS,
+    judge_baseline,
+    judge_limits,
+    judge_shrinking,
+    judge_spread,
+)
 from pytest_torchmem.units import GiB, MiB
 
 ALLOWANCE = Allowance(tolerance=0.02, floor_bytes=MiB)
@@ -185,12 +192,16 @@ def test_a_reading_of_zero_does_not_pass_as_shrunk():
 def test_each_reason_for_no_judgement_ends_with_its_slug():
     forward_only = measured(live(1, "temporary"), has_backward=False)
     no_counts = measured(live(1), device="cuda:0", counters=Counters(1, 0, 0, 0))
+    stored = BaselineEntry.of(measured(live(9)))
+    shrunk = judge_baseline(measured(live(1)), stored, Allowance(0, 0))
     sentences = [
         judge_limits(forward_only, {"activation": 1})[0].sentence,
         judge_limits(measured(live(1)), {"reserved": 1})[0].sentence,
         judge_limits(no_counts, {"reserved": 1})[0].sentence,
         judge_limits(measured(live(1), steps=(5,)), {"growth": 1})[0].sentence,
         judge_limits(measured(), {"total": 1})[0].sentence,
+        judge_shrinking(shrunk)[0].sentence,
+        judge_spread([measured(live(1)), measured(live(9))], Allowance(0, 0))[0].sentence,
     ]
     slugs = [sentence.rpartition("[")[2].rstrip("]") for sentence in sentences]
     assert set(slugs) == set(SLUGS)

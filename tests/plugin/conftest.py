@@ -49,7 +49,13 @@ class Project:
         return self.path / "__torchmem__" / environment / f"{name}.json"
 
     def entries(self, name: str = "test_it") -> dict[str, Any]:
-        entries: dict[str, Any] = json.loads(self.baseline(name).read_text())["entries"]
+        entries: dict[str, Any] = {}
+        for row in json.loads(self.baseline(name).read_text())["entries"][:-1]:
+            entry = entries.setdefault(row[0], {"live": [], "retained_live": []})
+            if row[1] in ("live", "retained_live"):
+                entry[row[1]].append(row[2])
+            else:
+                entry[row[1]] = row[2]
         return entries
 
 

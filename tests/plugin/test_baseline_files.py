@@ -6,12 +6,21 @@ import os
 import pytest
 
 from pytest_torchmem.analysis.baseline import BaselineEntry
+from pytest_torchmem.analysis.environments import complete, environment_name
 from pytest_torchmem.analysis.results import CategoryBytes
 from pytest_torchmem.errors import BaselineError
-from pytest_torchmem.plugin import baselines
-from pytest_torchmem.plugin.baselines import environment_name, portable_path, read_file, write_file
+from pytest_torchmem.plugin.baseline_file import (
+    FORMAT,
+    FORMATS,
+    ChangedTwiceError,
+    FileChanges,
+    read_file,
+    write_file,
+)
+from pytest_torchmem.plugin.baselines import portable_path
+from pytest_torchmem.units import MiB
 
-CPU = {"device": "cpu", "capability": "", "torch": "2.13", "allocator": ""}
+CPU = complete({"device": "cpu", "torch": "2.13"})
 
 
 def entry(total):
@@ -19,50 +28,107 @@ def entry(total):
     return BaselineEntry(total, amounts, amounts)
 
 
-def test_a_file_is_sorted_and_one_fact_per_line(tmp_path):
+def write(path, entries, removed=()):
+    write_file(path, CPU, FileChanges(entries, frozenset(removed)))
+
+
+def keys(path):
+    return sorted(read_file(path, CPU).rows)
+
+
+def test_a_file_is_sorted_and_each_line_says_what_it_is_of(tmp_path):
     path = tmp_path / "a.json"
-    write_file(path, CPU, {"test_b": entry(2), "test_a": entry(1)})
+    write(path, {"test_b": entry(2), "test_a": entry(1)})
     assert path.read_text() == (
-        "{\n"
-        '  "entries": {\n'
-        '    "test_a": {\n'
-        '      "at_peak": {"activation": 1},\n'
-        '      "live": [],\n'
-        '      "peaks": {"activation": 1},\n'
-        '      "retained": {},\n'
-        '      "retained_live": [],\n'
-        '      "total": 1\n'
-        "    },\n"
-        '    "test_b": {\n'
-        '      "at_peak": {"activation": 2},\n'
-        '      "live": [],\n'
-        '      "peaks": {"activation": 2},\n'
-        '      "retained": {},\n'
-        '      "retained_live": [],\n'
-        '      "total": 2\n'
-        "    }\n"
-        "  },\n"
-        '  "environment": {\n'
-        '    "allocator": "",\n'
-        '    "capability": "",\n'
-        '    "device": "cpu",\n'
-        '    "torch": "2.13"\n'
-        "  },\n"
-        '  "format": 1\n'
-        "}\n"
+        '{"format": 2,\n'
+        '"environment": {"allocator": "", "capability": "", "device": "cpu", "libraries": "", '
+        '"runtime": "", "torch": "2.13"},\n'
+        '"entries": [\n'
+        '["test_a", "total", 1],\n'
+        '["test_a", "at_peak", {"activation": 1}],\n'
+        '["test_a", "peaks", {"activation": 1}],\n'
+        '["test_a", "retained", {}],\n'
+        '["test_b", "total", 2],\n'
+        '["test_b", "at_peak", {"activation": 2}],\n'
+        '["test_b", "peaks", {"activation": 2}],\n'
+        '["test_b", "retained", {}],\n'
+        '["end"]\n'
+        "]}\n"
     )
+
+
+def test_adding_an_entry_changes_no_line_of_another(tmp_path):
+    path = tmp_path / "a.json"
+    write(path, {"test_b": entry(2)})
+    before = path.read_text().splitlines()
+    write(path, {"test_a": entry(1), "test_c": entry(3)})
+    after = path.read_text().splitlines()
+    assert [line for line in after if '"test_a"' not in line and '"test_c"' not in line] == before
+
+
+def test_a_reformatted_file_is_read_and_written_as_before(tmp_path):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": entry(1), "test_b": entry(2)})
+    before = path.read_text()
+    path.write_text(json.dumps(json.loads(before), indent=4))
+    write(path, {"test_a": entry(1)})
+    assert path.read_text() == before
+
+
+def test_a_file_of_format_1_is_read_and_its_entries_stay(tmp_path):
+    path = tmp_path / "a.json"
+    old = {k: v for k, v in CPU.items() if k not in ("runtime", "libraries")}
+    entries = {"test_a": entry(1).to_json()}
+    path.write_text(json.dumps({"entries": entries, "environment": old, "format": 1}))
+    assert read_file(path, CPU).entry("test_a", path) == entry(1)
+    write(path, {"test_b": entry(2)})
+    assert read_file(path, CPU).entry("test_a", path) == entry(1)
+    assert json.loads(path.read_text())["format"] == 2
+
+
+def test_removing_the_last_entry_removes_the_file(tmp_path):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": entry(1), "test_b": entry(2)})
+    write(path, {}, removed=["test_a"])
+    assert keys(path) == ["test_b"]
+    write(path, {}, removed=["test_b"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_entry_that_is_there_twice_names_both_numbers(tmp_path):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": entry(10 * MiB), "test_b": entry(1)})
+    text = path.read_text()
+    other = '["test_a", "total", 20971520],\n["test_b", "total"'
+    path.write_text(text.replace('["test_b", "total"', other, 1))
+    stored = read_file(path, CPU)
+    with pytest.raises(ChangedTwiceError, match=r"as 10.0 MiB and as 20.0 MiB. Two branches"):
+        stored.entry("test_a", path)
+    assert stored.entry("test_b", path) == entry(1)
+    write(path, {"test_b": entry(3)})
+    assert path.read_text().count('"total", 20971520') == 1
+    write(path, {"test_a": entry(5)})
+    assert read_file(path, CPU).entry("test_a", path) == entry(5)
+
+
+def test_parts_that_do_not_add_up_are_damage(tmp_path):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": entry(10)})
+    path.write_text(path.read_text().replace('"total", 10', '"total", 11'))
+    with pytest.raises(BaselineError, match="its parts are 10 B together, its total is 11 B"):
+        read_file(path, CPU).entry("test_a", path)
 
 
 def test_writing_keeps_what_someone_else_wrote_meanwhile(tmp_path):
     path = tmp_path / "a.json"
-    write_file(path, CPU, {"test_a": entry(1)})
-    write_file(path, CPU, {"test_b": entry(2)})
-    assert sorted(read_file(path, CPU)) == ["test_a", "test_b"]
+    write(path, {"test_a": entry(1)})
+    write(path, {"test_b": entry(2)})
+    assert keys(path) == ["test_a", "test_b"]
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
-    write_file(path, CPU, {"test_a": entry(1)})
+    write(path, {"test_a": entry(1)})
     before = path.read_bytes()
 
     def full(*_):
@@ -71,7 +137,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", full)
     monkeypatch.setattr(type(path), "replace", full)
     with pytest.raises(BaselineError, match="No space left on device"):
-        write_file(path, CPU, {"test_a": entry(2)})
+        write(path, {"test_a": entry(2)})
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -81,8 +147,12 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     [
         ("", "Expecting value"),
         ("[]", "it is not a baseline file"),
-        ('{"entries": [], "format": 1}', "it is not a baseline file"),
+        ('{"entries": 1, "format": 1}', "it is not a baseline file"),
         ("{\n<<<<<<< ours\n}", "merge conflict markers"),
+        ('{"entries": [["a", "total", 1]], "environment": {}, "format": 2}', "was measured on"),
+        ('{"entries": [["a", "total", 1]], "environment": %s, "format": 2}', "last lines"),
+        ('{"entries": [["a", "sum", 1], ["end"]], "environment": %s, "format": 2}', "not a row"),
+        ('{"entries": [["a"], ["end"]], "environment": %s, "format": 2}', "not a row"),
         ('{"entries": {}, "format": 99}', "has format 99"),
         ('{"entries": {}, "format": [1]}', "has format [1]"),
         ('{"entries": {"a": {"total": 1.5}}, "format": 1}', "1.5 is not a whole number"),
@@ -93,6 +163,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
 )
 def test_a_file_that_cannot_be_read_says_why_and_is_never_written_to(tmp_path, text, reason):
     path = tmp_path / "a.json"
+    text = text.replace("%s", json.dumps(CPU))
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(BaselineError) as error:
         read_file(path, CPU)
@@ -100,13 +171,12 @@ def test_a_file_that_cannot_be_read_says_why_and_is_never_written_to(tmp_path, t
     assert str(path) in str(error.value)
     before = path.read_bytes()
     with pytest.raises(BaselineError):
-        write_file(path, CPU, {"test_a": entry(1)})
+        write(path, {"test_a": entry(1)})
     assert path.read_bytes() == before
 
 
 def test_every_format_number_is_explained():
-    assert baselines.FORMAT in baselines.FORMATS
-    assert sorted(baselines.FORMATS) == list(range(1, baselines.FORMAT + 1))
+    assert sorted(FORMATS) == list(range(1, FORMAT + 1))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +184,12 @@ def test_every_format_number_is_explained():
     [
         ({}, "cpu-torch2.13"),
         ({"device": "NVIDIA H200", "capability": "9.0"}, "nvidia-h200-sm90-torch2.13"),
+        (
+            {"device": "NVIDIA H200", "capability": "sm90", "runtime": "cuda12"},
+            "nvidia-h200-sm90-cuda12-torch2.13",
+        ),
+        ({"libraries": "CUBLAS_WORKSPACE_CONFIG=:16:8"}, "cpu-torch2.13-libsa7ab4c0c"),
+        ({"capability": "arm64"}, "cpu-arm64-torch2.13"),
         ({"allocator": "expandable_segments:True"}, "cpu-torch2.13-alloc508ccad3"),
         ({"device": "../x"}, "x-torch2.13"),
     ],
@@ -149,9 +225,10 @@ def test_a_damaged_entry_fails_its_own_test_only(project):
     body = "@pytest.mark.memory_baseline\ndef test_{}(): use(MiB)\n"
     project.write(body.format("a") + body.format("b"))
     project.update().assert_outcomes(passed=2)
-    data = json.loads(project.baseline().read_text())
-    del data["entries"]["test_a"]["total"]
-    project.baseline().write_text(json.dumps(data))
+    lines = project.baseline().read_text().splitlines()
+    project.baseline().write_text(
+        "\n".join(line for line in lines if not line.startswith('["test_a", "total"'))
+    )
     result = project.run()
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*the entry 'test_a' is damaged ('total')*"])

@@ -1,5 +1,7 @@
 """--torchmem-update-baseline: accept what was measured, and show what changed."""
 
+import pytest
+
 
 def test_a_new_entry_is_stored_and_compared_with_from_then_on(sized):
     result = sized.run()
@@ -153,3 +155,134 @@ def test_a_new_contributor_is_named_and_an_old_one_on_a_new_line_is_not(project)
             "+9.0 MiB  new  temporary *",
         ]
     )
+
+
+def four(project):
+    """Store entries that are grown, shrunk and unused in the project as it is then, one is new."""
+    body = "@pytest.mark.memory_baseline\ndef test_{}(): use({} * MiB)\n"
+    project.write(body.format("grows", 10) + body.format("shrinks", 10) + body.format("goes", 7))
+    project.update().assert_outcomes(passed=3)
+    project.write(body.format("grows", 20) + body.format("shrinks", 5) + body.format("comes", 8))
+
+
+def totals(project):
+    return {key[5:]: entry["total"] >> 20 for key, entry in project.entries().items()}
+
+
+BEFORE = {"grows": 10, "shrinks": 10, "goes": 7}
+
+
+@pytest.mark.parametrize(
+    ("words", "after"),
+    [
+        ("", {"grows": 20, "shrinks": 5, "goes": 7, "comes": 8}),
+        ("=new", {**BEFORE, "comes": 8}),
+        ("=new,shrunk", {**BEFORE, "shrinks": 5, "comes": 8}),
+        ("=grown", {**BEFORE, "grows": 20}),
+        ("=unused", {"grows": 10, "shrinks": 10}),
+        ("=unused,new,grown,shrunk", {"grows": 20, "shrinks": 5, "comes": 8}),
+    ],
+)
+def test_only_the_named_changes_are_stored(project, words, after):
+    four(project)
+    result = project.run(f"--torchmem-update-baseline{words}", "test_it.py")
+    assert totals(project) == after
+    failed = 0 if not words or "grown" in words else 1
+    result.assert_outcomes(passed=3 - failed, failed=failed)
+
+
+def test_the_bare_flag_does_not_take_a_path_for_its_words(project):
+    four(project)
+    project.run("--torchmem-update-baseline", "test_it.py").assert_outcomes(passed=3)
+    project.write("def test_other(): pass\n", "test_other")
+    project.run("--torchmem-update-baseline", "test_other.py").assert_outcomes(passed=1)
+
+
+def test_what_is_removed_is_said(project):
+    four(project)
+    result = project.run("--torchmem-update-baseline=unused")
+    result.stdout.fnmatch_lines(
+        ["unused: test_goes: no test asked for it; removed (*)", "baseline updated: 1 entry *"]
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-k", "grows or shrinks"),
+        ("-m", "memory_baseline"),
+        ("test_it.py::test_shrinks",),
+        ("--deselect=test_it.py::test_comes",),
+        ("-x",),
+    ],
+)
+def test_a_module_that_is_not_run_as_a_whole_loses_nothing(project, arguments):
+    four(project)
+    project.run("--torchmem-update-baseline=unused", *arguments)
+    # All tests have the mark, so -m takes nothing out; but it could.
+    assert totals(project) == BEFORE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "@pytest.mark.skip\ndef test_more(): pass\n",
+        "def test_more(): pytest.skip()\n",
+        "class TestMore:\n    pytest.skip('now', allow_module_level=True)\n",
+        "import gone\n",
+        "def test_more():\n    raise KeyboardInterrupt\n",
+    ],
+)
+def test_a_module_with_something_that_did_not_run_loses_nothing(project, change):
+    four(project)
+    text = (project.path / "test_it.py").read_text()
+    (project.path / "test_it.py").write_text(text + change)
+    project.run_apart("-p", "no:xdist", "--torchmem-update-baseline=unused")
+    assert totals(project) == BEFORE
+
+
+def test_tests_that_a_conftest_takes_out_quietly_are_noticed(project):
+    four(project)
+    conftest = project.path / "conftest.py"
+    conftest.write_text(
+        conftest.read_text() + "\ndef pytest_collection_modifyitems(items): del items[-1]\n"
+    )
+    project.run("--torchmem-update-baseline=unused")
+    assert totals(project) == BEFORE
+
+
+def test_the_same_name_in_another_module_does_not_keep_an_entry(project):
+    four(project)
+    project.write("@pytest.mark.memory_baseline\ndef test_goes(): use(7 * MiB)\n", "test_other")
+    project.run("--torchmem-update-baseline=unused")
+    assert "goes" not in totals(project)
+
+
+def test_a_test_that_is_measured_elsewhere_keeps_its_entry_here(project):
+    body = "@pytest.mark.memory_baseline\ndef test_{}(): use(MiB)\n"
+    project.write(body.format("a") + body.format("b"))
+    project.update()
+    elsewhere = "@pytest.mark.memory_budget(device='cuda')\n"
+    project.write(elsewhere + body.format("a") + body.format("b"))
+    project.run("--torchmem-update-baseline=unused")
+    assert sorted(project.entries()) == ["test_a", "test_b"]
+
+
+def test_words_nobody_knows_are_refused(sized):
+    result = sized.run("--torchmem-update-baseline=all")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "'all'" in result.stderr.str()
+    sized.ini("torchmem_update_baseline = new, all")
+    result = sized.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*'all' is not one of new, grown, shrunk, unused*"])
+
+
+def test_git_is_told_once_how_to_merge(project, sized):
+    sized.update()
+    attributes = sized.path / "__torchmem__" / ".gitattributes"
+    assert attributes.read_text() == "*.json merge=union\n"
+    attributes.write_text("mine\n")
+    sized.baseline().unlink()
+    sized.update()
+    assert attributes.read_text() == "mine\n"

@@ -1,0 +1,194 @@
+"""What a run changes in the baselines: planned as values, shown or written last."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from pytest_torchmem.analysis.baseline import BaselineEntry, Change
+from pytest_torchmem.analysis.environments import Environment
+from pytest_torchmem.analysis.renames import Entry, find_renames
+from pytest_torchmem.errors import BaselineError
+from pytest_torchmem.plugin.baseline_file import FileChanges, changed_text, write_file
+from pytest_torchmem.plugin.baselines import BaselineStore, entry_key, tell_git
+from pytest_torchmem.plugin.options import Settings
+from pytest_torchmem.report.summary import BaselineChange, MeasuredTest, RunSummary, Window
+
+Place = tuple[Path, tuple[tuple[str, str], ...]]
+"""A test module and an environment: one baseline file."""
+
+_COMPARED: Final = (Change.SAME, Change.NEW, Change.GROWN, Change.SHRUNK)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """How the tests of a run ended, by node id.
+
+    Attributes:
+        seen: Tests that were started.
+        passed: Tests that passed in all their phases.
+        skipped: Tests that were skipped; those expected to fail are not.
+        partial: The run picked tests out of their modules, or ended early.
+    """
+
+    seen: frozenset[str] = frozenset()
+    passed: frozenset[str] = frozenset()
+    skipped: frozenset[str] = frozenset()
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """What is to happen to one baseline file.
+
+    Attributes:
+        path: The file.
+        environment: What it is measured on.
+        written: Windows whose numbers replace the entry of their key, or become a new one.
+        unused: Entries that no test asked for, by key.
+        renames: Keys of entries that a new test has the numbers of, and that test's key.
+        removes: Unused entries are to be deleted.
+        follows: Entries with a new name are to be moved.
+    """
+
+    path: Path
+    environment: Environment
+    written: tuple[Window, ...] = ()
+    unused: Mapping[str, BaselineEntry | None] = field(default_factory=dict)
+    renames: Mapping[str, str] = field(default_factory=dict)
+    removes: bool = False
+    follows: bool = False
+
+    @property
+    def file_changes(self) -> FileChanges:
+        moved = self.renames if self.follows else {}
+        written = {w.key: BaselineEntry.of(w.result) for w in self.written}
+        removed = frozenset(self.unused) - set(moved) if self.removes else frozenset()
+        return FileChanges(
+            {key: entry for key, entry in written.items() if key not in moved.values()},
+            removed,
+            dict(moved),
+        )
+
+    @property
+    def writes(self) -> bool:
+        changes = self.file_changes
+        return bool(changes.written or changes.removed or changes.renamed)
+
+    def changes(self, shown: str, done: bool) -> Iterator[BaselineChange]:
+        """Yield what is to be told; ``done`` where the file was written."""
+        moved = {new: old for old, new in self.renames.items()} if self.follows else {}
+        for window in self.written:
+            after_bytes = window.result.peak.total
+            before_bytes = 0 if window.change is Change.NEW else window.baseline_bytes
+            change = BaselineChange(
+                shown, window.key, window.change, before_bytes, after_bytes, done
+            )
+            yield replace(change, renamed_from=moved.get(window.key, ""))
+        for key, entry in self.unused.items():
+            if key not in moved.values():
+                before_bytes = entry.total if entry else 0
+                gone = done and self.removes
+                yield BaselineChange(shown, key, Change.UNUSED, before_bytes, 0, gone)
+
+
+def plan_updates(
+    summary: RunSummary, outcomes: Outcomes, settings: Settings, store: BaselineStore
+) -> list[FilePlan]:
+    """Return what an update would do to each file, and which entries were renamed or are unused.
+
+    Only tests that passed change anything. Entries count as unused where `_whole_modules` says so.
+    """
+    plans = []
+    places = _by_place(summary)
+    for (module, key), tests in sorted(places.items()):
+        environment = dict(key)
+        path = store.path(module, environment)
+        windows = [w for t in tests if t.test in outcomes.passed for w in t.windows]
+        new = {w.key: w for w in windows if w.change is Change.NEW}
+        unused = _unused(module, tests, summary, outcomes, store, path, environment)
+        renames = find_renames(
+            {key: entry for key, entry in unused.items() if entry is not None},
+            {k: Entry(w.result.name, BaselineEntry.of(w.result)) for k, w in new.items()},
+        )
+        accepted = [
+            w
+            for w in windows
+            if w.change in settings.accepted
+            or (settings.follow_renames and w.key in renames.values())
+        ]
+        removes = Change.UNUSED in settings.accepted
+        follows = settings.follow_renames
+        plans.append(
+            FilePlan(path, environment, tuple(accepted), unused, renames, removes, follows)
+        )
+    return plans
+
+
+def apply(plan: FilePlan, store: BaselineStore) -> None:
+    """Write one file, and tell git once how to merge such files. Raises `BaselineError`."""
+    write_file(plan.path, plan.environment, plan.file_changes)
+    tell_git(store.root_of(plan.path, plan.environment))
+
+
+def texts(plan: FilePlan) -> tuple[str, str]:
+    """Return a file's text before and after. Raises `BaselineError`."""
+    return changed_text(plan.path, plan.environment, plan.file_changes)
+
+
+def _by_place(summary: RunSummary) -> dict[Place, list[MeasuredTest]]:
+    places: dict[Place, list[MeasuredTest]] = defaultdict(list)
+    for test in summary.tests:
+        if test.environment:
+            places[Path(test.file), tuple(sorted(test.environment.items()))].append(test)
+    return places
+
+
+def _unused(
+    module: Path,
+    tests: list[MeasuredTest],
+    summary: RunSummary,
+    outcomes: Outcomes,
+    store: BaselineStore,
+    path: Path,
+    environment: Environment,
+) -> dict[str, BaselineEntry | None]:
+    """Return the entries of a file that no test asked for; None for one that is damaged.
+
+    None of a module count that did not run as a whole. An entry whose own test did not pass, or
+    was measured elsewhere this time, may be asked for next time.
+    """
+    ran = {test for test in outcomes.seen if _module_of(test) == _module_of(tests[0].test)}
+    if outcomes.partial or ran & outcomes.skipped:
+        return {}
+    try:
+        keys = store.keys(path, environment)
+    except BaselineError:
+        return {}  # the tests that use it have said so
+    used = {w.key for t in tests for w in t.windows if w.change in _COMPARED}
+    elsewhere = {t.test for t in summary.tests if Path(t.file) == module} - {t.test for t in tests}
+    pending = {entry_key(test) for test in (ran - outcomes.passed) | elsewhere}
+    doctests = any("." in entry_key(test).partition("[")[0] for test in ran)
+    unused: dict[str, BaselineEntry | None] = {}
+    for key in sorted(keys - used):
+        of_doctest = "." in key.partition("[")[0].partition("::")[0]
+        owned = any(key == test or key.startswith(f"{test}::") for test in pending)
+        if not owned and (doctests or not of_doctest):
+            unused[key] = _entry(store, path, environment, key)
+    return unused
+
+
+def _entry(
+    store: BaselineStore, path: Path, environment: Environment, key: str
+) -> BaselineEntry | None:
+    try:
+        return store.entry(path, environment, key)
+    except BaselineError:
+        return None
+
+
+def _module_of(test: str) -> str:
+    return test.partition("::")[0]

@@ -1,0 +1,130 @@
+"""Text about the baselines of a run: what an update would change, and what it might."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+from pytest_torchmem.analysis.baseline import Change
+from pytest_torchmem.analysis.environments import environment_name
+from pytest_torchmem.report.summary import BaselineChange, RunSummary
+from pytest_torchmem.units import format_size
+
+DIFF_LINES: Final = 400
+"""Lines of a diff that are shown; a terminal is no place for more."""
+
+SHOWN: Final = 10
+
+
+def percent(before_bytes: int, after_bytes: int) -> str:
+    """Return a change as ``+30 %``; ``""`` where there is nothing to compare with."""
+    if not before_bytes or not after_bytes:
+        return ""
+    return f"{(after_bytes - before_bytes) / before_bytes:+.0%}".replace("%", " %")
+
+
+def change_table(changes: Sequence[BaselineChange]) -> list[str]:
+    """Return what an update would change as the lines of a table, and how much of it there is."""
+    if not changes:
+        return ["dry run: nothing would change"]
+    from tabulate import tabulate  # a run that measures nothing need not load it
+
+    order = list(Change)
+    rows = [
+        [
+            change.change.value,
+            change.key + (f" (was {change.renamed_from})" if change.renamed_from else ""),
+            format_size(change.before_bytes) if change.before_bytes else "-",
+            format_size(change.after_bytes) if change.after_bytes else "-",
+            percent(change.before_bytes, change.after_bytes),
+            change.file,
+        ]
+        for change in sorted(changes, key=lambda c: (order.index(c.change), c.file, c.key))
+    ]
+    table = tabulate(
+        rows,
+        ["change", "entry", "before", "now", "", "file"],
+        tablefmt="plain",
+        disable_numparse=True,
+        colalign=("left", "left", "right", "right", "right", "left"),
+    )
+    counts = Counter(change.change for change in changes)
+    told = ", ".join(f"{counts[change]} {change.value}" for change in order if counts[change])
+    return [*(line.rstrip() for line in table.splitlines()), f"dry run: {told}; nothing written"]
+
+
+def diff_lines(before: str, after: str, name: str) -> list[str]:
+    """Return a unified diff of a file, cut after `DIFF_LINES`."""
+    lines = list(
+        difflib.unified_diff(
+            before.splitlines(), after.splitlines(), f"a/{name}", f"b/{name}", "", "", 1, ""
+        )
+    )
+    if len(lines) > DIFF_LINES:
+        left_out = len(lines) - DIFF_LINES
+        lines[DIFF_LINES:] = [f"... and {left_out} more lines in {name}"]
+    return lines
+
+
+def rename_lines(renames: Mapping[str, str], file: str, followed: bool) -> list[str]:
+    """Return a line for each entry that took a new name along, or could."""
+    told = sorted(renames.items())
+    if followed:
+        return [f"renamed: {old} -> {new} ({file})" for old, new in told]
+    lines = [f"{new} has the numbers of the unused {old} ({file})" for old, new in told[:SHOWN]]
+    if told:
+        more = f"... and {len(told) - SHOWN} more; " if told[SHOWN:] else ""
+        lines.append(f"{more}if renamed, --torchmem-follow-renames takes the entry along")
+    return lines
+
+
+def notices(summary: RunSummary, accepted: Collection[Change]) -> list[str]:
+    """Return what a reader should know of baselines that failed nothing."""
+    return [
+        *_shrunk(summary, accepted),
+        *_nearest(summary, accepted),
+        *_fallbacks(summary),
+    ]
+
+
+def _shrunk(summary: RunSummary, accepted: Collection[Change]) -> Iterator[str]:
+    windows = [(t, w) for t, w in summary.windows if w.notice and not w.sentence]
+    if not windows or Change.SHRUNK in accepted:
+        return
+    for test, window in windows[:SHOWN]:
+        name = f"::{window.result.name}" if window.result.name else ""
+        yield f"shrunk: {test.test}{name}: {window.notice}: tighten"
+    more = f"... and {len(windows) - SHOWN} more; " if windows[SHOWN:] else ""
+    yield f"{more}--torchmem-update-baseline=shrunk stores what is lower now"
+
+
+def _nearest(summary: RunSummary, accepted: Collection[Change]) -> Iterator[str]:
+    """Say for which environment there is no baseline, and which one there is."""
+    if Change.NEW in accepted:
+        return
+    found = Counter(
+        (environment_name(test.environment), window.nearest)
+        for test, window in summary.windows
+        if window.change is Change.NEW and window.nearest
+    )
+    for (environment, near), count in sorted(found.items()):
+        yield (
+            f"no baseline for {environment}; nearest is {near} ({_entries(count)}): "
+            f"--torchmem-baseline-from={near} compares with it"
+        )
+
+
+def _fallbacks(summary: RunSummary) -> Iterator[str]:
+    used = Counter(
+        (environment_name(test.environment), window.reference)
+        for test, window in summary.windows
+        if window.reference
+    )
+    for (environment, reference), count in sorted(used.items()):
+        yield f"{environment} was compared with the baseline of {reference} ({_entries(count)})"
+
+
+def _entries(count: int) -> str:
+    return f"{count} {'entry' if count == 1 else 'entries'}"
