@@ -1,7 +1,7 @@
 """More shared workloads: ``transformers`` models, compiled models, function transforms.
 
-They cost more to import or to compile than those in `benchmarks.workloads`, or say by hand what no
-hook can see. `all_workloads` returns both.
+They cost more to import or to compile than the others, or say by hand what no hook can see.
+`all_workloads` returns all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch.nn import functional
 from benchmarks.workloads import (
     BASIC,
     Body,
-    Checkpointed,
     Classifier,
     Declarations,
     Workload,
@@ -25,6 +24,7 @@ from benchmarks.workloads import (
     mlp,
     train_step,
 )
+from benchmarks.workloads_autograd import AUTOGRAD, Checkpointed
 
 
 def _language_model(see: Declarations, make: Callable[[Any], nn.Module], **inputs: int) -> Body:
@@ -218,4 +218,4 @@ TRANSFORMS: tuple[Workload, ...] = (func_grad, per_sample_gradients)
 
 
 def all_workloads() -> tuple[Workload, ...]:
-    return (*BASIC, *MODELS, *COMPILED, *TRANSFORMS)
+    return (*BASIC, *AUTOGRAD, *MODELS, *COMPILED, *TRANSFORMS)

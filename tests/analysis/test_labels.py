@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks import workloads
+from benchmarks import workloads, workloads_autograd
 from benchmarks.label_accuracy import Row, measure
 from benchmarks.label_truth import allocation_log
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
@@ -206,11 +206,11 @@ def test_a_graph_that_another_test_left_behind_changes_nothing(x):
     "workload",
     [
         workloads.gradient_accumulation,
-        workloads.checkpoint_reentrant,
-        workloads.checkpoint_non_reentrant,
-        workloads.lora,
+        workloads_autograd.checkpoint_reentrant,
+        workloads_autograd.checkpoint_non_reentrant,
+        workloads_autograd.lora,
         workloads.transformer,
-        workloads.gradient_penalty,
+        workloads_autograd.gradient_penalty,
     ],
 )
 def test_the_recorder_changes_no_allocation(workload):
@@ -257,17 +257,17 @@ CLAIMS = {
     "a_backward_pass_without_optimizer": workloads.backward_without_optimizer,
     "autograd_grad": workloads.autograd_grad,
     "an_in_place_chain": workloads.in_place_chain,
-    "a_reentrant_checkpoint": workloads.checkpoint_reentrant,
-    "a_non_reentrant_checkpoint": workloads.checkpoint_non_reentrant,
-    "autocast_weight_copies": workloads.autocast_bf16,
-    "a_custom_function_with_nested_autograd": workloads.nested_autograd,
-    "tensors_kept_on_a_context": workloads.context_attribute,
-    "a_model_copied_in_the_window": workloads.deep_copy,
-    "tied_weights": workloads.tied_weights,
-    "frozen_parameters": workloads.lora,
-    "sparse_gradients": workloads.sparse_embedding,
-    "a_gradient_penalty": workloads.gradient_penalty,
-    "an_optimizer_fused_into_backward": workloads.fused_backward_optimizer,
+    "a_reentrant_checkpoint": workloads_autograd.checkpoint_reentrant,
+    "a_non_reentrant_checkpoint": workloads_autograd.checkpoint_non_reentrant,
+    "autocast_weight_copies": workloads_autograd.autocast_bf16,
+    "a_custom_function_with_nested_autograd": workloads_autograd.nested_autograd,
+    "tensors_kept_on_a_context": workloads_autograd.context_attribute,
+    "a_model_copied_in_the_window": workloads_autograd.deep_copy,
+    "tied_weights": workloads_autograd.tied_weights,
+    "frozen_parameters": workloads_autograd.lora,
+    "sparse_gradients": workloads_autograd.sparse_embedding,
+    "a_gradient_penalty": workloads_autograd.gradient_penalty,
+    "an_optimizer_fused_into_backward": workloads_autograd.fused_backward_optimizer,
 }
 
 
@@ -284,7 +284,7 @@ def test_labels_are_right_for(claim):
 
 
 def test_every_basic_workload_has_its_claim():
-    assert set(CLAIMS.values()) == set(workloads.BASIC)
+    assert set(CLAIMS.values()) == {*workloads.BASIC, *workloads_autograd.AUTOGRAD}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
