@@ -36,7 +36,8 @@ from torch.profiler._memory_profiler import Action, MemoryProfile, TensorKey
 from benchmarks.label_truth import Declared, Truth, allocation_log, find_truth
 from benchmarks.workloads import Workload
 from benchmarks.workloads_models import TRANSFORMS, all_workloads
-from pytest_torchmem.analysis import pipeline
+from pytest_torchmem.analysis.peaks import live_at
+from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.analysis.results import Category
 from pytest_torchmem.record.recorder import Recorder
 
@@ -107,13 +108,13 @@ def our_labels(workload: Workload) -> Labels:
         body()
     finally:
         trace = recorder.stop()
-    profile = pipeline.analyze(trace)
+    profile = analyze(trace)
     storages = profile.storages
     made = np.flatnonzero(storages.event >= 0)
     made = made[np.argsort(storages.born[made])]
     numbers = {row: number for number, row in enumerate(made.tolist())}
     rank = float(profile.ranks[profile.timeline.peak_row])
-    live = pipeline.live_at(profile.evidence, rank).tolist()
+    live = live_at(profile.evidence, rank).tolist()
     names = [category.value for category in Category]
     pieces = [
         Piece(
@@ -145,7 +146,7 @@ def torch_labels(workload: Workload) -> Labels:
         with_stack=True,
     ) as profile:
         body()
-    result: Any = profile.profiler.kineto_results  # type: ignore[union-attr]
+    result: Any = profile.profiler.kineto_results
     memory = MemoryProfile(result)
     log = [e.typed[1] for e in allocation_log(result.experimental_event_tree())]
     times = [e.start_time_ns for e in allocation_log(result.experimental_event_tree())]

@@ -323,7 +323,7 @@ def find_truth(workload: Workload, hooks_allowed: bool = True) -> Truth:
         witness.note(None)
         body()
         witness.note(None)
-    result = profile.profiler.kineto_results  # type: ignore[union-attr]
+    result = profile.profiler.kineto_results
     return _replay(witness, allocation_log(result.experimental_event_tree()))
 
 
