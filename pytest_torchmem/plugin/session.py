@@ -9,6 +9,7 @@ import pytest
 from pytest_torchmem.errors import BaselineError, ReportError
 from pytest_torchmem.plugin.body import Run, relative_path
 from pytest_torchmem.plugin.options import SummaryKind
+from pytest_torchmem.plugin.progress import progress
 from pytest_torchmem.plugin.reports import (
     Endings,
     github_lines,
@@ -137,7 +138,8 @@ class Collector:
             frozenset(self._skipped),
             self._partial,
         )
-        for plan in plan_updates(self.summary, outcomes, settings, store):
+        plans = plan_updates(self.summary, outcomes, settings, store)
+        for plan in progress(plans, "baselines", self.config):
             shown = relative_path(plan.path, self.config.invocation_params.dir)
             self._lines += rename_lines(plan.renames, shown, settings.follow_renames)
             if not plan.writes and not (settings.accepted and plan.unused):
