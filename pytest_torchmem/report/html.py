@@ -77,6 +77,7 @@ def picture_page(picture: Picture, title: str) -> str:
         "retained": {"total": last.total, "by_category": _amounts(last), "live": []},
         "limits": {},
         "sentences": [],
+        "remarks": [],
         "notes": [],
         "live": [contributor_to_json(c) for c in _live_at(picture, picture.peak)],
         "picture": picture.to_json(),
@@ -190,6 +191,7 @@ def _window(window: Window, with_pictures: bool) -> dict[str, Any]:
         "limits": dict(window.limits),
         "growth": result.growth,
         "sentences": list(window.sentences or filter(None, [window.sentence])),
+        "remarks": _remarks(window),
         "picture": None,
     }
     if window.picture and with_pictures:
@@ -208,6 +210,16 @@ def _window(window: Window, with_pictures: bool) -> dict[str, Any]:
             for d in differences(whole_entry(result), entry)
         ]
     return data
+
+
+def _remarks(window: Window) -> list[str]:
+    """What must be known of the comparison beside its numbers."""
+    remarks = [window.notice] if window.notice else []
+    if window.reference:
+        remarks.append(f"compared with the baseline of {window.reference}, as asked for")
+    if window.nearest:
+        remarks.append(f"there is no baseline for this environment; {window.nearest} has one")
+    return remarks
 
 
 def _amounts(amounts: CategoryBytes) -> dict[str, int]:

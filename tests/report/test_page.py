@@ -52,6 +52,17 @@ def test_timelines_beyond_the_budget_are_left_out_and_said_so(monkeypatch):
     assert "left out" in windows[-1]["no_picture"]
 
 
+def test_what_must_be_known_of_a_comparison_is_told():
+    body = replace(window("a"), notice="30 % lower", reference="cpu-torch2.12", nearest="gpu-1")
+    page = run_page(RunReport((report_of("a", body),)))
+    (inside,) = block(page, "torchmem-test-0")["windows"]
+    assert inside["remarks"] == [
+        "30 % lower",
+        "compared with the baseline of cpu-torch2.12, as asked for",
+        "there is no baseline for this environment; gpu-1 has one",
+    ]
+
+
 def test_a_reader_without_scripts_sees_the_numbers():
     page = run_page(sample_run())
     plain = page[page.index("<noscript>") : page.index("</noscript>")]

@@ -213,6 +213,12 @@ def test_a_link_opens_its_test(opened):
     assert FAILED in page.locator("details.test[open] .name").inner_text()
 
 
+def test_notes_are_shown(opened):
+    page = opened("#test=tests/test_step.py::test_plain")
+    page.wait_for_selector(".notes")
+    assert page.locator(".notes").inner_text() == "seen late"
+
+
 def test_tables_name_differences_operators_and_what_is_live(chart):
     text = chart.locator("details.test[open]").inner_text()
     for heading in (

@@ -245,9 +245,8 @@
     }
     if (window.picture) parts.push(drawing(window));
     else if (window.no_picture) parts.push(make("p", { class: "faint" }, window.no_picture));
-    if (window.notes.length) {
-      parts.push(make("ul", { class: "notes" }, window.notes.map((n) => make("li", {}, n))));
-    }
+    const notes = [...window.remarks, ...window.notes];
+    if (notes.length) parts.push(make("ul", { class: "notes" }, notes.map((n) => make("li", {}, n))));
     const tables = make("div", { class: "tables" });
     if (window.baseline) tables.append(block("differences against the baseline, each category at its own peak", differences(window), true));
     tables.append(block("composition at the peak, by category", composition(window)));
