@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pytest_torchmem.analysis.results import (
     Category,
@@ -16,6 +17,8 @@ from pytest_torchmem.analysis.results import (
     Source,
 )
 from pytest_torchmem.units import format_size
+
+Member = TypeVar("Member", bound=enum.Enum)
 
 KEPT_CONTRIBUTORS: Final = 20
 """How many of the largest contributors are stored: enough to name what is new, few to review."""
@@ -125,44 +128,72 @@ def _order(contributor: Contributor) -> tuple[int, tuple[str, ...], int]:
     return (-contributor.size_bytes, contributor.identity, line)
 
 
+# Looking names up here is several times faster than asking the enum, and a project has a hundred
+# thousand contributors.
+_CATEGORIES: Final = {category.value: category for category in Category}
+_PHASES: Final = {phase.value: phase for phase in Phase}
+
+
 def _amounts(amounts: CategoryBytes) -> dict[str, int]:
-    return {category.value: amount for category, amount in amounts.items() if amount}
+    return {name: amount for name in _CATEGORIES if (amount := getattr(amounts, name))}
 
 
 def _category_bytes(data: Mapping[str, Any]) -> CategoryBytes:
-    return CategoryBytes.of({Category(name): _integer(amount) for name, amount in data.items()})
+    for name, amount in data.items():
+        _member(_CATEGORIES, name)
+        _integer(amount)
+    return CategoryBytes(**data)
+
+
+def _member(members: Mapping[str, Member], name: object) -> Member:
+    if not isinstance(name, str) or name not in members:
+        raise ValueError(f"{name!r} is not one of {', '.join(members)}")
+    return members[name]
 
 
 def _integer(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if type(value) is not int or value < 0:
         raise TypeError(f"expected a whole number of bytes, found {value!r}")
     return value
 
 
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise TypeError(f"expected text, found {value!r}")
+    return value
+
+
 def _contributor_to_json(contributor: Contributor) -> dict[str, Any]:
+    # In the order of the keys, so that they need no sorting.
     data: dict[str, Any] = {
         "bytes": contributor.size_bytes,
-        "category": contributor.category.value,
+        "category": contributor.category._value_,
         "count": contributor.count,
-        "operator": contributor.operator,
-        "module": contributor.module,
-        "phase": contributor.phase.value,
     }
     if source := contributor.source:
         data.update(file=source.file, function=source.function, line=source.line)
+    data["module"] = contributor.module
+    data["operator"] = contributor.operator
+    data["phase"] = contributor.phase._value_
     return data
 
 
+@functools.lru_cache(maxsize=4096)
+def _source(file: str, line: int, function: str) -> Source:
+    """One value stands for all contributors of a line: there are many."""
+    return Source(file, line, function)
+
+
 def _contributor_from_json(data: Mapping[str, Any]) -> Contributor:
-    known = "file" in data
+    source = None
+    if "file" in data:
+        source = _source(_text(data["file"]), _integer(data["line"]), _text(data["function"]))
     return Contributor(
-        category=Category(data["category"]),
+        category=_member(_CATEGORIES, data["category"]),
         size_bytes=_integer(data["bytes"]),
         count=_integer(data["count"]),
-        operator=str(data["operator"]),
-        module=str(data["module"]),
-        source=Source(str(data["file"]), _integer(data["line"]), str(data["function"]))
-        if known
-        else None,
-        phase=Phase(data["phase"]),
+        operator=_text(data["operator"]),
+        module=_text(data["module"]),
+        source=source,
+        phase=_member(_PHASES, data["phase"]),
     )

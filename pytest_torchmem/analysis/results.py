@@ -66,7 +66,8 @@ class CategoryBytes:
 
     def __getitem__(self, category: Category | str) -> int:
         """Bytes of one category, given as a member or its value. Raises `ValueError` for others."""
-        amount: int = getattr(self, Category(category).value)
+        name = category._value_ if isinstance(category, Category) else Category(category).value
+        amount: int = getattr(self, name)
         return amount
 
     def __iter__(self) -> Iterator[Category]:

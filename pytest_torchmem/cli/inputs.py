@@ -147,7 +147,7 @@ def _baseline(path: Path, module: str, data: object) -> Iterator[tuple[Key, Base
     try:
         environment = _environment(data["environment"])
         entries = parse_entries(data)
-        for name in entries.rows:
+        for name in entries.lines:
             yield Key(environment, _module(module), name), entries.entry(name, path)
     except (BaselineError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ReportError(f"the baseline {path} is damaged: {error!r}") from None

@@ -78,12 +78,12 @@ class BaselineStore:
 
     def keys(self, path: Path, environment: Environment) -> frozenset[str]:
         """Return the keys of all entries in a file. Raises `BaselineError`."""
-        return frozenset(self._entries(path, environment).rows)
+        return frozenset(self._entries(path, environment).lines)
 
     def entry(self, path: Path, environment: Environment, key: str) -> BaselineEntry | None:
         """Return one entry, or None where the file has none. Raises `BaselineError`."""
         entries = self._entries(path, environment)
-        return entries.entry(key, path) if key in entries.rows else None
+        return entries.entry(key, path) if key in entries.lines else None
 
     def reference(self, module: Path, environment: Environment, key: str) -> Reference | None:
         """Return what to compare with: the entry of this environment, or of one a user named.
@@ -96,14 +96,14 @@ class BaselineStore:
         for name in self._fallbacks:
             path = self._path(module, name)
             other = self._other(path)
-            if other and same_kind(environment, other[0]) and key in other[1].rows:
+            if other and same_kind(environment, other[0]) and key in other[1].lines:
                 return Reference(other[1].entry(key, path), name)
         return None
 
     def nearest(self, module: Path, environment: Environment, key: str) -> str:
         """Return the name of the nearest environment that has the entry; ``""`` without one."""
         files = (self._other(self._path(module, name)) for name in self._environments(module))
-        near = nearest(environment, [file[0] for file in files if file and key in file[1].rows])
+        near = nearest(environment, [file[0] for file in files if file and key in file[1].lines])
         return environment_name(near) if near else ""
 
     def _environments(self, module: Path) -> tuple[str, ...]:

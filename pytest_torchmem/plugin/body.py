@@ -32,8 +32,8 @@ from pytest_torchmem.plugin.baseline_file import ChangedTwiceError
 from pytest_torchmem.plugin.baselines import BaselineStore, Reference, entry_key, portable
 from pytest_torchmem.plugin.marker import can_rerun, read_markers
 from pytest_torchmem.plugin.options import Settings, Timelines
-from pytest_torchmem.plugin.pictures import drawn, picture_of, set_properties
-from pytest_torchmem.plugin.workers import PAYLOAD, plain_nodeid
+from pytest_torchmem.plugin.pictures import drawn, packed_trace, picture_of, set_properties
+from pytest_torchmem.plugin.workers import PAYLOAD, TRACE, plain_nodeid
 from pytest_torchmem.report.summary import MeasuredTest, Window
 from pytest_torchmem.report.terminal import failure_text
 
@@ -194,6 +194,8 @@ class Body:
             windows.append(self._window(key, verdict, limits, picture))
         self._send(self._record(tuple(windows), problem=problem))
         bad = [verdict for verdict in verdicts if verdict.failed]
+        if bad and self.run.settings.keeps_traces:
+            self.item.stash[PAYLOAD][TRACE] = packed_trace(self.measurement)
         return failure_text(bad, problem, self._command(), drawings) if bad or problem else ""
 
     def _window(

@@ -193,6 +193,11 @@ class Settings:
     fail_shrunk: bool = False
 
     @property
+    def keeps_traces(self) -> bool:
+        """True when the recording of a failed test becomes a file of the report."""
+        return self.report_is_folder and self.timelines is not Timelines.NONE
+
+    @property
     def reports(self) -> bool:
         """True when what was measured goes into a report, with all that is known of it."""
         return self.report is not None

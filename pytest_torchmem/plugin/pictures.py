@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import locale
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 _PREFIX: Final = "torchmem_"
 _WIDTH: Final = 60
 _WORTH_DRAWING: Final = 8
+_TRACE_LIMIT_BYTES: Final = 32 * 1024 * 1024
 
 
 def picture_of(
@@ -47,6 +50,15 @@ def picture_of(
         for track in picture.tracks
     )
     return replace(picture, tracks=tracks)
+
+
+def packed_trace(measurement: BodyMeasurement) -> str:
+    """Return the recording as text, so that it travels with the test; ``""`` if it is too large."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace"
+        measurement.profile_so_far().tree.trace.save(path)
+        data = path.read_bytes()
+    return base64.b64encode(data).decode() if len(data) <= _TRACE_LIMIT_BYTES else ""
 
 
 def drawn(picture: Picture | None, config: pytest.Config) -> Sequence[str]:

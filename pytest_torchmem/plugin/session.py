@@ -17,7 +17,13 @@ from pytest_torchmem.plugin.reports import (
     run_report,
 )
 from pytest_torchmem.plugin.updates import Outcomes, apply, plan_updates, texts
-from pytest_torchmem.plugin.workers import Selection, detach, ran_partially, reported_nodeid
+from pytest_torchmem.plugin.workers import (
+    Selection,
+    detach,
+    ran_partially,
+    reported_nodeid,
+    trace_with,
+)
 from pytest_torchmem.report.changes import change_table, diff_lines, notices, rename_lines
 from pytest_torchmem.report.summary import MeasuredTest, RunSummary
 from pytest_torchmem.report.terminal import Detail, summary_lines
@@ -54,6 +60,7 @@ class Collector:
         self.run = run
         self.summary = RunSummary()
         self._tests: dict[str, MeasuredTest] = {}
+        self._traces: dict[str, bytes] = {}
         self._seen: set[str] = set()
         self._passed: set[str] = set()
         self._failed: set[str] = set()
@@ -72,6 +79,7 @@ class Collector:
         self._endings.note(test, report)
         if report.when == "setup":  # a rerun starts again: only its last attempt counts
             self._tests.pop(test, None)
+            self._traces.pop(test, None)
             self._passed.discard(test)
             self._failed.discard(test)
             self._skipped.discard(test)
@@ -83,6 +91,8 @@ class Collector:
             self._skipped.add(test)
         if (measured := detach(report)) is not None:
             self._tests[test] = measured
+        if trace := trace_with(report):
+            self._traces[test] = trace
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
@@ -122,7 +132,7 @@ class Collector:
         run = run_report(self.summary, self._endings, self.config.rootpath)
         try:
             if settings.report is not None:
-                path = write_run(run, settings.report)
+                path = write_run(run, settings.report, self._traces)
                 shown = relative_path(path, self.config.invocation_params.dir)
                 self._lines.append(f"report written: {shown}")
             self._lines += github_lines(run) if github else []

@@ -6,6 +6,7 @@ when the worker dies later. Without xdist the report takes the same way within o
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -15,6 +16,7 @@ import pytest
 from pytest_torchmem.report.summary import MeasuredTest
 
 PAYLOAD: Final = pytest.StashKey[dict[str, Any]]()
+TRACE: Final = "trace"
 _ATTRIBUTE: Final = "torchmem"
 _PARTIAL: Final = "torchmem_partial"
 _GROUP: Final = re.compile(r"@[^\]/:]*$")
@@ -41,6 +43,12 @@ def detach(report: pytest.TestReport) -> MeasuredTest | None:
     """Return what came with a report, or None where nothing was measured."""
     payload: Mapping[str, Any] | None = getattr(report, _ATTRIBUTE, None)
     return None if payload is None else MeasuredTest.from_json(payload)
+
+
+def trace_with(report: pytest.TestReport) -> bytes:
+    """Return the recording that came with a report; nothing where none did."""
+    payload: Mapping[str, Any] = getattr(report, _ATTRIBUTE, {})
+    return base64.b64decode(payload.get(TRACE, ""))
 
 
 def plain_nodeid(item: pytest.Item) -> str:

@@ -33,7 +33,7 @@ def write(path, entries, removed=()):
 
 
 def keys(path):
-    return sorted(read_file(path, CPU).rows)
+    return sorted(read_file(path, CPU).lines)
 
 
 def test_a_file_is_sorted_and_each_line_says_what_it_is_of(tmp_path):
