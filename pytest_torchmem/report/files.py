@@ -75,8 +75,9 @@ def folder_files(run: RunReport) -> Iterator[tuple[str, str]]:
             yield f"tests/{page_name(test)}", run_page(alone, test.measured.test)
 
 
-def page_name(test: TestReport) -> str:
+def page_name(test: TestReport, ending: str = ".html") -> str:
     """Return a file name for a test: readable, and its own even where names differ in a sign."""
     nodeid = test.measured.test
     readable = re.sub(r"[^A-Za-z0-9]+", "-", nodeid.rpartition("/")[2]).strip("-")[:80]
-    return f"{readable}-{hashlib.sha256(nodeid.encode('utf-8', 'replace')).hexdigest()[:8]}.html"
+    digest = hashlib.sha256(nodeid.encode("utf-8", "replace")).hexdigest()
+    return f"{readable}-{digest[:8]}{ending}"

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from pytest_torchmem.errors import ReportError
-from pytest_torchmem.report.files import FOLDER, folder_files, kind_of, rendered
+from pytest_torchmem.report.files import FOLDER, folder_files, kind_of, page_name, rendered
 from pytest_torchmem.report.run import RunReport
 
-_PAGE_OF_A_TEST: Final = re.compile(r"-[0-9a-f]{8}\.html$")
+_PAGE_OF_A_TEST: Final = re.compile(r"-[0-9a-f]{8}\.(html|trace)$")
 
 
-def write_run(run: RunReport, path: Path) -> Path:
+def write_run(
+    run: RunReport, path: Path, traces: Mapping[str, bytes] = MappingProxyType({})
+) -> Path:
     """Write the report that ``path`` asks for and return the file to open.
 
-    Pages that an earlier run left in a folder are removed. Raises `ReportError`.
+    ``traces`` are stored recordings by test; in a folder each lies beside its test's page. Pages
+    that an earlier run left there are removed. Raises `ReportError`.
     """
     try:
         if kind_of(path) != FOLDER:
@@ -28,6 +32,9 @@ def write_run(run: RunReport, path: Path) -> Path:
             stale.unlink(missing_ok=True)
         for name, text in folder_files(run):
             replace_file(path / name, text)
+        for test in run.tests:
+            if trace := traces.get(test.measured.test):
+                replace_file(path / "tests" / page_name(test, ".trace"), trace)
     except OSError as error:
         raise ReportError(f"{path} cannot be written: {error.strerror or error}") from None
     return path / "index.html"
@@ -35,7 +42,7 @@ def write_run(run: RunReport, path: Path) -> Path:
 
 def _pages_of_an_earlier_run(folder: Path) -> Iterator[Path]:
     if (folder / "results.json").exists():
-        pages = sorted((folder / "tests").glob("*.html"))
+        pages = sorted((folder / "tests").iterdir()) if (folder / "tests").is_dir() else []
         yield from (path for path in pages if _PAGE_OF_A_TEST.search(path.name))
 
 

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from pytest_torchmem import load_trace
 from pytest_torchmem.report.run import FORMAT, KIND, read_run
 
 TESTS = """
@@ -67,17 +68,19 @@ def test_a_folder_has_a_page_for_each_failed_test(two):
     result = two.run("--torchmem-report=out")
     names = {path.name for path in (two.path / "out").iterdir()}
     assert names == {"results.json", "summary.md", "index.html", "tests"}
-    (page,) = (two.path / "out/tests").iterdir()
+    page, trace = sorted((two.path / "out/tests").iterdir())
     assert page.name.startswith("test-it-py-test-over-")
+    assert (page.stem, page.suffix, trace.suffix) == (trace.stem, ".html", ".trace")
+    load_trace(trace)
     result.stdout.fnmatch_lines(["report written: out/index.html"])
 
 
 def test_pages_of_an_earlier_run_go_and_other_files_stay(two):
     two.run("--torchmem-report=out", "--torchmem-report-timelines=all")
     (two.path / "out/tests/mine.html").write_text("")
-    assert len(list((two.path / "out/tests").iterdir())) == 3
+    assert len(list((two.path / "out/tests").iterdir())) == 4
     two.run("--torchmem-report=out")
-    assert len(list((two.path / "out/tests").iterdir())) == 2
+    assert len(list((two.path / "out/tests").iterdir())) == 3
     assert (two.path / "out/tests/mine.html").exists()
 
 
@@ -159,6 +162,12 @@ def test_workers_send_their_timelines_and_the_controller_writes(two):
     run = read_run(two.path / "run.json")
     assert all(test.measured.windows[0].picture for test in run.tests)
     assert len(run.tests) == 2
+
+
+def test_a_worker_sends_the_recording_of_a_failed_test(two):
+    two.run_apart("-n2", "--torchmem-report=out")
+    (trace,) = (two.path / "out/tests").glob("*.trace")
+    load_trace(trace)
 
 
 def test_properties_are_replaced_by_a_rerun(project):
