@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -79,9 +79,9 @@ class BaselineEntry:
     total: int
     at_peak: CategoryBytes
     peaks: CategoryBytes
-    live: tuple[Contributor, ...] = ()
+    live: Sequence[Contributor] = ()
     retained: CategoryBytes = field(default_factory=CategoryBytes)
-    retained_live: tuple[Contributor, ...] = ()
+    retained_live: Sequence[Contributor] = ()
 
     @classmethod
     def of(cls, result: Result) -> BaselineEntry:
@@ -108,19 +108,36 @@ class BaselineEntry:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BaselineEntry:
         """Return the entry. Raises KeyError, TypeError or ValueError for data of another shape."""
+        live, retained_live = (
+            tuple(contributor_from_json(c) for c in data[part])
+            for part in ("live", "retained_live")
+        )
+        return cls.from_numbers(data, live, retained_live)
+
+    @classmethod
+    def from_numbers(
+        cls,
+        data: Mapping[str, Any],
+        live: Sequence[Contributor],
+        retained_live: Sequence[Contributor],
+    ) -> BaselineEntry:
+        """Return the entry, its contributors given. Raises what `from_json` does."""
         return cls(
             total=_integer(data["total"]),
             at_peak=_category_bytes(data["at_peak"]),
             peaks=_category_bytes(data["peaks"]),
-            live=tuple(_contributor_from_json(c) for c in data["live"]),
+            live=live,
             retained=_category_bytes(data["retained"]),
-            retained_live=tuple(_contributor_from_json(c) for c in data["retained_live"]),
+            retained_live=retained_live,
         )
 
 
 def _largest(live: Iterable[Contributor]) -> tuple[Contributor, ...]:
-    # Ties are broken by identity so that two equal runs write equal files.
-    return tuple(sorted(live, key=_order)[:KEPT_CONTRIBUTORS])
+    # Ties are broken by identity so that two equal runs write equal files. There are few.
+    ranked = sorted(live, key=lambda contributor: -contributor.size_bytes)
+    if len({contributor.size_bytes for contributor in ranked}) < len(ranked):
+        ranked.sort(key=_order)
+    return tuple(ranked[:KEPT_CONTRIBUTORS])
 
 
 def _order(contributor: Contributor) -> tuple[int, tuple[str, ...], int]:
@@ -184,7 +201,7 @@ def _source(file: str, line: int, function: str) -> Source:
     return Source(file, line, function)
 
 
-def _contributor_from_json(data: Mapping[str, Any]) -> Contributor:
+def contributor_from_json(data: Mapping[str, Any]) -> Contributor:
     source = None
     if "file" in data:
         source = _source(_text(data["file"]), _integer(data["line"]), _text(data["function"]))

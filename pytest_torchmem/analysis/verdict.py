@@ -328,7 +328,7 @@ def _growths(result: Result, entry: BaselineEntry, key: str) -> tuple[Growth, ..
     return tuple(sorted(growths, key=lambda growth: -growth.size_bytes))
 
 
-def _held(live: tuple[Contributor, ...]) -> int:
+def _held(live: Iterable[Contributor]) -> int:
     return sum(contributor.size_bytes for contributor in live)
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
 
-from pytest_torchmem.analysis.baseline import BaselineEntry
+from pytest_torchmem.analysis.baseline import BaselineEntry, contributor_from_json
 from pytest_torchmem.analysis.environments import Environment, complete
+from pytest_torchmem.analysis.results import Contributor
 from pytest_torchmem.errors import BaselineError
 from pytest_torchmem.plugin.file_lock import locked, replace_file
 from pytest_torchmem.units import format_apart
@@ -58,26 +59,66 @@ class StoredEntries:
 
     def entry(self, key: str, path: Path) -> BaselineEntry:
         """Return one entry. Raises `BaselineError` when it is damaged or there twice."""
-        data: dict[str, Any] = {part: [] for part in _MANY}
+        numbers: dict[str, Any] = {}
+        lines: dict[str, list[str]] = {part: [] for part in _MANY}
+        start = f"[{_encode(key)}, "
+        single: list[str] = []
+        for line in self.lines[key]:
+            many = next((part for part in _MANY if line.startswith(f'{start}"{part}", ')), "")
+            (lines[many] if many else single).append(line)
         try:
-            rows = _decode(f"[{''.join(self.lines[key])[:-1]}]")
-            for row in rows:
-                _check_row(row)
-                _, part, value = row
-                if part in _MANY:
-                    data[part].append(value)
-                elif data.setdefault(part, value) != value:
-                    raise _changed_twice(path, key, part, data[part], value)
-            entry = BaselineEntry.from_json(data)
+            for row in _rows(single):
+                if numbers.setdefault(row[1], row[2]) != row[2]:
+                    raise _changed_twice(path, key, row[1], numbers[row[1]], row[2])
+            live, retained_live = (_StoredLater(lines[part], key, path) for part in _MANY)
+            entry = BaselineEntry.from_numbers(numbers, live, retained_live)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise unreadable(path, f"the entry {key!r} is damaged ({error})") from None
-        if entry.at_peak.total != entry.total:
-            raise unreadable(
-                path,
-                f"the entry {key!r} is damaged (its parts are {entry.at_peak.total} B together, "
-                f"its total is {entry.total} B)",
-            )
+            raise _damaged(path, key, str(error)) from None
+        parts_bytes = entry.at_peak.total
+        if parts_bytes != entry.total:
+            text = f"its parts are {parts_bytes} B together, its total is {entry.total} B"
+            raise _damaged(path, key, text)
         return entry
+
+
+class _StoredLater(Sequence[Contributor]):
+    """Contributors that are read when somebody asks for them, which few comparisons do."""
+
+    __slots__ = ("_key", "_lines", "_path", "_values")
+
+    def __init__(self, lines: list[str], key: str, path: Path) -> None:
+        self._lines, self._key, self._path = lines, key, path
+        self._values: tuple[Contributor, ...] | None = None
+
+    def _read(self) -> tuple[Contributor, ...]:
+        """Return all of them. Raises `BaselineError`."""
+        if self._values is None:
+            try:
+                rows = _rows(self._lines)
+                self._values = tuple(contributor_from_json(row[2]) for row in rows)
+            except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+                raise _damaged(self._path, self._key, str(error)) from None
+        return self._values
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._read()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._read() == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._read())
+
+
+def _rows(lines: list[str]) -> list[Row]:
+    """Return the rows in some lines. Raises `ValueError` when one is none."""
+    rows: list[Row] = _decode(f"[{''.join(lines)[:-1]}]")
+    for row in rows:
+        _check_row(row)
+    return rows
 
 
 def parse_entries(data: object) -> StoredEntries:
@@ -312,6 +353,10 @@ def unreadable(path: Path, reason: str) -> BaselineError:
         f"the baseline {path} cannot be read: {reason}. Restore it from version control, "
         "or delete it and run with --torchmem-update-baseline"
     )
+
+
+def _damaged(path: Path, key: str, reason: str) -> BaselineError:
+    return unreadable(path, f"the entry {key!r} is damaged ({reason})")
 
 
 def _changed_twice(path: Path, key: str, part: str, one: object, other: object) -> BaselineError:
