@@ -70,7 +70,7 @@ def build_op_tree(trace: Trace) -> OpTree:
     levels = _levels(depth)
     rank = np.empty(len(events), np.int64)
     rank[np.argsort(events["start_ns"], kind="stable")] = np.arange(len(events))
-    is_backward = events["scope"] == Scope.BACKWARD_FUNCTION
+    is_backward = _called_by_engine(events)
     leaf = _outermost(
         events["parent"],
         levels,
@@ -80,6 +80,13 @@ def build_op_tree(trace: Trace) -> OpTree:
     tree = OpTree(trace, depth, rank, leaf, backward_node, np.zeros(len(events), np.uint8))
     tree.phase[:] = _phases(tree)
     return tree
+
+
+def _called_by_engine(events: NDArray[Any]) -> NDArray[np.bool_]:
+    """Nodes of the backward graph. One that is called by another node is a part of that node."""
+    is_backward: NDArray[np.bool_] = events["scope"] == Scope.BACKWARD_FUNCTION
+    nested = (events["parent"] >= 0) & is_backward[events["parent"]] if len(events) else is_backward
+    return is_backward & ~nested
 
 
 def _depths(parents: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.int32]:
@@ -130,7 +137,9 @@ def _phases(tree: OpTree) -> NDArray[np.uint8]:
     stepping = np.zeros(len(events), np.bool_)
     roles = tree.trace.tensors["role"]
     stepping[tree.trace.tensors["event"][roles == Role.OPTIMIZER_PARAMETER]] = True
-    phase[in_optimizer | (tree.innermost(stepping) >= 0)] = OPTIMIZER
+    watched = tree.innermost(events["is_operator"] & (events["sequence"] >= 0))
+    # A step switches gradients off, but not for a closure that it calls.
+    phase[(in_optimizer | (tree.innermost(stepping) >= 0)) & (watched < 0)] = OPTIMIZER
     in_backward = _inside(tree, ranks, MarkKind.BACKWARD_BEGIN, MarkKind.BACKWARD_END)
     in_backward |= (tree.backward_node >= 0) | (tree.innermost(_calls_backward(tree)) >= 0)
     phase[in_backward] = BACKWARD
@@ -139,7 +148,6 @@ def _phases(tree: OpTree) -> NDArray[np.uint8]:
         for text in marks["text"][marks["kind"] == MarkKind.BACKWARD_BEGIN].tolist()
     ]
     if not any(differentiated):
-        watched = tree.innermost(events["is_operator"] & (events["sequence"] >= 0))
         # Below the innermost backward node only: the node itself carries its forward's number.
         phase[in_backward & (watched > tree.backward_node)] = RECOMPUTE
     return phase

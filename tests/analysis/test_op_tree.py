@@ -11,7 +11,7 @@ from pytest_torchmem.analysis.op_tree import (
     RECOMPUTE,
     build_op_tree,
 )
-from pytest_torchmem.trace import EventKind, MarkKind, Role, Trace
+from pytest_torchmem.trace import EventKind, MarkKind, Role, Scope, Trace
 from tests.builders import TraceBuilder
 
 
@@ -70,6 +70,32 @@ def test_the_innermost_backward_node_wins():
     ):
         pass
     assert build_op_tree(b.build()).backward_node[product] == inner
+
+
+def test_a_node_that_another_node_calls_is_a_part_of_it():
+    b = TraceBuilder()
+    with (
+        b.backward(),
+        b.node("CopySlices") as outer,
+        b.op("CopyBackwards", scope=Scope.BACKWARD_FUNCTION, is_operator=False),
+        b.op("aten::zeros_like") as inside,
+    ):
+        pass
+    assert build_op_tree(b.build()).backward_node[inside] == outer
+
+
+def test_a_closure_that_an_optimizer_calls_is_no_step():
+    b = TraceBuilder()
+    with b.optimizer_step():
+        with b.op("aten::mm", sequence=3) as forward:
+            pass
+        with b.backward(), b.node("MmBackward0") as backward:
+            pass
+        with b.op("aten::add_") as step:
+            pass
+    phase = build_op_tree(b.build()).phase
+    rows = (forward, backward, step)
+    assert [int(phase[row]) for row in rows] == [FORWARD, BACKWARD, OPTIMIZER]
 
 
 def test_phases_follow_the_marks():
