@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from pytest_torchmem.trace import Mutable, Role
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_NUMBER_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,9 @@ def made_from_data(evidence: Evidence, labels: NDArray[np.uint8]) -> NDArray[np.
     inputs = labels == Category.INPUT.column
     data = inputs.copy()
     used = np.zeros(len(labels), np.bool_)
+    number = _numbers(evidence)
     for step in _forward_steps(evidence):
-        others = [s for s in step.reads if s not in step.makes]
+        others = [s for s in step.reads if s not in step.makes and not number[s]]
         from_data = all(data[s] for s in others)
         if step.in_module or not from_data:
             used[others] = True
@@ -54,6 +57,15 @@ def made_from_data(evidence: Evidence, labels: NDArray[np.uint8]) -> NDArray[np.
             used[others] = True
     result: NDArray[np.bool_] = data & used & evidence.made
     return result
+
+
+def _numbers(evidence: Evidence) -> NDArray[np.bool_]:
+    """Numbers that became tensors for an operator: the 255 of ``x / 255`` says nothing about x.
+
+    They are made before the operator begins, and no larger than a complex number.
+    """
+    size_bytes: NDArray[np.int64] = evidence.storages.size_bytes
+    return evidence.made & (evidence.birth_leaf < 0) & (size_bytes <= _NUMBER_BYTES)
 
 
 def _forward_steps(evidence: Evidence) -> Iterator[_Step]:

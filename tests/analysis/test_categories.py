@@ -116,6 +116,17 @@ def test_data_made_out_of_nothing_that_the_model_reads_is_input():
     assert label_in(b, x) is Category.INPUT
 
 
+def test_a_number_does_not_make_an_input_of_the_model_out_of_data():
+    b = TraceBuilder()
+    raw, weight = b.existing(16), b.existing(8, Ownership.PARAMETER)
+    number = b.alloc(8)
+    with b.op("aten::div", reads=[raw, number]):
+        x = b.alloc(64)
+    with b.module(1), b.op("aten::mm", reads=[x, weight]):
+        b.alloc(32)
+    assert label_in(b, x) is Category.INPUT
+
+
 def saved_and_not(backward: bool) -> tuple[MemoryProfile, Block, Block]:
     b = TraceBuilder()
     weight = b.existing(8, Ownership.PARAMETER)
