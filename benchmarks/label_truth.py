@@ -40,6 +40,7 @@ from unittest import mock
 import torch
 from torch._C._profiler import _RecordFunctionFast
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_flatten
 
 from benchmarks.workloads import Declarations, Workload
 from pytest_torchmem.analysis.results import Category
@@ -134,10 +135,10 @@ class Declared(Declarations):
             if (tensor := reference()) is not None:
                 yield from _with_gradient(category, tensor)
         for optimizer in _alive(self._optimizers):
-            for state in optimizer.state.values():
-                for value in state.values():
-                    if isinstance(value, torch.Tensor):
-                        yield Category.OPTIMIZER_STATE, value
+            leaves, _ = tree_flatten(list(optimizer.state.values()))
+            for leaf in leaves:
+                if isinstance(leaf, torch.Tensor):
+                    yield Category.OPTIMIZER_STATE, leaf
 
     def pointers(self) -> dict[int, Category]:
         """The holdings by pointer, for telling what was there before a body began."""

@@ -163,6 +163,38 @@ def gradient_accumulation(see: Declarations) -> Body:
     return body
 
 
+def lbfgs(see: Declarations) -> Body:
+    """Forward and backward run in a closure that the optimizer calls."""
+    torch.manual_seed(0)
+    model = see.model(mlp())
+    optimizer = see.optimizer(torch.optim.LBFGS(model.parameters(), max_iter=3))
+    x, y = batch(see, 64, 128)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    def body() -> None:
+        optimizer.step(closure)
+
+    return body
+
+
+def preprocessing(see: Declarations) -> Body:
+    """What the model reads is computed from data in the body."""
+    torch.manual_seed(0)
+    model = see.model(mlp())
+    raw = see.input(torch.randint(0, 255, (64, 128)))
+
+    def body() -> None:
+        x = see.input(raw.float() / 255)
+        model(x).sum().backward()
+
+    return body
+
+
 class SmallCNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -329,7 +361,9 @@ BASIC: tuple[Workload, ...] = (
     mlp_zero_in_place,
     mlp_zero_to_none,
     optimizer_scratch,
+    lbfgs,
     made_in_body,
+    preprocessing,
     gradient_accumulation,
     cnn_batch_norm,
     lstm,

@@ -47,6 +47,52 @@ def checkpoint_non_reentrant(see: Declarations) -> Body:
     return _checkpointed(see, use_reentrant=False)
 
 
+def nested_checkpoint(see: Declarations) -> Body:
+    """A checkpoint within the recomputation of another one."""
+    torch.manual_seed(0)
+    inner = mlp(128, 2)[:-1]
+    outer = see.model(nn.Sequential(inner, nn.Linear(128, 128)))
+    x, _ = batch(see, 256, 128)
+
+    def layers(x: torch.Tensor) -> Any:
+        return outer[1](checkpoint(inner, x, use_reentrant=False))
+
+    def body() -> None:
+        result: Any = checkpoint(layers, x, use_reentrant=False)
+        result.sum().backward()
+
+    return body
+
+
+def written_slices(see: Declarations) -> Body:
+    """Results written into one tensor: the backward of a copy runs within that of the slice."""
+    torch.manual_seed(0)
+    model = see.model(nn.Linear(128, 128))
+    x, _ = batch(see, 64, 128)
+
+    def body() -> None:
+        out = torch.empty(4, 64, 128)
+        for i in range(4):
+            out[i] = model(x)
+        out.square().sum().backward()
+
+    return body
+
+
+def autocast_backward(see: Declarations) -> Body:
+    """Autocast with its peak in the backward pass, while the weights' copies are live."""
+    torch.manual_seed(0)
+    model = see.model(mlp(256, 4))
+    x, y = batch(see, 512, 256)
+
+    def body() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+
+    return body
+
+
 def autocast_bf16(see: Declarations) -> Body:
     torch.manual_seed(0)
     model = see.model(mlp())
@@ -241,6 +287,9 @@ def fused_backward_optimizer(see: Declarations) -> Body:
 AUTOGRAD: tuple[Workload, ...] = (
     checkpoint_reentrant,
     checkpoint_non_reentrant,
+    nested_checkpoint,
+    written_slices,
+    autocast_backward,
     autocast_bf16,
     nested_autograd,
     context_attribute,
