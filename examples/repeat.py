@@ -2,9 +2,9 @@
 
     python examples/repeat.py 20
 
-Each test module is run alone, all are run together, and all tests are run in a shuffled order.
-Every run stores its numbers as baselines in a folder of its own, and the files must be identical.
-Otherwise the lines that differ are shown, and the exit status is 1.
+Runs take turns: each test module in a process of its own, all modules in one, all tests of all
+modules in a shuffled order. Every run stores its numbers as baselines in a folder of its own, and
+the files must be identical. Otherwise the lines that differ are shown, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ def measure(tests: list[str], folder: Path) -> None:
 
 
 def stored(folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder by their path in it."""
-    files = (file for file in folder.rglob("*") if file.is_file())
+    """Return the baselines in a folder by their path in it."""
+    files = folder.rglob("*.json")
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
 
 
-def orders(node_ids: list[str], seed: int) -> list[list[str]]:
-    """Return the runs of one round: each module alone, all together, all shuffled."""
-    shuffled = random.Random(seed).sample(node_ids, len(node_ids))
-    alone = [[str(module)] for module in MODULES]
-    return [*alone, [str(module) for module in MODULES], shuffled]
+def arguments(node_ids: list[str], number: int) -> list[list[str]]:
+    """Return what the processes of one run are to test."""
+    modules = sorted({node_id.partition("::")[0] for node_id in node_ids})
+    shuffled = random.Random(number).sample(node_ids, len(node_ids))
+    return [[[module] for module in modules], [modules], [shuffled]][number % 3]
 
 
 def differences(reference: dict[str, bytes], found: dict[str, bytes]) -> list[str]:
@@ -58,22 +58,26 @@ def differences(reference: dict[str, bytes], found: dict[str, bytes]) -> list[st
     return lines
 
 
+def collected(*modules: Path) -> list[str]:
+    lines = run_pytest("--collect-only", *modules).splitlines()
+    return [line for line in lines if "::" in line]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("rounds", type=int, nargs="?", default=20)
-    rounds = parser.parse_args().rounds
-    collected = run_pytest("--collect-only", *MODULES).splitlines()
-    node_ids = [line for line in collected if "::" in line]
+    parser.add_argument("runs", type=int, nargs="?", default=20)
+    runs = parser.parse_args().runs
+    node_ids = collected(*MODULES)
     reference: dict[str, bytes] = {}
     failed = 0
-    for seed in range(rounds):
-        for tests in orders(node_ids, seed):
-            with tempfile.TemporaryDirectory() as folder:
+    for number in range(runs):
+        with tempfile.TemporaryDirectory() as folder:
+            for tests in arguments(node_ids, number):
                 measure(tests, Path(folder))
-                lines = differences(reference, stored(Path(folder)))
-            failed += bool(lines)
-            print(*lines, sep="\n", end="\n" if lines else "")
-        print(f"round {seed + 1} of {rounds}, {failed} runs differed", flush=True)
+            lines = differences(reference, stored(Path(folder)))
+        failed += bool(lines)
+        print(*lines, sep="\n", end="\n" if lines else "")
+        print(f"run {number + 1} of {runs}, {failed} differed", flush=True)
     print(f"{len(reference)} files, {'identical in all runs' if not failed else 'not identical'}")
     return 1 if failed else 0
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from examples.repeat import differences, orders, run_pytest, stored
+from examples import repeat
+from examples.repeat import arguments, collected, differences
 
 ROOT = Path(__file__).resolve().parent.parent
 BASELINES = sorted((ROOT / "examples" / "__torchmem__").rglob("*.json"))
@@ -16,8 +17,8 @@ DIGITS = "examples/test_digits.py"
 
 
 def measure(folder: Path, *tests: str) -> dict[str, bytes]:
-    run_pytest("--torchmem-update-baseline", f"--torchmem-baseline-dir={folder}", *tests)
-    return stored(folder)
+    repeat.measure(list(tests), folder)
+    return repeat.stored(folder)
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_numbers_do_not_depend_on_the_order_of_tests(
     measured: dict[str, bytes], tmp_path: Path
 ) -> None:
-    node_ids = [line for line in run_pytest("--collect-only", DIGITS).splitlines() if "::" in line]
-    shuffled = orders(node_ids, seed=1)[-1]
+    node_ids = collected(Path(DIGITS))
+    (shuffled,) = arguments(node_ids, 2)
     assert shuffled != node_ids
     assert sorted(shuffled) == sorted(node_ids)
     assert measure(tmp_path, *shuffled) == measured

@@ -76,7 +76,7 @@ def test_every_registered_option_and_ini_name_is_in_the_table(pytester: pytest.P
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 def test_the_default_of_each_option_is_told(option) -> None:
     (default,) = re.findall(
-        rf"^\| `{option.flag}[=`][^|]*\|[^|]*\| ([^|]*) \|", README, re.MULTILINE
+        rf"^\| `{option.flag}[\[=`][^|]*\|[^|]*\| ([^|]*) \|", README, re.MULTILINE
     )
     if isinstance(option.default, bool):
         assert default == "off"
