@@ -134,6 +134,7 @@ class Collector:
             if settings.report is not None:
                 path = write_run(run, settings.report, self._traces)
                 shown = relative_path(path, self.config.invocation_params.dir)
+                shown = str(path) if shown.startswith("..") else shown
                 self._lines.append(f"report written: {shown}")
             self._lines += github_lines(run) if github else []
         except ReportError as error:

@@ -78,6 +78,8 @@ def _against(window: Window) -> str:
     if not window.baseline_bytes:
         return "new" if window.change.value == "new" else ""
     change_bytes = window.result.peak.total - window.baseline_bytes
+    if not change_bytes:
+        return "same"
     other = f" of {_code(window.reference)}" if window.reference else ""
     return f"{format_change(change_bytes)} ({change_bytes / window.baseline_bytes:+.1%}){other}"
 

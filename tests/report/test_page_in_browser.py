@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 from sample_run import picture, sample_run
@@ -182,6 +183,8 @@ def test_the_axis_can_be_time(chart):
     by_change = chart.get_by_role("button", name="by change").first
     assert by_change.get_attribute("aria-pressed") == "false"
     assert chart.locator(".uplot canvas").count() == 1
+    chart.wait_for_timeout(100)
+    assert "the peak" in readout(chart)  # the moment stays
 
 
 def test_search_status_and_device_filter_the_tests(opened):
@@ -211,6 +214,17 @@ def test_a_link_opens_its_test(opened):
     page = opened(f"#test={FAILED}")
     page.wait_for_selector("details.test[open] .uplot canvas")
     assert FAILED in page.locator("details.test[open] .name").inner_text()
+
+
+def test_a_page_of_one_test_is_open_and_has_nothing_to_choose(browser, tmp_path):
+    path = tmp_path / "one.html"
+    run = sample_run()
+    path.write_text(run_page(replace(run, tests=run.tests[:1])), encoding="utf-8")
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    page.wait_for_selector("details.test[open] .uplot canvas")
+    assert page.get_by_role("searchbox").count() == 0
+    page.close()
 
 
 def test_notes_are_shown(opened):

@@ -63,7 +63,8 @@ const torchmemChart = (() => {
 
   const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
 
-  function line(u, bytes, text, dash, colour) {
+  // The label stands at the end that the peak's label does not need.
+  function line(u, bytes, text, dash, colour, atRight) {
     const { ctx } = u;
     const y = u.valToPos(bytes, "y", true);
     const { left, width } = u.bbox;
@@ -75,7 +76,8 @@ const torchmemChart = (() => {
     ctx.moveTo(left, y);
     ctx.lineTo(left + width, y);
     ctx.stroke();
-    label(ctx, text, left + 6 * devicePixelRatio, y - 5 * devicePixelRatio, "left", colour);
+    const x = atRight ? left + width - 6 * devicePixelRatio : left + 6 * devicePixelRatio;
+    label(ctx, text, x, y - 5 * devicePixelRatio, atRight ? "right" : "left", colour);
     ctx.restore();
   }
 
@@ -167,7 +169,7 @@ const torchmemChart = (() => {
   }
 
   // Draws `data` (from `decode`) into `host` and calls `show(moment)` when the cursor moves.
-  function draw(host, data, { categories, marks, by, show }) {
+  function draw(host, data, { categories, marks, by, show, first = data.peak }) {
     const xs = by === "changes" ? data.rows : data.times.map((ns) => ns / 1e6);
     const present = categories.filter(({ key }) => data.columns[key]);
     let below = xs.map(() => 0);
@@ -176,9 +178,9 @@ const torchmemChart = (() => {
     const laneCount = spans.reduce((most, span) => Math.max(most, span.lane + 1), 0);
     const top = Math.max(1, ...data.totals, ...marks.map((mark) => mark.bytes));
     const narrow = host.clientWidth < 520;
-    const height = narrow ? 270 : 340;
+    const height = narrow ? 270 : 380;
     const headroom = 1.1 + (laneCount * 17) / (height - 70 - laneCount * 17);
-    let moment = data.peak;
+    let moment = first;
     const toX = by === "changes" ? (ns) => xs[momentAt(data.times, ns)] : (ns) => ns / 1e6;
 
     const plot = new uPlot({
@@ -213,7 +215,7 @@ const torchmemChart = (() => {
           lanes(u, spans, toX);
           for (const mark of marks) {
             line(u, mark.bytes, `${mark.text} ${size(mark.bytes)}`, mark.dash,
-              variable(mark.colour));
+              variable(mark.colour), peakIsLeft(u));
           }
           peakMark(u, xs[data.peak], data.totals[data.peak]);
         }],
@@ -222,6 +224,10 @@ const torchmemChart = (() => {
         }],
       },
     }, [xs, ...stacked.reverse()], host);
+
+    function peakIsLeft(u) {
+      return u.valToPos(xs[data.peak], "x", true) < u.bbox.left + u.bbox.width / 2;
+    }
 
     function set(next, move = true) {
       moment = Math.max(0, Math.min(xs.length - 1, next));

@@ -68,8 +68,15 @@
   const fileName = (file) => file.split("/").pop();
   const at = ([file, line, name]) => (line ? `${file}:${line} ${name}` : `${name} in ${file}`);
 
+  // The end of a module's path tells layers apart; the tables have all of it.
+  function short(module) {
+    const parts = module.split(".");
+    return parts.length > 3 ? `…${parts.slice(-3).join(".")}` : module;
+  }
+
   function who(contributor) {
-    const { operator, module, source } = contributor;
+    const { operator, source } = contributor;
+    const module = short(contributor.module);
     const where = source ? ` (${fileName(source[0])}${source[1] ? `:${source[1]}` : ""})` : "";
     const text = [operator, module && (operator ? `in ${module}` : module)].filter(Boolean).join(" ");
     return (text || `${colours[contributor.category].name}, ${contributor.phase}`) + where;
@@ -84,9 +91,10 @@
     const amounts = run.categories.map(({ key }) => [key, data.columns[key]?.[moment] ?? 0])
       .filter(([, bytes]) => bytes).sort((a, b) => b[1] - a[1]);
     const live = data.tracks.map((track) => [track.who, track.levels[moment]])
-      .filter(([, bytes]) => bytes).sort((a, b) => b[1] - a[1]).slice(0, 6);
-    const inside = data.spans.filter((s) => s.begin <= data.times[moment] && data.times[moment] <= s.end
-      && s.end > s.begin).map((s) => s.name || s.kind);
+      .filter(([, bytes]) => bytes).sort((a, b) => b[1] - a[1]).slice(0, 5);
+    const now = data.times[moment];
+    const around = data.spans.filter((s) => s.begin <= now && now <= s.end && s.end > s.begin);
+    const inside = [...new Set(around.map((s) => s.name || s.kind))];
     const when = data.estimated ? `node ${data.times[moment]}` : milliseconds(data.times[moment]);
     return [
       make("div", { class: "moment" },
@@ -98,7 +106,7 @@
         make("li", {}, make("span", {}, named(key)), make("span", { class: "number" }, size(bytes))))),
       live.length ? make("div", { class: "faint" }, "largest live then") : null,
       make("ul", {}, live.map(([c, bytes]) =>
-        make("li", { class: "who" }, make("span", {}, swatch(c.category), who(c)),
+        make("li", { class: "who" }, swatch(c.category), make("span", {}, who(c)),
           make("span", { class: "number" }, size(bytes))))),
     ].filter(Boolean);
   }
@@ -135,12 +143,11 @@
       host.setAttribute("aria-valuetext", spoken(data, moment, window.estimated));
     };
     const start = (by) => {
-      const moment = chart?.moment();
+      const first = chart?.moment();
       if (chart) { charts.delete(chart); chart.destroy(); }
       const marks = marksOf(window);
-      chart = torchmemChart.draw(host, data, { categories: run.categories, marks, by, show });
+      chart = torchmemChart.draw(host, data, { categories: run.categories, marks, by, show, first });
       charts.add(chart);
-      if (moment !== undefined) chart.set(moment);
     };
     host.addEventListener("keydown", (event) => {
       const page = Math.max(1, Math.round(data.times.length / 10));
@@ -345,9 +352,11 @@
       if (row) { row.node.open = true; row.node.scrollIntoView(); }
     }
 
-    page.append(make("div", { class: "tools", role: "search" }, search,
+    const tools = make("div", { class: "tools", role: "search" }, search,
       make("div", { class: "chips", role: "group", "aria-label": "status" }, chips),
-      devices.length > 1 ? device : null, order), shown, tests);
+      devices.length > 1 ? device : null, order);
+    if (rows.length > 1) page.append(tools, shown);
+    page.append(tests);
     apply();
     if (rows.length === 1) rows[0].node.open = true;
     openLinked();
