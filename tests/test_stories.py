@@ -89,7 +89,8 @@ LOGITS = Story(
     """,
     before="model(tokens)\n",
     after="model(tokens).float()\n",
-    subject="activation peaked at ",
+    # The copy itself is not kept for backward, so it is TEMPORARY.
+    subject="temporary peaked at ",
     blamed=".float()",
 )
 
@@ -118,7 +119,7 @@ LOGITS_IN_FORWARD = Story(
     """,
     before="self.head(self.embed(tokens))\n",
     after="self.head(self.embed(tokens))\n        logits = logits.float()\n",
-    subject="activation peaked at ",
+    subject="temporary peaked at ",
     blamed="logits.float()",
 )
 
