@@ -22,8 +22,8 @@ what each is for, and which allocation of another run is the same one.
 Where several claim a storage, the first in `RANKING` is right: a parameter that is saved for
 backward is a parameter.
 
-What the truth does not see: autograd tells no hook about numbers that became tensors (``x * 3.0``
-keeps 8 bytes), so these count as wrong where the engine calls them ACTIVATION, which they are.
+Not seen: autograd tells no hook about numbers that became tensors (``x * 3.0`` keeps 8 bytes), so
+these count as wrong where the engine calls them ACTIVATION, which they are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from unittest import mock
 import torch
 from torch._C._profiler import _RecordFunctionFast
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.workloads import Declarations, Workload
 from pytest_torchmem.analysis.results import Category
@@ -135,8 +135,7 @@ class Declared(Declarations):
             if (tensor := reference()) is not None:
                 yield from _with_gradient(category, tensor)
         for optimizer in _alive(self._optimizers):
-            leaves, _ = tree_flatten(list(optimizer.state.values()))
-            for leaf in leaves:
+            for leaf in tree_leaves(list(optimizer.state.values())):
                 if isinstance(leaf, torch.Tensor):
                     yield Category.OPTIMIZER_STATE, leaf
 
