@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+# What a project imports, pytester forgets after its run, and numpy cannot be loaded twice.
+import pytest_torchmem.trace  # noqa: F401
+
 FAKE = Path(__file__).with_name("fake_measure.py")
 
 

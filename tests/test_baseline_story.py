@@ -1,0 +1,286 @@
+"""A month of a project that keeps its baselines in git, played through.
+
+Bodies say what they use (`plugin/fake_measure.py`), so what is told here is only about baselines.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FAKE = (Path(__file__).parent / "plugin" / "fake_measure.py").read_text(encoding="utf-8")
+CONFTEST = """
+import os
+import fake_measure
+
+fake_measure.install()
+environment = fake_measure.environment
+fake_measure.environment = lambda device: {
+    **environment(device), "torch": os.environ.get("FAKE_TORCH", "2.12")
+}
+"""
+HEADER = "import pytest\nfrom fake_measure import MiB, use\n"
+TEST = """
+@pytest.mark.memory_baseline
+def test_{name}():
+    use({parameter} * MiB, "parameter", operator="", module="net.layers.*.fc")
+    use({activation} * MiB, "activation", operator="aten::mm", module="net.layers.*.fc", line=12)
+"""
+UPDATE = "--torchmem-update-baseline"
+CPU_12, CPU_13, GPU_13 = "cpu-torch2.12", "cpu-torch2.13", "fake-100-torch2.13"
+
+
+class Project:
+    """A git repository with one test module, and the people who work in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.torch = "2.12"
+        self.tests: dict[str, str] = {}
+        self.write("fake_measure.py", FAKE)
+        self.write("conftest.py", CONFTEST)
+        self.write("pytest.ini", "[pytest]\naddopts = -p no:cacheprovider\n")
+        self.write(".gitignore", "__pycache__\n")
+        self.git("init", "-q", "-b", "main")
+        self.git("config", "user.name", "A")
+        self.git("config", "user.email", "a@example.org")
+
+    def write(self, name: str, text: str) -> None:
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def test(self, name: str, parameter: int = 10, activation: int = 40, extra: str = "") -> None:
+        """Write or change one test; each is in a file region of its own, as git sees it."""
+        text = TEST.format(name=name, parameter=parameter, activation=activation) + extra
+        self.tests[name] = text
+        self.save()
+
+    def save(self) -> None:
+        body = "\n\n".join(self.tests[name] for name in sorted(self.tests))
+        self.write("test_net.py", HEADER + body)
+
+    def git(self, *arguments: str) -> str:
+        done = subprocess.run(
+            ["git", *arguments], cwd=self.path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def commit(self, message: str) -> None:
+        self.git("add", "-A")
+        self.git("commit", "-q", "-m", message)
+
+    def pytest(self, *arguments: str, ends: int = 0) -> str:
+        environment = {
+            **os.environ,
+            "FAKE_TORCH": self.torch,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_ADDOPTS": "--assert=plain",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "GITHUB_ACTIONS": "",
+            "COLUMNS": "200",
+        }
+        command = [sys.executable, "-m", "pytest", "-p", "pytest_torchmem.plugin.hooks"]
+        done = subprocess.run(
+            [*command, *arguments],
+            cwd=self.path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == ends, done.stdout + done.stderr
+        return done.stdout
+
+    def stored(self, environment: str = CPU_12) -> list[str]:
+        """Return the stored entries as ``test: MiB``."""
+        path = self.path / "__torchmem__" / environment / "test_net.json"
+        rows = [line.split(", ") for line in path.read_text().splitlines() if '"total"' in line]
+        return [f"{row[0][2:-1]}: {int(row[2][:-2]) >> 20}" for row in rows]
+
+    def diff(self) -> list[str]:
+        """Return what differs from the last commit, without context."""
+        lines = self.git("diff", "-U0", "--", "__torchmem__").splitlines()
+        return [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_a_month(project: Project) -> None:
+    first_baselines(project)
+    two_branches_add_tests(project)
+    two_branches_change_one_test(project)
+    torch_is_upgraded(project)
+    a_gpu_joins_at_night(project)
+    a_test_is_renamed(project)
+    a_regression_is_caught(project)
+    an_improvement_is_tightened(project)
+    an_entry_is_retired(project)
+
+
+def first_baselines(project: Project) -> None:
+    project.test("forward")
+    project.test("train", parameter=20, activation=80)
+    assert "2 measurements have no baseline" in project.pytest()
+    project.pytest(UPDATE)
+    assert project.stored() == ["test_forward: 50", "test_train: 100"]
+    project.commit("baselines")
+    project.pytest("--torchmem-require-baseline")
+    assert project.diff() == []
+
+
+def two_branches_add_tests(project: Project) -> None:
+    """Both insert between the same two entries; git needs nobody to choose."""
+    for branch, name in (("one", "generate"), ("two", "loss")):
+        project.git("checkout", "-q", "-b", branch, "main")
+        project.write(f"test_{branch}.py", "")  # something else that this branch does
+        before = dict(project.tests)
+        project.test(name)
+        project.pytest(UPDATE)
+        assert all(line.startswith(f'+["test_{name}", ') for line in project.diff())
+        project.git("checkout", "-q", "--", "test_net.py")  # merging code is another story
+        project.commit(f"{name} has a baseline")
+        project.tests = before
+    project.git("checkout", "-q", "main")
+    project.git("merge", "-q", "one", "-m", "one")
+    project.git("merge", "-q", "two", "-m", "two")
+    project.test("generate")
+    project.test("loss")
+    assert "4 measured" in project.pytest("--torchmem-require-baseline")
+    assert sorted(project.stored()) == [
+        "test_forward: 50",
+        "test_generate: 50",
+        "test_loss: 50",
+        "test_train: 100",
+    ]
+    project.commit("both")
+
+
+def two_branches_change_one_test(project: Project) -> None:
+    """Both are kept by git, neither is right, and the test says so until somebody measures."""
+    for branch, activation in (("three", 50), ("four", 60)):
+        project.git("checkout", "-q", "-b", branch, "main")
+        project.test("loss", activation=activation)
+        project.pytest(UPDATE)
+        project.git("checkout", "-q", "--", "test_net.py")
+        project.commit(f"loss needs {activation}")
+    project.git("checkout", "-q", "main")
+    project.git("merge", "-q", "three", "-m", "three")
+    project.git("merge", "-q", "four", "-m", "four")
+    project.test("loss", activation=70)  # what the merged code needs
+    told = project.pytest(ends=1)
+    assert "'test_loss' is there twice, as 60.0 MiB and as 70.0 MiB" in told or (
+        "'test_loss' is there twice, as 70.0 MiB and as 60.0 MiB" in told
+    )
+    assert "1 failed, 3 passed" in told
+    project.pytest(UPDATE)
+    assert "test_loss: 80" in project.stored()
+    assert len(project.stored()) == 4
+    project.commit("loss is measured again")
+
+
+def torch_is_upgraded(project: Project) -> None:
+    """Old numbers are compared with when somebody says so, and stay until they are deleted."""
+    project.torch = "2.13"
+    told = project.pytest("--torchmem-require-baseline", ends=1)
+    assert f"nearest is {CPU_12}, --torchmem-baseline-from={CPU_12} accepts it" in told
+    project.test("generate", activation=45)  # the new version needs more here
+    fallback = f"--torchmem-baseline-from={CPU_12}"
+    told = project.pytest(fallback, ends=1)
+    assert f"over the baseline for {CPU_12} of 40.0 MiB" in told
+    assert f"{CPU_13} was compared with the baseline of {CPU_12} (4 entries)" in told
+    told = project.pytest(UPDATE, "--torchmem-dry-run")
+    assert "dry run: 4 new; nothing written" in told
+    project.pytest(UPDATE)
+    assert [*project.stored(CPU_13)] == [
+        "test_forward: 50",
+        "test_generate: 55",
+        "test_loss: 80",
+        "test_train: 100",
+    ]
+    project.pytest("--torchmem-require-baseline")
+    project.git("rm", "-r", "-q", f"__torchmem__/{CPU_12}")
+    project.commit("torch 2.13")
+
+
+def a_gpu_joins_at_night(project: Project) -> None:
+    told = project.pytest("--torchmem-device=cuda")
+    assert "have no baseline" in told
+    assert "nearest" not in told  # the CPU is near no GPU
+    project.pytest("--torchmem-device=cuda", UPDATE)
+    assert project.stored(GPU_13) == project.stored(CPU_13)
+    project.commit("GPU")
+    for device in ("cpu", "cuda"):
+        project.pytest(f"--torchmem-device={device}", "--torchmem-require-baseline")
+
+
+def a_test_is_renamed(project: Project) -> None:
+    project.tests["forward_pass"] = project.tests.pop("forward").replace("forward", "forward_pass")
+    project.save()
+    told = project.pytest()
+    assert "test_forward_pass has the numbers of the unused test_forward" in told
+    assert project.diff() == []
+    for device in ("cpu", "cuda"):
+        project.pytest("--torchmem-follow-renames", f"--torchmem-device={device}")
+    removed = sorted(line[1:] for line in project.diff() if line[0] == "-")
+    added = sorted(line[1:] for line in project.diff() if line[0] == "+")
+    assert [line.replace("test_forward", "test_forward_pass") for line in removed] == added
+    project.commit("renamed")
+
+
+def a_regression_is_caught(project: Project) -> None:
+    cause = (
+        '    use(33 * MiB, "activation", operator="aten::_to_copy", module="net.norm", line=31)\n'
+    )
+    project.test("train", parameter=20, activation=80, extra=cause)
+    told = project.pytest(ends=1)
+    assert "1 failed, 3 passed" in told
+    assert (
+        "activation peaked at 113.0 MiB, 33.0 MiB over the baseline of 80.0 MiB (tolerance 2 %): "
+        "+33.0 MiB from aten::_to_copy in net.norm (fake_measure.py:31)"
+    ) in told
+    project.test("train", parameter=20, activation=80)
+    project.pytest()
+    assert project.diff() == []
+
+
+def an_improvement_is_tightened(project: Project) -> None:
+    project.test("train", parameter=20, activation=50)
+    told = project.pytest()
+    assert "memory peaked at 70.0 MiB, 30 % below the baseline of 100.0 MiB: tighten" in told
+    project.pytest("--torchmem-fail-shrunk", ends=1)
+    project.pytest("--torchmem-update-baseline=shrunk")
+    assert "test_train: 70" in project.stored(CPU_13)
+    assert all(line[1:].startswith('["test_train", ') for line in project.diff())
+    project.pytest("--torchmem-device=cuda", "--torchmem-update-baseline=shrunk")
+    project.commit("tightened")
+    project.test("train", parameter=20, activation=80)  # and what it was before fails now
+    project.pytest(ends=1)
+    project.test("train", parameter=20, activation=50)
+
+
+def an_entry_is_retired(project: Project) -> None:
+    del project.tests["generate"]
+    project.save()
+    remove = "--torchmem-update-baseline=unused"
+    project.pytest(remove, "-k", "loss")
+    assert len(project.stored(CPU_13)) == 4  # a run of a part cannot know
+    assert "unused: test_generate: no test asked for it; kept" in project.pytest(UPDATE)
+    for device, environment in (("cpu", CPU_13), ("cuda", GPU_13)):
+        told = project.pytest(remove, f"--torchmem-device={device}")
+        assert "unused: test_generate: no test asked for it; removed" in told
+        assert project.stored(environment) == [
+            "test_forward_pass: 50",
+            "test_loss: 80",
+            "test_train: 70",
+        ]
+    assert all(line.startswith('-["test_generate", ') for line in project.diff())
+    project.commit("retired")
