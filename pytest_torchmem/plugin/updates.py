@@ -100,32 +100,48 @@ def plan_updates(
 ) -> list[FilePlan]:
     """Return what an update would do to each file, and which entries were renamed or are unused.
 
-    Only tests that passed change anything. Entries count as unused where `_whole_modules` says so.
+    Only tests that passed change anything.
     """
-    plans = []
     places = _by_place(summary)
+    plans = []
     for (module, key), tests in sorted(places.items()):
         environment = dict(key)
         path = store.path(module, environment)
+        elsewhere = {
+            t.test for (m, k), others in places.items() if m == module and k != key for t in others
+        }
+        unused = _Unused(path, environment, store).find(tests, outcomes, elsewhere)
         windows = [w for t in tests if t.test in outcomes.passed for w in t.windows]
-        new = {w.key: w for w in windows if w.change is Change.NEW}
-        unused = _unused(module, tests, summary, outcomes, store, path, environment)
-        renames = find_renames(
-            {key: entry for key, entry in unused.items() if entry is not None},
-            {k: Entry(w.result.name, BaselineEntry.of(w.result)) for k, w in new.items()},
-        )
-        accepted = [
-            w
-            for w in windows
-            if w.change in settings.accepted
-            or (settings.follow_renames and w.key in renames.values())
-        ]
-        removes = Change.UNUSED in settings.accepted
-        follows = settings.follow_renames
-        plans.append(
-            FilePlan(path, environment, tuple(accepted), unused, renames, removes, follows)
-        )
+        plans.append(_plan(path, environment, windows, unused, settings))
     return plans
+
+
+def _plan(
+    path: Path,
+    environment: Environment,
+    windows: list[Window],
+    unused: dict[str, BaselineEntry | None],
+    settings: Settings,
+) -> FilePlan:
+    renames = find_renames(
+        {key: entry for key, entry in unused.items() if entry is not None},
+        {
+            w.key: Entry(w.result.name, BaselineEntry.of(w.result))
+            for w in windows
+            if unused and w.change is Change.NEW
+        },
+    )
+    moved = set(renames.values()) if settings.follow_renames else set()
+    accepted = (w for w in windows if w.change in settings.accepted or w.key in moved)
+    return FilePlan(
+        path,
+        environment,
+        tuple(accepted),
+        unused,
+        renames,
+        removes=Change.UNUSED in settings.accepted,
+        follows=settings.follow_renames,
+    )
 
 
 def apply(plan: FilePlan, store: BaselineStore) -> None:
@@ -147,47 +163,52 @@ def _by_place(summary: RunSummary) -> dict[Place, list[MeasuredTest]]:
     return places
 
 
-def _unused(
-    module: Path,
-    tests: list[MeasuredTest],
-    summary: RunSummary,
-    outcomes: Outcomes,
-    store: BaselineStore,
-    path: Path,
-    environment: Environment,
-) -> dict[str, BaselineEntry | None]:
-    """Return the entries of a file that no test asked for; None for one that is damaged.
+@dataclass(frozen=True, slots=True)
+class _Unused:
+    """Looks for the entries of one file that no test asked for."""
 
-    None of a module count that did not run as a whole. An entry whose own test did not pass, or
-    was measured elsewhere this time, may be asked for next time.
-    """
-    ran = {test for test in outcomes.seen if _module_of(test) == _module_of(tests[0].test)}
-    if outcomes.partial or ran & outcomes.skipped:
-        return {}
-    try:
-        keys = store.keys(path, environment)
-    except BaselineError:
-        return {}  # the tests that use it have said so
-    used = {w.key for t in tests for w in t.windows if w.change in _COMPARED}
-    elsewhere = {t.test for t in summary.tests if Path(t.file) == module} - {t.test for t in tests}
-    pending = {entry_key(test) for test in (ran - outcomes.passed) | elsewhere}
-    doctests = any("." in entry_key(test).partition("[")[0] for test in ran)
-    unused: dict[str, BaselineEntry | None] = {}
-    for key in sorted(keys - used):
-        of_doctest = "." in key.partition("[")[0].partition("::")[0]
-        owned = any(key == test or key.startswith(f"{test}::") for test in pending)
-        if not owned and (doctests or not of_doctest):
-            unused[key] = _entry(store, path, environment, key)
-    return unused
+    path: Path
+    environment: Environment
+    store: BaselineStore
+
+    def find(
+        self, tests: list[MeasuredTest], outcomes: Outcomes, elsewhere: set[str]
+    ) -> dict[str, BaselineEntry | None]:
+        """Return them by key; None for one that is damaged.
+
+        ``tests`` are those of the module that were measured in this environment, ``elsewhere``
+        those in another. None of a module count that did not run as a whole. An entry whose own
+        test did not pass, or was measured elsewhere this time, may be asked for next time.
+        """
+        ran = {test for test in outcomes.seen if _module_of(test) == _module_of(tests[0].test)}
+        if outcomes.partial or ran & outcomes.skipped:
+            return {}
+        try:
+            keys = self.store.keys(self.path, self.environment)
+        except BaselineError:
+            return {}  # the tests that use it have said so
+        here = {t.test for t in tests}
+        pending = {entry_key(test) for test in (ran - outcomes.passed) | (elsewhere - here)}
+        used = {w.key for t in tests for w in t.windows if w.change in _COMPARED}
+        # Whether doctests are collected at all is an option of each run.
+        doctests = any(_of_doctest(entry_key(test)) for test in ran)
+        return {
+            key: self._entry(key)
+            for key in sorted(keys - used)
+            if not any(key == test or key.startswith(f"{test}::") for test in pending)
+            and (doctests or not _of_doctest(key))
+        }
+
+    def _entry(self, key: str) -> BaselineEntry | None:
+        try:
+            return self.store.entry(self.path, self.environment, key)
+        except BaselineError:
+            return None
 
 
-def _entry(
-    store: BaselineStore, path: Path, environment: Environment, key: str
-) -> BaselineEntry | None:
-    try:
-        return store.entry(path, environment, key)
-    except BaselineError:
-        return None
+def _of_doctest(key: str) -> bool:
+    """True for the key of a doctest: its first part is no name of a function or a class."""
+    return "." in key.partition("[")[0].partition("::")[0]
 
 
 def _module_of(test: str) -> str:
