@@ -169,6 +169,17 @@ OWNER: Final = np.dtype(
 MODULE_EDGE: Final = np.dtype(
     [("mark", "i4"), ("child", "u8"), ("parent", "u8"), ("name", "i4"), ("class_name", "i4")]
 )
+COMPILED_LINE: Final = np.dtype(
+    [
+        ("file", "i4"),
+        ("line", "i4"),
+        ("operator", "i4"),
+        ("source_file", "i4"),
+        ("source_line", "i4"),
+        ("function", "i4"),
+        ("module", "u8"),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,6 +208,10 @@ class Trace:
             the module that holds it under ``name``, or 0. At a STORAGE_FREED mark: what was freed.
         module_edges: `MODULE_EDGE`, which module was found under which name of which parent
             (parent 0: a module that stood alone).
+        compiled_lines: `COMPILED_LINE`, what a line of generated code stands for: the ``operator``
+            ("" if the events say it themselves), the user's ``source_file``, ``source_line`` and
+            ``function`` (-1 if none is known), and the ``id()`` of the module (0 if none is known);
+            one row for each module that it may be.
         strings: Names and paths, each once.
         devices: Device names, ``"cpu"``, ``"cuda:0"``; indexed by every ``device`` column.
         meta: JSON values: ``library_paths`` (folders whose frames are not the user's), versions,
@@ -211,6 +226,7 @@ class Trace:
     marks: NDArray[Any] = field(default_factory=lambda: np.empty(0, MARK))
     owners: NDArray[Any] = field(default_factory=lambda: np.empty(0, OWNER))
     module_edges: NDArray[Any] = field(default_factory=lambda: np.empty(0, MODULE_EDGE))
+    compiled_lines: NDArray[Any] = field(default_factory=lambda: np.empty(0, COMPILED_LINE))
     strings: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     meta: Mapping[str, Any] = field(default_factory=dict)
@@ -239,6 +255,7 @@ _TABLES: Final = {
     "marks": MARK,
     "owners": OWNER,
     "module_edges": MODULE_EDGE,
+    "compiled_lines": COMPILED_LINE,
 }
 assert set(_TABLES) < {f.name for f in fields(Trace)}
 

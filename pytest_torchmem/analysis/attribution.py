@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchmem.analysis.compiled_code import CompiledCall, CompiledCode
 from pytest_torchmem.analysis.evidence import Evidence
 from pytest_torchmem.analysis.module_paths import ModulePaths, folded
 from pytest_torchmem.analysis.op_tree import BACKWARD, PHASES
@@ -22,7 +24,16 @@ if TYPE_CHECKING:
 # Operators that do nothing but allocate: whoever called them is the one to name.
 _ALLOCATORS: Final = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::set_")
 # Annotations that torch writes itself.
-_OWN_ANNOTATIONS: Final = ("Optimizer.", "##", "Torch-Compiled Region", "pytest-torchmem ")
+_OWN_ANNOTATIONS: Final = (
+    "Optimizer.",
+    "##",
+    "Torch-Compiled Region",
+    "TorchDynamo ",
+    "pytest-torchmem ",
+)
+# What a compiler puts between the user's code and the code it generated.
+_COMPILED_FUNCTION: Final = "CompiledFunction"
+_COMPILED_GRAPH: Final = "GraphModule"
 _OWNED: Final = {
     Category.PARAMETER: Ownership.PARAMETER,
     Category.BUFFER: Ownership.BUFFER,
@@ -83,10 +94,14 @@ class Attribution:
         chain = self._chain(event)
         anchor = self._anchor(event, chain)
         around = chain if anchor is None else self._chain(anchor)
+        compiled = self._compiled.call(chain)
+        traced = compiled or self._compiled.call(around)
         return Origin(
-            operator=self._operator(chain),
-            module=held or self._module(around),
-            source=self._source(around) or self._source(chain),
+            operator=self._operator(chain, compiled),
+            module=held or self._traced_module(traced, event) or self._module(around),
+            source=(compiled and compiled.line.source)
+            or self._source(around)
+            or self._source(chain),
             phase=PHASES[int(self.evidence.tree.phase[event])],
             labels=self._annotations(chain),
         )
@@ -121,7 +136,22 @@ class Attribution:
         rows = rows[np.argsort(tree.rank[rows])]
         return dict(zip(tree.trace.events["sequence"][rows].tolist(), rows.tolist(), strict=True))
 
-    def _operator(self, chain: list[int]) -> str:
+    @cached_property
+    def _compiled(self) -> CompiledCode:
+        return CompiledCode(self.evidence.tree.trace)
+
+    def _operator(self, chain: list[int], compiled: CompiledCall | None) -> str:
+        """The outermost operator around an allocation that allocates for a reason of its own.
+
+        Within generated code that is what the generated line stands for.
+        """
+        if compiled is None or not compiled.line.operator:
+            return self._recorded_operator(chain)
+        called = self._recorded_operator(chain[: compiled.depth])
+        makes = called and not called.startswith(_ALLOCATORS)
+        return called if makes else compiled.line.operator
+
+    def _recorded_operator(self, chain: list[int]) -> str:
         trace = self.evidence.tree.trace
         first = ""
         for row in chain:
@@ -142,11 +172,22 @@ class Attribution:
 
     def _module(self, chain: list[int]) -> str:
         tree = self.evidence.tree
-        call = int(self.evidence.module_call[chain[0]])
-        if call < 0:
+        row = chain[0]
+        while row >= 0 and (call := int(self.evidence.module_call[row])) >= 0:
+            path = self._paths.path(self._called[call], float(tree.rank[call]))
+            if path != _COMPILED_GRAPH:
+                return folded(path)
+            row = int(tree.trace.events["parent"][call])
+        return ""
+
+    def _traced_module(self, traced: CompiledCall | None, event: int) -> str:
+        """The module that compiled code was traced in; what all have in common if it may be any."""
+        if traced is None or not traced.line.modules:
             return ""
-        module = self._called[call]
-        return folded(self._paths.path(module, float(tree.rank[call])))
+        rank = float(self.evidence.tree.rank[event])
+        paths = {folded(self._paths.path(module, rank)) for module in traced.line.modules}
+        names = zip(*(path.split(".") for path in paths), strict=False)
+        return ".".join(level[0] for level in takewhile(lambda n: len({*n}) == 1, names))
 
     @cached_property
     def _called(self) -> dict[int, int]:
@@ -163,8 +204,11 @@ class Attribution:
         for row in chain:
             if trace.events["kind"][row] == EventKind.PY_CALL:
                 file = int(trace.events["file"][row])
+                line = int(trace.events["line"][below]) if below >= 0 else 0
+                compiled = self._compiled.line(file, line)
+                if compiled is not None and compiled.source is not None:
+                    return compiled.source
                 if file >= 0 and self._is_users[file]:
-                    line = int(trace.events["line"][below]) if below >= 0 else 0
                     name = trace.strings[trace.events["name"][row]]
                     return Source(trace.strings[file], line, name)
             below = row
@@ -176,9 +220,10 @@ class Attribution:
         libraries = tuple(f"{p.rstrip('/')}/" for p in trace.meta.get("library_paths", []))
         return [
             text.endswith(".py")
+            and number not in self._compiled.files
             and not text.startswith((*libraries, "<", "torch/"))
             and "torchinductor" not in text
-            for text in trace.strings
+            for number, text in enumerate(trace.strings)
         ]
 
     def _annotations(self, chain: list[int]) -> tuple[str, ...]:
@@ -188,7 +233,8 @@ class Attribution:
             if tree.trace.events["kind"][row] != EventKind.TORCH_OP or tree.leaf[row] >= 0:
                 continue
             name = tree.trace.strings[tree.trace.events["name"][row]]
-            if "::" not in name and not name.startswith(_OWN_ANNOTATIONS):
+            own = name == _COMPILED_FUNCTION or name.startswith(_OWN_ANNOTATIONS)
+            if "::" not in name and not own:
                 names.append(name)
         return tuple(reversed(names))
 

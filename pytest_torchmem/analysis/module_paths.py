@@ -76,12 +76,19 @@ class ModulePaths:
         births = [i for i, (_, parent, _) in enumerate(current) if parent == 0]
         parents = {(parent, name) for _, parent, name in current[births[-1] + 1 if births else 0 :]}
         paths = [
-            _Path(path.root, path.names if name in _WRAPPERS else (*path.names, name))
+            _below(path, name, module)
             for parent, name in sorted(parents)
             if parent not in below and parent not in (0, module)
             for path in self._paths(parent, rank, below | {module})
         ]
         return paths or [_Path(module, ())]
+
+
+def _below(path: _Path, name: str, module: int) -> _Path:
+    if name not in _WRAPPERS:
+        return _Path(path.root, (*path.names, name))
+    # A wrapper at the root is none of the user's modules either: the path begins at what it wraps.
+    return path if path.names else _Path(module, ())
 
 
 def folded(path: str) -> str:

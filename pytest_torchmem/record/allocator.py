@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AllocatorHistory:
-    """The requests made to one device's allocator between `start` and `stop`.
+    """The requests made to one device's allocator between each `start` and `stop`.
 
     Off the GPU, or where somebody else records the history already, there is none: then `requests`
     stays None, and sizes are those of blocks.
@@ -37,7 +37,7 @@ class AllocatorHistory:
             self._recording = True
 
     def stop(self) -> None:
-        """Stop and keep the requests as (address, bytes), in the order they were made."""
+        """Stop and add to the requests, (address, bytes) in the order they were made."""
         if not self._recording:
             return
         self._recording = False
@@ -45,9 +45,8 @@ class AllocatorHistory:
             entries = torch_api.history(self._device.index or 0)
         finally:
             torch_api.record_history(False)
-        self.requests = [
-            (entry["addr"], entry["size"]) for entry in entries if entry["action"] == "alloc"
-        ]
+        made = [(entry["addr"], entry["size"]) for entry in entries if entry["action"] == "alloc"]
+        self.requests = [*(self.requests or ()), *made]
 
 
 def requested_bytes(

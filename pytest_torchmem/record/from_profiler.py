@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from pytest_torchmem.errors import TraceError
+from pytest_torchmem.record.compiled_source import CompiledSources
 from pytest_torchmem.record.kineto import TreeReader
 from pytest_torchmem.record.python_calls import library_paths
 from pytest_torchmem.trace import DEVICE_EVENT, DeviceEventKind, Trace
@@ -38,12 +39,14 @@ def trace_of(profile: Any, device: str | None = None) -> Trace:
         )
     reader = TreeReader()
     tables = reader.read(result)
+    compiled_lines = CompiledSources(reader.strings).read(tables.events)
     return Trace(
         events=tables.events,
         tensors=tables.tensors,
         allocations=tables.allocations,
         module_calls=tables.module_calls,
         device_events=_device_events(inner, result),
+        compiled_lines=compiled_lines,
         strings=reader.strings.values(),
         devices=reader.device_names.values(),
         meta={

@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
+from pytest_torchmem.record import torch_api
+
 _OWN_PACKAGES: Final = ("torch.", "functorch", "sympy", "triton")
 
 
@@ -58,7 +60,9 @@ class ImportPause:
 
     def run(self, execute: Callable[[], None]) -> None:
         """Execute a module's code with the recording paused."""
-        if self._busy:
+        # The autograd engine puts back what its thread had when it is done, and with that the
+        # profiler session of that time: no other can begin inside.
+        if self._busy or torch_api.in_backward():
             execute()
             return
         self._busy = True

@@ -13,6 +13,8 @@ import torch
 from pytest_torchmem.errors import RecordingError
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.allocator import AllocatorHistory, fill_requested
+from pytest_torchmem.record.compilations import CompilationPause
+from pytest_torchmem.record.compiled_source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
 from pytest_torchmem.record.kineto import Tables, TreeReader
 from pytest_torchmem.record.lazy_imports import ImportPause
@@ -56,6 +58,10 @@ class Recorder:
         self._segments: list[Tables] = []
         self._profiler: torch_api.Profiler | None = None
         self._imports = ImportPause(self._pause, self._resume)
+        self._sources = CompiledSources(self._reader.strings)
+        self._compilations = CompilationPause(
+            self._begin_compilation, self._end_compilation, self._sources.learn
+        )
 
     def start(self) -> None:
         """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
@@ -69,6 +75,7 @@ class Recorder:
         self._watch.install()
         try:
             self._watch.scan(self._clock_mark(MarkKind.START))
+            self._sources.learn()
             self._counters.start()
             self._history.start()
             self._resume()
@@ -82,6 +89,8 @@ class Recorder:
         if self._profiler is not None and kind not in _OFF_TREE:
             with torch_api.RecordFunction(f"pytest-torchmem mark {number}"):
                 pass
+        if kind is MarkKind.BACKWARD_END and self._compilations.lost_stacks:
+            self._begin_new_session()
         return number
 
     def sample_graphs(self, mark: int) -> None:
@@ -123,9 +132,12 @@ class Recorder:
     def _restore(self) -> None:
         self._history.stop()
         self._imports.remove()
+        self._compilations.remove()
         self._watch.remove()
 
     def _resume(self) -> None:
+        # The compiler may have been imported just now.
+        self._compilations.install()
         profiler = torch_api.Profiler()
         profiler.start()
         self._profiler = profiler
@@ -137,8 +149,32 @@ class Recorder:
         self._imports.remove()
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
+            if not torch_api.profiler_is_active():
+                raise RecordingError(
+                    "the test body ran a torch profiler of its own, and only one can be active; "
+                    "what was measured until then is lost"
+                )
             result = profiler.stop()
             self._segments.append(self._reader.read(result, len(self._segments)))
+
+    def _begin_new_session(self) -> None:
+        if self._profiler is not None and not torch_api.in_backward():
+            self._compilations.lost_stacks = False
+            self._pause()
+            self._resume()
+
+    def _begin_compilation(self) -> bool:
+        """Pause, unless nothing is being recorded at the moment anyway."""
+        if self._profiler is None:
+            return False
+        self._pause()
+        # A compiler tries kernels out on the device; what they take is not the body's.
+        self._history.stop()
+        return True
+
+    def _end_compilation(self) -> None:
+        self._history.start()
+        self._resume()
 
     def _clock_mark(self, kind: MarkKind, text: str = "") -> int:
         self._marks.append((kind, time.time_ns(), -1, self._reader.strings.number(text)))
@@ -160,6 +196,7 @@ class Recorder:
             marks=marks,
             owners=np.array(self._log.owners, OWNER),
             module_edges=np.array(self._log.edges, MODULE_EDGE),
+            compiled_lines=self._sources.read(events),
             strings=names.values(),
             devices=self._reader.device_names.values(),
             meta=self._meta(),

@@ -8,6 +8,7 @@ source of the function then says on which of these lines an operator of that kin
 from __future__ import annotations
 
 import ast
+import linecache
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -88,7 +89,7 @@ def _modified_ns(path: str) -> int:
 def _functions_of(path: str, modified_ns: int) -> dict[int, tuple[OperatorLine, ...]]:
     """The functions of a source file, by the line that their code objects begin on."""
     try:
-        tree = ast.parse(Path(path).read_bytes())
+        tree = ast.parse(_source_of(path))
     except (OSError, SyntaxError, ValueError):
         # Generated or moved since; the lines of the calls around have to do.
         return {}
@@ -100,6 +101,11 @@ def _functions_of(path: str, modified_ns: int) -> dict[int, tuple[OperatorLine, 
         elif isinstance(node, ast.Lambda):
             functions.setdefault(node.lineno, tuple(_operators(node.body)))
     return functions
+
+
+def _source_of(path: str) -> str | bytes:
+    # Code that was generated and never written to a file is known to linecache.
+    return "".join(linecache.getlines(path)) if path.startswith("<") else Path(path).read_bytes()
 
 
 def _operators(node: ast.AST) -> Iterator[OperatorLine]:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -62,6 +63,54 @@ def schemas_of(operator_name: str) -> tuple[Any, ...]:
         return ()
 
 
+@lru_cache(maxsize=1024)
+def is_view(operator_name: str) -> bool:
+    """Whether an operator does nothing but look at its input in another way."""
+    schemas = schemas_of(operator_name)
+    return bool(schemas) and all(
+        any(value.alias_info is not None for value in schema.returns)
+        and not any(getattr(a.alias_info, "is_write", False) for a in schema.arguments)
+        for schema in schemas
+    )
+
+
+def graph_module_classes() -> list[type[Any]]:
+    """The classes of graph modules that are alive: each has one of its own."""
+    waiting: list[type[Any]] = [torch.fx.GraphModule]
+    found = []
+    while waiting:
+        found.append(waiting.pop())
+        waiting += found[-1].__subclasses__()
+    return found
+
+
+def generated_file(graph_module: Any) -> str:
+    """The name under which the profiler shows the code generated for a graph module."""
+    return str(type(graph_module).forward.__code__.co_filename)
+
+
+def compiler_callbacks() -> Any:
+    """Where to register for the end of compilations; None while there is no compiler.
+
+    The compiler is not imported: a process that does not use it does not pay for it.
+    """
+    return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+
+
+def inductor_line_map(path: str) -> tuple[Any, Any] | None:
+    """First lines and the stacks that they were traced at, for a file that inductor wrote.
+
+    Inductor keeps them for as long as the process lives, also for code from its cache on disk. None
+    for any other file.
+    """
+    code_cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    entry = getattr(code_cache, "linemaps", {}).get(path)
+    if entry is None:
+        return None
+    # Without any node there is an empty list in place of the pair.
+    return tuple(entry) if len(entry) == 2 else ((), ())
+
+
 def autograd_engine() -> Any:
     """The object through which every Python call of the autograd engine goes."""
     return torch.autograd.Variable._execution_engine
@@ -69,6 +118,11 @@ def autograd_engine() -> Any:
 
 def set_autograd_engine(engine: Any) -> None:
     torch.autograd.Variable._execution_engine = engine
+
+
+def in_backward() -> bool:
+    """Whether the calling thread is inside the autograd engine."""
+    return bool(torch._C._current_graph_task_id() >= 0)
 
 
 def raw_saved(saved_tensor: Any) -> Any:
@@ -197,6 +251,17 @@ def _without_own_log() -> Iterator[None]:
             for line in caught:
                 if not line.startswith(b"USDT:"):
                     os.write(2, line)
+
+
+def stop_python_tracer() -> bool:
+    """Stop seeing Python calls of this thread until the next session; operators are still seen.
+
+    Returns whether there was a tracer to stop.
+    """
+    if type(sys.getprofile()).__name__ != "TraceContext":
+        return False
+    sys.setprofile(None)
+    return True
 
 
 def profiler_is_active() -> bool:
