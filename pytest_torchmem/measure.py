@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
+from pytest_torchmem.analysis.caching_allocator import Requests
+from pytest_torchmem.analysis.gpu_questions import Estimate, GpuQuestions
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.results import Peak, Result, Retained
@@ -16,8 +19,11 @@ if TYPE_CHECKING:
     from pytest_torchmem.record.recorder import Recorder
 
 
-class Region:
-    """A named part of a body. Its numbers are worked out when first asked for, and then stay."""
+class Region(GpuQuestions):
+    """A named part of a body. Its numbers are worked out when first asked for, and then stay.
+
+    What a GPU would make of them (`simulate`, `fits`) can be asked as soon as it is over.
+    """
 
     def __init__(self, name: str, measurement: BodyMeasurement, begin: int) -> None:
         self.name = name
@@ -33,23 +39,26 @@ class Region:
     def result(self) -> Result:
         """Everything measured in the region. Raises `RecordingError` while it is still open."""
         if self._result is None:
-            if self._end is None:
-                raise RecordingError(
-                    f"the region {self.name!r} is still open; read its numbers after the with block"
-                )
-            self._result = self._profile(self._end).result(self.name)
+            self._result = self._profile().result(self.name)
         return self._result
+
+    @property
+    def allocator_requests(self) -> Requests:
+        """Every allocation and free of the region, in order. Raises `RecordingError` if open."""
+        return self._profile().allocator_requests
 
     def picture(self) -> Picture:
         """The region's timeline, sampled. Raises `RecordingError` while it is still open."""
         from pytest_torchmem.analysis.sampling import sketch
 
-        if self._end is None:
-            raise RecordingError(f"the region {self.name!r} is still open")
-        return sketch(self._profile(self._end))
+        return sketch(self._profile())
 
-    def _profile(self, end: int) -> MemoryProfile:
-        return self._measurement.profile_so_far().region(self._begin, end)
+    def _profile(self) -> MemoryProfile:
+        if self._end is None:
+            raise RecordingError(
+                f"the region {self.name!r} is still open; read its numbers after the with block"
+            )
+        return self._measurement.profile_so_far().region(self._begin, self._end)
 
     @property
     def peak(self) -> Peak:
@@ -64,7 +73,7 @@ class Region:
         return self.result.growth
 
 
-class BodyMeasurement:
+class BodyMeasurement(GpuQuestions):
     """Measures one body on one device: `start`, the body with its `region`s and `step`s, `stop`.
 
     Raises `DeviceError` when the device is missing or cannot be measured.
@@ -122,6 +131,18 @@ class BodyMeasurement:
             return self._profile
         return analyze(self._recording().trace())
 
+    @property
+    def allocator_requests(self) -> Requests:
+        """Every allocation and free that was recorded until now, in order."""
+        return self.profile_so_far().allocator_requests
+
+    def estimate(self, program: Callable[..., Any], *args: Any, **options: Any) -> Estimate:
+        """Return what `pytest_torchmem.estimate` does, without a trace of it in the recording."""
+        from pytest_torchmem.estimates import estimate
+
+        with self._recorder.paused() if self._recorder else nullcontext():
+            return estimate(program, *args, **options)
+
     def picture(self) -> Picture:
         """The body's timeline, sampled."""
         from pytest_torchmem.analysis.sampling import sketch
@@ -132,6 +153,11 @@ class BodyMeasurement:
         if self._recorder is None:
             raise RecordingError("nothing is being measured now")
         return self._recorder
+
+
+def allocator_settings() -> str:
+    """The allocator settings that torch would find in the environment of this process."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
 
 
 def environment(device: str) -> dict[str, str]:

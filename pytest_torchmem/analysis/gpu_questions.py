@@ -21,8 +21,14 @@ from pytest_torchmem.analysis.caching_allocator import (
     simulate,
 )
 from pytest_torchmem.analysis.evidence import Evidence
+from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Result
-from pytest_torchmem.analysis.static import allocation_events, estimate_result
+from pytest_torchmem.analysis.static import (
+    allocation_events,
+    build_estimated_timeline,
+    estimate_result,
+)
+from pytest_torchmem.analysis.static_categories import settle_categories
 from pytest_torchmem.analysis.verdict import COUNTERS
 from pytest_torchmem.static_graph import StaticRun
 from pytest_torchmem.units import format_size, parse_size
@@ -77,7 +83,14 @@ class Estimate(Result, GpuQuestions):
     @classmethod
     def of(cls, run: StaticRun, name: str = "") -> Estimate:
         result = estimate_result(run, name)
-        return cls(**{f.name: getattr(result, f.name) for f in fields(result)}, run=run)
+        values = {f.name: getattr(result, f.name) for f in fields(result)}
+        return cls(**values, run=settle_categories(run))
+
+    def picture(self) -> Picture:
+        """The timeline, sampled."""
+        from pytest_torchmem.analysis.sampling import sketch_timeline  # it builds on profiles
+
+        return sketch_timeline(build_estimated_timeline(self.run))
 
     @property
     def allocator_requests(self) -> Requests:

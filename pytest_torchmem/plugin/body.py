@@ -30,6 +30,7 @@ from pytest_torchmem.analysis.verdict import (
 from pytest_torchmem.errors import DeviceError, MarkerError, TorchmemError
 from pytest_torchmem.plugin.baseline_file import ChangedTwiceError
 from pytest_torchmem.plugin.baselines import BaselineStore, Reference, entry_key, portable
+from pytest_torchmem.plugin.estimates import Estimates, simulated
 from pytest_torchmem.plugin.marker import can_rerun, read_markers
 from pytest_torchmem.plugin.options import Settings, Timelines
 from pytest_torchmem.plugin.pictures import drawn, packed_trace, picture_of, set_properties
@@ -38,6 +39,7 @@ from pytest_torchmem.report.summary import MeasuredTest, Window
 from pytest_torchmem.report.terminal import failure_text
 
 if TYPE_CHECKING:
+    from pytest_torchmem.analysis.gpu_questions import Estimate
     from pytest_torchmem.measure import BodyMeasurement, Region
 
 RUN: Final = pytest.StashKey["Run"]()
@@ -85,6 +87,7 @@ class Body:
         self.state = State.BEFORE
         self.not_measured = ""
         self.checked: list[tuple[Region, Allowance]] = []
+        self.estimates = self._no_estimates()
         self.earlier: list[dict[str, Result]] = []
         self._entries: dict[str, BaselineEntry] = {}
         self.measurement = self._new_measurement()
@@ -94,6 +97,9 @@ class Body:
             self.asked.device or self.run.settings.device or None
         )
         return measurement
+
+    def _no_estimates(self) -> Estimates:
+        return Estimates(self.asked.allowance if self.asked.baseline else None)
 
     def warm_up(self) -> None:
         """Run the body as often as the marker says, unmeasured. What the body raises comes out."""
@@ -124,6 +130,7 @@ class Body:
 
     def start(self) -> None:
         """Begin to measure; where that is not possible, the body runs unmeasured."""
+        self.estimates = self._no_estimates()
         try:
             self.measurement.start()
         except TorchmemError as error:
@@ -156,6 +163,7 @@ class Body:
         try:
             windows = [("", self.measurement.stop())]
             windows += [(region.name, region.result) for region, _ in self.checked]
+            windows += [(estimate.name, estimate) for estimate in self.estimates.made]
         except TorchmemError as error:
             self.not_measured = str(error)
             return []
@@ -175,14 +183,18 @@ class Body:
         windows: list[Window] = []
         problem = ""
         drawings: dict[str, Sequence[str]] = {}
-        sources: list[tuple[BodyMeasurement | Region, Allowance]]
+        sources: list[tuple[BodyMeasurement | Region | Estimate, Allowance]]
         sources = [(self.measurement, self.asked.allowance), *self.checked]
+        sources += self.estimates.sources(self.asked.allowance)
         for (region, raw), (source, allowance) in zip(measured, sources, strict=True):
             result = portable(raw, self.run.rootdir)
             limits: Mapping[str, int] = {}
             verdict = Verdict(result)
             try:
-                limits = self.asked.sizes() if not region else {}
+                limits = self.estimates.limits_for(result, self.asked.sizes())
+                if not limits and self._has_no_say(result):
+                    continue
+                result = simulated(result, limits, source)
                 verdict = self._verdict(result, limits, allowance)
             except TorchmemError as error:
                 problem = problem or str(error)
@@ -197,6 +209,13 @@ class Body:
         if bad and self.run.settings.keeps_traces:
             self.item.stash[PAYLOAD][TRACE] = packed_trace(self.measurement)
         return failure_text(bad, problem, self._command(), drawings) if bad or problem else ""
+
+    def _has_no_say(self, result: Result) -> bool:
+        """Return whether a body only made estimates, now and when its baseline was stored."""
+        if not self.estimates.stand_for(result):
+            return False
+        environment = self.run.environment(self.measurement.device)
+        return not (self.asked.baseline and self._reference(environment, entry_key(self.nodeid)))
 
     def _window(
         self, key: str, verdict: Verdict, limits: Mapping[str, int], picture: Picture | None
@@ -224,10 +243,10 @@ class Body:
 
     def _verdict(self, result: Result, limits: Mapping[str, int], allowance: Allowance) -> Verdict:
         findings = judge_limits(result, limits)
-        if not result.name and not self.asked.baseline:
+        if not self.estimates.compares(result):
             return Verdict(result, findings)
         settings, store, module = self.run.settings, self.run.store, self.item.path
-        environment = self.run.environment(result.device)
+        environment = self.run.environment(self.measurement.device)
         key = entry_key(self.nodeid, result.name)
         findings = (*findings, *self._spread(result, allowance))
         reference = self._reference(environment, key)
@@ -270,7 +289,7 @@ class Body:
     def _record(
         self, windows: tuple[Window, ...] = (), not_measured: str = "", problem: str = ""
     ) -> MeasuredTest:
-        environment = self.run.environment(windows[0].result.device) if windows else {}
+        environment = self.run.environment(self.measurement.device) if windows else {}
         file = str(self.item.path)
         regions = self._unchecked() if windows and self.run.settings.reports else ()
         return MeasuredTest(self.nodeid, file, environment, windows, not_measured, problem, regions)

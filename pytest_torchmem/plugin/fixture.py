@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_torchmem.analysis.baseline import Allowance
+from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.errors import MarkerError, RecordingError, SizeError
 from pytest_torchmem.plugin.body import Body, State, WarmupOver
+from pytest_torchmem.plugin.estimates import SUFFIX, estimate_name
 from pytest_torchmem.units import parse_fraction, parse_size
 
 if TYPE_CHECKING:
+    from pytest_torchmem.analysis.gpu_questions import Estimate
     from pytest_torchmem.measure import Region
 
 
@@ -39,6 +43,8 @@ class Torchmem:
         """
         if not isinstance(name, str) or not name.strip() or not name.isprintable():
             raise MarkerError(f"torchmem.measure needs the region's name, got {name!r}")
+        if name.endswith(SUFFIX):
+            raise MarkerError(f"the name {name!r} is kept for what torchmem.estimate returns")
         state = self._state()
         if state is State.MEASURING:
             return self._body.measurement.region(name)
@@ -57,14 +63,46 @@ class Torchmem:
         marks = self._state() is State.MEASURING
         return self._marked_steps(n, warmup, marks)
 
-    def check(self, region: Region, *, tolerance: object = None, floor: object = None) -> None:
-        """Compare a region with its own baseline entry when the body is over.
+    def estimate(
+        self,
+        module_or_fn: Callable[..., Any],
+        *args: Any,
+        backward: bool = True,
+        optimizer: Any = None,
+        device: str | None = None,
+        name: str = "",
+        **kwargs: Any,
+    ) -> Estimate:
+        """Return what ``module_or_fn(*args, **kwargs)`` would need, without running it.
+
+        The arguments are those of `pytest_torchmem.estimate`; ``name`` is by default that of the
+        function or class. The limits of the test's marker hold for the estimate as for the body,
+        except those on what the body retains and grows by. Its own memory is not part of what is
+        measured. Raises `EstimateError`, and `MarkerError` outside of the test body.
+        """
+        label = estimate_name(module_or_fn, name)
+        state = self._state()
+        found = self._body.measurement.estimate(
+            module_or_fn, *args, backward=backward, optimizer=optimizer, device=device, **kwargs
+        )
+        estimate = replace(found, name=label)
+        if state is not State.WARMING_UP:
+            self._body.estimates.add(estimate)
+        return estimate
+
+    def check(
+        self, region: Region | Estimate, *, tolerance: object = None, floor: object = None
+    ) -> None:
+        """Compare a region or an estimate with its own baseline entry when the body is over.
 
         ``tolerance`` and ``floor`` default to those of the test. Raises `MarkerError` for anything
-        that is not a region of this body, and for a second region of the same name.
+        that was not measured or estimated in this body, and for a second one of the same name.
         """
         state = self._state()
-        if isinstance(region, _NoRegion):
+        if isinstance(region, _NoRegion) or state is State.WARMING_UP:
+            return
+        if isinstance(region, Result):
+            self._body.estimates.check(region, self._allowance(tolerance, floor))
             return
         if state is not State.MEASURING or region not in self._body.measurement.regions:
             raise MarkerError(f"torchmem.check needs a region of this body, got {region!r}")

@@ -19,6 +19,7 @@ from pytest_torchmem.report.sparkline import timeline_lines
 from pytest_torchmem.report.summary import MeasuredTest
 
 if TYPE_CHECKING:
+    from pytest_torchmem.analysis.gpu_questions import Estimate
     from pytest_torchmem.measure import BodyMeasurement, Region
 
 _PREFIX: Final = "torchmem_"
@@ -28,7 +29,7 @@ _TRACE_LIMIT_BYTES: Final = 32 * 1024 * 1024
 
 
 def picture_of(
-    source: BodyMeasurement | Region, failed: bool, settings: Settings, rootdir: Path
+    source: BodyMeasurement | Region | Estimate, failed: bool, settings: Settings, rootdir: Path
 ) -> Picture | None:
     """Return the timeline of a window where the run's report, or its own failure, shows one."""
     if not failed and settings.timelines is not Timelines.ALL:

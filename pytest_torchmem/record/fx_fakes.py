@@ -190,12 +190,14 @@ class Substitution:
             )
 
     def restore(self) -> None:
-        """Put every real tensor back, gradients included."""
+        """Put every real tensor back, gradients included, and hold none of them any longer."""
         while self._undo:
             self._undo.pop()()
         for tensor, grad, _ in self._fakes.values():
             if tensor.is_leaf and isinstance(tensor.grad, fx_api.FakeTensor):
                 tensor.grad = grad
+        # What recorded the run is part of a cycle: it must not keep the caller's tensors alive.
+        self._fakes.clear()
 
 
 def _holds_tensors(value: Any) -> bool:

@@ -140,9 +140,13 @@ class OwnershipWatch:
         self._undo.append(lambda: torch_api.set_autograd_engine(engine))
 
     def remove(self) -> None:
+        self.suspend()
+        self._storages.clear()
+
+    def suspend(self) -> None:
+        """Stop to look at what happens, but notice what is freed; `install` takes it up again."""
         while self._undo:
             self._undo.pop()()
-        self._storages.clear()
 
     def scan(self, mark: int) -> None:
         """Log every live tensor, and learn the modules and optimizers that exist already."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -118,6 +120,17 @@ class Recorder:
         finally:
             self._restore()
         return self._assemble()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what happens in the block out of the recording."""
+        self._watch.suspend()
+        self._pause()
+        try:
+            yield
+        finally:
+            self._watch.install()
+            self._resume()
 
     def cancel(self) -> None:
         """End the recording and restore everything, without looking at what was recorded."""

@@ -38,6 +38,31 @@ def use(size, category="activation", retained=False, operator="aten::mm", module
     state["used"].append((contributor, retained))
 
 
+def allocator_settings():
+    return ""
+
+
+def estimate_of(size, device="cpu"):
+    """An estimate of one operator that makes ``size`` bytes and keeps them."""
+    import numpy as np
+
+    from pytest_torchmem.analysis.gpu_questions import Estimate
+    from pytest_torchmem.static_graph import (
+        Lifetimes,
+        NodeKind,
+        StaticGraph,
+        StaticNode,
+        StaticRun,
+        StaticStorage,
+    )
+
+    source = Source(__file__, 12, "forward")
+    node = StaticNode("mm", NodeKind.OPERATOR, "aten::mm", "net", source, makes=(0,))
+    storage = StaticStorage(size, device, Category.ACTIVATION)
+    lifetimes = Lifetimes(np.array([1]), np.array([3]))
+    return Estimate.of(StaticRun(StaticGraph((node,), (storage,)), lifetimes, device))
+
+
 def environment(device):
     kind = "cpu" if device == "cpu" else "Fake 100"
     return {"device": kind, "capability": "", "torch": "2.99", "allocator": ""}
@@ -126,6 +151,15 @@ class BodyMeasurement:
         self.regions.append(region)
         yield region
         region._stop = len(state["used"])
+
+    def estimate(self, program, *args, **options):
+        return estimate_of(program(*args), options["device"] or "cpu")
+
+    def simulate(self, settings="", capacity=None):
+        from pytest_torchmem.analysis.caching_allocator import Requests, simulate
+
+        sizes = [contributor.size_bytes for contributor, _ in state["used"]]
+        return simulate(Requests.from_columns([True] * len(sizes), sizes, range(len(sizes))))
 
     def step(self):
         self._steps.append(sum(c.size_bytes for c, retained in state["used"] if retained))

@@ -136,20 +136,6 @@ def test_a_growth_limit_without_steps_fails(project):
     result.stdout.fnmatch_lines(["the limit of 0 B on growth cannot be judged: *[[]no-steps]"])
 
 
-@pytest.mark.parametrize("key", ["allocated", "active", "reserved"])
-def test_a_limit_on_an_allocator_counter_fails_on_the_cpu(project, key):
-    project.write(
-        f"""
-        @pytest.mark.memory_budget({key}="1GiB")
-        def test_a():
-            use(1)
-        """
-    )
-    result = project.run()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([f"the limit of 1.0 GiB on {key} memory cannot be judged: cpu *"])
-
-
 def test_reserved_memory_is_limited_on_a_gpu(project):
     project.write(
         """
