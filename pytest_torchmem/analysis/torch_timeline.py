@@ -76,9 +76,7 @@ class TorchMemoryProfile:
         the bytes leave, ``after`` of the one they come to; only one counts but for
         INCREMENT_VERSION.
         """
-        entries: Any = np.concatenate(
-            [_unknown_entries(self.tree), _keyed_entries(self.graph)]
-        )
+        entries: Any = np.concatenate([_unknown_entries(self.tree), _keyed_entries(self.graph)])
         ordered: NDArray[Any] = entries[np.lexsort((entries["action"], entries["time_ns"]))]
         return ordered
 
@@ -116,7 +114,8 @@ class TorchMemoryProfile:
     def _of(self, device: str) -> NDArray[Any]:
         devices = self.tree.trace.devices
         number = devices.index(device) if device in devices else -1
-        return self.entries[self.entries["device"] == number]
+        mine: NDArray[Any] = self.entries[self.entries["device"] == number]
+        return mine
 
     def _levels(self, device: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         entries = self._of(device)
