@@ -168,6 +168,14 @@ class MemoryProfile(GpuQuestions):
         """What ran in the whole recording, by operator."""
         return operator_table(self.tree, self.evidence.device)
 
+    @property
+    def own_cost_ns(self) -> int:
+        """How long settling, starting, stopping and reading the sources took; 0 if not known.
+
+        What recording costs while the body runs is in the body's own time.
+        """
+        return int(self.tree.trace.meta.get("own_cost_ns", 0))
+
     @cached_property
     def queue(self) -> DeviceQueue:
         """Queue depth and idle time of the device during each event of the recording."""
