@@ -20,7 +20,7 @@ from pytest_torchmem.analysis.results import (
     Source,
 )
 from pytest_torchmem.cli.main import Exit, main
-from pytest_torchmem.plugin.baselines import write_file
+from pytest_torchmem.plugin.baseline_file import FileChanges, write_file
 from pytest_torchmem.report.run import RunReport, TestReport, read_run, render_run
 from pytest_torchmem.report.summary import MeasuredTest, Window
 from pytest_torchmem.units import MiB
@@ -54,7 +54,7 @@ def results(path, sizes, environment=CPU, **changes):
 
 def baseline(path, sizes, environment=CPU):
     entries = {name: BaselineEntry.of(result_of(size)) for name, size in sizes.items()}
-    write_file(path, environment, entries)
+    write_file(path, environment, FileChanges(entries))
     return str(path)
 
 
