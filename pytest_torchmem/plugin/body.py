@@ -28,8 +28,8 @@ from pytest_torchmem.analysis.verdict import (
     words,
 )
 from pytest_torchmem.errors import DeviceError, MarkerError, TorchmemError
-from pytest_torchmem.plugin.baseline_file import ChangedTwiceError
 from pytest_torchmem.plugin.baselines import BaselineStore, Reference, entry_key, portable
+from pytest_torchmem.plugin.comparing import find_reference, missing_baseline
 from pytest_torchmem.plugin.estimates import Estimates, simulated
 from pytest_torchmem.plugin.marker import can_rerun, read_markers
 from pytest_torchmem.plugin.options import Settings, Timelines
@@ -252,8 +252,10 @@ class Body:
         reference = self._reference(environment, key)
         if reference is None or (reference.environment and Change.NEW in settings.accepted):
             near = store.nearest(module, environment, key)
-            if settings.require_baseline and not self._stores_new:
-                findings = (*findings, self._missing(key, environment, near))
+            path = relative_path(
+                store.path(module, environment), self.item.config.invocation_params.dir
+            )
+            findings = (*findings, *missing_baseline(settings, key, path, near))
             return Verdict(result, findings, Change.NEW, nearest=near)
         self._entries[key] = reference.entry
         compared = judge_baseline(result, reference.entry, allowance, reference.environment)
@@ -262,29 +264,12 @@ class Body:
             findings = rank([*findings, *compared.findings, *shrunk])
         return replace(compared, findings=findings)
 
-    @property
-    def _stores_new(self) -> bool:
-        settings = self.run.settings
-        return Change.NEW in settings.accepted or settings.follow_renames
-
     def _reference(self, environment: Mapping[str, str], key: str) -> Reference | None:
-        try:
-            return self.run.store.reference(self.item.path, environment, key)
-        except ChangedTwiceError:
-            if Change.NEW in self.run.settings.accepted:
-                return None  # which of the two is right, the new measurement says
-            raise
+        return find_reference(self.run.store, self.run.settings, self.item.path, environment, key)
 
     def _spread(self, result: Result, allowance: Allowance) -> tuple[Finding, ...]:
         earlier = [run[result.name] for run in self.earlier if result.name in run]
         return judge_spread([*earlier, result], allowance) if earlier else ()
-
-    def _missing(self, key: str, environment: Mapping[str, str], near: str) -> Finding:
-        path = self.run.store.path(self.item.path, environment)
-        shown = relative_path(path, self.item.config.invocation_params.dir)
-        other = f"; nearest is {near}, --torchmem-baseline-from={near} accepts it" if near else ""
-        text = f"there is no baseline for {key} in {shown}{other}"
-        return Finding("total", f"{text} [no-baseline]")
 
     def _record(
         self, windows: tuple[Window, ...] = (), not_measured: str = "", problem: str = ""

@@ -1,0 +1,34 @@
+"""What a measurement is compared with under the options of a run, and what it is told without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pytest_torchmem.analysis.baseline import Change
+from pytest_torchmem.analysis.environments import Environment
+from pytest_torchmem.analysis.verdict import Finding
+from pytest_torchmem.plugin.baseline_file import ChangedTwiceError
+from pytest_torchmem.plugin.baselines import BaselineStore, Reference
+from pytest_torchmem.plugin.options import Settings
+
+
+def find_reference(
+    store: BaselineStore, settings: Settings, module: Path, environment: Environment, key: str
+) -> Reference | None:
+    """Return what to compare an entry with; None where it counts as new. Raises `BaselineError`."""
+    try:
+        return store.reference(module, environment, key)
+    except ChangedTwiceError:
+        if Change.NEW in settings.accepted:
+            return None  # which of the two is right, the new measurement says
+        raise
+
+
+def missing_baseline(settings: Settings, key: str, shown: str, near: str) -> tuple[Finding, ...]:
+    """Return a finding where an entry is required and neither there nor about to be stored."""
+    stores_new = Change.NEW in settings.accepted or settings.follow_renames
+    if not settings.require_baseline or stores_new:
+        return ()
+    other = f"; nearest is {near}, --torchmem-baseline-from={near} accepts it" if near else ""
+    text = f"there is no baseline for {key} in {shown}{other} [no-baseline]"
+    return (Finding("total", text),)
