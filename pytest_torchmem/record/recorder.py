@@ -59,6 +59,7 @@ class Recorder:
         self._marks: list[tuple[int, int, int, int]] = []
         self._segments: list[Tables] = []
         self._profiler: torch_api.Profiler | None = None
+        self._own_ns = 0
         self._imports = ImportPause(self._pause, self._resume)
         self._sources = CompiledSources(self._reader.strings)
         self._compilations = CompilationPause(
@@ -72,6 +73,7 @@ class Recorder:
                 "another torch profiler session is active around the test body, and only one can "
                 "be; measure outside it"
             )
+        begin_ns = time.perf_counter_ns()
         gc.collect()
         settle(self._device)
         self._watch.install()
@@ -80,6 +82,7 @@ class Recorder:
             self._sources.learn()
             self._counters.start()
             self._history.start()
+            self._own_ns += time.perf_counter_ns() - begin_ns
             self._resume()
         except BaseException:
             self._restore()
@@ -150,11 +153,13 @@ class Recorder:
 
     def _resume(self) -> None:
         # The compiler may have been imported just now.
+        begin_ns = time.perf_counter_ns()
         self._compilations.install()
         profiler = torch_api.Profiler()
         profiler.start()
         self._profiler = profiler
         self._imports.install()
+        self._own_ns += time.perf_counter_ns() - begin_ns
 
     def _pause(self) -> None:
         # Before the profiler stops: that imports a part of torch itself, at which nothing must be
@@ -167,8 +172,10 @@ class Recorder:
                     "the test body ran a torch profiler of its own, and only one can be active; "
                     "what was measured until then is lost"
                 )
+            begin_ns = time.perf_counter_ns()
             result = profiler.stop()
             self._segments.append(self._reader.read(result, len(self._segments)))
+            self._own_ns += time.perf_counter_ns() - begin_ns
 
     def _begin_new_session(self) -> None:
         if self._profiler is not None and not torch_api.in_backward():
@@ -243,6 +250,7 @@ class Recorder:
             "device": str(self._device),
             "library_paths": library_paths(),
             "counters": self._counters.peaks(),
+            "own_cost_ns": self._own_ns,
             "workspace_bytes": workspace_bytes(self._device),
         }
 
