@@ -143,6 +143,10 @@ class BodyMeasurement(GpuQuestions):
         with self._recorder.paused() if self._recorder else nullcontext():
             return estimate(program, *args, **options)
 
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what was recorded until now to a file that `load_trace` reads."""
+        self.profile_so_far().tree.trace.save(path)
+
     def picture(self) -> Picture:
         """The body's timeline, sampled."""
         from pytest_torchmem.analysis.sampling import sketch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -112,6 +113,18 @@ class Torchmem:
                 "for that name; name them apart"
             )
         self._body.checked.append((region, self._allowance(tolerance, floor)))
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what was recorded of the body so far to ``path``, for the ``torchmem`` command.
+
+        A warm-up run writes nothing. Raises `RecordingError` in a body that cannot be measured,
+        `MarkerError` outside of the test body.
+        """
+        state = self._state()
+        if state is State.UNMEASURED:
+            raise RecordingError(f"there is no trace to save: {self._body.not_measured}")
+        if state is State.MEASURING:
+            self._body.measurement.save_trace(path)
 
     def _marked_steps(self, n: int, warmup: int, marks: bool) -> Iterator[int]:
         for step in range(warmup + n):

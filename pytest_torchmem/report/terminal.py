@@ -12,7 +12,7 @@ from typing import Final
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.growth import Growth
 from pytest_torchmem.analysis.results import CategoryBytes, Contributor
-from pytest_torchmem.analysis.verdict import Verdict, rank, words
+from pytest_torchmem.analysis.verdict import Verdict, is_estimated, rank, words
 from pytest_torchmem.report.summary import MeasuredTest, RunSummary, Window
 from pytest_torchmem.units import format_change, format_size
 
@@ -268,7 +268,12 @@ def _limit_status(window: Window) -> str:
     if window.sentence and "limit" in window.sentence:
         return "over limit" if "over the limit" in window.sentence else "limit not judged"
     total = window.limits.get("total")
-    return f"{window.result.peak.total / total:.0%} of limit" if total else "within limits"
+    status = f"{window.result.peak.total / total:.0%} of limit" if total else "within limits"
+    # A row that is estimated as a whole says so at its peak.
+    simulated = [key for key in window.limits if is_estimated(window.result, key)]
+    if simulated and not window.result.estimated:
+        return f"{status} ({', '.join(simulated)} estimated)"
+    return status
 
 
 def _changes_lines(summary: RunSummary) -> list[Line]:

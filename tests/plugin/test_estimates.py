@@ -34,7 +34,9 @@ def test_a_reserved_limit_that_the_simulation_keeps_passes(project):
         def test_it(): use(33 * MiB)
         """
     )
-    project.run().assert_outcomes(passed=1)
+    result = project.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*within limits (allocated, active, reserved estimated)"])
 
 
 def test_a_gpu_that_counts_is_not_simulated(project):

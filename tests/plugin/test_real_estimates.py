@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_torchmem.cli.main import Exit, main
+
 pytest.importorskip("torch")
 
 BODIES = """
@@ -40,6 +42,12 @@ def test_the_estimate_is_the_measured_peak_and_leaves_nothing(torchmem, estimate
     assert after.peak.total == 256 * 256 * 4
 
 
+@pytest.mark.memory_budget("64MiB", warmup=1)
+def test_a_trace_can_be_saved(torchmem):
+    torch.ones(256, 256)
+    torchmem.save_trace("trace.npz")
+
+
 @pytest.mark.memory_budget("64MiB", reserved="64MiB")
 def test_a_model_without_data_is_over_its_limit(torchmem):
     with torch.device("meta"):
@@ -52,7 +60,10 @@ def test_real_estimates(pytester):
     pytester.makeini("[pytest]")
     pytester.makepyfile(test_it=BODIES)
     result = pytester.runpytest_subprocess("-p", "no:asyncio", "--torchmem-device=cpu", "-rA")
-    result.assert_outcomes(passed=2, failed=1)
+    result.assert_outcomes(passed=3, failed=1)
+    trace = str(pytester.path / "trace.npz")
+    assert main(["fits", trace, "--capacity=2MiB"]) == Exit.OK
+    assert main(["fits", trace, "--capacity=1MiB"]) == Exit.DOES_NOT_FIT
     result.stdout.fnmatch_lines_random(
         [
             "in 'Linear (estimated)', reserved memory peaked at an estimated *, * over the limit*",
