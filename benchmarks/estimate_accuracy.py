@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import datetime
 import functools
 import json
 import time
@@ -401,7 +402,15 @@ def row_of(case: str, mode: str) -> Row:
 
 
 def show(rows: list[Row]) -> None:
-    print(f"torch {torch.__version__}\n")
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    print(
+        f"`python benchmarks/estimate_accuracy.py`, torch {torch.__version__}, {today}, on the CPU."
+    )
+    print(
+        "Bytes: measured with torch's profiler, estimated without data. The allocator's simulation "
+        "is held\nagainst recordings of a GPU elsewhere (docs/caching-allocator.md, Recordings); "
+        "no GPU was here.\n"
+    )
     head = ("case", "mode", "measured", "estimated", "error", "s", "inside operators at the peak")
     _show_line(head)
     _show_line(["---"] * len(head))

@@ -5,10 +5,12 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from sample_run import picture, sample_run
+from sample_run import picture, report_of, sample_run, window
 
+from pytest_torchmem.analysis.results import Counters
 from pytest_torchmem.report.colours import COLOURS
 from pytest_torchmem.report.html import picture_page, run_page
+from pytest_torchmem.report.run import RunReport
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -225,6 +227,21 @@ def test_a_page_of_one_test_is_open_and_has_nothing_to_choose(browser, tmp_path)
     page.wait_for_selector("details.test[open] .uplot canvas")
     assert page.get_by_role("searchbox").count() == 0
     page.close()
+
+
+def test_counters_of_a_simulated_allocator_are_called_estimated(browser, tmp_path):
+    body = window("a")
+    counters = Counters(1 << 20, 2 << 20, 3 << 20, 4 << 20, estimated=True)
+    body = replace(body, result=replace(body.result, counters=counters))
+    path = tmp_path / "counters.html"
+    path.write_text(run_page(RunReport((report_of("a", body),))), encoding="utf-8")
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    page.wait_for_selector(".uplot canvas")
+    text = page.locator(".window .title").inner_text()
+    page.close()
+    assert "estimated reserved 4.0 MiB" in text
+    assert "true" not in text
 
 
 def test_notes_are_shown(opened):

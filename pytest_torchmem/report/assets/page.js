@@ -236,7 +236,10 @@
     for (const [key, bytes] of Object.entries(window.limits)) texts.push(`limit on ${key.replaceAll("_", " ")} ${size(bytes)}`);
     texts.push(`${run.single ? "at the end" : "retained"} ${size(window.retained.total)}`);
     if (window.growth != null) texts.push(`growth ${signed(window.growth)} per step`);
-    for (const [key, bytes] of Object.entries(window.counters ?? {})) texts.push(`${key} ${size(bytes)}`);
+    const { estimated, ...counters } = window.counters ?? {};
+    for (const [key, bytes] of Object.entries(counters)) {
+      texts.push(`${estimated ? "estimated " : ""}${key} ${size(bytes)}`);
+    }
     if (window.unexplained_bytes) texts.push(`not reconciled with the allocator: ${size(window.unexplained_bytes)}`);
     return texts;
   }
