@@ -407,9 +407,9 @@ def show(rows: list[Row]) -> None:
         f"`python benchmarks/estimate_accuracy.py`, torch {torch.__version__}, {today}, on the CPU."
     )
     print(
-        "Bytes: measured with torch's profiler, estimated without data. The allocator's simulation "
-        "is held\nagainst recordings of a GPU elsewhere (docs/caching-allocator.md, Recordings); "
-        "no GPU was here.\n"
+        "Sizes are bytes: measured under torch's profiler, estimated without data. The simulated\n"
+        "caching allocator is compared with recordings by tests/cuda, which takes a GPU: none was "
+        "here.\n"
     )
     head = ("case", "mode", "measured", "estimated", "error", "s", "inside operators at the peak")
     _show_line(head)

@@ -257,10 +257,7 @@ def _growth_reading(result: Result) -> int | str:
 
 def _counter_reading(result: Result, key: str) -> int | str:
     if result.counters is None:
-        return (
-            f"{result.device} has no allocator that counts {key} bytes; "
-            "only a CUDA device has [no-counter]"
-        )
+        return f"nothing counted {key} bytes on {result.device}; limit the total [no-counter]"
     reading: int = getattr(result.counters, key)
     if reading == 0:
         return f"the allocator of {result.device} counted no {key} bytes at all [no-counter]"
