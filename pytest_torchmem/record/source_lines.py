@@ -48,6 +48,14 @@ class OperatorLine:
     operators: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A function's Python operators in the order of its source, and the lines of its loops."""
+
+    operators: tuple[OperatorLine, ...] = ()
+    loops: tuple[tuple[int, int], ...] = ()
+
+
 def operator_lines(
     file: str, first_line: int, operators: Sequence[str], after: int, before: int
 ) -> list[int]:
@@ -57,8 +65,8 @@ def operator_lines(
     calls around, 0 where there is none. An operator that the source does not explain gets the
     line of the call before it.
     """
-    known = _functions_of(file, _modified_ns(file)).get(first_line, ())
-    ahead = iter(_between(known, after, before))
+    function = _functions_of(file, _modified_ns(file)).get(first_line, _Function())
+    ahead = iter(_between(function, after, before))
     lines = []
     line = after
     for name in operators:
@@ -69,13 +77,20 @@ def operator_lines(
     return lines
 
 
-def _between(known: Sequence[OperatorLine], after: int, before: int) -> list[OperatorLine]:
-    """The operators that can run between two calls; ``before`` comes first where a loop turns."""
-    if not before:
-        return [c for c in known if c.line >= after]
-    if before >= after:
-        return [c for c in known if after <= c.line <= before]
-    return [c for c in known if c.line >= after] + [c for c in known if c.line <= before]
+def _between(function: _Function, after: int, before: int) -> list[OperatorLine]:
+    """The operators that can run between two calls, in the order they would.
+
+    Where both calls stand in one loop, it may have turned between them: then the rest of the loop
+    comes first, and its beginning up to the second call after that.
+    """
+    known = function.operators
+    straight = [c for c in known if after <= c.line <= (before or c.line)]
+    around = [(b, e) for b, e in function.loops if b <= before <= e and b <= after <= e]
+    if not around or before > after:
+        return straight
+    begin, end = max(around)
+    rest = [c for c in known if after <= c.line <= end and c not in straight]
+    return straight + rest + [c for c in known if begin <= c.line <= before]
 
 
 def _modified_ns(path: str) -> int:
@@ -86,21 +101,29 @@ def _modified_ns(path: str) -> int:
 
 
 @lru_cache(maxsize=64)
-def _functions_of(path: str, modified_ns: int) -> dict[int, tuple[OperatorLine, ...]]:
+def _functions_of(path: str, modified_ns: int) -> dict[int, _Function]:
     """The functions of a source file, by the line that their code objects begin on."""
     try:
         tree = ast.parse(_source_of(path))
     except (OSError, SyntaxError, ValueError):
         # Generated or moved since; the lines of the calls around have to do.
         return {}
-    functions: dict[int, tuple[OperatorLine, ...]] = {}
+    functions: dict[int, _Function] = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            functions[first] = tuple(o for child in node.body for o in _operators(child))
+            functions[first] = _Function(
+                tuple(o for child in node.body for o in _operators(child)), tuple(_loops(node))
+            )
         elif isinstance(node, ast.Lambda):
-            functions.setdefault(node.lineno, tuple(_operators(node.body)))
+            functions.setdefault(node.lineno, _Function(tuple(_operators(node.body))))
     return functions
+
+
+def _loops(function: ast.AST) -> Iterator[tuple[int, int]]:
+    for node in ast.walk(function):
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            yield node.lineno, node.end_lineno or node.lineno
 
 
 def _source_of(path: str) -> str | bytes:

@@ -1,0 +1,157 @@
+"""What a recording promises: nothing is left behind, and marks and identities hold."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.errors import RecordingError, TraceError
+from pytest_torchmem.measure import BodyMeasurement
+from pytest_torchmem.record import torch_api
+from pytest_torchmem.record.recorder import Recorder
+from pytest_torchmem.trace import MarkKind, Trace, load_trace
+
+CPU = torch.device("cpu")
+
+
+def recorded(body: Callable[[], object]) -> Trace:
+    recorder = Recorder(CPU)
+    recorder.start()
+    body()
+    return recorder.stop()
+
+
+def installed() -> tuple[object, ...]:
+    """Everything in torch and Python that a recorder puts something in the place of."""
+    return (
+        torch_api.autograd_engine(),
+        torch.nn.Module.__setstate__,
+        tuple(sys.meta_path),
+        tuple(torch.nn.modules.module._global_parameter_registration_hooks),
+        torch_api.profiler_is_active(),
+    )
+
+
+@pytest.mark.parametrize("end", ["stop", "cancel"])
+def test_everything_is_restored_at_the_end(end: str) -> None:
+    before = installed()
+    recorder = Recorder(CPU)
+    recorder.start()
+    assert installed() != before
+    torch.ones(10)
+    getattr(recorder, end)()
+    assert installed() == before
+
+
+def test_a_profiler_around_the_body_is_said_in_one_sentence_and_left_alone() -> None:
+    with torch.profiler.profile() as outer:
+        with pytest.raises(RecordingError, match="another torch profiler session is active"):
+            Recorder(CPU).start()
+        torch.ones(10)
+    assert any(event.key == "aten::ones" for event in outer.key_averages())
+
+
+def test_a_profiler_of_the_bodys_own_makes_it_unmeasured_not_zero() -> None:
+    measurement = BodyMeasurement("cpu")
+    before = installed()
+    measurement.start()
+    with torch.profiler.profile():
+        torch.ones(1000)
+    with pytest.raises(RecordingError, match="a torch profiler of its own"):
+        measurement.stop()
+    assert installed() == before
+
+
+def test_freeing_what_was_there_before_is_seen() -> None:
+    kept = [torch.ones(1000)]
+
+    def body() -> None:
+        kept[0].sum()
+        kept.clear()
+        torch.ones(1000)
+
+    # Without the free the two would count together: 8000 bytes and the sum's 4.
+    assert analyze(recorded(body)).peak.total == 4004
+
+
+def test_reading_a_region_in_the_middle_of_a_body_loses_nothing() -> None:
+    def numbers(read: bool) -> tuple[int, int]:
+        measurement = BodyMeasurement("cpu")
+        measurement.start()
+        first = torch.ones(1000)
+        with measurement.region("second") as region:
+            second = first.neg()
+        if read:
+            assert region.retained.total == 4000
+        first + second
+        return measurement.stop().peak.total, region.peak.total
+
+    assert numbers(read=True) == numbers(read=False) == (12000, 8000)
+
+
+def test_marks_stand_where_they_happened() -> None:
+    recorder = Recorder(CPU)
+    recorder.start()
+    torch.ones(10)
+    mark = recorder.mark(MarkKind.REGION_BEGIN, "here")
+    torch.zeros(10)
+    trace = recorder.stop()
+    row = int(trace.marks["event"][mark])
+    names = [trace.strings[name] for name in trace.events["name"].tolist()]
+    assert names.index("aten::ones") < row < names.index("aten::zeros")
+    assert trace.strings[trace.marks["text"][mark]] == "here"
+
+
+def test_a_trace_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    trace = recorded(lambda: torch.nn.Linear(8, 8)(torch.ones(2, 8)).sum().backward())
+    trace.save(tmp_path / "trace.npz")
+    again = load_trace(tmp_path / "trace.npz")
+    assert analyze(again).result() == analyze(trace).result()
+    assert again.strings == trace.strings
+
+
+def test_a_damaged_trace_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "trace.npz"
+    recorded(lambda: torch.ones(1)).save(path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(TraceError, match=r"trace\.npz"):
+        load_trace(path)
+
+
+def test_results_are_the_same_bits_with_and_without_us() -> None:
+    def gradient() -> torch.Tensor:
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(32, 32)
+        layer(torch.randn(8, 32)).tanh().sum().backward()
+        assert layer.weight.grad is not None
+        return layer.weight.grad
+
+    alone = gradient()
+    kept: list[torch.Tensor] = []
+    recorded(lambda: kept.append(gradient()))
+    assert torch.equal(kept[0], alone)
+
+
+def test_looking_at_a_graph_unpacks_nothing() -> None:
+    unpacked: list[str] = []
+
+    def unpack(tensor: torch.Tensor) -> torch.Tensor:
+        unpacked.append("unpacked")
+        return tensor
+
+    def body() -> None:
+        x = torch.ones(100, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            y = (x * x).sum()
+        assert not unpacked
+        y.backward()
+        unpacked.append("end of backward")
+
+    recorded(body)
+    # x * x keeps x twice: two, and both by backward itself.
+    assert unpacked == ["unpacked", "unpacked", "end of backward"]
