@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any, Final
 
 from pytest_torchmem.record import torch_api
-from pytest_torchmem.record.fx_origin import is_user_file
+from pytest_torchmem.record.fx_origin import is_user_file, operator_name
 
 _FRAME: Final = re.compile(
     r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>[^\n]+)\n\s*(?P<text>[^\n]*)'
@@ -27,10 +27,17 @@ _ASSIGNED: Final = re.compile(r"\b(\w+)(?:\s*:[^=]*)? = ")
 
 @dataclass(frozen=True, slots=True)
 class NodeOrigin:
-    """The stack a node was traced at, as text, and the ``id()`` of the modules it may belong to."""
+    """Where a node comes from.
+
+    Attributes:
+        stack: The stack it was traced at, as text.
+        modules: The ``id()`` of each module it may belong to.
+        operator: What it calls, ``aten::mm``; empty if that is no operator.
+    """
 
     stack: str
     modules: tuple[int, ...]
+    operator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +148,12 @@ def _origins_by_line(code: str, nodes: list[Any]) -> dict[int, NodeOrigin]:
         node = next((named[name] for name in names if name in named), None)
         if node is not None and node.stack_trace:
             module = _module_of(node)
-            found[number] = NodeOrigin(node.stack_trace, (module,) if module else ())
+            operator = operator_name(node)
+            found[number] = NodeOrigin(
+                node.stack_trace,
+                (module,) if module else (),
+                operator if "::" in operator else "",
+            )
     return found
 
 

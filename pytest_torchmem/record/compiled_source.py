@@ -72,18 +72,17 @@ class CompiledSources:
         """One row for each module that the line may belong to; one with module 0 if for none."""
         line_map = torch_api.inductor_line_map(name)
         if line_map is None:
-            kernel = Kernel("")
             origin = (self._graphs.lines(name) or {}).get(line)
+            operator = origin.operator if origin else ""
         else:
             kernel = kernels_by_line(name).get(line, Kernel(""))
+            operator = kernel.operator
             origin = self._stored_at(line_map, line, kernel)
         number = self._strings.number
         frame = user_frame(origin.stack) if origin else None
         source = (number(frame.file), frame.line, number(frame.function)) if frame else (-1, 0, -1)
         modules = origin.modules if origin else ()
-        return [
-            (file, line, number(kernel.operator), *source, module) for module in modules or (0,)
-        ]
+        return [(file, line, number(operator), *source, module) for module in modules or (0,)]
 
     def _stored_at(self, line_map: tuple[Any, Any], line: int, kernel: Kernel) -> NodeOrigin | None:
         """What inductor's map of lines to stacks says: an entry holds until the next one."""

@@ -15,11 +15,11 @@ import torch
 from pytest_torchmem.errors import RecordingError
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.allocator import AllocatorHistory, fill_requested
-from pytest_torchmem.record.compilations import CompilationPause
+from pytest_torchmem.record.compilations import CompilationWatch
 from pytest_torchmem.record.compiled_source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
 from pytest_torchmem.record.kineto import Tables, TreeReader
-from pytest_torchmem.record.lazy_imports import ImportPause
+from pytest_torchmem.record.open_ranges import OpenRanges
 from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.python_calls import library_paths
 from pytest_torchmem.trace import (
@@ -60,11 +60,9 @@ class Recorder:
         self._segments: list[Tables] = []
         self._profiler: torch_api.Profiler | None = None
         self._own_ns = 0
-        self._imports = ImportPause(self._pause, self._resume)
+        self._ranges = OpenRanges()
         self._sources = CompiledSources(self._reader.strings)
-        self._compilations = CompilationPause(
-            self._begin_compilation, self._end_compilation, self._sources.learn
-        )
+        self._compilations = CompilationWatch(self._sources.learn)
 
     def start(self) -> None:
         """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
@@ -74,9 +72,11 @@ class Recorder:
                 "be; measure outside it"
             )
         begin_ns = time.perf_counter_ns()
+        torch_api.import_compiler()
         gc.collect()
         settle(self._device)
         self._watch.install()
+        self._ranges.install()
         try:
             self._watch.scan(self._clock_mark(MarkKind.START))
             self._sources.learn()
@@ -94,8 +94,6 @@ class Recorder:
         if self._profiler is not None and kind not in _OFF_TREE:
             with torch_api.RecordFunction(f"pytest-torchmem mark {number}"):
                 pass
-        if kind is MarkKind.BACKWARD_END and self._compilations.lost_stacks:
-            self._begin_new_session()
         return number
 
     def sample_graphs(self, mark: int) -> None:
@@ -104,7 +102,11 @@ class Recorder:
         self._watch.sample_graphs(mark)
 
     def trace(self) -> Trace:
-        """Return what was recorded so far, and go on."""
+        """Return what was recorded so far, and go on.
+
+        Raises `RecordingError` where the recording cannot be interrupted.
+        """
+        self._ranges.require_none_open()
         self._pause()
         try:
             return self._assemble()
@@ -126,7 +128,11 @@ class Recorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave what happens in the block out of the recording."""
+        """Leave what happens in the block out of the recording.
+
+        Raises `RecordingError` where the recording cannot be interrupted.
+        """
+        self._ranges.require_none_open()
         self._watch.suspend()
         self._pause()
         try:
@@ -137,7 +143,6 @@ class Recorder:
 
     def cancel(self) -> None:
         """End the recording and restore everything, without looking at what was recorded."""
-        self._imports.remove()
         profiler, self._profiler = self._profiler, None
         try:
             if profiler is not None:
@@ -147,7 +152,7 @@ class Recorder:
 
     def _restore(self) -> None:
         self._history.stop()
-        self._imports.remove()
+        self._ranges.remove()
         self._compilations.remove()
         self._watch.remove()
 
@@ -158,13 +163,9 @@ class Recorder:
         profiler = torch_api.Profiler()
         profiler.start()
         self._profiler = profiler
-        self._imports.install()
         self._own_ns += time.perf_counter_ns() - begin_ns
 
     def _pause(self) -> None:
-        # Before the profiler stops: that imports a part of torch itself, at which nothing must be
-        # paused and taken up again.
-        self._imports.remove()
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             if not torch_api.profiler_is_active():
@@ -176,25 +177,6 @@ class Recorder:
             result = profiler.stop()
             self._segments.append(self._reader.read(result, len(self._segments)))
             self._own_ns += time.perf_counter_ns() - begin_ns
-
-    def _begin_new_session(self) -> None:
-        if self._profiler is not None and not torch_api.in_backward():
-            self._compilations.lost_stacks = False
-            self._pause()
-            self._resume()
-
-    def _begin_compilation(self) -> bool:
-        """Pause, unless nothing is being recorded at the moment anyway."""
-        if self._profiler is None:
-            return False
-        self._pause()
-        # A compiler tries kernels out on the device; what they take is not the body's.
-        self._history.stop()
-        return True
-
-    def _end_compilation(self) -> None:
-        self._history.start()
-        self._resume()
 
     def _clock_mark(self, kind: MarkKind, text: str = "") -> int:
         self._marks.append((kind, time.time_ns(), -1, self._reader.strings.number(text)))

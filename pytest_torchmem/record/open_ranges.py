@@ -1,0 +1,71 @@
+"""Knows whether the recording may be interrupted.
+
+An operator or annotation that is open when the profiler stops writes its end into the session that
+is gone, as soon as the next one has begun. So the profiler must not be stopped and started again
+below one.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import torch
+
+from pytest_torchmem.errors import RecordingError
+
+_TORCH: Final = f"{Path(torch.__file__).parent}/"
+# Decorators of torch's, such as no_grad, call the user's code without an operator around it.
+_HARMLESS: Final = "/utils/_contextlib.py"
+
+
+class OpenRanges:
+    """Counts the ``record_function`` ranges that are open, and looks for calls of torch around."""
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._original: tuple[Any, Any] | None = None
+
+    def install(self) -> None:
+        """Begin to count."""
+        annotation: Any = torch.autograd.profiler.record_function
+        enter, leave = self._original = (annotation.__enter__, annotation.__exit__)
+
+        def counted_enter(block: Any) -> Any:
+            self._open += 1
+            return enter(block)
+
+        def counted_leave(block: Any, *error: Any) -> None:
+            self._open -= 1
+            leave(block, *error)
+
+        annotation.__enter__ = counted_enter
+        annotation.__exit__ = counted_leave
+
+    def remove(self) -> None:
+        if self._original is not None:
+            annotation: Any = torch.autograd.profiler.record_function
+            annotation.__enter__, annotation.__exit__ = self._original
+            self._original = None
+
+    def require_none_open(self) -> None:
+        """Raise `RecordingError` inside a ``record_function`` block or a call of torch."""
+        if self._open > 0 or _called_by_torch():
+            raise RecordingError(
+                "this cannot be done inside a record_function block, an autograd function, a hook "
+                "or anything else that torch calls; read a region's numbers, or estimate, after it"
+            )
+
+
+def _called_by_torch() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(_TORCH) and not file.endswith(_HARMLESS):
+            return True
+        if "/_pytest/" in file:
+            return False
+        frame = frame.f_back
+    return False
