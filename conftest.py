@@ -1,3 +1,9 @@
 """Plugins for our own tests: pytester runs pytest on small projects."""
 
+import os
+
 pytest_plugins = ["pytester"]
+
+# What these tests read is pytest's output on a terminal. On a build server pytest and we print more.
+for _name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
+    os.environ.pop(_name, None)
