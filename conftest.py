@@ -4,6 +4,6 @@ import os
 
 pytest_plugins = ["pytester"]
 
-# What these tests read is pytest's output on a terminal. On a build server pytest and we print more.
+# These tests read what pytest prints on a terminal; on a build server pytest and we print more.
 for _name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
     os.environ.pop(_name, None)
