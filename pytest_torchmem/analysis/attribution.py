@@ -27,6 +27,8 @@ _ALLOCATORS: Final = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::
 _OWN_ANNOTATIONS: Final = (
     "Optimizer.",
     "##",
+    "PythonDispatchMode",
+    "PythonSubclass",
     "Torch-Compiled Region",
     "TorchDynamo ",
     "pytest-torchmem ",
