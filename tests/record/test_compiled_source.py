@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -57,6 +58,14 @@ def profile_of(body: Callable[[], object]) -> MemoryProfile:
     finally:
         trace = recorder.stop()
     return analyze(trace)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_afresh() -> Iterator[None]:
+    """Code from the compiler's cache on disk comes without the graph that it was made from."""
+    config = importlib.import_module("torch._inductor.config")
+    with config.patch(force_disable_caches=True):
+        yield
 
 
 def made(profile: MemoryProfile) -> tuple[Contributor, ...]:
