@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from pytest_torchmem.record import torch_api
 
@@ -30,7 +31,7 @@ class GraphReader:
         self._saved_names: dict[type[Any], tuple[str, ...]] = {}
 
     def holdings(self, roots: Iterable[Any]) -> GraphHoldings:
-        """Return what the graphs below ``roots`` (tensors) hold."""
+        """Return what the graphs below ``roots`` (tensors, or edges that stand for one) hold."""
         saved: list[torch.Tensor] = []
         leaves: list[torch.Tensor] = []
         for node in _nodes(roots):
@@ -69,13 +70,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
-    waiting = [
-        level.grad_fn
-        for root in roots
-        if isinstance(root, torch.Tensor)
-        for level in torch_api.functorch_levels(root)
-        if level.grad_fn is not None
-    ]
+    waiting = [node for root in roots for node in _nodes_of(root) if node is not None]
     seen: set[Any] = set(waiting)
     while waiting:
         node = waiting.pop()
@@ -84,3 +79,12 @@ def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
+
+
+def _nodes_of(root: Any) -> list[Any]:
+    """Where the graph of a root begins: a tensor, or an edge that stands for one."""
+    if isinstance(root, GradientEdge):
+        return [root.node]
+    if isinstance(root, torch.Tensor):
+        return [level.grad_fn for level in torch_api.functorch_levels(root)]
+    return []

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -44,7 +45,7 @@ class OwnershipLog:
 
         Bytes are noted for LIVE alone: that is the mark at which a storage is met first.
         """
-        if kind is Ownership.GRADIENT:
+        if kind is Ownership.GRADIENT and isinstance(tensor, torch.Tensor):
             # The indices of an embedding's sparse gradient are the input that was looked up.
             tensor = torch_api.values_of(tensor)
         number = self.devices.number
@@ -90,8 +91,11 @@ def storages_of(tensor: object) -> Iterator[tuple[str, int, int]]:
 
 def _plain_tensors(tensor: object) -> Iterator[torch.Tensor]:
     """The tensors with a storage of their own that ``tensor`` is made of."""
+    if not isinstance(tensor, torch.Tensor):
+        # None, where backward gives no gradient, or an edge of a graph in a tensor's place.
+        return
     tensor = torch_api.unwrap_functorch(tensor)
-    if not isinstance(tensor, torch.Tensor) or not torch_api.has_memory(tensor):
+    if not torch_api.has_memory(tensor):
         return
     if parts := torch_api.inner_tensors(tensor):
         for part in parts:
@@ -112,7 +116,7 @@ class OwnershipWatch:
         self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._graphs = GraphReader()
         self._undo: list[Callable[[], None]] = []
-        self._storages: list[weakref.ref[Any]] = []
+        self._storages: dict[tuple[int, int], weakref.ref[Any]] = {}
         self._depth = 0
 
     def install(self) -> None:
@@ -273,14 +277,15 @@ class OwnershipWatch:
         """
         for part in _plain_tensors(tensor):
             for device, ptr, size_bytes in storages_of(part):
-                if device == "cpu":
-                    row = (self._log.devices.number(device), ptr, size_bytes)
-                    storage = part.untyped_storage()
-                    self._storages.append(weakref.ref(storage, partial(self._on_freed, row)))
+                place = (self._log.devices.number(device), ptr)
+                if device == "cpu" and place not in self._storages:
+                    died = partial(self._on_freed, (*place, size_bytes))
+                    self._storages[place] = weakref.ref(part.untyped_storage(), died)
 
     def _on_freed(self, row: tuple[int, int, int], _: Any) -> None:
         mark = self._mark(MarkKind.STORAGE_FREED, "")
         self._log.owners.append((mark, Ownership.LIVE, *row, 0, 0))
+        self._storages.pop(row[:2], None)
 
 
 class _WatchedEngine:
@@ -302,7 +307,11 @@ class _WatchedEngine:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if not any(True for tensor in tensors for _ in places_of(tensor)):
+        if not any(
+            True
+            for tensor in tensors
+            for _ in ([tensor] if isinstance(tensor, GradientEdge) else places_of(tensor))
+        ):
             # A compiler traces: nothing that runs in there has memory.
             return self._engine.run_backward(
                 tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs
