@@ -294,7 +294,7 @@ def test_a_form_that_there_is_not_ends_with_2(torchmem, tmp_path):
 def trace(tmp_path):
     import torch
 
-    from pytest_torchmem.measure import BodyMeasurement
+    from pytest_torchmem.measurement import BodyMeasurement
 
     measurement = BodyMeasurement("cpu")
     measurement.start()

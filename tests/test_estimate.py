@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import estimate, estimate_graph, estimate_pair
 from pytest_torchmem.analysis.results import Category, Phase, Result
-from pytest_torchmem.measure import BodyMeasurement
+from pytest_torchmem.measurement import BodyMeasurement
 from pytest_torchmem.static_graph import EstimateError
 
 

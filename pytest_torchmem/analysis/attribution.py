@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchmem.analysis.annotations import Annotations
 from pytest_torchmem.analysis.compiled_code import CompiledCall, CompiledCode
 from pytest_torchmem.analysis.evidence import Evidence
 from pytest_torchmem.analysis.module_paths import ModulePaths, folded
@@ -34,7 +35,6 @@ _OWN_ANNOTATIONS: Final = (
     "pytest-torchmem ",
 )
 # What a compiler puts between the user's code and the code it generated.
-_COMPILED_FUNCTION: Final = "CompiledFunction"
 _COMPILED_GRAPH: Final = "GraphModule"
 _OWNED: Final = {
     Category.PARAMETER: Ownership.PARAMETER,
@@ -105,7 +105,7 @@ class Attribution:
             or self._source(around)
             or self._source(chain),
             phase=PHASES[int(self.evidence.tree.phase[event])],
-            labels=self._annotations(chain),
+            labels=self._labels(event),
         )
 
     def _chain(self, event: int) -> list[int]:
@@ -228,17 +228,15 @@ class Attribution:
             for number, text in enumerate(trace.strings)
         ]
 
-    def _annotations(self, chain: list[int]) -> tuple[str, ...]:
-        tree = self.evidence.tree
-        names = []
-        for row in chain:
-            if tree.trace.events["kind"][row] != EventKind.TORCH_OP or tree.leaf[row] >= 0:
-                continue
-            name = tree.trace.strings[tree.trace.events["name"][row]]
-            own = name == _COMPILED_FUNCTION or name.startswith(_OWN_ANNOTATIONS)
-            if "::" not in name and not own:
-                names.append(name)
-        return tuple(reversed(names))
+    def _labels(self, event: int) -> tuple[str, ...]:
+        trace = self.evidence.tree.trace
+        rows = self._annotations.around(float(self.evidence.tree.rank[event]))
+        names = (trace.strings[trace.events["name"][row]] for row in rows)
+        return tuple(name for name in names if not name.startswith(_OWN_ANNOTATIONS))
+
+    @cached_property
+    def _annotations(self) -> Annotations:
+        return Annotations(self.evidence.tree)
 
     @cached_property
     def _held_names(self) -> dict[tuple[int, int], str]:

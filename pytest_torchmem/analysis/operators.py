@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pytest_torchmem.analysis.annotations import Annotations
 from pytest_torchmem.analysis.op_tree import OpTree
 from pytest_torchmem.trace import EventKind, MarkKind
 
@@ -134,14 +135,16 @@ def running_at(tree: OpTree, rank: float) -> Running:
     """The annotations and operators around a moment of the recording."""
     events = tree.trace.events
     row = int(np.flatnonzero(tree.rank == int(rank))[0]) if len(events) else -1
-    names: list[str] = []
-    durations: list[int] = []
+    around = set(Annotations(tree).around(rank))
     while row >= 0:
         if events["kind"][row] == EventKind.TORCH_OP:
-            names.append(tree.trace.strings[events["name"][row]])
-            durations.append(int(events["end_ns"][row] - events["start_ns"][row]))
+            around.add(row)
         row = int(events["parent"][row])
-    return Running(tuple(reversed(names)), tuple(reversed(durations)))
+    rows = sorted(around, key=lambda row: int(tree.rank[row]))
+    return Running(
+        tuple(tree.trace.strings[events["name"][row]] for row in rows),
+        tuple(int(events["end_ns"][row] - events["start_ns"][row]) for row in rows),
+    )
 
 
 def _sums(group: NDArray[Any], values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -40,7 +40,7 @@ from pytest_torchmem.report.terminal import failure_text
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.gpu_questions import Estimate
-    from pytest_torchmem.measure import BodyMeasurement, Region
+    from pytest_torchmem.measurement import BodyMeasurement, Region
 
 RUN: Final = pytest.StashKey["Run"]()
 BODY: Final = pytest.StashKey["Body"]()
@@ -397,4 +397,4 @@ def relative_path(path: Path, start: Path) -> str:
 
 def _engine() -> Any:
     # Imported when a test asks for it: this is where torch comes in.
-    return importlib.import_module("pytest_torchmem.measure")
+    return importlib.import_module("pytest_torchmem.measurement")

@@ -93,7 +93,7 @@ def simulated(result: Result, limits: Mapping[str, int], source: GpuQuestions) -
     # A process that measures nothing imports neither numpy nor the engine.
     from pytest_torchmem.analysis.gpu_questions import with_counters
 
-    settings = importlib.import_module("pytest_torchmem.measure").allocator_settings()
+    settings = importlib.import_module("pytest_torchmem.measurement").allocator_settings()
     return with_counters(result, limits, source, settings)
 
 

@@ -17,7 +17,7 @@ from pytest_torchmem.units import parse_fraction, parse_size
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.gpu_questions import Estimate
-    from pytest_torchmem.measure import Region
+    from pytest_torchmem.measurement import Region
 
 
 class Torchmem:

@@ -20,7 +20,7 @@ from pytest_torchmem.report.summary import MeasuredTest
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.gpu_questions import Estimate
-    from pytest_torchmem.measure import BodyMeasurement, Region
+    from pytest_torchmem.measurement import BodyMeasurement, Region
 
 _PREFIX: Final = "torchmem_"
 _WIDTH: Final = 60

@@ -135,7 +135,7 @@ class OwnershipWatch:
 
         def watched_set_state(module: torch.nn.Module, state: Any) -> None:
             set_state(module, state)
-            watch._see(module)
+            watch._see_copy(module)
 
         torch.nn.Module.__setstate__ = watched_set_state
         self._undo.append(lambda: setattr(torch.nn.Module, "__setstate__", set_state))
@@ -167,17 +167,20 @@ class OwnershipWatch:
     def sample(self, mark: int) -> None:
         """Log what the known modules hold now."""
         for module in list(self._modules):
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    self._log.owner(mark, Ownership.PARAMETER, parameter, id(module), name)
-                    if parameter.grad is not None:
-                        self._log.owner(mark, Ownership.GRADIENT, parameter.grad, id(module), name)
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    self._log.owner(mark, Ownership.BUFFER, buffer, id(module), name)
-            for name, child in module._modules.items():
-                if child is not None:
-                    self._log.edge(mark, child, module, name)
+            self._log_held(mark, module)
+
+    def _log_held(self, mark: int, module: torch.nn.Module) -> None:
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                self._log.owner(mark, Ownership.PARAMETER, parameter, id(module), name)
+                if parameter.grad is not None:
+                    self._log.owner(mark, Ownership.GRADIENT, parameter.grad, id(module), name)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                self._log.owner(mark, Ownership.BUFFER, buffer, id(module), name)
+        for name, child in module._modules.items():
+            if child is not None:
+                self._log.edge(mark, child, module, name)
 
     def sample_graphs(self, mark: int) -> None:
         """Log what the graphs of all live tensors keep for a backward pass that may follow."""
@@ -233,6 +236,11 @@ class OwnershipWatch:
             self._modules.add(module)
             mark = self._mark(MarkKind.MODULE_SEEN, "")
             self._log.edge(mark, module, None, "")
+
+    def _see_copy(self, module: torch.nn.Module) -> None:
+        """Log a module that got everything that it holds at once."""
+        self._see(module)
+        self._log_held(self._mark(MarkKind.MODULE_SEEN, ""), module)
 
     def _on_parameter(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
         self._on_registered(module, name, parameter, Ownership.PARAMETER)

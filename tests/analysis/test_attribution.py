@@ -139,13 +139,13 @@ def test_the_operator_is_the_one_with_a_reason_to_allocate(x):
     }
 
 
-def test_a_foreach_optimizer_is_named():
+def test_what_an_optimizer_makes_is_of_its_phase():
     layer = nn.Linear(64, 64)
     optimizer = torch.optim.Adam(layer.parameters(), foreach=True)
     layer(torch.ones(1, 64)).sum().backward()
     found = made(optimizer.step)
     assert all(c.phase is Phase.OPTIMIZER for c in found)
-    assert "aten::_foreach_sqrt" in {c.operator for c in found}
+    assert "aten::sqrt" in {c.operator for c in found}
 
 
 # --- modules ----------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_a_backward_pass_belongs_to_the_module_of_its_forward(batch):
     found = made(lambda: net(batch).sum().backward())
     assert set(modules(found, "aten::threshold_backward")) == {"Net.layers.*"}
     gradients = {c.module for c in found if c.category.value == "gradient"}
-    assert gradients == {"Net.layers.*.up.weight", "Net.layers.*.up.bias"}
+    assert gradients == {"Net.layers.*.up"}
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -271,4 +271,4 @@ def test_inserting_lines_changes_no_identity(tmp_path: Path):
         found = made(lambda body=names["body"], ones=ones: body(ones))
         identities.append({c.identity for c in found})
     assert identities[0] == identities[1]
-    assert len(identities[0]) == 2
+    assert {identity[1] for identity in identities[0]} >= {"aten::exp", "aten::add"}

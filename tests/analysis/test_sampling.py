@@ -12,7 +12,7 @@ from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Category
 from pytest_torchmem.analysis.sampling import sketch, sketch_timeline
 from pytest_torchmem.analysis.timeline import Timeline
-from pytest_torchmem.measure import BodyMeasurement
+from pytest_torchmem.measurement import BodyMeasurement
 
 COLUMNS = len(Category)
 

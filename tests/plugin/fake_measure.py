@@ -1,4 +1,4 @@
-"""A stand-in for pytest_torchmem.measure: bodies say what they use, so no torch is needed.
+"""A stand-in for pytest_torchmem.measurement: bodies say what they use, so no torch is needed.
 
 It has the same names as the real module. A project under test puts it in place with `install()`
 and its bodies call `use(...)`.
@@ -28,7 +28,7 @@ state = {"used": [], "busy": False, "backward": True, "recording": False, "start
 
 
 def install():
-    sys.modules["pytest_torchmem.measure"] = sys.modules[__name__]
+    sys.modules["pytest_torchmem.measurement"] = sys.modules[__name__]
 
 
 def use(size, category="activation", retained=False, operator="aten::mm", module="net", line=12):

@@ -286,7 +286,7 @@ def test_a_run_without_the_plugin_is_a_run_without_it(project):
 UNUSED = """
 def test_a():
     import sys
-    loaded = {"torch", "numpy", "tabulate", "pytest_torchmem.measure"} & set(sys.modules)
+    loaded = {"torch", "numpy", "tabulate", "pytest_torchmem.measurement"} & set(sys.modules)
     assert not loaded - EXPECTED
 """
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from pytest_torchmem import measure
+from pytest_torchmem import measurement
 
 BODIES = """
 import asyncio
@@ -107,7 +107,7 @@ def test_the_stand_in_is_called_as_the_real_engine_is(name):
     spec = importlib.util.spec_from_file_location("stand_in", path)
     stand_in = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(stand_in)
-    real, fake = getattr(measure, name), getattr(stand_in, name)
+    real, fake = getattr(measurement, name), getattr(stand_in, name)
     if not inspect.isclass(fake):
         assert list(inspect.signature(fake).parameters) == list(inspect.signature(real).parameters)
         return

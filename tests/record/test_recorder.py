@@ -11,7 +11,7 @@ import torch
 
 from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.errors import RecordingError, TraceError
-from pytest_torchmem.measure import BodyMeasurement
+from pytest_torchmem.measurement import BodyMeasurement
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.trace import MarkKind, Trace, load_trace
