@@ -7,7 +7,7 @@ import enum
 import importlib
 import os
 import shlex
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +27,7 @@ from pytest_torchmem.analysis.verdict import (
     rank,
     words,
 )
-from pytest_torchmem.errors import DeviceError, MarkerError, TorchmemError
+from pytest_torchmem.errors import TorchmemError
 from pytest_torchmem.plugin.baselines import BaselineStore, Reference, entry_key, portable
 from pytest_torchmem.plugin.comparing import find_reference, missing_baseline
 from pytest_torchmem.plugin.estimates import Estimates, simulated
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.measurement import BodyMeasurement, Region
 
 RUN: Final = pytest.StashKey["Run"]()
-BODY: Final = pytest.StashKey["Body"]()
-IN_CALL: Final = pytest.StashKey[bool]()
-BAD_ARGUMENT: Final = pytest.StashKey[bool]()
 
 
 class Run:
@@ -305,86 +302,6 @@ class WarmupOver(BaseException):
 
     Not an `Exception`, so that no handler in the body takes it for one of its own.
     """
-
-
-def argument_problem(item: pytest.Item) -> str:
-    """Return what is wrong with the arguments of a test's markers; ``""`` when nothing is."""
-    try:
-        read_markers(item, item.config.stash[RUN].settings.allowance)
-    except MarkerError as error:
-        return f"{plain_nodeid(item)}: {error}"
-    return ""
-
-
-def prepare(item: pytest.Item) -> None:
-    """Check the markers and the device of a test that asks to be measured, before its fixtures."""
-    forget(item)
-    set_properties(item, None)
-    run = item.config.stash[RUN]
-    if problem := argument_problem(item):
-        item.stash[BAD_ARGUMENT] = True
-        raise pytest.fail.Exception(problem, pytrace=False)
-    asked = read_markers(item, run.settings.allowance)
-    try:
-        if asked.anything or "torchmem" in getattr(item, "fixturenames", ()):
-            item.stash[BODY] = Body(item, run)
-    except DeviceError as error:
-        refuse(item, run, error)
-
-
-def forget(item: pytest.Item) -> None:
-    """Drop what a run of a test left in its item, which lives on and may be run again."""
-    if BODY in item.stash:
-        del item.stash[BODY]
-    if PAYLOAD in item.stash:
-        del item.stash[PAYLOAD]
-
-
-def refuse(item: pytest.Item, run: Run, error: DeviceError) -> None:
-    """Skip a test whose device is missing, or fail it where the run is strict."""
-    record = MeasuredTest(plain_nodeid(item), str(item.path), {}, not_measured=str(error))
-    item.stash[PAYLOAD] = record.to_json()
-    if run.settings.strict:
-        raise pytest.fail.Exception(f"not measured: {error}", pytrace=False) from None
-    raise pytest.skip.Exception(f"not measured: {error}") from None
-
-
-def measured_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Measure a test body around the inner ``pytest_runtest_call``."""
-    item.stash[IN_CALL] = True
-    try:
-        if body := item.stash.get(BODY, None):
-            body.warm_up()
-            body.measure_before()
-            body.start()
-        try:
-            outcome = yield
-        except BaseException:
-            # A doctest gets its fixtures in the body, so look again.
-            if body := item.stash.get(BODY, None):
-                body.abandon()
-            raise
-    finally:
-        item.stash[IN_CALL] = False
-    if body := item.stash.get(BODY, None):
-        body.finish()
-    return outcome
-
-
-def body_of(item: pytest.Item) -> Body:
-    """Return the measured body of a test; when the body itself asks first, it starts here."""
-    body = item.stash.get(BODY, None)
-    if body is None:
-        run = item.config.stash[RUN]
-        try:
-            body = Body(item, run)
-        except DeviceError as error:
-            refuse(item, run, error)
-            raise
-        item.stash[BODY] = body
-        if item.stash.get(IN_CALL, False):
-            body.start()
-    return body
 
 
 def relative_path(path: Path, start: Path) -> str:

@@ -6,10 +6,9 @@ from collections.abc import Generator
 
 import pytest
 
-from pytest_torchmem.plugin.body import (
+from pytest_torchmem.plugin.body import RUN, Run
+from pytest_torchmem.plugin.call import (
     BAD_ARGUMENT,
-    RUN,
-    Run,
     argument_problem,
     body_of,
     forget,
