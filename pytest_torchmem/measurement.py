@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import Estimate, GpuQuestions
@@ -95,6 +97,7 @@ class BodyMeasurement(GpuQuestions):
         recorder = Recorder(self._device)
         recorder.start()
         self._recorder = recorder
+        _Running.now = _Running(self)
 
     @contextmanager
     def region(self, name: str) -> Iterator[Region]:
@@ -115,7 +118,9 @@ class BodyMeasurement(GpuQuestions):
 
     def stop(self) -> Result:
         """End the recording, restore everything and return the body's numbers."""
-        trace = self._recording().stop()
+        recorder = self._recording()
+        _Running.now = None
+        trace = recorder.stop()
         self._recorder = None
         self._profile = analyze(trace)
         return self._profile.result()
@@ -123,6 +128,7 @@ class BodyMeasurement(GpuQuestions):
     def cancel(self) -> None:
         """End the recording and restore everything; nothing is analysed."""
         recorder, self._recorder = self._recording(), None
+        _Running.now = None
         recorder.cancel()
 
     def profile_so_far(self) -> MemoryProfile:
@@ -140,8 +146,14 @@ class BodyMeasurement(GpuQuestions):
         """Return what `pytest_torchmem.estimate` does, without a trace of it in the recording."""
         from pytest_torchmem.estimates import estimate
 
-        with self._recorder.paused() if self._recorder else nullcontext():
+        with self.paused():
             return estimate(program, *args, **options)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what happens in the block out of the recording, if one is under way."""
+        with self._recorder.paused() if self._recorder else nullcontext():
+            yield
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what was recorded until now to a file that `load_trace` reads."""
@@ -157,6 +169,38 @@ class BodyMeasurement(GpuQuestions):
         if self._recorder is None:
             raise RecordingError("nothing is being measured now")
         return self._recorder
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """The measurement that is under way: there can be one in a process."""
+
+    measurement: BodyMeasurement
+    thread: int = field(default_factory=threading.get_ident)
+    process: int = field(default_factory=os.getpid)
+    now: ClassVar[_Running | None] = None
+
+
+def running() -> BodyMeasurement | None:
+    """Return the measurement that the calling thread is in the middle of; None where there is none.
+
+    Raises `RecordingError` while another thread is measured, and in a child that was forked
+    while its parent was: neither can be recorded.
+    """
+    now = _Running.now
+    if now is None:
+        return None
+    if now.process != os.getpid():
+        raise RecordingError(
+            "this process was forked while its parent was measured, and holds half of that "
+            "recording; start it with multiprocessing's method 'spawn', or fork before measuring"
+        )
+    if now.thread != threading.get_ident():
+        raise RecordingError(
+            "another thread is being measured, and there can be one measurement in a process; "
+            "measure there, or one after the other"
+        )
+    return now.measurement
 
 
 def allocator_settings() -> str:
