@@ -148,6 +148,7 @@ def _order(contributor: Contributor) -> tuple[int, tuple[str, ...], int]:
 # Looking names up here is several times faster than asking the enum, and a project has a hundred
 # thousand contributors.
 _CATEGORIES: Final = {category.value: category for category in Category}
+_NOTHING: Final = CategoryBytes()
 _PHASES: Final = {phase.value: phase for phase in Phase}
 
 
@@ -157,9 +158,10 @@ def _amounts(amounts: CategoryBytes) -> dict[str, int]:
 
 def _category_bytes(data: Mapping[str, Any]) -> CategoryBytes:
     for name, amount in data.items():
-        _member(_CATEGORIES, name)
-        _integer(amount)
-    return CategoryBytes(**data)
+        if name not in _CATEGORIES or type(amount) is not int or amount < 0:
+            _member(_CATEGORIES, name)
+            _integer(amount)
+    return CategoryBytes(**data) if data else _NOTHING
 
 
 def _member(members: Mapping[str, Member], name: object) -> Member:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 
@@ -33,6 +34,9 @@ class Category(enum.Enum):
 
 
 _COLUMNS = {category: column for column, category in enumerate(Category)}
+# Iterating over an enum, or asking a member for its value, costs more than the sums made of them.
+_CATEGORIES = tuple(Category)
+_AMOUNTS = attrgetter(*(category.value for category in Category))
 
 
 class Phase(enum.Enum):
@@ -71,14 +75,15 @@ class CategoryBytes:
         return amount
 
     def __iter__(self) -> Iterator[Category]:
-        return iter(Category)
+        return iter(_CATEGORIES)
 
     def items(self) -> Iterator[tuple[Category, int]]:
-        return ((category, self[category]) for category in Category)
+        return zip(_CATEGORIES, _AMOUNTS(self), strict=True)
 
     @property
     def total(self) -> int:
-        return sum(amount for _, amount in self.items())
+        amounts: tuple[int, ...] = _AMOUNTS(self)
+        return sum(amounts)
 
 
 @dataclass(frozen=True, slots=True)

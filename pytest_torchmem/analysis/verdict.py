@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -105,13 +106,17 @@ def judge_baseline(
     changes: set[Change] = set()
     findings: list[Finding] = []
     of_other = f" for {environment}" if environment else ""
+    # The total is asked for what its categories were asked for before.
+    category_growths = functools.cache(functools.partial(_category_growths, result, entry))
     for key, measured_bytes, baseline_bytes in _compared(result, entry):
+        if measured_bytes == baseline_bytes:
+            continue
         change = allowance.compare(measured_bytes, baseline_bytes)
         changes.add(change)
         if change is Change.GROWN:
             allowed = allowance.text_for(baseline_bytes)
             reference = f"the baseline{of_other} of {{}} ({allowed})"
-            growths = _growths(result, entry, key)
+            growths = _growths(result, entry, key, category_growths)
             sentence = _exceeds(result, key, measured_bytes, baseline_bytes, reference)
             cause = _grown_cause(growths, key) or _largest_cause(result, key)
             excess_bytes = measured_bytes - baseline_bytes
@@ -211,8 +216,9 @@ def _rank(finding: Finding) -> tuple[bool, bool, int, int, int]:
 
 def _compared(result: Result, entry: BaselineEntry) -> Iterable[tuple[str, int, int]]:
     yield "total", result.peak.total, entry.total
-    for category in Category:
-        yield category.value, result.peak.by_category[category], entry.peaks[category]
+    pairs = zip(result.peak.by_category.items(), entry.peaks.items(), strict=True)
+    for (category, measured_bytes), (_, stored_bytes) in pairs:
+        yield category._value_, measured_bytes, stored_bytes
     yield "retained", result.retained.total, entry.retained.total
 
 
@@ -305,24 +311,36 @@ def contributors(result: Result, key: str) -> tuple[Contributor, ...]:
         return result.retained.live
     if key in ("total", *COUNTERS):
         return result.peak.live
-    return tuple(c for c in _at_own_peaks(result) if c.category.value == key)
+    return tuple(c for c in _at_own_peaks(result) if c.category._value_ == key)
 
 
 def _at_own_peaks(result: Result) -> tuple[Contributor, ...]:
     return result.peak.live_by_category or result.peak.live
 
 
-def _growths(result: Result, entry: BaselineEntry, key: str) -> tuple[Growth, ...]:
+def _growths(
+    result: Result,
+    entry: BaselineEntry,
+    key: str,
+    category_growths: Callable[[Category], tuple[Growth, ...]],
+) -> tuple[Growth, ...]:
     if key == "retained":
         omitted_bytes = entry.retained.total - _held(entry.retained_live)
         return attribute_growth(result.retained.live, entry.retained_live, max(0, omitted_bytes))
     growths: list[Growth] = []
     for category in Category if key == "total" else (Category(key),):
-        stored = tuple(c for c in entry.live if c.category is category)
-        omitted_bytes = max(0, entry.peaks[category] - _held(stored))
-        measured = contributors(result, category.value)
-        growths += attribute_growth(measured, stored, omitted_bytes)
+        growths += category_growths(category)
     return tuple(sorted(growths, key=lambda growth: -growth.size_bytes))
+
+
+def _category_growths(
+    result: Result, entry: BaselineEntry, category: Category
+) -> tuple[Growth, ...]:
+    if not result.peak.by_category[category]:
+        return ()
+    stored = tuple(c for c in entry.live if c.category is category)
+    omitted_bytes = max(0, entry.peaks[category] - _held(stored))
+    return attribute_growth(contributors(result, category.value), stored, omitted_bytes)
 
 
 def _held(live: Iterable[Contributor]) -> int:

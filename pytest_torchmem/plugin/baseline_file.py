@@ -9,15 +9,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn
 
 from pytest_torchmem.analysis.baseline import BaselineEntry, contributor_from_json
 from pytest_torchmem.analysis.environments import Environment, complete
 from pytest_torchmem.analysis.results import Contributor
 from pytest_torchmem.errors import BaselineError
+from pytest_torchmem.plugin.baseline_rows import (
+    MANY,
+    Row,
+    check_row,
+    encode,
+    entry_lines,
+    lines_of_part,
+    row_lines,
+    rows_of,
+    single_lines,
+)
 from pytest_torchmem.plugin.file_lock import locked, replace_file
 from pytest_torchmem.units import format_apart
 
@@ -30,17 +41,10 @@ FORMATS: Final = {
 }
 """Every format number ever written, and what it brought."""
 
-Row: TypeAlias = list[Any]
-"""``[key, part, value]``: one number, one composition or one contributor of one entry."""
-
-_SINGLE: Final = ("total", "at_peak", "peaks", "retained")
-_MANY: Final = ("live", "retained_live")
-_ORDER: Final = {part: place for place, part in enumerate((*_SINGLE, *_MANY))}
 _END: Final = ["end"]
-_encode: Final = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
 _FIRST: Final = f'{{"format": {FORMAT},'
 _OPEN: Final = '"entries": ['
-_LAST: Final = _encode(_END)
+_LAST: Final = encode(_END)
 
 
 class ChangedTwiceError(BaselineError):
@@ -60,17 +64,12 @@ class StoredEntries:
     def entry(self, key: str, path: Path) -> BaselineEntry:
         """Return one entry. Raises `BaselineError` when it is damaged or there twice."""
         numbers: dict[str, Any] = {}
-        lines: dict[str, list[str]] = {part: [] for part in _MANY}
-        start = f"[{_encode(key)}, "
-        single: list[str] = []
-        for line in self.lines[key]:
-            many = next((part for part in _MANY if line.startswith(f'{start}"{part}", ')), "")
-            (lines[many] if many else single).append(line)
+        start, lines = f"[{encode(key)}, ", self.lines[key]
         try:
-            for row in _rows(single):
+            for row in _rows(single_lines(start, lines)):
                 if numbers.setdefault(row[1], row[2]) != row[2]:
                     raise _changed_twice(path, key, row[1], numbers[row[1]], row[2])
-            live, retained_live = (_StoredLater(lines[part], key, path) for part in _MANY)
+            live, retained_live = (_StoredLater(start, part, lines, key, path) for part in MANY)
             entry = BaselineEntry.from_numbers(numbers, live, retained_live)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise _damaged(path, key, str(error)) from None
@@ -84,24 +83,28 @@ class StoredEntries:
 class _StoredLater(Sequence[Contributor]):
     """Contributors that are read when somebody asks for them, which few comparisons do."""
 
-    __slots__ = ("_key", "_lines", "_path", "_values")
+    __slots__ = ("_key", "_lines", "_part", "_path", "_start", "_values")
 
-    def __init__(self, lines: list[str], key: str, path: Path) -> None:
-        self._lines, self._key, self._path = lines, key, path
+    def __init__(self, start: str, part: str, lines: list[str], key: str, path: Path) -> None:
+        self._start, self._part, self._lines = start, part, lines
+        self._key, self._path = key, path
         self._values: tuple[Contributor, ...] | None = None
 
     def _read(self) -> tuple[Contributor, ...]:
         """Return all of them. Raises `BaselineError`."""
         if self._values is None:
             try:
-                rows = _rows(self._lines)
+                rows = _rows(lines_of_part(self._start, self._part, self._lines))
                 self._values = tuple(contributor_from_json(row[2]) for row in rows)
             except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
                 raise _damaged(self._path, self._key, str(error)) from None
         return self._values
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._read())
+
+    def __iter__(self) -> Iterator[Contributor]:
+        return iter(self._read())
 
     def __getitem__(self, index: Any) -> Any:
         return self._read()[index]
@@ -117,7 +120,7 @@ def _rows(lines: list[str]) -> list[Row]:
     """Return the rows in some lines. Raises `ValueError` when one is none."""
     rows: list[Row] = _decode(f"[{''.join(lines)[:-1]}]")
     for row in rows:
-        _check_row(row)
+        check_row(row)
     return rows
 
 
@@ -128,16 +131,15 @@ def parse_entries(data: object) -> StoredEntries:
     """
     entries = data.get("entries") if isinstance(data, dict) else None
     if isinstance(entries, dict):
-        rows = {key: list(_rows_of(key, entry)) for key, entry in entries.items()}
-        return StoredEntries({key: _lines_of(key, rows[key]) for key in rows})
+        return StoredEntries({k: row_lines(k, rows_of(k, entry)) for k, entry in entries.items()})
     if not isinstance(entries, list) or not entries or entries[-1] != _END:
         raise ValueError("it is not a baseline file, or its last lines are missing")
-    rows = {}
+    rows: dict[str, list[Row]] = {}
     for row in entries[:-1]:
         if row != _END:  # a merge may bring the other side's
-            _check_row(row)
+            check_row(row)
             rows.setdefault(row[0], []).append(row)
-    return StoredEntries({key: _lines_of(key, rows[key]) for key in rows})
+    return StoredEntries({key: row_lines(key, rows[key]) for key in rows})
 
 
 def _split(text: str) -> tuple[dict[str, Any], StoredEntries] | None:
@@ -148,41 +150,22 @@ def _split(text: str) -> tuple[dict[str, Any], StoredEntries] | None:
     lines = text.split("\n")
     if [lines[0], *lines[2:3], *lines[-3:]] != [_FIRST, _OPEN, _LAST, "]}", ""]:
         return None
+    body = lines[3:-3]
+    if text.count("],\n") != len(body):  # each of them ends like this, and no other line does
+        return None
     entries: dict[str, list[str]] = {}
-    start, rows = "", []
-    for line in lines[3:-3]:
-        if not start or not line.startswith(start):
+    start, rows = "\n", []
+    for line in body:
+        if not line.startswith(start):
             quoted = line[1 : line.find('", "') + 1]
-            if not line.startswith('["') or not quoted:
+            key = json.loads(quoted) if line.startswith('["') and quoted else ""
+            if not key or encode(key) != quoted:
                 return None
             start = f"[{quoted}, "
-            rows = entries.setdefault(json.loads(quoted), [])
-        if not line.endswith("],"):
-            return None
+            rows = entries.setdefault(key, [])
         rows.append(line)
     head = _decode(f"{lines[0]}{lines[1].removesuffix(',')}}}")
     return {**head, "entries": []}, StoredEntries(entries)
-
-
-def _check_row(row: object) -> None:
-    if (
-        not isinstance(row, list)
-        or len(row) != 3
-        or not isinstance(row[0], str)
-        or row[1] not in _ORDER
-    ):
-        raise ValueError(f"{row!r} is not a row of a baseline")
-
-
-def _rows_of(key: str, entry: object) -> Iterable[Row]:
-    if not isinstance(entry, dict):
-        raise ValueError(f"the entry {key!r} is damaged")
-    for part in _SINGLE:
-        if part in entry:
-            yield [key, part, entry[part]]
-    for part in _MANY:
-        for value in entry.get(part, []):
-            yield [key, part, value]
 
 
 def read_file(path: Path, environment: Environment) -> StoredEntries:
@@ -277,10 +260,10 @@ def changed_text(path: Path, environment: Environment, changes: FileChanges) -> 
     lines = dict(_read(path, text, environment).lines)
     for old, new in changes.renamed.items():
         if old in lines:
-            start = len(_encode(old)) + 1
-            lines[new] = [f"[{_encode(new)}{line[start:]}" for line in lines.pop(old)]
+            start = len(encode(old)) + 1
+            lines[new] = [f"[{encode(new)}{line[start:]}" for line in lines.pop(old)]
     for key, entry in changes.written.items():
-        lines[key] = _lines_of(key, list(_rows_of(key, entry.to_json())))
+        lines[key] = entry_lines(key, entry)
     for key in changes.removed:
         lines.pop(key, None)
     return text, render(environment, lines)
@@ -312,24 +295,10 @@ def render(environment: Environment, entries: Mapping[str, list[str]]) -> str:
     """Return the text of a file: the entries sorted by key, a row per line."""
     if not entries:
         return ""
-    lines = [_FIRST, f'"environment": {_encode(complete(environment))},', _OPEN]
+    lines = [_FIRST, f'"environment": {encode(complete(environment))},', _OPEN]
     for key in sorted(entries):
         lines += entries[key]
     return "\n".join([*lines, _LAST, "]}", ""])
-
-
-def _lines_of(key: str, rows: list[Row]) -> list[str]:
-    """Return the lines of one entry, each with a comma at its end."""
-    # The sort is stable: contributors stay in the order of their size.
-    ordered = sorted(rows, key=lambda row: _ORDER[row[1]])
-    if not key[:1].isalnum():
-        return [_encode(row) + "," for row in ordered]
-    # One call for all rows is three times as fast as one for each. The text between two rows is
-    # found nowhere else: in a string, the quote before the key would have a backslash, and after
-    # the end of a string there is no letter.
-    start = f"[{_encode(key)}, "
-    rest = _encode(ordered)[1 + len(start) : -2].split(f"], {start}")
-    return [f"{start}{line}]," for line in rest]
 
 
 def _check(path: Path, data: object, environment: Environment) -> None:

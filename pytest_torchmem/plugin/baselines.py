@@ -54,10 +54,14 @@ class BaselineStore:
         self._files: dict[Path, StoredEntries | BaselineError] = {}
         self._others: dict[Path, tuple[Environment, StoredEntries] | None] = {}
         self._names: dict[Path, tuple[str, ...]] = {}
+        self._paths: dict[tuple[Path, tuple[tuple[str, str], ...]], Path] = {}
 
     def path(self, module: Path, environment: Environment) -> Path:
         """Return the file for one test module in one environment."""
-        return self._path(module, environment_name(environment))
+        asked = module, tuple(environment.items())
+        if asked not in self._paths:
+            self._paths[asked] = self._path(module, environment_name(environment))
+        return self._paths[asked]
 
     def root(self, module: Path) -> Path:
         """Return the folder that holds a folder for each environment."""
