@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Final
@@ -156,22 +156,23 @@ def entry_key(nodeid: str, region: str = "") -> str:
 
 def portable(result: Result, rootdir: Path) -> Result:
     """Return ``result`` with source files named the same on every machine."""
-
-    def moved(live: tuple[Contributor, ...]) -> tuple[Contributor, ...]:
-        return tuple(
-            replace(c, source=replace(c.source, file=portable_path(c.source.file, rootdir)))
-            if c.source
-            else c
-            for c in live
-        )
-
     peak = replace(
         result.peak,
-        live=moved(result.peak.live),
-        live_by_category=moved(result.peak.live_by_category),
+        live=portable_live(result.peak.live, rootdir),
+        live_by_category=portable_live(result.peak.live_by_category, rootdir),
     )
-    retained = replace(result.retained, live=moved(result.retained.live))
+    retained = replace(result.retained, live=portable_live(result.retained.live, rootdir))
     return replace(result, peak=peak, retained=retained)
+
+
+def portable_live(live: Iterable[Contributor], rootdir: Path) -> tuple[Contributor, ...]:
+    """Return contributors with source files named the same on every machine."""
+    return tuple(
+        replace(c, source=replace(c.source, file=portable_path(c.source.file, rootdir)))
+        if c.source
+        else c
+        for c in live
+    )
 
 
 def portable_path(file: str, rootdir: Path) -> str:

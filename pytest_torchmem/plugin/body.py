@@ -7,7 +7,7 @@ import enum
 import importlib
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,14 +28,29 @@ from pytest_torchmem.analysis.verdict import (
     words,
 )
 from pytest_torchmem.errors import TorchmemError
-from pytest_torchmem.plugin.baselines import BaselineStore, Reference, entry_key, portable
+from pytest_torchmem.plugin.baselines import (
+    BaselineStore,
+    Reference,
+    entry_key,
+    portable,
+    portable_live,
+)
 from pytest_torchmem.plugin.comparing import find_reference, missing_baseline
 from pytest_torchmem.plugin.estimates import Estimates, simulated
 from pytest_torchmem.plugin.marker import can_rerun, read_markers
 from pytest_torchmem.plugin.options import Settings, Timelines
 from pytest_torchmem.plugin.pictures import drawn, packed_trace, picture_of, set_properties
+from pytest_torchmem.plugin.unfinished import (
+    is_failure,
+    is_out_of_memory,
+    live_then,
+    out_of_memory_section,
+    out_of_memory_sentences,
+    raised,
+    until_then,
+)
 from pytest_torchmem.plugin.workers import PAYLOAD, TRACE, plain_nodeid
-from pytest_torchmem.report.summary import MeasuredTest, Window
+from pytest_torchmem.report.summary import MeasuredTest, Window, unjudged
 from pytest_torchmem.report.terminal import failure_text
 
 if TYPE_CHECKING:
@@ -43,6 +58,10 @@ if TYPE_CHECKING:
     from pytest_torchmem.measurement import BodyMeasurement, Region
 
 RUN: Final = pytest.StashKey["Run"]()
+
+
+PICTURED_REGIONS: Final = 20
+"""How many of a test's regions have a timeline in a report without being checked."""
 
 
 class Run:
@@ -117,8 +136,8 @@ class Body:
             if self.state is State.MEASURING:
                 try:
                     self.item.runtest()
-                except BaseException:
-                    self.abandon()
+                except BaseException as error:
+                    self.abandon(error)
                     raise
                 windows, self.not_measured = self._stop(), ""
                 self.earlier.append({result.name: result for _, result in windows})
@@ -136,14 +155,39 @@ class Body:
         else:
             self.state = State.MEASURING
 
-    def abandon(self) -> None:
-        """End the measurement of a body that failed or skipped: its own exception counts."""
+    def abandon(self, error: BaseException) -> None:
+        """End the measurement of a body that ended with ``error``, which is what counts."""
         measuring, self.state = self.state is State.MEASURING, State.AFTER
-        if measuring:
-            try:
-                self.measurement.cancel()
-            except Exception as error:
-                self.not_measured = str(error)
+        if not measuring:
+            return
+        try:
+            if is_failure(error) and (self.run.settings.reports or is_out_of_memory(error)):
+                self._keep_unfinished(until_then(self.measurement.stop()), error)
+                return
+        except Exception as problem:  # the device may be beyond use; the test's own error counts
+            self.not_measured = str(problem)
+        with contextlib.suppress(Exception):
+            self.measurement.cancel()
+
+    def _keep_unfinished(self, raw: Result, error: BaseException) -> None:
+        """Record what was measured until the body's own exception, for reports."""
+        settings, rootdir = self.run.settings, self.run.rootdir
+        result, picture = portable(raw, rootdir), None
+        sentences: tuple[str, ...] = ()
+        memory_ran_out = is_out_of_memory(error)
+        if memory_ran_out or settings.timelines is not Timelines.NONE:
+            picture = picture_of(self.measurement, True, settings, rootdir)
+        if memory_ran_out:
+            live = portable_live(live_then(self.measurement), rootdir)
+            sentences = out_of_memory_sentences(result, live)
+            timeline = drawn(picture, self.item.config)
+            section = out_of_memory_section(sentences, live, timeline)
+            self.item.add_report_section("call", "torchmem", section)
+        kept = picture if settings.timelines is not Timelines.NONE else None
+        body = unjudged(result, kept, sentences)
+        windows = (body, *self._regions(failed=True))
+        self._send(self._record(unjudged=windows, raised=raised(error)))
+        self._pack_trace()
 
     def finish(self) -> None:
         """End the measurement and judge it. Raises pytest's failure when something is wrong."""
@@ -201,10 +245,12 @@ class Body:
             picture = picture_of(source, failed, self.run.settings, self.run.rootdir)
             drawings[region] = drawn(picture, self.item.config) if verdict.failed else ()
             windows.append(self._window(key, verdict, limits, picture))
-        self._send(self._record(tuple(windows), problem=problem))
+        failed = bool(problem) or any(verdict.failed for verdict in verdicts)
+        regions = self._regions(failed, [region for region, _ in self.checked]) if windows else ()
+        self._send(self._record(tuple(windows), tuple(regions), problem=problem))
         bad = [verdict for verdict in verdicts if verdict.failed]
-        if bad and self.run.settings.keeps_traces:
-            self.item.stash[PAYLOAD][TRACE] = packed_trace(self.measurement)
+        if bad:
+            self._pack_trace()
         return failure_text(bad, problem, self._command(), drawings) if bad or problem else ""
 
     def _has_no_say(self, result: Result) -> bool:
@@ -233,6 +279,11 @@ class Body:
             nearest=verdict.nearest,
             notice=verdict.notice,
         )
+
+    def _pack_trace(self) -> None:
+        """Let the recording travel with what was just sent, where the report keeps it."""
+        if self.run.settings.keeps_traces:
+            self.item.stash[PAYLOAD][TRACE] = packed_trace(self.measurement)
 
     def _send(self, record: MeasuredTest) -> None:
         self.item.stash[PAYLOAD] = record.to_json()
@@ -269,21 +320,21 @@ class Body:
         return judge_spread([*earlier, result], allowance) if earlier else ()
 
     def _record(
-        self, windows: tuple[Window, ...] = (), not_measured: str = "", problem: str = ""
+        self, windows: tuple[Window, ...] = (), unjudged: tuple[Window, ...] = (), **texts: str
     ) -> MeasuredTest:
-        environment = self.run.environment(self.measurement.device) if windows else {}
+        measured = windows or unjudged
+        environment = self.run.environment(self.measurement.device) if measured else {}
         file = str(self.item.path)
-        regions = self._unchecked() if windows and self.run.settings.reports else ()
-        return MeasuredTest(self.nodeid, file, environment, windows, not_measured, problem, regions)
+        return MeasuredTest(self.nodeid, file, environment, windows, unjudged=unjudged, **texts)
 
-    def _unchecked(self) -> tuple[Result, ...]:
-        """Return the regions that the body measured and held against no baseline."""
-        checked = [region for region, _ in self.checked]
-        return tuple(
-            portable(region.result, self.run.rootdir)
-            for region in self.measurement.regions
-            if region not in checked
-        )
+    def _regions(self, failed: bool, without: Sequence[Region] = ()) -> Iterator[Window]:
+        """Yield the regions of the body but some, where a report asks for them."""
+        settings, rootdir = self.run.settings, self.run.rootdir
+        regions = [region for region in self.measurement.regions if region not in without]
+        for place, region in enumerate(regions if settings.reports else ()):
+            drawn_too = place < PICTURED_REGIONS
+            picture = picture_of(region, failed, settings, rootdir) if drawn_too else None
+            yield unjudged(portable(region.result, rootdir), picture)
 
     @property
     def nodeid(self) -> str:

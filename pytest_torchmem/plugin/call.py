@@ -71,10 +71,10 @@ def measured_call(item: pytest.Item) -> Generator[None, object, object]:
             body.start()
         try:
             outcome = yield
-        except BaseException:
+        except BaseException as error:
             # A doctest gets its fixtures in the body, so look again.
             if body := item.stash.get(_BODY, None):
-                body.abandon()
+                body.abandon(error)
             raise
     finally:
         item.stash[_IN_CALL] = False

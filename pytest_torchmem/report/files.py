@@ -20,13 +20,12 @@ FOLDER: Final = ""
 
 
 def _svg(run: RunReport) -> str:
-    drawable = [t for t in run.tests if t.measured.windows and t.measured.windows[0].picture]
+    drawable = [(t, t.body) for t in run.tests if t.body and t.body.picture]
     if len(drawable) != 1:
         raise ReportError(
             f"a picture shows one timeline, and {len(drawable)} tests have one; name one test"
         )
-    test = drawable[0]
-    body = test.measured.windows[0]
+    test, body = drawable[0]
     assert body.picture is not None
     return timeline_svg(body.picture, test.measured.test, body.baseline_bytes)
 
@@ -70,7 +69,7 @@ def folder_files(run: RunReport) -> Iterator[tuple[str, str]]:
     yield "summary.md", run_markdown(run)
     yield "index.html", run_page(run)
     for test in run.tests:
-        if any(window.picture for window in test.measured.windows):
+        if any(w.picture for w in (*test.measured.windows, *test.measured.unjudged)):
             alone = replace(run, tests=(test,), changes=(), problems=())
             yield f"tests/{page_name(test)}", run_page(alone, test.measured.test)
 

@@ -13,7 +13,6 @@ from html import escape
 from importlib import resources
 from typing import Any, Final
 
-from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.differences import differences, whole_entry
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import (
@@ -144,8 +143,7 @@ def _facts(run: RunReport) -> list[tuple[str, str]]:
 
 
 def _row(test: TestReport, order: int) -> dict[str, Any]:
-    windows = test.measured.windows
-    body = windows[0] if windows else None
+    body = test.body
     return {
         "id": f"torchmem-test-{order}",
         "order": order,
@@ -172,11 +170,11 @@ def _contents(tests: Sequence[TestReport]) -> Iterator[str]:
 
 def _content(test: TestReport, with_pictures: bool) -> dict[str, Any]:
     measured = test.measured
-    regions = [Window("", r, {}, Change.NOT_COMPARED, 0, "") for r in measured.regions]
     return {
         "problem": measured.problem,
         "not_measured": measured.not_measured,
-        "windows": [_window(w, with_pictures) for w in (*measured.windows, *regions)],
+        "raised": measured.raised,
+        "windows": [_window(w, with_pictures) for w in (*measured.windows, *measured.unjudged)],
     }
 
 
@@ -245,8 +243,7 @@ def _plain_table(tests: Sequence[TestReport]) -> str:
 
 
 def _peak(test: TestReport) -> str:
-    windows = test.measured.windows
-    if not windows:
+    if test.body is None:
         return ""
-    mark = " (estimated)" if windows[0].result.estimated else ""
+    mark = " (estimated)" if test.body.result.estimated else ""
     return format_size(test.peak_bytes) + mark

@@ -64,13 +64,16 @@ def _fitting(texts: Iterator[str], room: int) -> tuple[str, int]:
 def _table_rows(tests: Sequence[TestReport]) -> Iterator[str]:
     for test in tests:
         symbol = f"{_SYMBOLS[test.status]} {test.status}"
-        if not test.measured.windows:
-            yield f"| {symbol} | {_code(test.measured.test)} | | {_text(test.sentence)} | |"
+        body, name = test.body, _code(test.measured.test)
+        if body is None:
+            yield f"| {symbol} | {name} | | {_text(test.sentence)} | |"
             continue
-        body = test.measured.windows[0]
+        if test.measured.raised:
+            peak = _size(body.result.peak.total, body.result.estimated)
+            yield f"| {symbol} | {name} | {peak} | {_text(test.sentence)} | |"
+            continue
         retained = _size(body.result.retained.total, body.result.estimated)
         peak = _size(body.result.peak.total, body.result.estimated)
-        name = _code(test.measured.test)
         yield f"| {symbol} | {name} | {peak} | {_against(body)} | {retained} |"
 
 
@@ -86,12 +89,12 @@ def _against(window: Window) -> str:
 
 def _details(test: TestReport) -> str:
     lines = [f"<details><summary>{_code_html(test.measured.test)}</summary>", ""]
-    for window in test.measured.windows:
+    for window in (*test.measured.windows, *test.measured.unjudged):
         sentences = window.sentences or ((window.sentence,) if window.sentence else ())
         lines += [f"- {_text(sentence)}" for sentence in sentences]
         lines += list(_causes(window))
-    if test.measured.problem:
-        lines.append(f"- {_text(test.measured.problem)}")
+    for text in filter(None, (test.measured.problem, test.measured.raised)):
+        lines.append(f"- {_text(text)}")
     return "\n".join([*lines, "", "</details>"])
 
 

@@ -53,24 +53,33 @@ class TestReport:
 
     @property
     def failed_windows(self) -> tuple[Window, ...]:
-        return tuple(window for window in self.measured.windows if window.sentence)
+        windows = (*self.measured.windows, *self.measured.unjudged)
+        return tuple(window for window in windows if window.sentence)
 
     @property
     def sentence(self) -> str:
         """Why it failed or was not measured, on one line; ``""`` when all is well."""
         failed = self.failed_windows
-        first = failed[0].sentence if failed else ""
+        first = failed[0].sentence if failed else self.measured.raised
         return self.measured.problem or first or self.measured.not_measured
 
     @property
     def peak_bytes(self) -> int:
         """The body's peak; 0 where nothing was measured."""
-        windows = self.measured.windows
-        return windows[0].result.peak.total if windows else 0
+        return self.body.result.peak.total if self.body else 0
+
+    @property
+    def body(self) -> Window | None:
+        """The whole body, also where it did not come to its end; None where it was not measured."""
+        windows = (*self.measured.windows, *self.measured.unjudged)
+        return windows[0] if windows else None
 
     def without_pictures(self) -> TestReport:
-        windows = tuple(replace(window, picture=None) for window in self.measured.windows)
-        return replace(self, measured=replace(self.measured, windows=windows))
+        windows, unjudged = (
+            tuple(replace(window, picture=None) for window in some)
+            for some in (self.measured.windows, self.measured.unjudged)
+        )
+        return replace(self, measured=replace(self.measured, windows=windows, unjudged=unjudged))
 
     def to_json(self) -> dict[str, Any]:
         data = self.measured.to_json()

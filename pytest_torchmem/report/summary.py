@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,13 @@ class Window:
         )
 
 
+def unjudged(result: Result, picture: Picture | None, sentences: Sequence[str] = ()) -> Window:
+    """Return a window that was held against nothing."""
+    first = sentences[0] if sentences else ""
+    nothing = Change.NOT_COMPARED
+    return Window("", result, {}, nothing, 0, first, sentences=tuple(sentences), picture=picture)
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredTest:
     """What one test asked for and got.
@@ -91,7 +98,9 @@ class MeasuredTest:
         windows: The body first, then the regions that were checked.
         not_measured: Why there are no windows; ``""`` when there are.
         problem: A failure that is not about a number, such as a baseline that cannot be read.
-        regions: Regions that were measured and held against nothing, where a report asks for them.
+        unjudged: Windows that were held against nothing, where a report asks for them: regions that
+            were measured only, and before them the body where its own exception ended it.
+        raised: That exception on one line; ``""`` where the body came to its end.
     """
 
     test: str
@@ -100,7 +109,8 @@ class MeasuredTest:
     windows: tuple[Window, ...] = ()
     not_measured: str = ""
     problem: str = ""
-    regions: tuple[Result, ...] = ()
+    unjudged: tuple[Window, ...] = ()
+    raised: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain builtins: nothing else crosses from a worker to its controller."""
@@ -111,7 +121,8 @@ class MeasuredTest:
             "windows": [window.to_json() for window in self.windows],
             "not_measured": self.not_measured,
             "problem": self.problem,
-            "regions": [region.to_json() for region in self.regions],
+            "unjudged": [window.to_json() for window in self.unjudged],
+            "raised": self.raised,
         }
 
     @classmethod
@@ -123,7 +134,8 @@ class MeasuredTest:
             windows=tuple(Window.from_json(window) for window in data["windows"]),
             not_measured=data["not_measured"],
             problem=data["problem"],
-            regions=tuple(Result.from_json(region) for region in data["regions"]),
+            unjudged=tuple(Window.from_json(window) for window in data["unjudged"]),
+            raised=data["raised"],
         )
 
 

@@ -325,8 +325,12 @@ def _missing_lines(summary: RunSummary) -> list[Line]:
 
 
 def _counts(summary: RunSummary) -> str:
-    tests = Counter("not measured" if t.not_measured else "measured" for t in summary.tests)
+    tests = Counter(
+        "not measured" if t.not_measured else "unfinished" if t.raised else "measured"
+        for t in summary.tests
+    )
     parts = [f"{tests['measured']} measured"]
+    parts += [f"{tests['unfinished']} ended by an exception"] if tests["unfinished"] else []
     over = sum(bool(window.sentence) for _, window in summary.windows)
     changes = Counter(window.change for _, window in summary.windows)
     parts += [f"{over} over a limit or baseline"] if over else []

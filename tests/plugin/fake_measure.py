@@ -25,6 +25,7 @@ from pytest_torchmem.trace import Trace
 
 MiB = 1 << 20
 state = {"used": [], "busy": False, "backward": True, "recording": False, "starts": 0}
+state["struck"] = []
 
 
 def install():
@@ -36,6 +37,17 @@ def use(size, category="activation", retained=False, operator="aten::mm", module
     source = Source(__file__, line, "forward")
     contributor = Contributor(Category(category), size, 1, operator, module, source, Phase.FORWARD)
     state["used"].append((contributor, retained))
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's own."""
+
+
+def run_out():
+    """Run out of memory, as a body does in which an allocation fails."""
+    live = sorted((contributor for contributor, _ in state["used"]), key=lambda c: -c.size_bytes)
+    state["struck"].append(tuple(live))
+    raise OutOfMemoryError("out of memory. Tried to allocate 20.00 GiB.\nand more")
 
 
 def allocator_settings():
@@ -140,7 +152,7 @@ class BodyMeasurement:
         if state["busy"]:
             raise RecordingError("another profiler is active")
         assert not state["recording"], "started twice"
-        state["used"] = []
+        state["used"], state["struck"] = [], []
         state["backward"] = True
         state["recording"] = True
         state["starts"] += 1
@@ -175,4 +187,5 @@ class BodyMeasurement:
         return picture_of(state["used"])
 
     def profile_so_far(self):
-        return types.SimpleNamespace(tree=types.SimpleNamespace(trace=Trace()))
+        trace = types.SimpleNamespace(trace=Trace())
+        return types.SimpleNamespace(tree=trace, out_of_memory=tuple(state["struck"]))

@@ -292,6 +292,7 @@
     node.addEventListener("toggle", () => {
       if (!node.open || node.childElementCount > 1) return;
       const inside = read(test.id);
+      if (inside.raised) node.append(make("p", { class: "sentences" }, inside.raised));
       node.append(...inside.windows.map(windowView));
       if (inside.problem) node.append(make("p", { class: "sentences" }, inside.problem));
       if (!inside.windows.length && inside.not_measured) {
