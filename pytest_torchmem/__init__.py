@@ -14,6 +14,8 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Category": "pytest_torchmem.analysis.results",
+    "LimitError": "pytest_torchmem.errors",
+    "RankResults": "pytest_torchmem.analysis.ranks",
     "Result": "pytest_torchmem.analysis.results",
     "TorchmemError": "pytest_torchmem.errors",
     "analyze": "pytest_torchmem.exports",
@@ -23,15 +25,21 @@ _HOME = {
     "export_chrome_trace": "pytest_torchmem.exports",
     "export_memory_snapshot": "pytest_torchmem.exports",
     "export_memory_timeline": "pytest_torchmem.exports",
+    "gather_ranks": "pytest_torchmem.ranks",
+    "load_ranks": "pytest_torchmem.result_files",
+    "load_results": "pytest_torchmem.result_files",
     "load_trace": "pytest_torchmem.trace",
+    "measure": "pytest_torchmem.measuring",
+    "save_results": "pytest_torchmem.result_files",
     "GiB": "pytest_torchmem.units",
     "KiB": "pytest_torchmem.units",
     "MiB": "pytest_torchmem.units",
 }
 
 if TYPE_CHECKING:
+    from pytest_torchmem.analysis.ranks import RankResults
     from pytest_torchmem.analysis.results import Category, Result
-    from pytest_torchmem.errors import TorchmemError
+    from pytest_torchmem.errors import LimitError, TorchmemError
     from pytest_torchmem.estimates import estimate, estimate_graph, estimate_pair
     from pytest_torchmem.exports import (
         analyze,
@@ -39,6 +47,9 @@ if TYPE_CHECKING:
         export_memory_snapshot,
         export_memory_timeline,
     )
+    from pytest_torchmem.measuring import measure
+    from pytest_torchmem.ranks import gather_ranks
+    from pytest_torchmem.result_files import load_ranks, load_results, save_results
     from pytest_torchmem.trace import load_trace
     from pytest_torchmem.units import GiB, KiB, MiB
 
@@ -46,7 +57,9 @@ __all__ = [
     "Category",
     "GiB",
     "KiB",
+    "LimitError",
     "MiB",
+    "RankResults",
     "Result",
     "TorchmemError",
     "__version__",
@@ -57,7 +70,12 @@ __all__ = [
     "export_chrome_trace",
     "export_memory_snapshot",
     "export_memory_timeline",
+    "gather_ranks",
+    "load_ranks",
+    "load_results",
     "load_trace",
+    "measure",
+    "save_results",
 ]
 
 

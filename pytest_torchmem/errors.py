@@ -54,3 +54,28 @@ class ReportError(TorchmemError):
     """A results file that cannot be read, or a report that cannot be written."""
 
     slug = "bad-report"
+
+
+class LimitError(TorchmemError, AssertionError):
+    """A measurement outside pytest that is not as it must be; `unittest` counts it as a failure.
+
+    Attributes:
+        sentences: Everything that is wrong, the first line included.
+    """
+
+    slug = "over-limit"
+
+    def __init__(self, sentence: str, sentences: tuple[str, ...] = ()) -> None:
+        super().__init__(sentence)
+        self.sentences = sentences or (sentence,)
+
+    def __str__(self) -> str:
+        text = Exception.__str__(self)
+        # What could not be judged ends with a slug of its own, which says more.
+        return text if text.endswith("]") else super().__str__()
+
+
+class RankError(TorchmemError):
+    """Results that are not those of all ranks of one job."""
+
+    slug = "bad-ranks"

@@ -15,6 +15,7 @@ from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.results import Peak, Result, Retained
 from pytest_torchmem.errors import RecordingError
+from pytest_torchmem.ranks import current_rank
 from pytest_torchmem.trace import MarkKind
 
 if TYPE_CHECKING:
@@ -209,7 +210,10 @@ def allocator_settings() -> str:
 
 
 def environment(device: str) -> dict[str, str]:
-    """What a number depends on beside the code; see `record.devices.environment`."""
+    """What a number depends on beside the code; see `record.devices.environment`.
+
+    In a job of several ranks it depends on the rank: the last stage of a pipeline grows alone.
+    """
     from pytest_torchmem.record import devices
 
-    return devices.environment(device)
+    return {**devices.environment(device), **current_rank().environment}

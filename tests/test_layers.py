@@ -15,7 +15,15 @@ PACKAGE = Path(__file__).resolve().parent.parent / "pytest_torchmem"
 # Modules directly in the package that hold plain values, and may be imported by every room.
 VALUES = {"units", "errors", "trace", "static_graph"}
 # Modules directly in the package that wire rooms together.
-WIRING = {"measurement", "estimates", "exports"}
+WIRING = {
+    "estimates",
+    "exports",
+    "measurement",
+    "measuring",
+    "provenance",
+    "ranks",
+    "result_files",
+}
 ALLOWED = {
     "record": VALUES,
     "analysis": VALUES,

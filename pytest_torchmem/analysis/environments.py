@@ -19,7 +19,8 @@ KEYS: Final = ("device", "capability", "torch", "runtime", "allocator", "librari
 
 ``device`` is the model, ``capability`` the GPU's architecture or a CPU's that is not x86-64,
 ``torch`` its minor version, ``runtime`` CUDA or ROCm with its major version, ``allocator`` and
-``libraries`` are settings that are not the default.
+``libraries`` are settings that are not the default. One process of several that run as one job has
+a ``rank`` as well: ``"1 of 2"``.
 """
 
 
@@ -44,6 +45,8 @@ def environment_name(environment: Environment) -> str:
     for key, prefix in (("allocator", "alloc"), ("libraries", "libs")):
         if settings := environment.get(key):
             parts.append(prefix + hashlib.sha256(settings.encode()).hexdigest()[:8])
+    if rank := environment.get("rank"):
+        parts.append("rank" + rank.replace(" ", ""))
     return "-".join(parts)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -59,19 +59,44 @@ class Measurements:
 
 
 def read_measurements(path: Path) -> Measurements:
-    """Return what is in a results file, a baseline file or a folder of baselines.
+    """Return what is in a results file, a baseline file, or a folder of either.
 
     Raises `ReportError` where it is none of these.
     """
     if path.is_dir():
-        return Measurements(str(path), dict(_folder(path)))
+        return _results_folder(path) or Measurements(str(path), dict(_folder(path)))
     data = _parsed(path)
-    if isinstance(data, dict) and data.get("kind") == KIND:
-        run = parse_run(data, str(path))
-        entries = {key: whole_entry(result) for key, result in _of_run(run)}
-        estimated = frozenset(key for key, result in _of_run(run) if result.estimated)
-        return Measurements(str(path), entries, run, estimated)
+    if _is_results(data):
+        return _measurements(str(path), [parse_run(data, str(path))])
     return Measurements(str(path), dict(_baseline(path, path.name, data)))
+
+
+def _is_results(data: object) -> bool:
+    return isinstance(data, dict) and data.get("kind") == KIND
+
+
+def _results_folder(folder: Path) -> Measurements | None:
+    """Return what is in a folder of results files, such as those of the ranks of one job; None for
+    one without any."""
+    if not any(_is_results(_parsed(path)) for path in _json_files(folder.glob("*.json"))):
+        return None
+    paths = _json_files(folder.rglob("*.json"))
+    return _measurements(str(folder), [parse_run(_parsed(path), str(path)) for path in paths])
+
+
+def _json_files(found: Iterable[Path]) -> list[Path]:
+    return sorted(path for path in found if not path.name.startswith("."))
+
+
+def _measurements(name: str, runs: list[RunReport]) -> Measurements:
+    """Return what some runs measured; ranks are told apart by their environment."""
+    results = [pair for run in runs for pair in _of_run(run)]
+    return Measurements(
+        name,
+        {key: whole_entry(result) for key, result in results},
+        runs[0] if len(runs) == 1 else None,
+        frozenset(key for key, result in results if result.estimated),
+    )
 
 
 def read_report(path: Path) -> RunReport:
@@ -115,15 +140,19 @@ def _parsed(path: Path) -> object:
 def _of_run(run: RunReport) -> Iterator[tuple[Key, Result]]:
     for test in run.tests:
         environment = _environment(test.measured.environment)
-        module, _, name = test.measured.test.partition("::")
         for window in test.measured.windows:
-            region = window.result.name
-            entry = f"{name}::{region}" if region else name
+            module, entry = names_of(test.measured.test, window.result.name)
             yield Key(environment, module, entry), window.result
 
 
+def names_of(test: str, region: str) -> tuple[str, str]:
+    """Return the module and the entry that a window is of; what a script measured has no module."""
+    module, _, entry = test.partition("::")
+    return module, "::".join(filter(None, (entry, region)))
+
+
 def _folder(folder: Path) -> Iterator[tuple[Key, BaselineEntry]]:
-    found = sorted(path for path in folder.rglob("*.json") if not path.name.startswith("."))
+    found = _json_files(folder.rglob("*.json"))
     if not found:
         raise ReportError(f"there is no baseline in {folder}")
     for path in found:

@@ -68,7 +68,7 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command = commands.add_parser(
         "diff",
         help="what changed from A to B",
-        description="Compare two results files, baseline files or folders of baselines.",
+        description="Compare two results files, baseline files, or folders of either.",
         epilog=_EPILOG,
     )
     command.add_argument("before", type=Path, metavar="A")

@@ -8,7 +8,7 @@ from pytest_torchmem.analysis.baseline import BaselineEntry
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import CategoryBytes
 from pytest_torchmem.analysis.verdict import words
-from pytest_torchmem.cli.inputs import Key, Measurements
+from pytest_torchmem.cli.inputs import Key, Measurements, names_of
 from pytest_torchmem.report.sparkline import timeline_lines
 from pytest_torchmem.report.terminal import live_table
 from pytest_torchmem.units import format_size
@@ -19,9 +19,11 @@ def table(measurements: Measurements) -> str:
     ranked = sorted(measurements.entries.items(), key=lambda pair: (-pair[1].total, str(pair[0])))
     sizes = [measurements.size(key, entry.total) for key, entry in ranked]
     wide = max(map(len, sizes), default=0)
+    several = len(measurements.environments) > 1
     lines = []
     for (key, entry), size in zip(ranked, sizes, strict=True):
-        lines.append(f"{size:>{wide}}  {key}  ({_largest(entry.at_peak)})")
+        name = f"{key} on {key.environment}" if several else str(key)
+        lines.append(f"{size:>{wide}}  {name}  ({_largest(entry.at_peak)})")
     environments = "; ".join(measurements.environments)
     return "\n".join([*lines, f"{len(lines)} measured on {environments or 'nothing'}"])
 
@@ -56,11 +58,10 @@ def _figures(entry: BaselineEntry) -> Iterator[str]:
 
 def _pictures(measurements: Measurements) -> Iterator[tuple[str, Picture]]:
     for test in measurements.run.tests if measurements.run else ():
-        module, _, name = test.measured.test.partition("::")
         for window in test.measured.windows:
-            region = f"{name}::{window.result.name}" if window.result.name else name
             if window.picture:
-                yield str(Key("", module, region)), window.picture
+                names = names_of(test.measured.test, window.result.name)
+                yield str(Key("", *names)), window.picture
 
 
 def _largest(at_peak: CategoryBytes) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import pytest
 
 from pytest_torchmem.analysis.baseline import Allowance
+from pytest_torchmem.analysis.limits import Size, read_limits, require_known, sizes_now
 from pytest_torchmem.analysis.verdict import LIMIT_KEYS
 from pytest_torchmem.errors import MarkerError, SizeError
 from pytest_torchmem.units import parse_fraction, parse_size
-
-Size: TypeAlias = int | str | Callable[[], int | str]
 
 BUDGET: Final = "memory_budget"
 BASELINE: Final = "memory_baseline"
@@ -55,7 +54,7 @@ class Asked:
 
     def sizes(self) -> dict[str, int]:
         """Return the limits in bytes; callables are called. Raises `MarkerError` if one fails."""
-        return {key: _size_now(key, size) for key, size in self.limits.items()}
+        return sizes_now(BUDGET, self.limits)
 
 
 def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
@@ -74,9 +73,8 @@ def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
         for key, value in _baseline_arguments(mark).items():
             comparison.setdefault(key, value)
     device, warmup = budget.pop("device", ""), budget.pop("warmup", 0)
-    limits = {key: _size(key, value) for key, value in budget.items() if value is not None}
     asked = Asked(
-        limits={key: limits[key] for key in LIMIT_KEYS if key in limits},
+        limits=read_limits(BUDGET, budget),
         baseline=baseline,
         allowance=_allowance(comparison, defaults),
         device=_device(device),
@@ -140,34 +138,8 @@ def _baseline_arguments(mark: pytest.Mark) -> dict[str, object]:
 
 
 def _keywords(mark: pytest.Mark, keys: tuple[str, ...]) -> dict[str, object]:
-    for key in mark.kwargs:
-        if key not in keys:
-            import difflib  # only a user who mistyped pays for it
-
-            near = difflib.get_close_matches(key, keys, 1)
-            meant = f" (did you mean {near[0]!r}?)" if near else ""
-            raise MarkerError(
-                f"{mark.name} has no argument {key!r}{meant}; it takes {', '.join(keys)}"
-            )
+    require_known(mark.name, mark.kwargs, keys)
     return dict(mark.kwargs)
-
-
-def _size(key: str, value: object) -> Size:
-    if callable(value):
-        return value
-    try:
-        return parse_size(value)
-    except SizeError as error:
-        raise MarkerError(f"{BUDGET}, {key}: {error}") from None
-
-
-def _size_now(key: str, size: Size) -> int:
-    try:
-        return parse_size(size() if callable(size) else size)
-    except Exception as error:
-        raise MarkerError(
-            f"{BUDGET}, {key}: the limit could not be computed: {type(error).__name__}: {error}"
-        ) from error
 
 
 def _allowance(given: Mapping[str, object], defaults: Allowance) -> Allowance:

@@ -15,6 +15,7 @@ import pytest
 
 from pytest_torchmem.analysis.baseline import Allowance, Change
 from pytest_torchmem.errors import ReportError, SizeError
+from pytest_torchmem.ranks import environment_rank, path_of_rank
 from pytest_torchmem.report.files import FOLDER, kind_of
 from pytest_torchmem.units import parse_fraction, parse_size
 
@@ -316,12 +317,16 @@ def _repeat_count(text: str) -> int:
 
 
 def _report_path(config: pytest.Config, text: str) -> Path | None:
-    """Return where the report goes: a typed path starts here, a configured one at the rootdir."""
+    """Return where the report goes: a typed path starts here, a configured one at the rootdir.
+
+    Of the ranks of a job each has a report of its own.
+    """
     if not text:
         return None
     typed = config.getoption("--torchmem-report") is not None
     start = config.invocation_params.dir if typed else config.rootpath
-    return start / Path(os.path.expandvars(text)).expanduser()
+    path = start / Path(os.path.expandvars(text)).expanduser()
+    return path_of_rank(path, environment_rank())
 
 
 def _report_kind(path: Path) -> str:

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
-import subprocess
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from pytest_torchmem import __version__
 from pytest_torchmem.errors import ReportError
+from pytest_torchmem.provenance import stamped
+from pytest_torchmem.ranks import environment_rank
 from pytest_torchmem.report.github import error_commands
 from pytest_torchmem.report.markdown import run_markdown
 from pytest_torchmem.report.run import RunReport, TestReport
 from pytest_torchmem.report.summary import MeasuredTest, RunSummary
 
 _STEP_SUMMARY_LIMIT: Final = 900_000
-_GIT_SECONDS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +59,12 @@ def _outcome(report: pytest.TestReport) -> str:
 def run_report(summary: RunSummary, endings: Endings, rootdir: Path) -> RunReport:
     """Return everything that is known of a run."""
     start = Path(os.environ.get("GITHUB_WORKSPACE") or rootdir)
-    commit = _git(rootdir, "rev-parse", "HEAD")
-    changed = _git(rootdir, "status", "--porcelain", "--untracked-files=no") if commit else ""
-    return RunReport(
+    run = RunReport(
         tests=tuple(endings.report_on(t, _within(start, rootdir, t)) for t in summary.tests),
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        commit=commit,
-        dirty=bool(changed),
-        versions=_versions(),
         changes=summary.changes,
         problems=summary.problems,
     )
+    return stamped(run, rootdir, environment_rank())
 
 
 def _within(start: Path, rootdir: Path, measured: MeasuredTest) -> str:
@@ -82,29 +73,6 @@ def _within(start: Path, rootdir: Path, measured: MeasuredTest) -> str:
         with contextlib.suppress(ValueError):
             return path.relative_to(folder).as_posix()
     return measured.test.partition("::")[0]
-
-
-def _versions() -> dict[str, str]:
-    versions = {"torchmem": __version__}
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        versions["torch"] = metadata.version("torch")
-    versions["python"] = platform.python_version()
-    versions["platform"] = f"{platform.system()} {platform.machine()}"
-    return versions
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def on_github() -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_torchmem.analysis.baseline import Change
+from pytest_torchmem.analysis.ranks import Rank
 from pytest_torchmem.errors import ReportError
 from pytest_torchmem.report.summary import BaselineChange, MeasuredTest, RunSummary, Window
 
@@ -103,6 +104,7 @@ class RunReport:
         versions: Versions of ``torchmem``, ``torch``, ``python`` and the platform.
         changes: What an update changed.
         problems: Sentences about what went wrong outside any single test.
+        rank: Which process of a job it was.
     """
 
     tests: tuple[TestReport, ...] = ()
@@ -112,6 +114,7 @@ class RunReport:
     versions: Mapping[str, str] = field(default_factory=dict)
     changes: tuple[BaselineChange, ...] = ()
     problems: tuple[str, ...] = ()
+    rank: Rank = field(default_factory=Rank)
 
     @property
     def summary(self) -> RunSummary:
@@ -139,6 +142,8 @@ class RunReport:
             "commit": self.commit,
             "dirty": self.dirty,
             "versions": dict(self.versions),
+            "rank": self.rank.number,
+            "rank_count": self.rank.count,
             "tests": [test.to_json() for test in self.tests],
             "changes": [
                 {
@@ -167,6 +172,7 @@ class RunReport:
                 BaselineChange(**{**c, "change": Change(c["change"])}) for c in data["changes"]
             ),
             problems=tuple(data["problems"]),
+            rank=Rank(data.get("rank", 0), data.get("rank_count", 1)),
         )
 
 
@@ -209,9 +215,12 @@ def parse_run(data: object, name: str) -> RunReport:
 def merged(runs: Iterable[RunReport]) -> RunReport:
     """Return several runs as one, as of the last of them; a test in several counts once, the last.
 
-    Shards of one run and ranks of one job become one report this way.
+    Shards of one run and ranks of one job become one report this way. The tests of different ranks
+    are told apart by their names.
     """
     every = list(runs)
+    if len({run.rank for run in every}) > 1:
+        every = [_named_by_rank(run) for run in every]
     tests = {test.measured.test: test for run in every for test in run.tests}
     last = max(every, key=lambda run: run.created, default=RunReport())
     return replace(
@@ -220,3 +229,14 @@ def merged(runs: Iterable[RunReport]) -> RunReport:
         changes=tuple(change for run in every for change in run.changes),
         problems=tuple(problem for run in every for problem in run.problems),
     )
+
+
+def _named_by_rank(run: RunReport) -> RunReport:
+    tests = (
+        replace(
+            test,
+            measured=replace(test.measured, test=f"{test.measured.test} [{run.rank}]"),
+        )
+        for test in run.tests
+    )
+    return replace(run, tests=tuple(tests), rank=Rank())
