@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import Estimate, GpuQuestions
+from pytest_torchmem.analysis.holders import group_holders
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.analysis.results import Peak, Result, Retained
+from pytest_torchmem.analysis.results import Fate, Holder, Peak, Result, Retained
 from pytest_torchmem.errors import RecordingError
 from pytest_torchmem.ranks import current_rank
 from pytest_torchmem.trace import MarkKind
@@ -49,6 +50,10 @@ class Region(GpuQuestions):
     def allocator_requests(self) -> Requests:
         """Every allocation and free of the region, in order. Raises `RecordingError` if open."""
         return self._profile().allocator_requests
+
+    def find_holders(self) -> tuple[Holder, ...]:
+        """Return what keeps alive what the region made and left behind; see `find_holders`."""
+        return find_holders(self._profile())
 
     def picture(self) -> Picture:
         """The region's timeline, sampled. Raises `RecordingError` while it is still open."""
@@ -156,6 +161,10 @@ class BodyMeasurement(GpuQuestions):
         with self._recorder.paused() if self._recorder else nullcontext():
             yield
 
+    def find_holders(self) -> tuple[Holder, ...]:
+        """Return what keeps alive what the body made and left behind; see `find_holders`."""
+        return find_holders(self.profile_so_far())
+
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what was recorded until now to a file that `load_trace` reads."""
         self.profile_so_far().tree.trace.save(path)
@@ -202,6 +211,19 @@ def running() -> BodyMeasurement | None:
             "measure there, or one after the other"
         )
     return now.measurement
+
+
+def find_holders(profile: MemoryProfile) -> tuple[Holder, ...]:
+    """Return what keeps alive what a window made and left behind, largest first.
+
+    To be asked before anything else runs: it looks at the objects that are alive now.
+    """
+    from pytest_torchmem.record import holders
+
+    return group_holders(
+        Holder(kept.size_bytes, 1, Fate.GARBAGE if kept.in_garbage else Fate.HELD, kept.by)
+        for kept in holders.find_holders(profile.kept_places())
+    )
 
 
 def allocator_settings() -> str:

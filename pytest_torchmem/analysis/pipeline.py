@@ -33,7 +33,7 @@ from pytest_torchmem.analysis.results import (
     Result,
     Retained,
 )
-from pytest_torchmem.analysis.storages import Storages, find_storages
+from pytest_torchmem.analysis.storages import NEVER, Storages, find_storages
 from pytest_torchmem.analysis.timeline import Timeline
 from pytest_torchmem.errors import TraceError
 from pytest_torchmem.trace import MarkKind, Trace
@@ -136,6 +136,12 @@ class MemoryProfile(GpuQuestions):
         by_category = CategoryBytes(*(int(amount) for amount in amounts))
         live = self.attribution.contributors(rows.tolist())
         return Retained(by_category.total, by_category, live)
+
+    def kept_places(self) -> dict[tuple[str, int], int]:
+        """What the window made and nothing freed since: bytes by device and pointer."""
+        rows = np.flatnonzero(self._retained_at(self.window.end) & (self.storages.died == NEVER))
+        pointers, sizes = self.storages.ptr[rows].tolist(), self.storages.size_bytes[rows].tolist()
+        return {(self.device, ptr): size for ptr, size in zip(pointers, sizes, strict=True)}
 
     @cached_property
     def steps(self) -> tuple[int, ...]:

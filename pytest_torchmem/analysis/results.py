@@ -166,13 +166,48 @@ class Peak(_PerCategory):
     live_by_category: tuple[Contributor, ...] = ()
 
 
+class Fate(enum.Enum):
+    """What becomes of something that a window made and left behind."""
+
+    GARBAGE = "freed only by the garbage collector"
+    HELD = "still held"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What keeps bytes alive that a window made.
+
+    Attributes:
+        size_bytes: The bytes of all storages with this answer.
+        count: How many storages.
+        fate: What becomes of them.
+        by: The way to them (``models.CACHE['last']``), or for garbage the class or function that
+            closes the cycle; ``""`` where it could not be found.
+    """
+
+    size_bytes: int
+    count: int
+    fate: Fate
+    by: str
+
+    def __str__(self) -> str:
+        if self.fate is Fate.GARBAGE:
+            return f"{self.fate.value}" + (f", in a cycle of {self.by}" if self.by else "")
+        return f"{self.fate.value} by {self.by}" if self.by else self.fate.value
+
+
 @dataclass(frozen=True, slots=True)
 class Retained(_PerCategory):
-    """What a window made that was still alive at its end; `Peak`'s shorthand works here too."""
+    """What a window made that was still alive at its end; `Peak`'s shorthand works here too.
+
+    ``holders`` says why, largest first. It is looked for only where a limit or a baseline of
+    retained bytes or of growth is exceeded, because looking takes a while.
+    """
 
     total: int
     by_category: CategoryBytes
     live: tuple[Contributor, ...] = ()
+    holders: tuple[Holder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +284,7 @@ class Result:
                 "total": self.retained.total,
                 "by_category": _amounts(self.retained.by_category),
                 "live": [contributor_to_json(c) for c in self.retained.live],
+                "holders": [_holder_to_json(holder) for holder in self.retained.holders],
             },
             "steps": list(self.steps),
             "counters": None
@@ -278,6 +314,7 @@ class Result:
                 total=retained["total"],
                 by_category=CategoryBytes(**retained["by_category"]),
                 live=tuple(contributor_from_json(c) for c in retained["live"]),
+                holders=tuple(_holder_from_json(h) for h in retained.get("holders", ())),
             ),
             steps=tuple(data["steps"]),
             counters=None if counters is None else Counters(**counters),
@@ -289,6 +326,19 @@ class Result:
 
 def _amounts(amounts: CategoryBytes) -> dict[str, int]:
     return {category.value: amount for category, amount in amounts.items() if amount}
+
+
+def _holder_to_json(holder: Holder) -> dict[str, Any]:
+    return {
+        "bytes": holder.size_bytes,
+        "count": holder.count,
+        "fate": holder.fate.name.lower(),
+        "by": holder.by,
+    }
+
+
+def _holder_from_json(data: Mapping[str, Any]) -> Holder:
+    return Holder(data["bytes"], data["count"], Fate[data["fate"].upper()], data["by"])
 
 
 def contributor_to_json(contributor: Contributor) -> dict[str, Any]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.analysis.growth import Growth, attribute_growth
-from pytest_torchmem.analysis.results import Category, Contributor, Result
+from pytest_torchmem.analysis.results import Category, Contributor, Holder, Result
 from pytest_torchmem.units import format_apart, format_change, format_size
 
 COUNTERS: Final = ("allocated", "active", "reserved")
 LIMIT_KEYS: Final = ("total", *(c.value for c in Category), "retained", "growth", *COUNTERS)
 """What a limit can be set on, in the order in which reports name them."""
+
+RETAINED: Final = ("retained", "growth")
+"""The limits that what is left behind may exceed."""
 
 _SCRATCH: Final = ("temporary", "autograd_detail", "workspace", "unknown")
 _SCRATCH_FACTOR: Final = 8
@@ -124,6 +127,20 @@ def judge_baseline(
     change = next((c for c in (Change.GROWN, Change.SHRUNK) if c in changes), Change.SAME)
     notice = _largest_saving(result, entry) if change is Change.SHRUNK else ""
     return Verdict(result, rank(findings), change, entry.total, notice, environment)
+
+
+def explain_retained(verdict: Verdict, holders: tuple[Holder, ...]) -> Verdict:
+    """Say what keeps alive what was retained, where that is what failed."""
+    if not holders:
+        return verdict
+    result = replace(verdict.result, retained=replace(verdict.result.retained, holders=holders))
+    findings = tuple(
+        replace(finding, sentence=f"{finding.sentence}, {holders[0]}")
+        if finding.key in RETAINED and finding.excess_bytes
+        else finding
+        for finding in verdict.findings
+    )
+    return replace(verdict, result=result, findings=findings)
 
 
 def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
@@ -307,7 +324,7 @@ def contributors(result: Result, key: str) -> tuple[Contributor, ...]:
 
     A category is asked at its own peak, which may be at another moment than that of the total.
     """
-    if key in ("retained", "growth"):
+    if key in RETAINED:
         return result.retained.live
     if key in ("total", *COUNTERS):
         return result.peak.live

@@ -37,6 +37,7 @@ from pytest_torchmem.plugin.baselines import (
 )
 from pytest_torchmem.plugin.comparing import find_reference, missing_baseline
 from pytest_torchmem.plugin.estimates import Estimates, simulated
+from pytest_torchmem.plugin.explaining import explained, gc_paused
 from pytest_torchmem.plugin.marker import can_rerun, read_markers
 from pytest_torchmem.plugin.options import Settings, Timelines
 from pytest_torchmem.plugin.pictures import drawn, packed_trace, picture_of, set_properties
@@ -191,8 +192,9 @@ class Body:
 
     def finish(self) -> None:
         """End the measurement and judge it. Raises pytest's failure when something is wrong."""
-        windows = self._stop()
-        failure = self._judge(windows) if not self.not_measured else self._unmeasured()
+        with gc_paused():
+            windows = self._stop()
+            failure = self._judge(windows) if not self.not_measured else self._unmeasured()
         if failure:
             raise pytest.fail.Exception(failure, pytrace=False)
 
@@ -236,7 +238,7 @@ class Body:
                 if not limits and self._has_no_say(result):
                     continue
                 result = simulated(result, limits, source)
-                verdict = self._verdict(result, limits, allowance)
+                verdict = explained(self._verdict(result, limits, allowance), source)
             except TorchmemError as error:
                 problem = problem or str(error)
             verdicts.append(verdict)

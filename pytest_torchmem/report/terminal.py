@@ -11,8 +11,8 @@ from typing import Final
 
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.growth import Growth
-from pytest_torchmem.analysis.results import CategoryBytes, Contributor
-from pytest_torchmem.analysis.verdict import Verdict, is_estimated, rank, words
+from pytest_torchmem.analysis.results import CategoryBytes, Contributor, Holder
+from pytest_torchmem.analysis.verdict import RETAINED, Verdict, is_estimated, rank, words
 from pytest_torchmem.report.summary import MeasuredTest, RunSummary, Window
 from pytest_torchmem.units import format_change, format_size
 
@@ -89,14 +89,26 @@ def _sections(verdict: Verdict, timeline: Sequence[str]) -> list[str]:
     if result.peak.live:
         total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
         lines += ["", f"live at the peak{of_region}, {total}:", *live_table(result.peak.live)]
-    if result.retained.live and {"retained", "growth"} & keys:
+    if result.retained.live and keys.intersection(RETAINED):
         total = f"{estimated}{format_size(result.retained.total)}"
         lines += ["", f"retained at the end{of_region}, {total}:"]
         lines += live_table(result.retained.live)
+        lines += holder_lines(result.retained.holders)
     if growths := verdict.growths:
         lines += ["", f"grown against the baseline{of_region}:", *_growth_table(growths)]
     lines += [f"note: {note}" for note in result.notes]
     return lines
+
+
+def holder_lines(holders: Sequence[Holder]) -> list[str]:
+    """Return what keeps retained bytes alive, a line each."""
+    lines = [
+        f"    {format_size(holder.size_bytes)} in {holder.count} "
+        f"{'storage' if holder.count == 1 else 'storages'}: {holder}"
+        for holder in holders[:ROWS]
+    ]
+    lines = ["", "what keeps it alive:", *lines] if lines else []
+    return lines + _left_out([holder.size_bytes for holder in holders[ROWS:]])
 
 
 def live_table(live: Sequence[Contributor]) -> list[str]:

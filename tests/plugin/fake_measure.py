@@ -14,6 +14,8 @@ from pytest_torchmem.analysis.results import (
     CategoryBytes,
     Contributor,
     Counters,
+    Fate,
+    Holder,
     Peak,
     Phase,
     Result,
@@ -136,6 +138,9 @@ class Region:
     def picture(self):
         return picture_of(state["used"][self._start : self._stop])
 
+    def find_holders(self):
+        return ()
+
     def __getattr__(self, name):
         return getattr(self.result, name)
 
@@ -185,6 +190,10 @@ class BodyMeasurement:
 
     def picture(self):
         return picture_of(state["used"])
+
+    def find_holders(self):
+        kept = [contributor.size_bytes for contributor, retained in state["used"] if retained]
+        return (Holder(sum(kept), len(kept), Fate.HELD, "net.CACHE"),) if kept else ()
 
     def profile_so_far(self):
         trace = types.SimpleNamespace(trace=Trace())

@@ -1,0 +1,114 @@
+"""Who holds what a body left behind, asked of Python's garbage collector.
+
+Three things can become of a tensor. It is freed at once when its last reference goes; then nothing
+of it is left to be asked about. It is in a cycle that nobody refers to, and stays until the garbage
+collector comes by. Or something still refers to it, and the way there has a name.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from pytest_torchmem.record.autograd_graph import GraphReader
+from pytest_torchmem.record.garbage import collected_garbage, cycle_of
+from pytest_torchmem.record.ownership import places_of
+from pytest_torchmem.record.referrers import Searcher
+
+Place = tuple[str, int]
+
+#: Each search walks the whole heap at least once; a reader looks at the largest first.
+SEARCHES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Why a storage is alive: by the way to it, or, in garbage, by what closes the cycle."""
+
+    size_bytes: int
+    in_garbage: bool
+    by: str
+
+
+def find_holders(sizes: Mapping[Place, int]) -> list[Kept]:
+    """Return why storages are alive, given by device and pointer with their bytes, largest first.
+
+    Collects garbage.
+    """
+    wanted = dict(sorted(sizes.items(), key=lambda item: -item[1]))
+    cycles = _in_garbage(wanted)
+    gc.collect()
+    holding = _Holding(wanted)
+    return [
+        Kept(size_bytes, False, holding.path(place))
+        if place in holding
+        else Kept(size_bytes, True, cycles.get(place, ""))
+        for place, size_bytes in wanted.items()
+    ]
+
+
+def _in_garbage(wanted: Mapping[Place, int]) -> dict[Place, str]:
+    """The storages among ``wanted`` that garbage holds, each with what closes the cycle.
+
+    When this returns, nothing keeps the garbage from being collected.
+    """
+    garbage = collected_garbage()
+    cycles: dict[Place, str] = {}
+    for thing in garbage:
+        if isinstance(thing, torch.Tensor):
+            for place, _ in _held_by(thing, GraphReader()):
+                if place in wanted and place not in cycles:
+                    cycles[place] = cycle_of(thing, garbage)
+    return cycles
+
+
+def _held_by(tensor: torch.Tensor, graphs: GraphReader) -> Iterator[tuple[Place, str]]:
+    """The storages that live as long as a tensor does, and how it holds them."""
+    for place in places_of(tensor):
+        yield place, ""
+    if tensor.is_leaf:
+        for place in places_of(tensor.grad):
+            yield place, ".grad"
+    if tensor.grad_fn is not None:
+        for saved in graphs.holdings([tensor]).saved:
+            for place in places_of(saved):
+                yield place, ", in its autograd graph"
+
+
+class _Holding:
+    """Which live tensors hold each of some storages."""
+
+    def __init__(self, wanted: Mapping[Place, int]) -> None:
+        self._tensors: dict[Place, list[tuple[torch.Tensor, str]]] = {}
+        self._found: dict[int, str] = {}
+        self._searcher = Searcher()
+        graphs = GraphReader()
+        for tensor in [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]:
+            for place, how in _held_by(tensor, graphs):
+                if place in wanted:
+                    self._tensors.setdefault(place, []).append((tensor, how))
+
+    def __contains__(self, place: Place) -> bool:
+        return place in self._tensors
+
+    def path(self, place: Place) -> str:
+        """The way to what holds a storage; ``""`` if it is not known."""
+        paths = [(self._search(tensor), how) for tensor, how in self._tensors[place][:SEARCHES]]
+        return next((path + how for path, how in paths if path), "")
+
+    def _search(self, tensor: torch.Tensor) -> str:
+        if id(tensor) not in self._found:
+            if len(self._found) >= SEARCHES:
+                return ""
+            lists = self._tensors.values()
+            ignored = {
+                id(self._tensors),
+                *map(id, lists),
+                *(id(pair) for held in lists for pair in held),
+            }
+            self._found[id(tensor)] = self._searcher.path_to(tensor, ignored)
+        return self._found[id(tensor)]

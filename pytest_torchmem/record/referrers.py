@@ -1,0 +1,205 @@
+"""The way from a name that a reader knows to an object that is still alive."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import types
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+_DEPTH: Final = 12
+_WIDTH: Final = 300
+_KEY_LENGTH: Final = 40
+_SHORT_MODULE = re.compile(r"\._(?:parameters|buffers|modules)\['([^'\]]+)'\]")
+_FIRST_INDEX = re.compile(r"\[(\d+)\]")
+_FIRST_KEY = re.compile(r"\['(\w+)'\]")
+# What these refer to, they refer to because somebody else does.
+_MACHINERY: Final = ("pytest_torchmem", "_pytest", "pytest", "pluggy")
+
+
+class Searcher:
+    """Finds the ways to objects. What leads to one of them is remembered for the next."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str] = {}
+
+    def path_to(self, target: object, ignored: Collection[int] = ()) -> str:
+        """Return how to get to ``target``: ``models.CACHE['last'][0]``; ``""`` if no name does.
+
+        Breadth first, so the shortest way is found. ``ignored`` are the ``id()`` of objects that
+        refer to the target for the caller's own sake.
+        """
+        names = _local_variables()
+        ways: dict[int, str] = {id(target): ""}
+        below: dict[int, int] = {}
+        front: list[Any] = [target]
+        skipped = {*ignored, id(names), id(names.by_id), id(ways), *names.containers}
+        kinds: list[str] = []
+        for _ in range(_DEPTH):
+            for thing in front:
+                if name := names.by_id.get(id(thing)):
+                    return self._found(name, id(thing), ways, below)
+            skipped.add(id(front))
+            above = gc.get_referrers(*front)
+            following: list[Any] = []
+            for holder in above:
+                if id(holder) in ways or id(holder) in skipped or _is_machinery(holder):
+                    continue
+                held = next((h for h in gc.get_referents(holder) if id(h) in ways), None)
+                if held is None:
+                    continue
+                ways[id(holder)] = _step(holder, held, ways[id(held)])
+                below[id(holder)] = id(held)
+                if root := self._known.get(id(holder)) or _root(holder):
+                    return self._found(root, id(holder), ways, below)
+                following.append(holder)
+                kinds += _kind(holder)
+            skipped |= {id(above), id(following)}
+            front = following[:_WIDTH]
+            if not front:
+                break
+        return f"an object of type {kinds[-1]}" if kinds else ""
+
+    def _found(self, root: str, top: int, ways: dict[int, str], below: dict[int, int]) -> str:
+        path = root + ways[top]
+        at: int | None = top
+        while at is not None:
+            self._known[at] = path.removesuffix(ways[at])
+            at = below.get(at)
+        return _tidy(path)
+
+
+def _step(holder: Any, held: Any, way: str) -> str:
+    """The way from ``holder``, which refers to ``held``, from where ``way`` goes on."""
+    if isinstance(holder, dict):
+        key = _key(holder, held)
+        return f".{key[1:-1]}{way}" if _root(holder) else f"[{key}]{way}"
+    if isinstance(holder, (list, tuple)):
+        place = next((n for n, item in enumerate(holder) if item is held), 0)
+        return f"[{place}]{way}"
+    if isinstance(holder, types.CellType):
+        return way
+    if isinstance(holder, types.FunctionType):
+        return _step_of_function(holder, held, way)
+    if isinstance(holder, types.FrameType):
+        return _from_named(holder.f_locals, held, way)
+    if isinstance(holder, (types.GeneratorType, types.CoroutineType)):
+        frame = holder.gi_frame if isinstance(holder, types.GeneratorType) else holder.cr_frame
+        return _from_named(frame.f_locals, held, way) if frame else way
+    is_namespace = held is getattr(holder, "__dict__", None) or isinstance(holder, type)
+    if is_namespace and (match := _FIRST_KEY.match(way)):
+        # The key that led out of the namespace is the attribute's name.
+        return f".{match[1]}{way[match.end() :]}"
+    return _from_named(_attributes(holder), held, way)
+
+
+def _step_of_function(function: types.FunctionType, held: Any, way: str) -> str:
+    match = _FIRST_INDEX.match(way)
+    rest = way[match.end() :] if match else way
+    if held is function.__closure__ and match:
+        return f", its variable {function.__code__.co_freevars[int(match[1])]!r}{rest}"
+    if held is function.__defaults__ or held is function.__kwdefaults__:
+        return f", a default argument{rest}"
+    return _from_named(vars(function), held, way)
+
+
+def _from_named(names: Mapping[str, Any], held: Any, way: str) -> str:
+    name = next((name for name, value in names.items() if value is held), "")
+    return f".{name}{way}" if name else way
+
+
+def _attributes(holder: Any) -> dict[str, Any]:
+    """An object's attributes, without waking any property."""
+    found = dict(getattr(holder, "__dict__", None) or {})
+    for cls in type(holder).__mro__:
+        for name, member in vars(cls).items():
+            if isinstance(member, types.MemberDescriptorType):
+                try:
+                    found[name] = member.__get__(holder)
+                except AttributeError:
+                    continue
+    return found
+
+
+def _root(holder: Any) -> str:
+    """The name of something that a reader can find by it; ``""`` for anything else."""
+    if isinstance(holder, types.ModuleType):
+        return holder.__name__
+    if isinstance(holder, dict):
+        module = sys.modules.get(str(holder.get("__name__", "")))
+        return module.__name__ if module is not None and vars(module) is holder else ""
+    if isinstance(holder, type):
+        return f"{holder.__module__}.{holder.__qualname__}"
+    if isinstance(holder, types.FunctionType):
+        module = sys.modules.get(holder.__module__ or "")
+        known = getattr(module, holder.__name__, None) is holder
+        return f"{holder.__module__}.{holder.__qualname__}" if known else ""
+    if isinstance(holder, types.FrameType):
+        return f"a frame of {_place(holder)} that a traceback keeps: "
+    if type(holder).__name__ == "FixtureDef":
+        return f"the fixture {getattr(holder, 'argname', '')!r}: "
+    if isinstance(holder, (types.GeneratorType, types.CoroutineType)):
+        return f"the suspended {holder.__qualname__}: "
+    return ""
+
+
+class _Names:
+    """Names of objects by ``id()``, and the containers that only exist to look them up."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, str] = {}
+        self.containers: set[int] = {id(self.by_id)}
+
+
+def _local_variables() -> _Names:
+    """The local variables of all frames that run the program."""
+    names = _Names()
+    for top in list(sys._current_frames().values()):
+        frame: types.FrameType | None = top
+        while frame is not None:
+            if not _of_machinery(frame.f_globals.get("__name__", "")):
+                names.containers.add(id(frame))
+                if (values := frame.f_locals) is not frame.f_globals:
+                    names.containers.add(id(values))
+                    for name, value in values.items():
+                        names.by_id.setdefault(id(value), f"{name} in {_place(frame)}")
+            else:
+                names.containers.add(id(frame))
+            frame = frame.f_back
+    return names
+
+
+def _place(frame: types.FrameType) -> str:
+    file = frame.f_code.co_filename.replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{frame.f_code.co_name} ({file}:{frame.f_lineno})"
+
+
+def _is_machinery(holder: Any) -> bool:
+    if isinstance(holder, types.FrameType):
+        return _of_machinery(holder.f_globals.get("__name__", ""))
+    return _of_machinery(type(holder).__module__) and type(holder).__name__ != "FixtureDef"
+
+
+def _of_machinery(module: Any) -> bool:
+    return str(module).partition(".")[0] in _MACHINERY
+
+
+def _key(holder: dict[Any, Any], held: Any) -> str:
+    for key, value in holder.items():
+        if value is held or key is held:
+            text = repr(key) if isinstance(key, (str, int, bytes, tuple)) else type(key).__name__
+            return text if len(text) <= _KEY_LENGTH else f"{text[:_KEY_LENGTH]}..."
+    return "..."
+
+
+def _kind(holder: Any) -> Sequence[str]:
+    plain = isinstance(holder, (dict, list, tuple, set, types.CellType, types.MethodType))
+    return [] if plain else [f"{type(holder).__module__}.{type(holder).__qualname__}"]
+
+
+def _tidy(path: str) -> str:
+    """The way as one would type it: ``model.fc.weight``, ``cache['last']``."""
+    path = _SHORT_MODULE.sub(r".\1", path).replace(": .", ": ")
+    return path.replace(": cached_result[0]", "")

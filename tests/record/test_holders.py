@@ -1,0 +1,191 @@
+"""What keeps a storage alive, and the way to it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchmem.record.holders import SEARCHES, Kept, find_holders
+from pytest_torchmem.record.ownership import storages_of
+
+
+class Trainer:
+    shared: ClassVar[list[torch.Tensor]] = []
+
+    def __init__(self) -> None:
+        self.me = self
+        self.held: object = None
+
+
+class Slots:
+    __slots__ = ("tensor",)
+
+
+@pytest.fixture
+def models() -> Iterator[types.ModuleType]:
+    module = types.ModuleType("models")
+    sys.modules["models"] = module
+    yield module
+    del sys.modules["models"]
+
+
+def sizes(*tensors: torch.Tensor | None) -> dict[tuple[str, int], int]:
+    return {(device, ptr): n for t in tensors for device, ptr, n in storages_of(t)}
+
+
+def ways(found: list[Kept]) -> list[str]:
+    return [("in garbage: " if kept.in_garbage else "") + kept.by for kept in found]
+
+
+def test_a_cache_in_a_module_is_named_with_the_key(models):
+    models.CACHE = {"last": [torch.ones(8)]}
+    found = find_holders(sizes(models.CACHE["last"][0]))
+    assert found == [Kept(32, False, "models.CACHE['last'][0]")]
+
+
+def test_each_item_of_a_list_is_found_and_of_a_long_one_the_first():
+    losses = [torch.ones(8) for _ in range(SEARCHES + 4)]
+    found = find_holders(sizes(*losses))
+    here = "losses in test_each_item_of_a_list_is_found_and_of_a_long_one_the_first ("
+    assert [kept.by.startswith(here) for kept in found] == [True] * SEARCHES + [False] * 4
+    assert [kept.by[-4:] for kept in found[:3]] == [")[0]", ")[1]", ")[2]"]
+
+
+def test_looking_at_a_long_list_walks_the_heap_once_per_item(models, monkeypatch):
+    models.LOSSES = [torch.ones(8) for _ in range(SEARCHES)]
+    size, calls = sizes(*models.LOSSES), []
+    of_torch = gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *a: calls.append(1) or of_torch(*a))
+    find_holders(size)
+    assert len(calls) <= SEARCHES + 4
+
+
+def test_an_attribute_of_a_class_is_named_with_it():
+    Trainer.shared.append(torch.ones(8))
+    try:
+        found = find_holders(sizes(Trainer.shared[0]))
+    finally:
+        Trainer.shared.clear()
+    assert ways(found) == [f"{__name__}.Trainer.shared[0]"]
+
+
+def test_parameters_and_gradients_have_the_path_of_their_module(models):
+    models.model = nn.Sequential(nn.Linear(4, 4))
+    models.model(torch.ones(1, 4)).sum().backward()
+    own, gradient = sizes(models.model[0].weight), sizes(models.model[0].weight.grad)
+    assert ways(find_holders(own)) == ["models.model.0.weight"]
+    assert ways(find_holders(gradient)) == ["models.model.0.weight.grad"]
+
+
+def test_what_only_a_graph_holds_is_found_through_its_root(models):
+    x = torch.randn(8, requires_grad=True)
+    y = x.exp()
+    models.loss, size = y.sum(), sizes(y)
+    del x, y
+    assert ways(find_holders(size)) == ["models.loss, in its autograd graph"]
+
+
+def test_a_closure_is_named_with_its_variable(models):
+    def hooked(tensor: torch.Tensor) -> object:
+        return lambda: tensor
+
+    models.hook = hooked(torch.ones(8))
+    found = find_holders(sizes(models.hook()))
+    assert ways(found) == ["models.hook, its variable 'tensor'"]
+
+
+def test_slots_and_instances_are_attributes(models):
+    models.slots, models.trainer = Slots(), Trainer()
+    models.slots.tensor, models.trainer.held = torch.ones(8), [torch.ones(16)]
+    found = find_holders(sizes(models.slots.tensor, models.trainer.held[0]))
+    assert [h.by for h in found] == ["models.trainer.held[0]", "models.slots.tensor"]
+
+
+def test_a_local_variable_is_named_with_its_function():
+    kept = torch.ones(8)
+    (found,) = find_holders(sizes(kept))
+    assert found.by.startswith("kept in test_a_local_variable_is_named_with_its_function (")
+
+
+def test_a_traceback_is_named_with_the_frame_that_it_keeps(models):
+    def failing() -> None:
+        tensor = torch.ones(8)
+        models.size = sizes(tensor)
+        raise ValueError
+
+    try:
+        failing()
+    except ValueError as error:
+        models.error = error
+    (found,) = find_holders(models.size)
+    assert found.by.startswith("a frame of failing (test_holders.py:")
+    assert found.by.endswith("that a traceback keeps: tensor")
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_cycle_is_named_by_the_class_that_closes_it():
+    def left_behind() -> dict[tuple[str, int], int]:
+        trainer = Trainer()
+        trainer.held = {"batch": torch.ones(8)}
+        return sizes(trainer.held["batch"])
+
+    (found,) = find_holders(left_behind())
+    assert found == Kept(32, True, f"{__name__}.Trainer")
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_function_that_refers_to_itself_is_a_cycle():
+    def left_behind() -> dict[tuple[str, int], int]:
+        tensor = torch.ones(8)
+
+        def again() -> object:
+            return tensor, again
+
+        return sizes(tensor)
+
+    (found,) = find_holders(left_behind())
+    assert found.in_garbage
+    assert found.by.endswith("left_behind.<locals>.again")
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_what_the_graph_of_garbage_holds_is_garbage():
+    def left_behind() -> dict[tuple[str, int], int]:
+        trainer = Trainer()
+        x = torch.randn(8, requires_grad=True)
+        y = x.exp()
+        trainer.held = y.sum()
+        return sizes(y)
+
+    (found,) = find_holders(left_behind())
+    assert found == Kept(32, True, f"{__name__}.Trainer")
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_garbage_is_freed_and_none_is_left_for_others_to_see():
+    trainer = Trainer()
+    trainer.held = torch.ones(8)
+    size = sizes(trainer.held)
+    del trainer
+    flags, known = gc.get_debug(), list(gc.garbage)
+    find_holders(size)
+    assert not [o for o in gc.get_objects() if type(o) is Trainer]
+    assert (gc.get_debug(), gc.garbage) == (flags, known)
+
+
+def test_nothing_to_look_for_finds_nothing():
+    assert find_holders({}) == []
