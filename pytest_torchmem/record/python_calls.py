@@ -10,29 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_torchmem.record.call_gaps import Gap
 from pytest_torchmem.record.source_lines import operator_lines
 from pytest_torchmem.record.strings import StringTable
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 # "path/to/file.py(12): function", where the line is that of the function's definition.
 _NAME: Final = re.compile(r"(?P<file>.*)\((?P<line>-?\d+)\): (?P<function>.*)", re.DOTALL)
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Operators that ran directly in a Python function, between two calls it made.
-
-    ``parent`` and ``operators`` are rows of events; ``after`` and ``before`` are the lines of the
-    calls around, 0 where there is none.
-    """
-
-    parent: int
-    operators: tuple[int, ...]
-    after: int
-    before: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +40,11 @@ class PythonCalls:
         self._libraries = tuple(f"{folder}/" for folder in library_paths())
 
     def read(
-        self, rows: Sequence[int], texts: Sequence[str], lines: Sequence[int], events: NDArray[Any]
+        self,
+        rows: Sequence[int] | NDArray[np.int64],
+        texts: Sequence[str],
+        lines: Sequence[int] | NDArray[np.int32],
+        events: NDArray[Any],
     ) -> None:
         """Fill name, file and line of the Python calls at ``rows``, whose event names are texts."""
         functions = [self._function(text) for text in texts]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_torchmem.record.python_calls import Gap, PythonCalls, full_path, library_paths
+from pytest_torchmem.record.call_gaps import Gap
+from pytest_torchmem.record.python_calls import PythonCalls, full_path, library_paths
 from pytest_torchmem.record.strings import StringTable
 from pytest_torchmem.trace import EVENT
 
