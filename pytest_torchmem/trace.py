@@ -79,6 +79,7 @@ class Ownership(enum.IntEnum):
     SAVED = 5
     LEAF = 6
     GRADIENT_ROOT = 7
+    SURVIVOR = 8
 
 
 class MarkKind(enum.IntEnum):

@@ -238,8 +238,9 @@ class Result:
         counters: The allocator's own numbers; None where the device keeps none (the CPU).
         has_backward: False when nothing in the window kept anything for a backward pass, so that
             no ACTIVATION can exist by definition.
-        unexplained_bytes: The largest difference between the footprint's running total and the
-            allocator's own, when there is one to compare with.
+        unexplained_bytes: What does not reconcile with the allocator's own total, where there is
+            one, or with what is alive at the end.
+        blind_spots: What the figures do not contain, or may not, in a sentence each.
         notes: Sentences the reader of the numbers must know.
     """
 
@@ -252,6 +253,7 @@ class Result:
     counters: Counters | None = None
     has_backward: bool = True
     unexplained_bytes: int = 0
+    blind_spots: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -292,6 +294,7 @@ class Result:
             else {f.name: getattr(self.counters, f.name) for f in fields(self.counters)},
             "has_backward": self.has_backward,
             "unexplained_bytes": self.unexplained_bytes,
+            "blind_spots": list(self.blind_spots),
             "notes": list(self.notes),
         }
 
@@ -320,6 +323,7 @@ class Result:
             counters=None if counters is None else Counters(**counters),
             has_backward=data["has_backward"],
             unexplained_bytes=data["unexplained_bytes"],
+            blind_spots=tuple(data.get("blind_spots", ())),
             notes=tuple(data["notes"]),
         )
 

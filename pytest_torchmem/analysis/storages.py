@@ -74,7 +74,8 @@ def find_storages(tree: OpTree) -> Storages:
     np.minimum.at(first_birth, place[births], rank[births])
     owner_rank = mark_rank[trace.owners["mark"]]
     # Of all that was live at the start only what somebody owns may matter, mentioned or not.
-    owned = (trace.owners["kind"] != Ownership.LIVE) & (owner_rank < first_birth[owner_place])
+    held = ~np.isin(trace.owners["kind"], (Ownership.LIVE, Ownership.SURVIVOR))
+    owned = held & (owner_rank < first_birth[owner_place])
     mentioned = tensor_rank < first_birth[tensor_place]
     early = np.unique(np.concatenate([tensor_place[mentioned], owner_place[owned]]))
     lives = _lifetimes(place, rank, size, event, early)

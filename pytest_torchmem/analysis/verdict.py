@@ -22,7 +22,15 @@ RETAINED: Final = ("retained", "growth")
 _SCRATCH: Final = ("temporary", "autograd_detail", "workspace", "unknown")
 _SCRATCH_FACTOR: Final = 8
 
-SLUGS: Final = ("no-activation", "no-counter", "no-steps", "no-reading", "shrunk", "unstable")
+SLUGS: Final = (
+    "no-activation",
+    "no-counter",
+    "no-steps",
+    "no-reading",
+    "shrunk",
+    "unstable",
+    "unseen",
+)
 """Why a number could not be judged, or fails without being too large; docs/messages.md explains."""
 
 
@@ -94,6 +102,13 @@ def judge_limits(result: Result, limits: Mapping[str, int]) -> tuple[Finding, ..
         return (_nothing_read(result, "a limit needs a reading to be held against"),)
     findings = (_judge_limit(result, key, limit_bytes) for key, limit_bytes in limits.items())
     return rank(finding for finding in findings if finding is not None)
+
+
+def judge_blind_spots(result: Result) -> tuple[Finding, ...]:
+    """Return a finding for each thing that the figures may lack, for those who cannot accept it."""
+    return tuple(
+        Finding("total", f"not everything was seen: {spot} [unseen]") for spot in result.blind_spots
+    )
 
 
 def judge_baseline(

@@ -21,6 +21,7 @@ from pytest_torchmem.analysis.verdict import (
     Finding,
     Verdict,
     judge_baseline,
+    judge_blind_spots,
     judge_limits,
     judge_shrinking,
     judge_spread,
@@ -293,6 +294,8 @@ class Body:
 
     def _verdict(self, result: Result, limits: Mapping[str, int], allowance: Allowance) -> Verdict:
         findings = judge_limits(result, limits)
+        if self.run.settings.strict:
+            findings = (*judge_blind_spots(result), *findings)
         if not self.estimates.compares(result):
             return Verdict(result, findings)
         settings, store, module = self.run.settings, self.run.store, self.item.path

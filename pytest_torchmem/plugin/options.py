@@ -123,7 +123,8 @@ OPTIONS: Final = (
     ),
     Option(
         "strict",
-        "fail a test that asks to be measured and cannot be",
+        "fail a test that asks to be measured and cannot be, or not wholly: another thread ran torch, "
+        "memory does not reconcile",
         False,
     ),
     Option(
@@ -164,7 +165,7 @@ class Settings:
         allowance: Tolerance and floor where a marker gives none.
         accepted: The changes that this run writes to the baselines; empty without an update.
         require_baseline: A missing baseline fails its test.
-        strict: A measurement that was asked for and not possible fails its test.
+        strict: A measurement that was asked for and not possible, or not whole, fails its test.
         baseline_dir: One folder for all baselines; None means beside each test module.
         summary: How much of the closing table is shown.
         report: Where a report goes; None without one.

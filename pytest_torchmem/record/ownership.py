@@ -43,7 +43,7 @@ class OwnershipLog:
     ) -> None:
         """Note that ``tensor``'s storage is held as ``kind``; one without storage is skipped.
 
-        Bytes are noted for LIVE alone: that is the mark at which a storage is met first.
+        Bytes are noted for LIVE, the mark at which a storage is met first, and for SURVIVOR.
         """
         if kind is Ownership.GRADIENT and isinstance(tensor, torch.Tensor):
             # The indices of an embedding's sparse gradient are the input that was looked up.
@@ -51,7 +51,7 @@ class OwnershipLog:
         number = self.devices.number
         rows = (
             storages_of(tensor)
-            if kind is Ownership.LIVE
+            if kind in (Ownership.LIVE, Ownership.SURVIVOR)
             else ((device, ptr, 0) for device, ptr in places_of(tensor))
         )
         for device, ptr, size_bytes in rows:
@@ -186,6 +186,20 @@ class OwnershipWatch:
         """Log what the graphs of all live tensors keep for a backward pass that may follow."""
         tensors, _, _ = _live_objects()
         self._log_holdings(mark, (t for t in tensors if t.grad_fn is not None))
+
+    def sample_end(self, mark: int) -> None:
+        """Log what `sample_graphs` does, and what on the CPU is alive and was not at the start.
+
+        The profiler saw most of that being made, and what it did not see is found by this.
+        """
+        tensors, _, _ = _live_objects()
+        self._log_holdings(mark, (t for t in tensors if t.grad_fn is not None))
+        cpu = self._log.devices.number("cpu")
+        for tensor in tensors:
+            if tensor.device.type == "cpu" and any(
+                (cpu, ptr) not in self._storages for _, ptr in places_of(tensor)
+            ):
+                self._log.owner(mark, Ownership.SURVIVOR, tensor)
 
     def before_backward(
         self, roots: Iterable[Any], gradients: Iterable[Any], create_graph: bool

@@ -22,6 +22,7 @@ from pytest_torchmem.record.kineto import Tables, TreeReader
 from pytest_torchmem.record.open_ranges import OpenRanges
 from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.python_calls import library_paths
+from pytest_torchmem.record.threads import ThreadWatch
 from pytest_torchmem.trace import (
     ALLOCATION,
     EVENT,
@@ -61,6 +62,7 @@ class Recorder:
         self._profiler: torch_api.Profiler | None = None
         self._own_ns = 0
         self._ranges = OpenRanges()
+        self._threads = ThreadWatch()
         self._sources = CompiledSources(self._reader.strings)
         self._compilations = CompilationWatch(self._sources.learn)
 
@@ -77,6 +79,7 @@ class Recorder:
         settle(self._device)
         self._watch.install()
         self._ranges.install()
+        self._threads.install()
         try:
             self._watch.scan(self._clock_mark(MarkKind.START))
             self._sources.learn()
@@ -121,7 +124,7 @@ class Recorder:
             self._pause()
             self._history.stop()
             self._counters.stop()
-            self._watch.sample_graphs(stop)
+            self._watch.sample_end(stop)
         finally:
             self._restore()
         return self._assemble()
@@ -153,6 +156,7 @@ class Recorder:
     def _restore(self) -> None:
         self._history.stop()
         self._ranges.remove()
+        self._threads.remove()
         self._compilations.remove()
         self._watch.remove()
 
@@ -176,6 +180,7 @@ class Recorder:
             begin_ns = time.perf_counter_ns()
             result = profiler.stop()
             self._segments.append(self._reader.read(result, len(self._segments)))
+            self._threads.look_at(result)
             self._own_ns += time.perf_counter_ns() - begin_ns
 
     def _clock_mark(self, kind: MarkKind, text: str = "") -> int:
@@ -233,6 +238,7 @@ class Recorder:
             "library_paths": library_paths(),
             "counters": self._counters.peaks(),
             "own_cost_ns": self._own_ns,
+            "unseen_threads": self._threads.names(),
             "workspace_bytes": workspace_bytes(self._device),
         }
 

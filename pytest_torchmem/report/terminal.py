@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -177,6 +177,7 @@ def summary_lines(summary: RunSummary, detail: Detail, width: int) -> list[Line]
         lines += _tests_table(summary, detail, width)
     lines += _changes_lines(summary)
     lines += _not_measured_lines(summary)
+    lines += _blind_lines(summary)
     if detail is not Detail.PROBLEMS and summary.tests:
         lines.append(Line(_counts(summary)))
         lines += _missing_lines(summary)
@@ -314,14 +315,25 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
 
 def _not_measured_lines(summary: RunSummary) -> list[Line]:
     """Return one line per reason, with the tests that it kept from being measured."""
-    reasons: dict[str, list[str]] = {}
-    for measured in summary.tests:
-        if measured.not_measured:
-            reasons.setdefault(measured.not_measured, []).append(measured.test)
+    reasons = ((t.not_measured, t.test) for t in summary.tests if t.not_measured)
+    return _grouped_lines("not measured", reasons)
+
+
+def _blind_lines(summary: RunSummary) -> list[Line]:
+    """Return one line per thing that was not seen, with the tests whose figures may lack it."""
+    spots = ((spot, t.test) for t, w in summary.windows for spot in w.result.blind_spots)
+    return _grouped_lines("not all seen", spots)
+
+
+def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]:
+    """Return a line for each text among (text, test), with the first few of its tests."""
+    tests_of: dict[str, list[str]] = {}
+    for text, test in pairs:
+        tests_of.setdefault(text, []).append(test)
     lines = []
-    for reason, tests in reasons.items():
+    for text, tests in tests_of.items():
         names = ", ".join(tests[:3]) + (f" and {len(tests) - 3} more" if tests[3:] else "")
-        lines.append(Line(f"not measured: {names}: {reason}", ("yellow",)))
+        lines.append(Line(f"{heading}: {names}: {text}", ("yellow",)))
     return lines
 
 
