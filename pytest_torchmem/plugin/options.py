@@ -123,8 +123,8 @@ OPTIONS: Final = (
     ),
     Option(
         "strict",
-        "fail a test that asks to be measured and cannot be, or not wholly: another thread ran torch, "
-        "memory does not reconcile",
+        "fail a test that asks to be measured and cannot be, or not wholly: another thread ran "
+        "torch, memory does not reconcile",
         False,
     ),
     Option(
