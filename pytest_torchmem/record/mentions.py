@@ -216,7 +216,7 @@ class Mentions:
         self, table: NDArray[Any], allocations: NDArray[Any], device_numbers: dict[Any, int]
     ) -> None:
         """Fill in what each allocation id stands for."""
-        mentioned = np.array(self._allocation_ids)
+        mentioned = np.array(self._allocation_ids, np.int64)
         met = np.array(
             [
                 (allocation_id, tensor_id, ptr, device_numbers[device])
