@@ -29,8 +29,11 @@ class Region(GpuQuestions):
     What a GPU would make of them (`simulate`, `fits`) can be asked as soon as it is over.
     """
 
-    def __init__(self, name: str, measurement: BodyMeasurement, begin: int) -> None:
+    def __init__(
+        self, name: str, measurement: BodyMeasurement, begin: int, steps_of: str = ""
+    ) -> None:
         self.name = name
+        self._steps_of = steps_of
         self._measurement = measurement
         self._begin = begin
         self._end: int | None = None
@@ -66,7 +69,7 @@ class Region(GpuQuestions):
             raise RecordingError(
                 f"the region {self.name!r} is still open; read its numbers after the with block"
             )
-        return self._measurement.profile_so_far().region(self._begin, self._end)
+        return self._measurement.profile_so_far().region(self._begin, self._end, self._steps_of)
 
     @property
     def peak(self) -> Peak:
@@ -106,10 +109,14 @@ class BodyMeasurement(GpuQuestions):
         _Running.now = _Running(self)
 
     @contextmanager
-    def region(self, name: str) -> Iterator[Region]:
-        """Measure the block; its numbers can be read as soon as it is over."""
+    def region(self, name: str, steps_of: str = "") -> Iterator[Region]:
+        """Measure the block; its numbers can be read as soon as it is over.
+
+        ``steps_of`` tells the steps that are its own from those of the body.
+        """
         recorder = self._recording()
-        region = Region(name, self, recorder.mark(MarkKind.REGION_BEGIN, name))
+        begin = recorder.mark(MarkKind.REGION_BEGIN, name)
+        region = Region(name, self, begin, steps_of)
         self.regions.append(region)
         try:
             yield region
@@ -118,9 +125,9 @@ class BodyMeasurement(GpuQuestions):
             recorder.sample_graphs(end)
             region.close(end)
 
-    def step(self) -> None:
-        """Note the end of a step."""
-        self._recording().mark(MarkKind.STEP)
+    def step(self, steps_of: str = "") -> None:
+        """Note the end of a step of the body, or of the region of these ``steps_of``."""
+        self._recording().mark(MarkKind.STEP, steps_of)
 
     def stop(self) -> Result:
         """End the recording, restore everything and return the body's numbers."""

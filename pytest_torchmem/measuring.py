@@ -89,6 +89,7 @@ class Measure(GpuQuestions):
         self._results = results
         self._measurement: BodyMeasurement | None = None
         self._region: Region | None = None
+        self._steps_of = ""
         self._stack = ExitStack()
         self._inner: list[Region] = []
         self._result: Result | None = None
@@ -110,12 +111,12 @@ class Measure(GpuQuestions):
         self._region, self._result, self._inner = None, None, []
         outer = running()
         if outer is None:
-            self._measurement = self._new_measurement()
+            self._measurement, self._steps_of = self._new_measurement(), ""
             self._measurement.start()
         else:
             self._require_same_device(outer)
-            self._measurement = outer
-            self._region = self._stack.enter_context(outer.region(self.name))
+            self._measurement, self._steps_of = outer, f"steps of region {len(outer.regions)}"
+            self._region = self._stack.enter_context(outer.region(self.name, self._steps_of))
         self._missing = _OPEN
         return self
 
@@ -186,7 +187,7 @@ class Measure(GpuQuestions):
         for step in range(warmup + n):
             yield step
             if step >= warmup:
-                self._recording().step()
+                self._recording().step(self._steps_of)
 
     def _recording(self) -> BodyMeasurement:
         if self._measurement is None:

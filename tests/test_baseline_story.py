@@ -1,6 +1,7 @@
 """A month of a project that keeps its baselines in git, played through.
 
-Bodies say what they use (`plugin/fake_measure.py`), so what is told here is only about baselines.
+Bodies say what they use (`plugin/fake_measure.py`), so what is told here is only about baselines;
+one chapter measures a real body, for the reports that show operators.
 """
 
 from __future__ import annotations
@@ -8,16 +9,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+
+from tests import opened_reports as opened
+from tests.chromium import launched
 
 FAKE = (Path(__file__).parent / "plugin" / "fake_measure.py").read_text(encoding="utf-8")
 CONFTEST = """
 import os
 import fake_measure
 
-fake_measure.install()
+if "REAL" not in os.environ:
+    fake_measure.install()
 environment = fake_measure.environment
 fake_measure.environment = lambda device: {
     **environment(device), "torch": os.environ.get("FAKE_TORCH", "2.12")
@@ -30,7 +36,17 @@ def test_{name}():
     use({parameter} * MiB, "parameter", operator="", module="net.layers.*.fc")
     use({activation} * MiB, "activation", operator="aten::mm", module="net.layers.*.fc", line=12)
 """
+REAL_TEST = """import pytest
+import torch
+
+@pytest.mark.memory_budget("1MiB")
+def test_step(torchmem):
+    net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.GELU(), torch.nn.Linear(512, 64))
+    with torchmem.measure("both"):
+        net(torch.ones(512, 64)).square().sum().backward()
+"""
 UPDATE = "--torchmem-update-baseline"
+PEAK_PROPERTY = "torchmem_peak_bytes"
 CPU_12, CPU_13, GPU_13 = "cpu-torch2.12", "cpu-torch2.13", "fake-100-torch2.13"
 
 
@@ -75,9 +91,17 @@ class Project:
         self.git("add", "-A")
         self.git("commit", "-q", "-m", message)
 
-    def pytest(self, *arguments: str, ends: int = 0) -> str:
+    def pytest(self, *arguments: str, ends: int = 0, **variables: str) -> str:
+        command = ["-m", "pytest", "-p", "pytest_torchmem.plugin.hooks", *arguments]
+        return self.python(*command, ends=ends, **variables)
+
+    def torchmem(self, *arguments: str, ends: int = 0) -> str:
+        return self.python("-m", "pytest_torchmem", *arguments, ends=ends)
+
+    def python(self, *arguments: str, ends: int = 0, **variables: str) -> str:
         environment = {
             **os.environ,
+            **variables,
             "FAKE_TORCH": self.torch,
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTEST_ADDOPTS": "--assert=plain",
@@ -85,9 +109,8 @@ class Project:
             "GITHUB_ACTIONS": "",
             "COLUMNS": "200",
         }
-        command = [sys.executable, "-m", "pytest", "-p", "pytest_torchmem.plugin.hooks"]
         done = subprocess.run(
-            [*command, *arguments],
+            [sys.executable, *arguments],
             cwd=self.path,
             env=environment,
             capture_output=True,
@@ -122,8 +145,10 @@ def test_a_month(project: Project) -> None:
     a_gpu_joins_at_night(project)
     a_test_is_renamed(project)
     a_regression_is_caught(project)
+    a_real_failure_is_shown_by_its_operators(project)
     an_improvement_is_tightened(project)
     an_entry_is_retired(project)
+    the_pages_of_the_month_are_opened(project)
 
 
 def first_baselines(project: Project) -> None:
@@ -241,15 +266,53 @@ def a_regression_is_caught(project: Project) -> None:
         '    use(33 * MiB, "activation", operator="aten::_to_copy", module="net.norm", line=31)\n'
     )
     project.test("train", parameter=20, activation=80, extra=cause)
-    told = project.pytest(ends=1)
+    told = project.pytest("--torchmem-report=out", "--junitxml=junit.xml", ends=1)
     assert "1 failed, 3 passed" in told
     assert (
         "activation peaked at 113.0 MiB, 33.0 MiB over the baseline of 80.0 MiB (tolerance 2 %): "
         "+33.0 MiB from aten::_to_copy in net.norm (fake_measure.py:31)"
     ) in told
+    the_reports_of_the_regression_are_opened(project)
     project.test("train", parameter=20, activation=80)
-    project.pytest()
+    project.pytest("--torchmem-report=mended.json")
+    told = project.torchmem("diff", "mended.json", "out/results.json", ends=1)
+    assert "+33.0 MiB" in told
+    assert "aten::_to_copy in net.norm" in told
+    project.torchmem("diff", "out/results.json", "mended.json")
     assert project.diff() == []
+
+
+def the_reports_of_the_regression_are_opened(project: Project) -> None:
+    """All of them tell the same, and the page says in a browser what the results file says."""
+    out = project.path / "out"
+    run = opened.results(out / "results.json")
+    assert set(run["tests"]) == {"test_forward_pass", "test_generate", "test_loss", "test_train"}
+    train = opened.body(run["tests"]["test_train"])
+    assert (train["change"], train["baseline_bytes"]) == ("grown", 100 << 20)
+    assert train["result"]["peak"]["total"] == 133 << 20
+    assert run["commit"] == project.git("rev-parse", "HEAD").strip()
+    assert run["dirty"]
+    opened.check_markdown(out / "summary.md", run)
+    junit = ElementTree.parse(project.path / "junit.xml")
+    peaks = [p.get("value") for p in junit.iter("property") if p.get("name") == PEAK_PROPERTY]
+    assert peaks == [str(opened.body(t)["result"]["peak"]["total"]) for t in run["tests"].values()]
+    project.torchmem("report", "out/results.json", "--test", "test_train", "-o", "train.svg")
+    opened.check_svg(project.path / "train.svg", train)
+
+
+def a_real_failure_is_shown_by_its_operators(project: Project) -> None:
+    """A body that is measured leaves its recording, which other people's viewers open."""
+    project.write("real/test_step.py", REAL_TEST)
+    arguments = ("real", "--torchmem-report=night", "--torchmem-device=cpu")
+    project.pytest(*arguments, ends=1, REAL="1")
+    run = opened.results(project.path / "night" / "results.json")
+    body = opened.body(run["tests"]["test_step"])
+    (recording,) = (project.path / "night" / "tests").glob("*.trace")
+    for name in ("x.perfetto.json", "x.pickle"):
+        project.torchmem("report", str(recording), "-o", name)
+    opened.check_chrome_trace(project.path / "x.perfetto.json", body)
+    opened.check_snapshot(project.path / "x.pickle", body)
+    (project.path / "real" / "test_step.py").unlink()
 
 
 def an_improvement_is_tightened(project: Project) -> None:
@@ -284,3 +347,18 @@ def an_entry_is_retired(project: Project) -> None:
         ]
     assert all(line.startswith('-["test_generate", ') for line in project.diff())
     project.commit("retired")
+
+
+def the_pages_of_the_month_are_opened(project: Project) -> None:
+    """In a browser they say what the results files beside them say. Without one, all else holds."""
+    out, night = project.path / "out", project.path / "night"
+    run = opened.results(out / "results.json")
+    (alone,) = (out / "tests").glob("*.html")
+    one = {"tests": {"test_train": run["tests"]["test_train"]}}
+    with launched() as browser:
+        opened.check_page(browser, out / "index.html", run, "test_train")
+        opened.check_page(browser, alone, one, "test_train")
+        rows = opened.differences(browser, out / "index.html", "test_net.py::test_train")
+        assert rows[0][:5] == ["+33.0 MiB", "new", "activation", "aten::_to_copy", "net.norm"]
+        by_night = opened.results(night / "results.json")
+        opened.check_page(browser, night / "index.html", by_night, "test_step")

@@ -59,6 +59,8 @@ class MemoryProfile(GpuQuestions):
         whole: The whole recording. What a storage is for and where it came from does not depend on
             which part of the recording one looks at.
         device: Name of the device, ``cpu`` or ``cuda:0``.
+        steps_of: The text of the marks that end its steps: what is measured within another
+            measurement has steps of its own.
     """
 
     tree: OpTree
@@ -66,6 +68,7 @@ class MemoryProfile(GpuQuestions):
     window: Window
     whole: Window
     device: str
+    steps_of: str = ""
 
     @cached_property
     def evidence(self) -> Evidence:
@@ -147,7 +150,10 @@ class MemoryProfile(GpuQuestions):
     def steps(self) -> tuple[int, ...]:
         """Bytes that the window made and that are alive at the end of each of its steps."""
         marks = self.tree.trace.marks
-        ranks = self.tree.mark_ranks()[marks["kind"] == MarkKind.STEP]
+        names = self.tree.trace.strings
+        rows = np.flatnonzero(marks["kind"] == MarkKind.STEP)
+        rows = rows[[names[text] == self.steps_of for text in marks["text"][rows].tolist()]]
+        ranks = self.tree.mark_ranks()[rows]
         inside = ranks[(ranks >= self.window.begin) & (ranks <= self.window.end)]
         sizes = self.storages.size_bytes
         return tuple(int(sizes[self._retained_at(rank)].sum()) for rank in inside.tolist())
@@ -241,12 +247,12 @@ class MemoryProfile(GpuQuestions):
         """What is live at this peak and was not at the other's, largest growth first."""
         return attribute_growth(self.peak.live, before.peak.live)
 
-    def region(self, begin_mark: int, end_mark: int) -> MemoryProfile:
+    def region(self, begin_mark: int, end_mark: int, steps_of: str = "") -> MemoryProfile:
         """The part of the recording between two marks."""
         ranks = self.tree.mark_ranks()
         window = Window(float(ranks[begin_mark]), float(ranks[end_mark]), may_go_on=True)
         whole = replace(self.whole, may_go_on=True)
-        return MemoryProfile(self.tree, self.storages, window, whole, self.device)
+        return MemoryProfile(self.tree, self.storages, window, whole, self.device, steps_of)
 
     @property
     def _block_sized_bytes(self) -> int:

@@ -24,6 +24,7 @@ from pytest_torchmem.plugin.workers import (
     reported_nodeid,
     trace_with,
 )
+from pytest_torchmem.ranks import environment_rank
 from pytest_torchmem.report.changes import change_table, diff_lines, notices, rename_lines
 from pytest_torchmem.report.summary import MeasuredTest, RunSummary
 from pytest_torchmem.report.terminal import Detail, summary_lines
@@ -118,7 +119,8 @@ class Collector:
         width = self.config.get_terminal_writer().fullwidth
         lines = summary_lines(self.summary, detail, width)
         if lines or self._lines:
-            terminalreporter.section("torchmem")
+            rank = environment_rank()  # of a job, each rank says its own
+            terminalreporter.section(f"torchmem, {rank}" if rank.count > 1 else "torchmem")
         for line in lines:
             terminalreporter.write_line(line.text, **dict.fromkeys(line.styles, True))
         for text in self._lines:

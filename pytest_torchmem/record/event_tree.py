@@ -163,7 +163,6 @@ class Kept:
 
 def find_kept(tree: EventTree) -> Kept:
     """Return what is worth keeping of a tree."""
-    parents = tree.parents
     is_python = np.isin(np.array(tree.kinds, np.uint8), PYTHON)
     worth = ~is_python
     worth[np.flatnonzero(is_python)[[call for call, _, _ in tree.owners]]] = True
@@ -171,12 +170,12 @@ def find_kept(tree: EventTree) -> Kept:
     # How many kept events are in each subtree, itself included. Children come after their parents,
     # so walking backwards meets every descendant first.
     sizes = list(map(int, kept))
-    for row in range(len(parents) - 1, -1, -1):
+    for row, parent in zip(range(len(sizes) - 1, -1, -1), reversed(tree.parents), strict=True):
         if size := sizes[row]:
             if not kept[row]:
                 kept[row] = True
                 size = sizes[row] = size + 1
-            if (parent := parents[row]) >= 0:
+            if parent >= 0:
                 sizes[parent] += size
     worth = np.array(kept, np.bool_)
     rows = np.flatnonzero(worth)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 _name = torch_api.reader(torch_api.TorchOpFields, "name")
 _inputs = torch_api.reader(torch_api.TorchOpFields, "inputs")
 _allocation_id = torch_api.reader(torch_api.TensorMetadata, "allocation_id")
-_IDENTITY = attrgetter("allocation_id", "id", "storage_data_ptr", "device")
+_IDENTITY = attrgetter("id", "storage_data_ptr", "device")
 _EXTENT = attrgetter("layout", "dtype", "sizes", "strides")
+_IDENTITY_COLUMNS: Final = ("allocation_id", "id", "ptr", "device")
+# Where a mention has no allocation id; the last entry of every array.
+_UNKEYED: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +114,13 @@ class Mentions:
     def __init__(self, shapes: InputShapes) -> None:
         #: The shapes that operators were given the numbers of.
         self.shapes = shapes
+        # Allocation ids of which an allocation was met, and of others all that they stand for.
         self._allocated: set[int] = set()
+        self._identities: dict[int, tuple[Any, ...]] = {}
         self._allocation_ids: list[int] = []
-        # Mentions of what was not seen to be allocated: their numbers, identities and tensors.
-        self._strangers: list[tuple[int, tuple[Any, ...], Any]] = []
+        # By the number of the mention; of storages of which no allocation was met.
+        self._extents: dict[int, int] = {}
+        self._unkeyed_devices: dict[int, Any] = {}
         self._owners: list[tuple[int, int, int]] = []
         self._operator_count = 0
         #: Operators that take a tensor without identity, by their number among the operators.
@@ -122,9 +128,8 @@ class Mentions:
 
     def add_allocation(self, allocation: tuple[Any, ...]) -> None:
         """Learn of an allocation: its allocation id, id, device and pointer."""
-        allocation_id, tensor_id, _, ptr, *_ = allocation
-        if tensor_id is not None and allocation_id is not None and ptr:
-            self._allocated.add(allocation_id)
+        if allocation[1] is not None and allocation[3]:
+            self._allocated.add(allocation[0])
 
     def add_operator(self, operator: Any) -> int:
         """Add what an operator takes in; return the number of its `InputShape`."""
@@ -138,8 +143,8 @@ class Mentions:
         for tensor in tensors:
             allocation_id = _allocation_id(tensor)
             if allocation_id not in self._allocated:
-                allocation_id = self._meet(tensor)
-                if not allocation_id:
+                allocation_id = self._meet(tensor, allocation_id)
+                if allocation_id == _UNKEYED:
                     self.unkeyed[self._operator_count] = operator
             self._allocation_ids.append(allocation_id)
         self._operator_count += 1
@@ -147,15 +152,23 @@ class Mentions:
 
     def add_owned(self, tensor: Any, event: int, role: Role, name: int = -1) -> None:
         """Add a tensor that a module or an optimizer owns."""
-        self._allocation_ids.append(self._meet(tensor))
+        allocation_id = _allocation_id(tensor)
+        if allocation_id not in self._allocated:
+            allocation_id = self._meet(tensor, allocation_id)
+        self._allocation_ids.append(allocation_id)
         self._owners.append((event, role, name))
 
-    def _meet(self, tensor: Any) -> int:
-        """Note the next mention for a closer look; return its allocation id, 0 if unkeyed."""
-        identity = _IDENTITY(tensor)
-        self._strangers.append((len(self._allocation_ids), identity, tensor))
-        # Without the device, which never is None and is slow to compare.
-        return 0 if None in identity[:3] else int(identity[0])
+    def _meet(self, tensor: Any, allocation_id: int | None) -> int:
+        """Look closer at the next mention; return its allocation id or `_UNKEYED`."""
+        number = len(self._allocation_ids)
+        if allocation_id not in self._identities:
+            tensor_id, ptr, device = _IDENTITY(tensor)
+            if allocation_id is None or tensor_id is None or ptr is None:
+                self._unkeyed_devices[number] = device
+                return _UNKEYED
+            self._identities[allocation_id] = tensor_id, ptr, device
+        self._extents[number] = _extent_bytes(tensor)
+        return allocation_id
 
     def table(
         self,
@@ -177,9 +190,11 @@ class Mentions:
         owners = zip(("event", "role", "name"), zip(*self._owners, strict=True), strict=False)
         for name, values in owners:
             table[name][split:] = values
-        known = allocations[allocations["keyed"]]
-        self._fill_allocated(table, known)
-        self._fill_strangers(table, known, device_numbers)
+        self._fill_identities(table, allocations[allocations["keyed"]], device_numbers)
+        unkeyed = list(self._unkeyed_devices)
+        table["device"][unkeyed] = [device_numbers[d] for d in self._unkeyed_devices.values()]
+        table["keyed"] = True
+        table["keyed"][unkeyed] = False
         return table
 
     def _fill_inputs(
@@ -197,57 +212,31 @@ class Mentions:
         ):
             table[name] = np.fromiter(chain.from_iterable(columns), table[name].dtype, len(table))
 
-    def _fill_allocated(self, table: NDArray[Any], allocations: NDArray[Any]) -> None:
-        """Fill in what an allocation says of its allocation id."""
-        table["keyed"] = True
-        table["allocation_id"] = self._allocation_ids
-        size = max(
-            table["allocation_id"].max(initial=0), allocations["allocation_id"].max(initial=0)
-        )
-        for name in ("id", "ptr", "device"):
-            column = np.zeros(size + 1, table[name].dtype)
-            column[allocations["allocation_id"]] = allocations[name]
-            table[name] = column[table["allocation_id"]]
-
-    def _fill_strangers(
+    def _fill_identities(
         self, table: NDArray[Any], allocations: NDArray[Any], device_numbers: dict[Any, int]
     ) -> None:
-        """Fill in what strangers say of themselves.
-
-        Extents are read only for storages without an allocation: that knows better, and reading
-        sizes and strides costs more than all else together.
-        """
-        if not self._strangers:
-            return
-        numbers, identities, tensors = zip(*self._strangers, strict=True)
-        rows = np.array(numbers)
-        unkeyed = [n for n, identity in enumerate(identities) if None in identity[:3]]
-        allocation_ids, ids, pointers, devices = zip(*identities, strict=True)
-        table["allocation_id"][rows] = _filled(allocation_ids, unkeyed)
-        table["id"][rows] = _filled(ids, unkeyed)
-        table["ptr"][rows] = _filled(pointers, unkeyed)
-        table["device"][rows] = [device_numbers[device] for device in devices]
-        table["keyed"][rows[unkeyed]] = False
-        known = np.isin(storage_codes(table[rows]), storage_codes(allocations))
-        strange = np.flatnonzero(table["keyed"][rows] & ~known)
-        table["size_bytes"][rows[strange]] = [_extent_bytes(tensors[n]) for n in strange.tolist()]
-
-
-def storage_codes(table: NDArray[Any]) -> NDArray[np.int64]:
-    """One int64 for each row's (id, allocation id, device); equal exactly if all three are."""
-    # The profiler counts both ids up from 0 in each session, so 28 bits each leave room to spare.
-    codes = (table["id"] << 35) | (table["allocation_id"] << 7) | table["device"]
-    result: NDArray[np.int64] = codes.astype(np.int64)
-    return result
-
-
-def _filled(values: Sequence[Any], missing: list[int]) -> Sequence[Any]:
-    if not missing:
-        return values
-    filled = list(values)
-    for row in missing:
-        filled[row] = 0
-    return filled
+        """Fill in what each allocation id stands for."""
+        mentioned = np.array(self._allocation_ids, np.int64)
+        met = np.array(
+            [
+                (allocation_id, tensor_id, ptr, device_numbers[device])
+                for allocation_id, (tensor_id, ptr, device) in self._identities.items()
+            ],
+            [(name, TENSOR_ROW[name]) for name in _IDENTITY_COLUMNS],
+        )
+        # The last entry is that of mentions without identity.
+        size = 2 + max(mentioned.max(initial=0), allocations["allocation_id"].max(initial=0))
+        for name in _IDENTITY_COLUMNS:
+            column = np.zeros(size, met.dtype[name])
+            for identities in (met, allocations):
+                column[identities["allocation_id"]] = identities[name]
+            table[name] = column[mentioned]
+        # An allocation knows better how large its storage is.
+        allocated = np.zeros(size, np.bool_)
+        allocated[allocations["allocation_id"]] = True
+        rows = np.array(list(self._extents), np.int64)
+        extents = np.array(list(self._extents.values()), np.int64)
+        table["size_bytes"][rows] = np.where(allocated[mentioned[rows]], 0, extents)
 
 
 def _extent_bytes(tensor: Any) -> int:

@@ -37,6 +37,7 @@ class PythonCalls:
     def __init__(self, strings: StringTable) -> None:
         self._strings = strings
         self._functions: dict[str, _Function] = {}
+        self._paths = _FullPaths()
         self._libraries = tuple(f"{folder}/" for folder in library_paths())
 
     def read(
@@ -76,12 +77,20 @@ class PythonCalls:
         if found is None:
             number = self._strings.number
             if match := _NAME.fullmatch(text):
-                path = full_path(match["file"])
+                path = self._paths[match["file"]]
                 found = _Function(number(match["function"]), number(path), path, int(match["line"]))
             else:
                 found = _Function(number(_ADDRESS.sub("", text)), -1, "", 0)
             self._functions[text] = found
         return found
+
+
+class _FullPaths(dict[str, str]):
+    """Each file's path is looked for once."""
+
+    def __missing__(self, name: str) -> str:
+        path = self[name] = full_path(name)
+        return path
 
 
 def library_paths() -> list[str]:

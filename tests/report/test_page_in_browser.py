@@ -1,7 +1,5 @@
 """The HTML report in a real browser: drawn, hovered, filtered, by mouse, finger and keyboard."""
 
-import os
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,19 +9,9 @@ from pytest_torchmem.analysis.results import Counters
 from pytest_torchmem.report.colours import COLOURS
 from pytest_torchmem.report.html import picture_page, run_page
 from pytest_torchmem.report.run import RunReport
+from pytest_torchmem.units import GiB, KiB, MiB, format_size
+from tests.chromium import launched
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 FAILED = "tests/test_step.py::test_train[bf16]"
 
 COUNT_PIXELS = """([r, g, b]) => {
@@ -40,14 +28,8 @@ COUNT_PIXELS = """([r, g, b]) => {
 
 @pytest.fixture(scope="module")
 def browser():
-    named = os.environ.get("TORCHMEM_CHROMIUM", "")
-    program = named or next(filter(None, map(shutil.which, NAMES)), None)
-    if program is None:
-        pytest.skip(f"no browser: none of {', '.join(NAMES)} is on the path")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=FLAGS)
+    with launched() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +97,13 @@ def test_the_baseline_is_a_line_where_there_is_one(opened, chart):
     page = opened("#test=tests/test_step.py::test_new")
     page.wait_for_selector(".uplot canvas")
     assert page.evaluate(COUNT_PIXELS, accent) == 0
+
+
+def test_sizes_read_as_they_do_on_the_terminal(opened):
+    near = [unit + part for unit in (1, KiB, MiB, GiB) for part in (-1, 0, 1, 51, 512, 51 * KiB)]
+    sizes = [0, 131_328, 264_448, -131_328, *near, *(number * 256 for number in range(2000))]
+    texts = opened().evaluate("(sizes) => sizes.map(torchmemChart.size)", sizes)
+    assert texts == [format_size(size) for size in sizes]
 
 
 def test_at_first_the_peak_is_told(chart):

@@ -12,10 +12,18 @@ const torchmemChart = (() => {
     const magnitude = Math.abs(bytes);
     for (const [name, factor] of UNITS) {
       if (magnitude >= factor || Math.round((magnitude / factor) * KIB * 10) / 10 >= KIB) {
-        return `${(bytes / factor).toFixed(1)} ${name}`;
+        return `${inTenths(bytes / factor)} ${name}`;
       }
     }
     return `${bytes} B`;
+  }
+
+  // Halves go to the even digit, as they do on the terminal: 128.25 is 128.2 in both places.
+  function inTenths(value) {
+    const tenths = Math.floor(value * 10);
+    const rest = value * 10 - tenths;
+    const up = rest > 0.5 || (rest === 0.5 && tenths % 2 !== 0);
+    return ((tenths + (up ? 1 : 0)) / 10).toFixed(1);
   }
 
   function tick(bytes) {

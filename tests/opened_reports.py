@@ -1,0 +1,160 @@
+"""Reports of a run opened as their readers do, and held against its results file."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from pytest_torchmem.analysis.verdict import words
+from pytest_torchmem.units import MiB, format_change, format_size
+
+Run = dict[str, Any]
+ROWS = """[...document.querySelectorAll("details.test > summary")].map((summary) =>
+  [...summary.children].map((child) => child.firstChild?.textContent ?? ""))"""
+CELLS = """(rows) => rows.map((row) => [...row.children].map((cell) => cell.innerText.trim()))"""
+
+
+def results(path: Path) -> Run:
+    """Return a results file as JSON, its tests by the part of their id behind the module."""
+    run: Run = json.loads(path.read_text(encoding="utf-8"))
+    assert (run["kind"], run["format"]) == ("torchmem-results", 1)
+    run["tests"] = {test["test"].partition("::")[2]: test for test in run["tests"]}
+    return run
+
+
+def body(test: dict[str, Any]) -> dict[str, Any]:
+    """Return the window of a test's body."""
+    window: dict[str, Any] = (test["windows"] or test["unjudged"])[0]
+    return window
+
+
+def check_page(browser: Any, path: Path, run: Run, opened: str) -> None:
+    """Open a page in a browser: the list, and in one test all figures, are those of the run."""
+    trouble: list[str] = []
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.on("pageerror", lambda error: trouble.append(str(error)))
+    page.on("request", lambda r: trouble.append(r.url) if r.url[:5] != "file:" else None)
+    test = run["tests"][opened]
+    page.goto(f"{path.as_uri()}#test={test['test']}")
+    page.wait_for_selector("details.test[open] .uplot canvas")
+    rows = {row[1].partition("::")[2]: row for row in page.evaluate(ROWS)}
+    assert set(rows) == set(run["tests"])
+    for name, shown in run["tests"].items():
+        window = body(shown)
+        peak = window["result"]["peak"]["total"]
+        change = format_change(peak - window["baseline_bytes"])
+        against = change if window["baseline_bytes"] else "no baseline"
+        assert rows[name][3:] == [format_size(peak), against], name
+    check_window(page, body(test))
+    assert trouble == []
+    page.close()
+
+
+def check_window(page: Any, window: dict[str, Any]) -> None:
+    """The readout at the peak, the sentences, the composition and the differences of a body."""
+    peak = window["result"]["peak"]
+    view = page.locator("details.test[open] .window").first
+    readout = view.locator(".readout")
+    assert readout.locator(".total").inner_text() == format_size(peak["total"])
+    named = {words(c): format_size(size) for c, size in peak["at_peak"].items()}
+    told = dict(zip(*[iter(readout.locator("ul").first.inner_text().split("\n"))] * 2, strict=True))
+    assert told == named
+    shown = view.locator(".sentences li").all_inner_texts()
+    assert shown == window["sentences"]
+    table = view.get_by_role("region", name="composition").locator("tbody tr")
+    composition = {row[0]: row for row in table.evaluate_all(CELLS)}
+    assert {c: composition[c][1] for c in named} == named
+    assert composition["total"][1] == format_size(peak["total"])
+    if baseline := window["baseline"]:
+        assert composition["total"][3] == format_size(baseline["total"])
+        for category, size in baseline["peaks"].items():
+            assert composition[words(category)][3] == format_size(size)
+
+
+def differences(browser: Any, path: Path, test: str) -> list[list[str]]:
+    """Return the rows of the table of differences that a page shows for a test."""
+    page = browser.new_page()
+    page.goto(f"{path.as_uri()}#test={test}")
+    region = page.locator("details.test[open]").get_by_role("region", name="differences")
+    rows: list[list[str]] = region.first.locator("tbody tr").evaluate_all(CELLS)
+    page.close()
+    return rows
+
+
+def check_markdown(path: Path, run: Run) -> None:
+    """Each test is a row with the peak of the run, and each failed one has its sentences."""
+    text = path.read_text(encoding="utf-8")
+    found = re.findall(r"^\| (.+?) \| `(.+?)` \| (.*?) \| (.*?) \| .*\|$", text, re.MULTILINE)
+    rows = {name.partition("::")[2]: (status, peak) for status, name, peak, _ in found}
+    assert set(rows) == set(run["tests"])
+    for name, test in run["tests"].items():
+        assert rows[name][1] == format_size(body(test)["result"]["peak"]["total"])
+        failed = test["outcome"] == "failed"
+        assert ("failed" in rows[name][0]) == failed
+        assert (f"<summary><code>{test['test']}</code></summary>" in text) == failed
+        for sentence in body(test)["sentences"]:
+            assert sentence in re.sub(r"\\(.)", r"\1", text)
+
+
+def check_svg(path: Path, window: dict[str, Any]) -> None:
+    """One outline for each category, as high as its own peak; the peak and the baseline named."""
+    root = ElementTree.parse(path).getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    outlines = {
+        polygon.findtext(f"{space}title"): [
+            float(point.split(",")[1]) for point in polygon.get("points", "").split()
+        ]
+        for polygon in root.iter(f"{space}polygon")
+    }
+    peak = window["result"]["peak"]
+    assert set(outlines) == {words(category) for category in peak["by_category"]}
+    texts = {node.text for node in root.iter(f"{space}text")}
+    assert f"peak {format_size(peak['total'])}" in texts
+    heights = [y for ys in outlines.values() for y in ys]
+    top, bottom = min(heights), max(heights)
+    (baseline,) = [line for line in root.iter(f"{space}line") if line.get("stroke-dasharray")]
+    assert f"baseline {format_size(window['baseline_bytes'])}" in texts
+    share = (bottom - float(baseline.get("y1", "0"))) / (bottom - top)
+    assert abs(share - window["baseline_bytes"] / peak["total"]) < 0.01
+
+
+def check_chrome_trace(path: Path, window: dict[str, Any]) -> None:
+    """Every counter reaches the peak of its category, beside slices that nest in each thread."""
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    tops: dict[str, int] = defaultdict(int)
+    slices: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "C":
+            tops[event["name"]] = max(tops[event["name"]], event["args"]["bytes"])
+        elif event["ph"] == "X":
+            slices[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    peak = window["result"]["peak"]
+    assert tops.pop("memory footprint") == peak["total"]
+    assert tops == {f"memory {c}": size for c, size in peak["by_category"].items()}
+    names = {event["name"] for event in events if event["ph"] == "X"}
+    assert "aten::addmm" in names
+    for thread in slices.values():
+        ends: list[float] = []
+        for begin, end in sorted(thread, key=lambda pair: (pair[0], -pair[1])):
+            while ends and ends[-1] <= begin + 1e-6:
+                ends.pop()
+            assert not ends or end <= ends[-1] + 1e-3
+            ends.append(end)
+
+
+def check_snapshot(path: Path, window: dict[str, Any]) -> None:
+    """Replaying the blocks of a memory_viz snapshot reaches the peak."""
+    held: dict[int, int] = {}
+    top = 0
+    for entry in pickle.loads(path.read_bytes())["device_traces"][0]:
+        if entry["action"] == "alloc":
+            held[entry["addr"]] = entry["size"]
+        else:
+            held.pop(entry["addr"])
+        top = max(top, sum(held.values()))
+    assert top == window["result"]["peak"]["total"] >= MiB
