@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -22,13 +21,12 @@ if TYPE_CHECKING:
 _NUMBER_BYTES: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """One leaf operator of the forward pass: which storages it reads, writes to and makes."""
 
     in_module: bool
-    reads: list[int]
-    writes: list[int]
+    reads: set[int]
+    writes: set[int]
     makes: list[int]
 
 
@@ -41,22 +39,24 @@ def made_from_data(evidence: Evidence, labels: NDArray[np.uint8]) -> NDArray[np.
     """
     has_modules = len(evidence.tree.trace.module_calls) > 0
     inputs = labels == Category.INPUT.column
-    data = inputs.copy()
-    used = np.zeros(len(labels), np.bool_)
-    number = _numbers(evidence)
+    is_input = set(np.flatnonzero(inputs).tolist())
+    data: set[int] = set(is_input)
+    used: set[int] = set()
+    numbers = set(np.flatnonzero(_numbers(evidence)).tolist())
     for step in _forward_steps(evidence):
-        others = [s for s in step.reads if s not in step.makes and not number[s]]
-        from_data = all(data[s] for s in others)
+        others = step.reads.difference(step.makes, numbers)
+        from_data = others <= data
         if step.in_module or not from_data:
-            used[others] = True
+            used |= others
             if not from_data:
-                data[step.writes] = inputs[step.writes]
+                data -= step.writes - is_input
         elif has_modules or not others:
-            data[step.makes] = True
+            data.update(step.makes)
         else:
-            used[others] = True
-    result: NDArray[np.bool_] = data & used & evidence.made
-    return result
+            used |= others
+    found = np.zeros(len(labels), np.bool_)
+    found[list(data & used)] = True
+    return found & evidence.made
 
 
 def _numbers(evidence: Evidence) -> NDArray[np.bool_]:
@@ -90,14 +90,11 @@ def _forward_steps(evidence: Evidence) -> Iterator[_Step]:
             writes.setdefault(leaf, set()).add(storage)
     makes: dict[int, list[int]] = {}
     born = np.flatnonzero(evidence.made & (evidence.birth_leaf >= 0))
-    for storage in born.tolist():
-        makes.setdefault(int(evidence.birth_leaf[storage]), []).append(storage)
+    for leaf, storage in zip(evidence.birth_leaf[born].tolist(), born.tolist(), strict=True):
+        makes.setdefault(leaf, []).append(storage)
     forward = np.array([*reads.keys() | makes.keys()], np.int64)
     forward = forward[tree.phase[forward] == FORWARD]
-    for leaf in forward[np.argsort(tree.rank[forward])].tolist():
-        yield _Step(
-            in_module=bool(evidence.module_call[leaf] >= 0),
-            reads=sorted(reads.get(leaf, ())),
-            writes=sorted(writes.get(leaf, ())),
-            makes=makes.get(leaf, []),
-        )
+    forward = forward[np.argsort(tree.rank[forward])]
+    in_module = (evidence.module_call[forward] >= 0).tolist()
+    for leaf, inside in zip(forward.tolist(), in_module, strict=True):
+        yield _Step(inside, reads.get(leaf, set()), writes.get(leaf, set()), makes.get(leaf, []))

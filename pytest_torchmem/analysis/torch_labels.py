@@ -8,7 +8,7 @@ A label is set for an id, for a key or for one version of a key, and looked up i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -63,30 +63,11 @@ class TorchLabels:
         return replace(self, by_id=by_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """A list of numbers for each node, one behind the other in a single list."""
-
-    values: list[int]
-    starts: list[int]
-
-    @classmethod
-    def of(cls, owner: NDArray[np.int64], values: NDArray[np.int64], count: int) -> Runs:
-        """The values of each owner from 0 to ``count``; ``owner`` is ascending."""
-        return cls(values.tolist(), np.searchsorted(owner, np.arange(count + 1)).tolist())
-
-    def __getitem__(self, node: int) -> list[int]:
-        return self.values[self.starts[node] : self.starts[node + 1]]
-
-    def __iter__(self) -> Iterator[list[int]]:
-        values = self.values
-        for start, end in pairwise(self.starts):
-            yield values[start:end]
-
-    def __reversed__(self) -> Iterator[list[int]]:
-        values = self.values
-        for end, start in pairwise(reversed(self.starts)):
-            yield values[start:end]
+def _by_owner(owner: NDArray[np.int64], values: NDArray[np.int64], count: int) -> list[list[int]]:
+    """The values of each owner from 0 to ``count``; ``owner`` is ascending."""
+    listed = values.tolist()
+    starts = np.searchsorted(owner, np.arange(count + 1)).tolist()
+    return [listed[start:end] for start, end in pairwise(starts)]
 
 
 class FlowLists:
@@ -98,16 +79,16 @@ class FlowLists:
         self.in_backward: list[bool] = graph.in_backward.tolist()
 
     @cached_property
-    def inputs(self) -> Runs:
+    def inputs(self) -> list[list[int]]:
         """For each node the numbers of the versions it takes in."""
         rows = self.graph.is_input
-        return Runs.of(self.graph.node[rows], self.graph.version_in[rows], self.count)
+        return _by_owner(self.graph.node[rows], self.graph.version_in[rows], self.count)
 
     @cached_property
-    def outputs(self) -> Runs:
+    def outputs(self) -> list[list[int]]:
         """For each node the numbers of the versions it brings out."""
         rows = self.graph.is_output
-        return Runs.of(self.graph.node[rows], self.graph.version_out[rows], self.count)
+        return _by_owner(self.graph.node[rows], self.graph.version_out[rows], self.count)
 
     @cached_property
     def id_of_version(self) -> NDArray[np.int64]:
@@ -135,9 +116,9 @@ class FlowLists:
         reached = np.zeros(count, np.bool_)
         reached[read_ids[seeds[graph.version_in[rows]]]] = True
         by_id = np.argsort(read_ids, kind="stable")
-        readers = Runs.of(read_ids[by_id], graph.node[rows][by_id], count)
+        readers = _by_owner(read_ids[by_id], graph.node[rows][by_id], count)
         made = self.id_of_version[graph.version_out[graph.is_output]]
-        makes = Runs.of(graph.node[graph.is_output], made, self.count)
+        makes = _by_owner(graph.node[graph.is_output], made, self.count)
         visited, known = [False] * self.count, reached.tolist()
         waiting = [node for start in np.flatnonzero(reached).tolist() for node in readers[start]]
         while waiting:
@@ -194,16 +175,14 @@ def set_inputs(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
     """What helps to make a gradient and does not depend on one."""
     graph = flow.graph
     known = labels.of_versions(graph)
-    produces = np.isin(known, (_GRADIENT, _PARAMETER)).tolist()
-    member = [False] * len(produces)
+    produces = set(np.flatnonzero(np.isin(known, (_GRADIENT, _PARAMETER))).tolist())
+    members: set[int] = set()
     for taken, made in zip(reversed(flow.inputs), reversed(flow.outputs), strict=True):
-        versions = taken + made
-        for version in versions:
-            if produces[version]:
-                for also in versions:
-                    produces[also] = member[also] = True
-                break
-    candidates = np.array(member, np.bool_)
+        if not (produces.isdisjoint(taken) and produces.isdisjoint(made)):
+            produces.update(taken, made)
+            members.update(taken, made)
+    candidates = np.zeros(len(known), np.bool_)
+    candidates[list(members)] = True
     made_in_backward = graph.is_output & graph.in_backward[graph.node]
     candidates[graph.version_out[made_in_backward]] = False
     candidates &= ~flow.depends_on_gradient(labels)[flow.id_of_version]
@@ -216,29 +195,22 @@ def set_parameters_using_data_flow(flow: FlowLists, labels: TorchLabels) -> Torc
     They meet data in the forward pass, help to make a gradient, and depend on one.
     """
     known = labels.of_versions(flow.graph)
-    gradient = (known == _GRADIENT).tolist()
-    forward = (known == _INPUT).tolist()
-    candidate = [False] * len(forward)
+    gradient = set(np.flatnonzero(known == _GRADIENT).tolist())
+    forward = set(np.flatnonzero(known == _INPUT).tolist())
+    candidates: set[int] = set()
     nodes = zip(flow.inputs, flow.outputs, flow.in_backward, strict=True)
     for taken, made, in_backward in nodes:
-        if in_backward or not any(forward[v] for v in taken):
+        if in_backward or forward.isdisjoint(taken):
             continue
-        if any(gradient[v] for v in taken) or any(gradient[v] for v in made):
-            continue
-        for version in made:
-            forward[version] = True
-        for version in taken:
-            if not forward[version]:
-                candidate[version] = True
-    used = [False] * len(forward)
+        if gradient.isdisjoint(taken) and gradient.isdisjoint(made):
+            forward.update(made)
+            candidates |= set(taken) - forward
+    used = set(gradient)
     for taken, made in zip(reversed(flow.inputs), reversed(flow.outputs), strict=True):
-        for version in made:
-            if gradient[version] or used[version]:
-                for also in taken:
-                    used[also] = True
-                break
+        if not used.isdisjoint(made):
+            used.update(taken)
     found = np.zeros(len(labels.by_id), np.bool_)
-    found[flow.id_of_version[np.array(candidate, np.bool_) & np.array(used, np.bool_)]] = True
+    found[flow.id_of_version[list(candidates & used)]] = True
     found &= flow.depends_on_gradient(labels)
     return labels.with_ids(np.flatnonzero(found), Category.PARAMETER)
 
