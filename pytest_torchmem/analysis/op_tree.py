@@ -36,6 +36,7 @@ class OpTree:
             leaf whatever its name.
         backward_node: int32, shape (E,); row of the innermost node of the backward graph, or -1.
         phase: uint8, shape (E,); index into `PHASES`.
+        levels: The rows of each depth, roots first.
     """
 
     trace: Trace
@@ -44,10 +45,11 @@ class OpTree:
     leaf: NDArray[np.int32]
     backward_node: NDArray[np.int32]
     phase: NDArray[np.uint8]
+    levels: list[NDArray[np.int64]]
 
     def innermost(self, condition: NDArray[np.bool_]) -> NDArray[np.int32]:
         """For each event the row of the nearest event at or above it that meets ``condition``."""
-        return _innermost(self.trace.events["parent"], _levels(self.depth), condition)
+        return _innermost(self.trace.events["parent"], self.levels, condition)
 
     def mark_ranks(self) -> NDArray[np.float64]:
         """Where each mark stands among the ranks: float64, shape (M,).
@@ -55,7 +57,8 @@ class OpTree:
         A mark that is not in the tree falls half-way between the events around its time.
         """
         marks, events = self.trace.marks, self.trace.events
-        times = np.sort(events["start_ns"])
+        times = np.empty(len(events), np.int64)
+        times[self.rank] = events["start_ns"]
         ranks: NDArray[np.float64] = np.searchsorted(times, marks["time_ns"]).astype(np.float64)
         ranks -= 0.5
         placed = marks["event"] >= 0
@@ -77,7 +80,8 @@ def build_op_tree(trace: Trace) -> OpTree:
         (events["kind"] == EventKind.TORCH_OP) & (events["is_operator"] | is_backward),
     )
     backward_node = _innermost(events["parent"], levels, is_backward)
-    tree = OpTree(trace, depth, rank, leaf, backward_node, np.zeros(len(events), np.uint8))
+    phase = np.zeros(len(events), np.uint8)
+    tree = OpTree(trace, depth, rank, leaf, backward_node, phase, levels)
     tree.phase[:] = _phases(tree)
     return tree
 

@@ -109,16 +109,12 @@ class FlowLists:
         Not a matter of order: an id that comes to depend late makes every node that ever read it
         depend. So this is reachability, from ids to the nodes that read them to what these make.
         """
-        graph, count = self.graph, len(labels.by_id)
-        seeds = np.isin(labels.of_versions(graph), (_GRADIENT, _PARAMETER))
-        rows = np.flatnonzero(graph.is_input)
-        read_ids = self.id_of_version[graph.version_in[rows]]
-        reached = np.zeros(count, np.bool_)
-        reached[read_ids[seeds[graph.version_in[rows]]]] = True
-        by_id = np.argsort(read_ids, kind="stable")
-        readers = _by_owner(read_ids[by_id], graph.node[rows][by_id], count)
-        made = self.id_of_version[graph.version_out[graph.is_output]]
-        makes = _by_owner(graph.node[graph.is_output], made, self.count)
+        rows = self.graph.is_input
+        seeds = np.isin(labels.of_versions(self.graph), (_GRADIENT, _PARAMETER))
+        reached = np.zeros(len(labels.by_id), np.bool_)
+        read = self.graph.version_in[rows]
+        reached[self.id_of_version[read[seeds[read]]]] = True
+        readers, makes = self._readers, self._makes
         visited, known = [False] * self.count, reached.tolist()
         waiting = [node for start in np.flatnonzero(reached).tolist() for node in readers[start]]
         while waiting:
@@ -130,6 +126,22 @@ class FlowLists:
                         known[made_id] = True
                         waiting += readers[made_id]
         return np.array(known, np.bool_)
+
+    @cached_property
+    def _readers(self) -> list[list[int]]:
+        """For each id the nodes that take in any version of it."""
+        rows = self.graph.is_input
+        ids = self.id_of_version[self.graph.version_in[rows]]
+        by_id = np.argsort(ids, kind="stable")
+        count = int(self.id_of_version.max(initial=-1)) + 1
+        return _by_owner(ids[by_id], self.graph.node[rows][by_id], count)
+
+    @cached_property
+    def _makes(self) -> list[list[int]]:
+        """For each node the ids of the versions it brings out."""
+        rows = self.graph.is_output
+        ids = self.id_of_version[self.graph.version_out[rows]]
+        return _by_owner(self.graph.node[rows], ids, self.count)
 
 
 def set_gradients_and_temporaries(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
