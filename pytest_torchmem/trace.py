@@ -80,6 +80,7 @@ class Ownership(enum.IntEnum):
     LEAF = 6
     GRADIENT_ROOT = 7
     SURVIVOR = 8
+    USED = 9
 
 
 class MarkKind(enum.IntEnum):

@@ -53,14 +53,15 @@ class Evidence:
 
         Compiled code names no inputs. But who calls a module uses all that it and its children
         hold, and what a graph keeps or gives gradients to was used by what built the graph. A graph
-        that an earlier test left behind was not built in the window.
+        that an earlier test left behind was not built in the window. Within ``torch.func``'s
+        transforms operators are not observed, and what they are called with is USED.
         """
         inside = self._tensor_ranks
         mentioned = (inside >= self.window.begin) & (inside <= self.window.end)
         owners, at = self.tree.trace.owners, self._owner_ranks
         used = np.isin(owners["module"], self._modules_called)
         used |= (at >= self.window.begin) & np.isin(
-            owners["kind"], (Ownership.SAVED, Ownership.LEAF)
+            owners["kind"], (Ownership.SAVED, Ownership.LEAF, Ownership.USED)
         )
         used &= (at <= self.window.end) & ~self._left_behind
         alive = (self.storages.born < self.window.begin) & (self.storages.died > self.window.begin)

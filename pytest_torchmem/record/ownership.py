@@ -117,6 +117,7 @@ class OwnershipWatch:
         self._graphs = GraphReader()
         self._undo: list[Callable[[], None]] = []
         self._storages: dict[tuple[int, int], weakref.ref[Any]] = {}
+        self._used: set[tuple[int, int]] = set()
         self._depth = 0
 
     def install(self) -> None:
@@ -186,6 +187,14 @@ class OwnershipWatch:
         """Log what the graphs of all live tensors keep for a backward pass that may follow."""
         tensors, _, _ = _live_objects()
         self._log_holdings(mark, (t for t in tensors if t.grad_fn is not None))
+
+    def note_use(self, tensor: torch.Tensor) -> None:
+        """Log that a storage which was there at the start is used."""
+        for device, ptr in places_of(tensor):
+            place = (self._log.devices.number(device), ptr)
+            if (place in self._storages or device != "cpu") and place not in self._used:
+                self._used.add(place)
+                self._log.owner(self._mark(MarkKind.MODULE_SEEN, ""), Ownership.USED, tensor)
 
     def sample_end(self, mark: int) -> None:
         """Log what `sample_graphs` does, and what on the CPU is alive and was not at the start.

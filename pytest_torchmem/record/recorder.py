@@ -18,6 +18,7 @@ from pytest_torchmem.record.allocator import AllocatorHistory, fill_requested
 from pytest_torchmem.record.compilations import CompilationWatch
 from pytest_torchmem.record.compiled_source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
+from pytest_torchmem.record.functorch import OPERATOR_NAME, FunctorchWatch
 from pytest_torchmem.record.kineto import Tables, TreeReader
 from pytest_torchmem.record.open_ranges import OpenRanges
 from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch
@@ -33,6 +34,7 @@ from pytest_torchmem.trace import (
     TENSOR,
     EventKind,
     MarkKind,
+    Scope,
     Trace,
 )
 
@@ -63,6 +65,7 @@ class Recorder:
         self._own_ns = 0
         self._ranges = OpenRanges()
         self._threads = ThreadWatch()
+        self._functorch = FunctorchWatch(self._watch.note_use)
         self._sources = CompiledSources(self._reader.strings)
         self._compilations = CompilationWatch(self._sources.learn)
 
@@ -80,6 +83,7 @@ class Recorder:
         self._watch.install()
         self._ranges.install()
         self._threads.install()
+        self._functorch.install()
         try:
             self._watch.scan(self._clock_mark(MarkKind.START))
             self._sources.learn()
@@ -95,7 +99,10 @@ class Recorder:
         """Note a moment; returns its number."""
         number = self._clock_mark(kind, text)
         if self._profiler is not None and kind not in _OFF_TREE:
-            with torch_api.RecordFunction(f"pytest-torchmem mark {number}"):
+            with (
+                self._functorch.heard(),
+                torch_api.RecordFunction(f"pytest-torchmem mark {number}"),
+            ):
                 pass
         return number
 
@@ -157,6 +164,7 @@ class Recorder:
         self._history.stop()
         self._ranges.remove()
         self._threads.remove()
+        self._functorch.remove()
         self._compilations.remove()
         self._watch.remove()
 
@@ -191,6 +199,7 @@ class Recorder:
         events = _joined([s.events for s in self._segments], EVENT, ("parent", "end"))
         marks = np.array(self._marks, MARK)
         self._place_marks(events, marks)
+        self._name_operators(events)
         starts = np.cumsum([0, *(len(s.events) for s in self._segments)])
         allocations = _shifted([s.allocations for s in self._segments], ALLOCATION, starts)
         self._fill_requested(events, allocations)
@@ -230,6 +239,19 @@ class Recorder:
             marks["event"][mark] = row
             marks["time_ns"][mark] = events["start_ns"][row]
             events["kind"][row] = EventKind.OTHER
+
+    def _name_operators(self, events: Any) -> None:
+        """Make operators of the events that stand for those within ``torch.func``'s transforms."""
+        strings = self._reader.strings
+        names = {
+            number: strings.number(text.removeprefix(OPERATOR_NAME))
+            for number, text in enumerate(strings.values())
+            if text.startswith(OPERATOR_NAME)
+        }
+        for row in np.flatnonzero(np.isin(events["name"], list(names))).tolist():
+            events["name"][row] = names[int(events["name"][row])]
+            events["is_operator"][row] = True
+            events["scope"][row] = Scope.FUNCTION
 
     def _meta(self) -> dict[str, Any]:
         return {
