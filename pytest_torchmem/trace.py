@@ -41,12 +41,16 @@ class EventKind(enum.IntEnum):
 
 
 class Scope(enum.IntEnum):
-    """torch's ``RecordScope``, as far as the analysis looks at it."""
+    """torch's ``RecordScope``, as far as the analysis looks at it.
+
+    UNOBSERVED is an operator of which nothing but the name is known.
+    """
 
     FUNCTION = 0
     BACKWARD_FUNCTION = 1
     OTHER = 2
     NONE = 3
+    UNOBSERVED = 4
 
 
 class Role(enum.IntEnum):
@@ -97,6 +101,7 @@ class MarkKind(enum.IntEnum):
     OPTIMIZER_END = 8
     STORAGE_FREED = 9
     MODULE_SEEN = 10
+    GRADIENT_PASSED = 11
 
 
 class DeviceEventKind(enum.IntEnum):

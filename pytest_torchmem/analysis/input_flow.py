@@ -13,7 +13,7 @@ import numpy as np
 from pytest_torchmem.analysis.evidence import Evidence
 from pytest_torchmem.analysis.op_tree import FORWARD
 from pytest_torchmem.analysis.results import Category
-from pytest_torchmem.trace import Mutable, Role
+from pytest_torchmem.trace import Mutable, Role, Scope
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,6 +95,8 @@ def _forward_steps(evidence: Evidence) -> Iterator[_Step]:
     forward = np.array([*reads.keys() | makes.keys()], np.int64)
     forward = forward[tree.phase[forward] == FORWARD]
     forward = forward[np.argsort(tree.rank[forward])]
-    in_module = (evidence.module_call[forward] >= 0).tolist()
+    # What an operator reads that was not observed, nobody knows: it is as if within a module.
+    unobserved = trace.events["scope"][forward] == Scope.UNOBSERVED
+    in_module = ((evidence.module_call[forward] >= 0) | unobserved).tolist()
     for leaf, inside in zip(forward.tolist(), in_module, strict=True):
         yield _Step(inside, reads.get(leaf, set()), writes.get(leaf, set()), makes.get(leaf, []))

@@ -34,7 +34,7 @@ class GraphReader:
         """Return what the graphs below ``roots`` (tensors, or edges that stand for one) hold."""
         saved: list[torch.Tensor] = []
         leaves: list[torch.Tensor] = []
-        for node in _nodes(roots):
+        for node in nodes_below(roots):
             if (leaf := getattr(node, "variable", None)) is not None:
                 leaves.append(leaf)
             saved += self._saved_by(node)
@@ -69,7 +69,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         yield from tensors_in(list(value.values()))
 
 
-def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
+def nodes_below(roots: Iterable[Any]) -> Iterator[Any]:
+    """Every node of the graphs that end in ``roots``: tensors, or edges that stand for one."""
     waiting = [node for root in roots for node in _nodes_of(root) if node is not None]
     seen: set[Any] = set(waiting)
     while waiting:

@@ -106,9 +106,10 @@ class _Calls(TorchFunctionMode):  # type: ignore[misc]  # has no annotations in 
         self, func: Any, types: Iterable[Any], args: Any = (), kwargs: Any = None
     ) -> Any:
         name = str(getattr(func, "__name__", "")).strip("_")
-        for value in (*args, *(kwargs or {}).values()):
-            for tensor in tensors_in(value):
-                self._used(tensor)
+        with torch_api.unseen_by_modes():
+            for value in (*args, *(kwargs or {}).values()):
+                for tensor in tensors_in(value):
+                    self._used(tensor)
         # Neither a property such as ``shape`` nor a whole backward pass is an operator.
         if name == "get" or getattr(func, "__module__", "") == "torch.autograd":
             return func(*args, **(kwargs or {}))

@@ -16,7 +16,7 @@ import torch
 
 from pytest_torchmem.record.autograd_graph import GraphReader
 from pytest_torchmem.record.garbage import collected_garbage, cycle_of
-from pytest_torchmem.record.ownership import places_of
+from pytest_torchmem.record.places import places_of
 from pytest_torchmem.record.referrers import Searcher
 
 Place = tuple[str, int]

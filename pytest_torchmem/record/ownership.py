@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -23,10 +23,13 @@ from torch.optim.optimizer import (
 )
 
 from pytest_torchmem.record import torch_api
-from pytest_torchmem.record.autograd_graph import GraphReader, tensors_in
-from pytest_torchmem.record.kineto import device_name
+from pytest_torchmem.record.autograd_graph import GraphReader, nodes_below, tensors_in
+from pytest_torchmem.record.places import places_of, plain_tensors, storages_of
 from pytest_torchmem.record.strings import StringTable
 from pytest_torchmem.trace import CREATE_GRAPH, MarkKind, Ownership
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 @dataclass(slots=True)
@@ -65,43 +68,15 @@ class OwnershipLog:
         self.edges.append((mark, id(child), parent_id, number(name), number(type(child).__name__)))
 
 
-def places_of(tensor: object) -> Iterator[tuple[str, int]]:
-    """Device and pointer of the storages that hold ``tensor``; none for one without data.
+def _quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Keep what a method asks of tensors from a function mode that the body has switched on."""
 
-    Asks the tensor and never its storage. A storage that has been seen from Python has one owner
-    more, and autograd, which adds gradients up in place only if nobody else owns them, would
-    allocate where it does not when nobody looks.
-    """
-    for part in _plain_tensors(tensor):
-        try:
-            ptr = part.data_ptr()
-        except (RuntimeError, NotImplementedError):
-            # Opaque tensors, and others that a compiler traces with, have no data to point at.
-            continue
-        if ptr:
-            yield device_name(part.device), ptr - part.storage_offset() * part.element_size()
+    @wraps(method)
+    def quiet(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with torch_api.unseen_by_modes():
+            return method(*args, **kwargs)
 
-
-def storages_of(tensor: object) -> Iterator[tuple[str, int, int]]:
-    """Device, pointer and bytes of the storages that hold ``tensor``; see `places_of`."""
-    for part in _plain_tensors(tensor):
-        for device, ptr in places_of(part):
-            yield device, ptr, part.untyped_storage().nbytes()
-
-
-def _plain_tensors(tensor: object) -> Iterator[torch.Tensor]:
-    """The tensors with a storage of their own that ``tensor`` is made of."""
-    if not isinstance(tensor, torch.Tensor):
-        # None, where backward gives no gradient, or an edge of a graph in a tensor's place.
-        return
-    tensor = torch_api.unwrap_functorch(tensor)
-    if not torch_api.has_memory(tensor):
-        return
-    if parts := torch_api.inner_tensors(tensor):
-        for part in parts:
-            yield from _plain_tensors(part)
-    else:
-        yield tensor
+    return quiet
 
 
 class OwnershipWatch:
@@ -153,6 +128,7 @@ class OwnershipWatch:
         while self._undo:
             self._undo.pop()()
 
+    @_quiet
     def scan(self, mark: int) -> None:
         """Log every live tensor, and learn the modules and optimizers that exist already."""
         tensors, modules, optimizers = _live_objects()
@@ -165,6 +141,7 @@ class OwnershipWatch:
         for optimizer in optimizers:
             self._log_optimizer(mark, optimizer)
 
+    @_quiet
     def sample(self, mark: int) -> None:
         """Log what the known modules hold now."""
         for module in list(self._modules):
@@ -183,11 +160,13 @@ class OwnershipWatch:
             if child is not None:
                 self._log.edge(mark, child, module, name)
 
+    @_quiet
     def sample_graphs(self, mark: int) -> None:
         """Log what the graphs of all live tensors keep for a backward pass that may follow."""
         tensors, _, _ = _live_objects()
         self._log_holdings(mark, (t for t in tensors if t.grad_fn is not None))
 
+    @_quiet
     def note_use(self, tensor: torch.Tensor) -> None:
         """Log that a storage which was there at the start is used."""
         for device, ptr in places_of(tensor):
@@ -196,6 +175,7 @@ class OwnershipWatch:
                 self._used.add(place)
                 self._log.owner(self._mark(MarkKind.MODULE_SEEN, ""), Ownership.USED, tensor)
 
+    @_quiet
     def sample_end(self, mark: int) -> None:
         """Log what `sample_graphs` does, and what on the CPU is alive and was not at the start.
 
@@ -210,6 +190,7 @@ class OwnershipWatch:
             ):
                 self._log.owner(mark, Ownership.SURVIVOR, tensor)
 
+    @_quiet
     def before_backward(
         self, roots: Iterable[Any], gradients: Iterable[Any], create_graph: bool
     ) -> list[torch.Tensor]:
@@ -222,6 +203,22 @@ class OwnershipWatch:
         self._depth += 1
         return leaves
 
+    def follow_gradients(self, roots: Iterable[Any]) -> list[Any]:
+        """Log the gradients that nodes hand on, where no operator is observed; return the hooks.
+
+        Elsewhere the nodes themselves are in the recording.
+        """
+        if not torch_api.within_functorch():
+            return []
+        return [node.register_prehook(self._on_gradients) for node in nodes_below(roots)]
+
+    @_quiet
+    def _on_gradients(self, gradients: tuple[Any, ...]) -> None:
+        mark = self._mark(MarkKind.GRADIENT_PASSED, "")
+        for gradient in gradients:
+            self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
+
+    @_quiet
     def after_backward(self, leaves: Iterable[torch.Tensor], gradients: Iterable[Any]) -> None:
         mark = self._mark(MarkKind.BACKWARD_END, "")
         self._depth -= 1
@@ -260,6 +257,7 @@ class OwnershipWatch:
             mark = self._mark(MarkKind.MODULE_SEEN, "")
             self._log.edge(mark, module, None, "")
 
+    @_quiet
     def _see_copy(self, module: torch.nn.Module) -> None:
         """Log a module that got everything that it holds at once."""
         self._see(module)
@@ -271,6 +269,7 @@ class OwnershipWatch:
     def _on_buffer(self, module: torch.nn.Module, name: str, buffer: Any) -> None:
         self._on_registered(module, name, buffer, Ownership.BUFFER)
 
+    @_quiet
     def _on_registered(
         self, module: torch.nn.Module, name: str, tensor: Any, kind: Ownership
     ) -> None:
@@ -288,6 +287,7 @@ class OwnershipWatch:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._mark(MarkKind.OPTIMIZER_BEGIN, "")
 
+    @_quiet
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._log_optimizer(self._mark(MarkKind.OPTIMIZER_END, ""), optimizer)
 
@@ -306,7 +306,7 @@ class OwnershipWatch:
 
         The Python object of a storage lives exactly as long as the storage, whoever else holds it.
         """
-        for part in _plain_tensors(tensor):
+        for part in plain_tensors(tensor):
             for device, ptr, size_bytes in storages_of(part):
                 place = (self._log.devices.number(device), ptr)
                 if device == "cpu" and place not in self._storages:
@@ -338,24 +338,29 @@ class _WatchedEngine:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        if not any(
-            True
-            for tensor in tensors
-            for _ in ([tensor] if isinstance(tensor, GradientEdge) else places_of(tensor))
-        ):
+        if not _has_memory(tensors):
             # A compiler traces: nothing that runs in there has memory.
             return self._engine.run_backward(
                 tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs
             )
         leaves = self._watch.before_backward(tensors, grad_tensors, create_graph)
+        hooks = self._watch.follow_gradients(tensors)
         gradients: Any = ()
         try:
             gradients = self._engine.run_backward(
                 tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs
             )
         finally:
+            for hook in hooks:
+                hook.remove()
             self._watch.after_backward(leaves, gradients or ())
         return gradients
+
+
+@_quiet
+def _has_memory(roots: Iterable[Any]) -> bool:
+    """False for the roots of a backward pass that a compiler traces."""
+    return any(isinstance(r, GradientEdge) or next(places_of(r), None) for r in roots)
 
 
 def _live_objects() -> tuple[list[torch.Tensor], list[torch.nn.Module], list[Any]]:

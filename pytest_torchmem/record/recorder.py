@@ -251,7 +251,7 @@ class Recorder:
         for row in np.flatnonzero(np.isin(events["name"], list(names))).tolist():
             events["name"][row] = names[int(events["name"][row])]
             events["is_operator"][row] = True
-            events["scope"][row] = Scope.FUNCTION
+            events["scope"][row] = Scope.UNOBSERVED
 
     def _meta(self) -> dict[str, Any]:
         return {

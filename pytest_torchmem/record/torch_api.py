@@ -185,9 +185,19 @@ def functorch_nesting() -> list[tuple[Any, str, str]]:
     return [(m, begin, end) for m, begin, end in pairs if hasattr(m, begin) and hasattr(m, end)]
 
 
+def within_functorch() -> bool:
+    """Whether a ``torch.func`` transform is running on this thread."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def observe_operators(on: bool) -> None:
     """Let the profiler see the operators of this thread, or not; allocations it sees always."""
     torch.autograd._enable_record_function(on)
+
+
+def unseen_by_modes() -> Any:
+    """A context manager: what is asked of tensors in it goes to no function mode of the user's."""
+    return torch._C.DisableTorchFunction()
 
 
 def history_is_recorded() -> bool:

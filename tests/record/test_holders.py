@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem.record.holders import SEARCHES, Kept, find_holders
-from pytest_torchmem.record.ownership import storages_of
+from pytest_torchmem.record.places import storages_of
 
 
 class Trainer:

@@ -1,0 +1,49 @@
+"""Where a tensor's memory is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from pytest_torchmem.record import torch_api
+from pytest_torchmem.record.kineto import device_name
+
+
+def places_of(tensor: object) -> Iterator[tuple[str, int]]:
+    """Device and pointer of the storages that hold ``tensor``; none for one without data.
+
+    Asks the tensor and never its storage. A storage that has been seen from Python has one owner
+    more, and autograd, which adds gradients up in place only if nobody else owns them, would
+    allocate where it does not when nobody looks.
+    """
+    for part in plain_tensors(tensor):
+        try:
+            ptr = part.data_ptr()
+        except (RuntimeError, NotImplementedError):
+            # Opaque tensors, and others that a compiler traces with, have no data to point at.
+            continue
+        if ptr:
+            yield device_name(part.device), ptr - part.storage_offset() * part.element_size()
+
+
+def storages_of(tensor: object) -> Iterator[tuple[str, int, int]]:
+    """Device, pointer and bytes of the storages that hold ``tensor``; see `places_of`."""
+    for part in plain_tensors(tensor):
+        for device, ptr in places_of(part):
+            yield device, ptr, part.untyped_storage().nbytes()
+
+
+def plain_tensors(tensor: object) -> Iterator[torch.Tensor]:
+    """The tensors with a storage of their own that ``tensor`` is made of."""
+    if not isinstance(tensor, torch.Tensor):
+        # None, where backward gives no gradient, or an edge of a graph in a tensor's place.
+        return
+    tensor = torch_api.unwrap_functorch(tensor)
+    if not torch_api.has_memory(tensor):
+        return
+    if parts := torch_api.inner_tensors(tensor):
+        for part in parts:
+            yield from plain_tensors(part)
+    else:
+        yield tensor
