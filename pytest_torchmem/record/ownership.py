@@ -23,7 +23,7 @@ from torch.optim.optimizer import (
 )
 
 from pytest_torchmem.record import torch_api
-from pytest_torchmem.record.autograd_graph import GraphReader, tensors_in
+from pytest_torchmem.record.autograd_graph import GraphHoldings, GraphReader, tensors_in
 from pytest_torchmem.record.kineto import device_name
 from pytest_torchmem.record.strings import StringTable
 from pytest_torchmem.trace import CREATE_GRAPH, MarkKind, Ownership
@@ -156,11 +156,14 @@ class OwnershipWatch:
         """Log every live tensor, and learn the modules and optimizers that exist already."""
         tensors, modules, optimizers = _live_objects()
         self._modules.update(modules)
-        for tensor in tensors:
+        holdings = self._graphs.holdings(t for t in tensors if t.grad_fn is not None)
+        # What a graph saved and what is in a ``.grad`` may have no Python object until we ask.
+        gradients = (t.grad for t in tensors if t.is_leaf)
+        for tensor in (*tensors, *holdings.saved, *(g for g in gradients if g is not None)):
             self._log.owner(mark, Ownership.LIVE, tensor)
             self._follow_storage(tensor)
         self.sample(mark)
-        self._log_holdings(mark, (t for t in tensors if t.grad_fn is not None))
+        self._log_holdings(mark, holdings)
         for optimizer in optimizers:
             self._log_optimizer(mark, optimizer)
 
@@ -185,7 +188,8 @@ class OwnershipWatch:
     def sample_graphs(self, mark: int) -> None:
         """Log what the graphs of all live tensors keep for a backward pass that may follow."""
         tensors, _, _ = _live_objects()
-        self._log_holdings(mark, (t for t in tensors if t.grad_fn is not None))
+        roots = (t for t in tensors if t.grad_fn is not None)
+        self._log_holdings(mark, self._graphs.holdings(roots))
 
     def sample_end(self, mark: int) -> None:
         """Log what `sample_graphs` does, and what on the CPU is alive and was not at the start.
@@ -193,7 +197,8 @@ class OwnershipWatch:
         The profiler saw most of that being made, and what it did not see is found by this.
         """
         tensors, _, _ = _live_objects()
-        self._log_holdings(mark, (t for t in tensors if t.grad_fn is not None))
+        roots = (t for t in tensors if t.grad_fn is not None)
+        self._log_holdings(mark, self._graphs.holdings(roots))
         cpu = self._log.devices.number("cpu")
         for tensor in tensors:
             if tensor.device.type == "cpu" and any(
@@ -209,9 +214,10 @@ class OwnershipWatch:
         self.sample(mark)
         for gradient in gradients:
             self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
-        leaves = self._log_holdings(mark, roots)
+        holdings = self._graphs.holdings(roots)
+        self._log_holdings(mark, holdings)
         self._depth += 1
-        return leaves
+        return holdings.leaves
 
     def after_backward(self, leaves: Iterable[torch.Tensor], gradients: Iterable[Any]) -> None:
         mark = self._mark(MarkKind.BACKWARD_END, "")
@@ -225,14 +231,12 @@ class OwnershipWatch:
         for gradient in gradients:
             self._log.owner(mark, kind, gradient)
 
-    def _log_holdings(self, mark: int, roots: Iterable[Any]) -> list[torch.Tensor]:
-        holdings = self._graphs.holdings(roots)
+    def _log_holdings(self, mark: int, holdings: GraphHoldings) -> None:
         for tensor in holdings.saved:
             self._log.owner(mark, Ownership.SAVED, tensor)
         for leaf in holdings.leaves:
             if self._gradient_kind(leaf) is Ownership.GRADIENT:
                 self._log.owner(mark, Ownership.LEAF, leaf)
-        return holdings.leaves
 
     def _gradient_kind(self, leaf: torch.Tensor) -> Ownership:
         """What the gradient of a leaf is.

@@ -65,6 +65,19 @@ def _fields_reader() -> Callable[[Any], Any]:
 fields_of: Callable[[Any], Any] = _fields_reader()
 
 
+def name_of(event: Any) -> str:
+    """The name of an event: for a Python call its file, line and function.
+
+    The tracer keeps no reference to a function's name. That of a module's code is gone when the
+    module has been imported, and what is found in its place need not even be text.
+    """
+    try:
+        return str(event.name)
+    except UnicodeDecodeError as error:
+        place, _, _ = error.object.rpartition(b": ")
+        return f"{place.decode(errors='replace')}: <module>"
+
+
 def import_compiler() -> None:
     """Import what the first optimizer or checkpoint of a process would import in any case.
 
