@@ -42,6 +42,24 @@ def texts(summary, detail=Detail.SHORT, width=120):
     return [line.text for line in summary_lines(summary, detail, width)]
 
 
+def test_a_table_without_room_becomes_a_list():
+    grown = Growth(made(3 * MiB, "net.new"), 3 * MiB, new=True)
+    verdict = Verdict(
+        result(made(3 * MiB, "net.layers.*.mlp")), (Finding("total", "x", 1, (grown,)),)
+    )
+    lines = failure_text([verdict], "", "", width=50).splitlines()
+    assert max(map(len, lines)) <= 50
+    at = lines.index("live at the peak, 3.0 MiB on cpu:")
+    assert lines[at + 1 : at + 5] == [
+        "   size        category      count",
+        "3.0 MiB  100%  activation        2",
+        "    aten::mm in net.layers.*.mlp (src/net.py:3",
+        "        forward)",
+    ]
+    assert "    aten::mm in net.new (src/net.py:3 forward)" in lines
+    assert "operator" in failure_text([verdict], "", "", width=100)
+
+
 def test_a_failure_shows_what_is_live_what_grew_and_how_to_accept_it():
     grown = Growth(made(3 * MiB, "net.new"), 3 * MiB, new=True)
     finding = Finding("activation", "activation peaked too high", 3 * MiB, (grown,))
