@@ -7,7 +7,6 @@ when a backward pass begins and ends, after an optimizer's step.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from torch.optim.optimizer import (
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.autograd_graph import GraphHoldings, GraphReader, tensors_in
 from pytest_torchmem.record.kineto import device_name
+from pytest_torchmem.record.live_objects import instances_of
 from pytest_torchmem.record.strings import StringTable
 from pytest_torchmem.trace import CREATE_GRAPH, MarkKind, Ownership
 
@@ -354,22 +354,8 @@ class _WatchedEngine:
 
 
 def _live_objects() -> tuple[list[torch.Tensor], list[torch.nn.Module], list[Any]]:
-    """Tensors, modules and optimizers that are alive.
-
-    Looks at the type and never at ``__class__``: a proxy among the objects must not be woken.
-    """
-    objects = gc.get_objects()
-    types = set(map(type, objects))
-    tensor_types = {t for t in types if issubclass(t, torch.Tensor)}
-    module_types = {t for t in types if issubclass(t, torch.nn.Module)}
-    optimizer_types = {t for t in types if issubclass(t, torch.optim.Optimizer)}
-    tensors, modules, optimizers = [], [], []
-    for candidate in objects:
-        kind = type(candidate)
-        if kind in tensor_types:
-            tensors.append(candidate)
-        elif kind in module_types:
-            modules.append(candidate)
-        elif kind in optimizer_types:
-            optimizers.append(candidate)
+    """Tensors, modules and optimizers that are alive."""
+    kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+    found = instances_of(kinds)
+    tensors, modules, optimizers = ([o for o in found if issubclass(type(o), k)] for k in kinds)
     return tensors, modules, optimizers

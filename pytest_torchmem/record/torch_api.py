@@ -111,13 +111,13 @@ def is_view(operator_name: str) -> bool:
 
 
 def graph_module_classes() -> list[type[Any]]:
-    """The classes of graph modules that are alive: each has one of its own."""
+    """The classes of graph modules that are alive: each has one of its own, of this name."""
     waiting: list[type[Any]] = [torch.fx.GraphModule]
     found = []
     while waiting:
         found.append(waiting.pop())
         waiting += found[-1].__subclasses__()
-    return found
+    return [kind for kind in found if kind.__qualname__.endswith(".GraphModuleImpl")]
 
 
 def generated_file(graph_module: Any) -> str:
