@@ -118,14 +118,17 @@ def holder_lines(holders: Sequence[Holder]) -> list[str]:
     return lines + left_out([holder.size_bytes for holder in holders[ROWS:]])
 
 
-def summary_lines(summary: RunSummary, detail: Detail, width: int) -> list[Line]:
-    """Return the closing summary of a run, for a terminal of ``width`` columns.
+def summary_lines(
+    summary: RunSummary, detail: Detail, width: int, room: int = ANY_WIDTH
+) -> list[Line]:
+    """Return the closing summary of a run, laid out for ``width`` columns.
 
+    A table that takes more than ``room`` becomes a list; a log has more room than columns.
     What went wrong, what was not measured and what an update changed is in it at every detail.
     """
     lines: list[Line] = []
     if detail in (Detail.COMPOSITION, Detail.ALL, Detail.SHORT):
-        lines += _tests_table(summary, detail, width)
+        lines += _tests_table(summary, detail, width, room)
     lines += _changes_lines(summary)
     lines += _not_measured_lines(summary)
     lines += _blind_lines(summary)
@@ -135,12 +138,14 @@ def summary_lines(summary: RunSummary, detail: Detail, width: int) -> list[Line]
     return lines + [Line(problem, ("red",)) for problem in summary.problems]
 
 
-def _tests_table(summary: RunSummary, detail: Detail, width: int) -> list[Line]:
+def _tests_table(summary: RunSummary, detail: Detail, width: int, room: int) -> list[Line]:
     windows = sorted(summary.windows, key=_importance)
     if not windows:
         return []
     shown = windows[: 2 * ROWS] if detail is Detail.SHORT else windows
-    lines = _slim_list(shown, width) if width < _SLIM else _wide_table(shown, width)
+    lines = _wide_table(shown, width)
+    if width < _SLIM or max(len(line.text) for line in lines) > room:
+        lines = _slim_list(shown, width)
     if detail is Detail.COMPOSITION:
         lines += _compositions(shown)
     if hidden := len(windows) - len(shown):

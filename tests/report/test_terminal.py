@@ -13,6 +13,7 @@ from pytest_torchmem.analysis.results import (
     Source,
 )
 from pytest_torchmem.analysis.verdict import Finding, Verdict
+from pytest_torchmem.report.changes import change_table
 from pytest_torchmem.report.summary import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.report.terminal import Detail, failure_text, summary_lines
 from pytest_torchmem.units import MiB
@@ -40,6 +41,31 @@ def one(name, *windows, not_measured=""):
 
 def texts(summary, detail=Detail.SHORT, width=120):
     return [line.text for line in summary_lines(summary, detail, width)]
+
+
+def test_a_summary_without_room_becomes_a_list():
+    run = RunSummary((one("t.py::test_a_long_name_of_a_test", window("test_a", "over")),))
+    table = summary_lines(run, Detail.SHORT, 70)
+    widest = max(len(line.text) for line in table)
+    assert [line.text for line in summary_lines(run, Detail.SHORT, 70, widest - 1)][:2] == [
+        "t.py::test_a_long_name_of_a_test",
+        "  1.0 MiB, same as baseline",
+    ]
+    assert summary_lines(run, Detail.SHORT, 70, widest) == table
+
+
+def test_a_dry_run_s_table_without_room_becomes_a_list():
+    change = BaselineChange("b/t.json", "test_a", Change.GROWN, MiB, 2 * MiB, False)
+    table = change_table((change,))
+    assert table[0].split() == ["change", "entry", "before", "now", "file"]
+    widest = max(map(len, table))
+    assert change_table((change,), widest - 1) == [
+        "grown: test_a",
+        "    1.0 MiB -> 2.0 MiB, +100 %",
+        "    b/t.json",
+        "dry run: 1 grown; nothing written",
+    ]
+    assert change_table((change,), widest) == table
 
 
 def test_a_table_without_room_becomes_a_list():
