@@ -137,8 +137,8 @@ class Measure(GpuQuestions):
         if self._asked.output is not None:
             self.save(self._asked.output)
         if findings := judge_limits(self.result, sizes_now(OWNER, limits)) if limits else ():
-            sentences = tuple(finding.sentence for finding in findings)
-            raise LimitError(Verdict(self.result, findings).sentence, sentences)
+            first, others = Verdict(self.result, findings).sentence, findings[1:]
+            raise LimitError(first, (first, *(finding.sentence for finding in others)))
 
     def _new_measurement(self) -> BodyMeasurement:
         return BodyMeasurement(self._asked.device or None)

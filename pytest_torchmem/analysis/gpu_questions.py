@@ -25,7 +25,6 @@ from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.analysis.static import (
     allocation_events,
-    build_estimated_timeline,
     estimate_result,
 )
 from pytest_torchmem.analysis.static_categories import settle_categories
@@ -88,9 +87,9 @@ class Estimate(Result, GpuQuestions):
 
     def picture(self) -> Picture:
         """The timeline, sampled."""
-        from pytest_torchmem.analysis.sampling import sketch_timeline  # it builds on profiles
+        from pytest_torchmem.analysis.sampling import sketch_estimate  # it builds on profiles
 
-        return sketch_timeline(build_estimated_timeline(self.run))
+        return sketch_estimate(self.run)
 
     @property
     def allocator_requests(self) -> Requests:

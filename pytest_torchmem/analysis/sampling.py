@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -12,7 +12,9 @@ import numpy as np
 from pytest_torchmem.analysis.picture import OperatorUse, Picture, Span, Track
 from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.analysis.results import Category, Contributor
+from pytest_torchmem.analysis.static import build_estimated_timeline, grouped, storages_here
 from pytest_torchmem.analysis.timeline import Timeline
+from pytest_torchmem.static_graph import NodeKind, StaticRun
 from pytest_torchmem.trace import EventKind, MarkKind
 
 if TYPE_CHECKING:
@@ -37,13 +39,27 @@ def sketch(profile: MemoryProfile, moments: int = MOMENTS) -> Picture:
     if not len(timeline.times_ns):
         return sketch_timeline(timeline)
     rows = _chosen(timeline, moments)
-    holdings = _Holdings(profile, rows)
-    picture = sketch_timeline(timeline, moments)
+    held = _held_in(profile, rows)
+    calls = _calls(profile)
+    return _with_holders(sketch_timeline(timeline, moments), held, calls, find_spans(profile))
+
+
+def sketch_estimate(run: StaticRun, moments: int = MOMENTS) -> Picture:
+    """Return the picture of an estimate, in the same detail."""
+    timeline = build_estimated_timeline(run)
+    held = _held_by(run, _chosen(timeline, moments))
+    calls = Counter(n.operator for n in run.graph.nodes if n.kind is NodeKind.OPERATOR)
+    return _with_holders(sketch_timeline(timeline, moments), held, calls, ())
+
+
+def _with_holders(
+    picture: Picture, held: _Holdings, calls: Mapping[str, int], spans: Iterable[Span]
+) -> Picture:
     return replace(
         picture,
-        tracks=tuple(holdings.tracks(picture.totals)),
-        operators=tuple(_operators(profile, holdings)),
-        spans=tuple(find_spans(profile)),
+        tracks=tuple(held.tracks()),
+        operators=tuple(held.operators(calls, picture.peak)),
+        spans=tuple(spans),
     )
 
 
@@ -75,35 +91,30 @@ def _chosen(timeline: Timeline, moments: int) -> NDArray[np.int64]:
     return np.array(sorted(kept), np.int64)
 
 
+@dataclass(frozen=True, slots=True)
 class _Holdings:
-    """The storages of a footprint, by category and origin, over the chosen rows."""
+    """Storages over the chosen rows, and the groups that they belong to.
 
-    def __init__(self, profile: MemoryProfile, rows: NDArray[np.int64]) -> None:
-        storages = profile.storages
-        self.storages = np.flatnonzero(profile.evidence.counted)
-        ranks = profile.ranks[rows]
-        begin = np.maximum(storages.born[self.storages], profile.window.begin)
-        #: The first chosen row that each storage is live at, and the first after its end.
-        self.first = np.searchsorted(ranks, begin, side="left")
-        self.after = np.searchsorted(ranks, storages.died[self.storages], side="left")
-        self.sizes = storages.size_bytes[self.storages]
-        self.row_count = len(rows)
-        self.peak = int(np.searchsorted(rows, profile.timeline.peak_row))
-        self.origins = []
-        members = defaultdict(list)
-        for place, (storage, label) in enumerate(
-            zip(self.storages.tolist(), profile.labels[self.storages].tolist(), strict=True)
-        ):
-            category = _CATEGORIES[label]
-            origin = profile.attribution.origin(storage, category)
-            self.origins.append(origin)
-            members[category, origin].append(place)
-        self.groups = [(category, o, np.array(m)) for (category, o), m in members.items()]
+    Attributes:
+        first: The first chosen row that each storage is live at: int64, shape (S,).
+        after: The first chosen row after its end.
+        sizes: Its bytes.
+        made: Whether it was made within the window.
+        groups: Storages of one origin: a contributor without its numbers, and their places.
+        row_count: How many rows were chosen.
+    """
 
-    def tracks(self, totals: tuple[int, ...]) -> Iterator[Track]:
+    first: NDArray[np.int64]
+    after: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    made: NDArray[np.bool_]
+    groups: Sequence[tuple[Contributor, NDArray[np.int64]]]
+    row_count: int
+
+    def tracks(self) -> Iterator[Track]:
         """Yield the groups that are among the largest at any row, the largest first."""
-        groups = sorted(self.groups, key=lambda g: -int(self.sizes[g[2]].sum()))[: 50 * TRACKS]
-        levels = np.array([self._over_time(m, self.sizes[m]) for _, _, m in groups])
+        groups = sorted(self.groups, key=lambda g: -int(self.sizes[g[1]].sum()))[: 50 * TRACKS]
+        levels = np.array([self._over_time(members, self.sizes[members]) for _, members in groups])
         if not len(levels):
             return
         depth = min(_NAMED_PER_MOMENT, len(levels))
@@ -111,14 +122,13 @@ class _Holdings:
         named = np.unique(top[np.take_along_axis(levels, top, axis=0) > 0])
         named = named[np.argsort(-levels[named].max(axis=1), kind="stable")][:TRACKS]
         for index in named.tolist():
-            category, o, members = groups[index]
+            who, members = groups[index]
             largest = int(np.argmax(levels[index]))
             count = int(self._over_time(members, np.ones(len(members), np.int64))[largest])
             size_bytes = int(levels[index][largest])
-            who = Contributor(
-                category, size_bytes, count, o.operator, o.module, o.source, o.phase, o.labels
+            yield Track(
+                replace(who, size_bytes=size_bytes, count=count), tuple(levels[index].tolist())
             )
-            yield Track(who, tuple(levels[index].tolist()))
 
     def _over_time(
         self, members: NDArray[np.int64], amounts: NDArray[np.int64]
@@ -129,24 +139,56 @@ class _Holdings:
         levels: NDArray[np.int64] = np.cumsum(changes)[:-1]
         return levels
 
-    def at_peak(self) -> NDArray[np.bool_]:
-        live: NDArray[np.bool_] = (self.first <= self.peak) & (self.after > self.peak)
-        return live
+    def operators(self, calls: Mapping[str, int], peak: int) -> list[OperatorUse]:
+        """Return what each operator allocated within the window, those of the peak first."""
+        allocated: dict[str, int] = defaultdict(int)
+        live: dict[str, int] = defaultdict(int)
+        at_peak = (self.first <= peak) & (self.after > peak)
+        for who, members in self.groups:
+            made = members[self.made[members]]
+            if who.operator and len(made):
+                allocated[who.operator] += int(self.sizes[made].sum())
+                live[who.operator] += int(self.sizes[made][at_peak[made]].sum())
+        uses = [OperatorUse(o, calls.get(o, 0), allocated[o], live[o]) for o in allocated]
+        uses.sort(key=lambda use: (-use.at_peak_bytes, -use.allocated_bytes, use.operator))
+        return uses[:OPERATORS]
 
 
-def _operators(profile: MemoryProfile, holdings: _Holdings) -> list[OperatorUse]:
-    """Return what each operator allocated within the window."""
-    allocated: dict[str, int] = defaultdict(int)
-    live: dict[str, int] = defaultdict(int)
-    columns = (holdings.sizes.tolist(), holdings.at_peak().tolist(), holdings.origins)
-    for size_bytes, at_peak, origin in zip(*columns, strict=True):
-        if origin.operator:
-            allocated[origin.operator] += size_bytes
-            live[origin.operator] += size_bytes if at_peak else 0
-    calls = _calls(profile)
-    uses = [OperatorUse(o, calls.get(o, 0), allocated[o], live[o]) for o in allocated]
-    uses.sort(key=lambda use: (-use.at_peak_bytes, -use.allocated_bytes, use.operator))
-    return uses[:OPERATORS]
+def _held_in(profile: MemoryProfile, rows: NDArray[np.int64]) -> _Holdings:
+    """Return the storages of a footprint, by category and origin."""
+    found = np.flatnonzero(profile.evidence.counted)
+    ranks, window = profile.ranks[rows], profile.window
+    born, died = profile.storages.born[found], profile.storages.died[found]
+    members = defaultdict(list)
+    labels = profile.labels[found].tolist()
+    for place, (storage, label) in enumerate(zip(found.tolist(), labels, strict=True)):
+        category = _CATEGORIES[label]
+        members[category, profile.attribution.origin(storage, category)].append(place)
+    groups = [
+        (Contributor(c, 0, 0, o.operator, o.module, o.source, o.phase, o.labels), np.array(places))
+        for (c, o), places in members.items()
+    ]
+    return _Holdings(
+        first=np.searchsorted(ranks, np.maximum(born, window.begin), side="left"),
+        after=np.searchsorted(ranks, died, side="left"),
+        sizes=profile.storages.size_bytes[found],
+        made=profile.evidence.made[found],
+        groups=groups,
+        row_count=len(rows),
+    )
+
+
+def _held_by(run: StaticRun, rows: NDArray[np.int64]) -> _Holdings:
+    """Return the storages of an estimate, by category and origin."""
+    lives = run.lifetimes
+    return _Holdings(
+        first=np.searchsorted(rows, lives.first, side="left"),
+        after=np.searchsorted(rows, lives.end, side="left"),
+        sizes=np.array([s.size_bytes for s in run.graph.storages], np.int64),
+        made=lives.first > 0,
+        groups=[(who, np.array(places)) for who, places in grouped(run, storages_here(run))],
+        row_count=len(rows),
+    )
 
 
 def _calls(profile: MemoryProfile) -> dict[str, int]:

@@ -213,7 +213,7 @@ def build_estimated_timeline(run: StaticRun) -> Timeline:
     ``times_ns`` counts operators: 0 before the first, k during and after the k-th.
     """
     rows = run.graph.row_count
-    index = _on_device(run)
+    index = storages_here(run)
     sizes = np.array([s.size_bytes for s in run.graph.storages], dtype=np.int64)[index]
     columns = np.array([s.category.column for s in run.graph.storages], dtype=np.int64)[index]
     change = np.zeros((rows + 1, len(Category)), dtype=np.int64)
@@ -230,7 +230,7 @@ def allocation_events(run: StaticRun) -> NDArray[np.int64]:
     before the first operator come first; what is never released has no second entry. This is what
     a simulated allocator replays.
     """
-    index = _on_device(run)
+    index = storages_here(run)
     first, end = run.lifetimes.first[index], run.lifetimes.end[index]
     sizes = np.array([s.size_bytes for s in run.graph.storages], dtype=np.int64)[index]
     over = end < run.graph.row_count
@@ -243,7 +243,7 @@ def allocation_events(run: StaticRun) -> NDArray[np.int64]:
     return ordered
 
 
-def _on_device(run: StaticRun) -> NDArray[np.int64]:
+def storages_here(run: StaticRun) -> NDArray[np.int64]:
     """Indices of the storages that live on the run's device at some row."""
     here = np.array([s.device == run.device for s in run.graph.storages], dtype=bool)
     lives = run.lifetimes.end > run.lifetimes.first
@@ -256,7 +256,7 @@ def estimate_result(run: StaticRun, name: str = "") -> Result:
     run = settle_categories(run)
     timeline = build_estimated_timeline(run)
     row = timeline.peak_row
-    here = _on_device(run)
+    here = storages_here(run)
     made = run.lifetimes.first[here] > 0
     left = here[made & (run.lifetimes.end[here] >= run.graph.row_count)]
     left_live = contributors(run, left)
@@ -282,7 +282,7 @@ def estimate_result(run: StaticRun, name: str = "") -> Result:
 
 
 def _live_at(run: StaticRun, row: int) -> NDArray[np.int64]:
-    here = _on_device(run)
+    here = storages_here(run)
     return here[(run.lifetimes.first[here] <= row) & (run.lifetimes.end[here] > row)]
 
 
@@ -297,6 +297,12 @@ def _live_at_own_peaks(run: StaticRun, timeline: Timeline) -> Iterator[Contribut
 
 def contributors(run: StaticRun, storages: NDArray[np.int64]) -> tuple[Contributor, ...]:
     """Return who made the given storages, those of one origin together, largest first."""
+    found = [who for who, _ in grouped(run, storages)]
+    return tuple(sorted(found, key=lambda c: (-c.size_bytes, c.identity)))
+
+
+def grouped(run: StaticRun, storages: NDArray[np.int64]) -> Iterator[tuple[Contributor, list[int]]]:
+    """Yield who made the given storages, and which of them: those of one origin together."""
     makers = makers_of(run.graph)
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index in storages.tolist():
@@ -305,8 +311,8 @@ def contributors(run: StaticRun, storages: NDArray[np.int64]) -> tuple[Contribut
         phase = node.phase if node.kind is NodeKind.OPERATOR else Phase.PREEXISTING
         module = folded(node.module)
         groups[category, node.operator, module, node.source, phase].append(index)
-    found = [_contributor(run.graph, key, indices) for key, indices in groups.items()]
-    return tuple(sorted(found, key=lambda c: (-c.size_bytes, c.identity)))
+    for key, indices in groups.items():
+        yield _contributor(run.graph, key, indices), indices
 
 
 def _contributor(graph: StaticGraph, key: tuple[object, ...], indices: list[int]) -> Contributor:

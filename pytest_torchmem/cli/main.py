@@ -19,6 +19,7 @@ from pytest_torchmem.cli.inputs import is_trace, read_measurements, read_report
 from pytest_torchmem.cli.traces import converted
 from pytest_torchmem.errors import ReportError, SizeError, TorchmemError
 from pytest_torchmem.report.run import RunReport, merged
+from pytest_torchmem.report.tables import ANY_WIDTH
 from pytest_torchmem.report.writing import replace_file, write_run
 from pytest_torchmem.units import parse_fraction, parse_size
 
@@ -158,8 +159,9 @@ def _show(options: argparse.Namespace) -> Exit:
         print(show.table(measurements))
         return Exit.OK
     plain = "utf" not in (sys.stdout.encoding or "").lower()
-    width = max(20, min(100, shutil.get_terminal_size().columns))
-    text = show.details(measurements, options.test, width, plain)
+    columns = max(20, shutil.get_terminal_size().columns)
+    room = columns if sys.stdout.isatty() or columns < 80 else ANY_WIDTH
+    text = show.details(measurements, options.test, min(100, columns), plain, room)
     if not text:
         raise ReportError(f"no test in {options.file} has {options.test!r} in its name")
     print(text)

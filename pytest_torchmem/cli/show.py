@@ -10,7 +10,7 @@ from pytest_torchmem.analysis.results import CategoryBytes
 from pytest_torchmem.analysis.verdict import words
 from pytest_torchmem.cli.inputs import Key, Measurements, names_of
 from pytest_torchmem.report.sparkline import timeline_lines
-from pytest_torchmem.report.terminal import live_table
+from pytest_torchmem.report.tables import ANY_WIDTH, live_table
 from pytest_torchmem.units import format_size
 
 
@@ -28,7 +28,9 @@ def table(measurements: Measurements) -> str:
     return "\n".join([*lines, f"{len(lines)} measured on {environments or 'nothing'}"])
 
 
-def details(measurements: Measurements, pattern: str, width: int, plain: bool) -> str:
+def details(
+    measurements: Measurements, pattern: str, width: int, plain: bool, room: int = ANY_WIDTH
+) -> str:
     """Return everything about the measurements whose name contains ``pattern``."""
     chosen = [key for key in measurements.entries if pattern in str(key)]
     pictures = dict(_pictures(measurements))
@@ -41,9 +43,13 @@ def details(measurements: Measurements, pattern: str, width: int, plain: bool) -
         if picture := pictures.get(str(key)):
             lines += ["", "footprint, change by change:", *timeline_lines(picture, width, plain)]
         if entry.live:
-            lines += ["", "largest, each at its category's own peak:", *live_table(entry.live)]
+            lines += [
+                "",
+                "largest, each at its category's own peak:",
+                *live_table(entry.live, room),
+            ]
         if entry.retained_live:
-            lines += ["", "retained at the end:", *live_table(entry.retained_live)]
+            lines += ["", "retained at the end:", *live_table(entry.retained_live, room)]
         blocks.append("\n".join(lines))
     return "\n\n\n".join(blocks)
 

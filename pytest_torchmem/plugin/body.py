@@ -41,7 +41,7 @@ from pytest_torchmem.plugin.estimates import Estimates, simulated
 from pytest_torchmem.plugin.explaining import explained, gc_paused
 from pytest_torchmem.plugin.marker import can_rerun, read_markers
 from pytest_torchmem.plugin.options import Settings, Timelines
-from pytest_torchmem.plugin.pictures import drawn, packed_trace, picture_of, set_properties
+from pytest_torchmem.plugin.pictures import drawn, packed_trace, picture_of, room, set_properties
 from pytest_torchmem.plugin.unfinished import (
     is_failure,
     is_out_of_memory,
@@ -183,7 +183,7 @@ class Body:
             live = portable_live(live_then(self.measurement), rootdir)
             sentences = out_of_memory_sentences(result, live)
             timeline = drawn(picture, self.item.config)
-            section = out_of_memory_section(sentences, live, timeline)
+            section = out_of_memory_section(sentences, live, timeline, room(self.item.config))
             self.item.add_report_section("call", "torchmem", section)
         kept = picture if settings.timelines is not Timelines.NONE else None
         body = unjudged(result, kept, sentences)
@@ -254,7 +254,9 @@ class Body:
         bad = [verdict for verdict in verdicts if verdict.failed]
         if bad:
             self._pack_trace()
-        return failure_text(bad, problem, self._command(), drawings) if bad or problem else ""
+        if not bad and not problem:
+            return ""
+        return failure_text(bad, problem, self._command(), drawings, room(self.item.config))
 
     def _has_no_say(self, result: Result) -> bool:
         """Return whether a body only made estimates, now and when its baseline was stored."""

@@ -17,6 +17,7 @@ from pytest_torchmem.plugin.baselines import portable_path
 from pytest_torchmem.plugin.options import Settings, Timelines
 from pytest_torchmem.report.sparkline import timeline_lines
 from pytest_torchmem.report.summary import MeasuredTest
+from pytest_torchmem.report.tables import ANY_WIDTH
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.gpu_questions import Estimate
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _PREFIX: Final = "torchmem_"
 _WIDTH: Final = 60
+_LOG_WIDTH: Final = 80
 _WORTH_DRAWING: Final = 8
 _TRACE_LIMIT_BYTES: Final = 32 * 1024 * 1024
 
@@ -60,6 +62,13 @@ def packed_trace(measurement: BodyMeasurement) -> str:
         measurement.profile_so_far().tree.trace.save(path)
         data = path.read_bytes()
     return base64.b64encode(data).decode() if len(data) <= _TRACE_LIMIT_BYTES else ""
+
+
+def room(config: pytest.Config) -> int:
+    """Return how many columns the text of a failure has: as many as it likes in a log."""
+    writer = config.get_terminal_writer()
+    narrow = writer.fullwidth < _LOG_WIDTH  # somebody said so
+    return writer.fullwidth if narrow or writer.hasmarkup else ANY_WIDTH
 
 
 def drawn(picture: Picture | None, config: pytest.Config) -> Sequence[str]:

@@ -9,6 +9,7 @@ import pytest
 from pytest_torchmem.errors import BaselineError, ReportError
 from pytest_torchmem.plugin.body import Run, relative_path
 from pytest_torchmem.plugin.options import SummaryKind
+from pytest_torchmem.plugin.pictures import room
 from pytest_torchmem.plugin.progress import progress
 from pytest_torchmem.plugin.reports import (
     Endings,
@@ -117,8 +118,9 @@ class Collector:
             return
         detail = _detail(self.run.settings.summary, terminalreporter.verbosity)
         width = self.config.get_terminal_writer().fullwidth
-        lines = summary_lines(self.summary, detail, width)
+        lines = summary_lines(self.summary, detail, width, room(self.config))
         if lines or self._lines:
+            terminalreporter.ensure_newline()  # or the first line of the table would see to it
             rank = environment_rank()  # of a job, each rank says its own
             terminalreporter.section(f"torchmem, {rank}" if rank.count > 1 else "torchmem")
         for line in lines:
@@ -168,7 +170,7 @@ class Collector:
                 changes = tuple(plan.changes(shown, not settings.dry_run))
                 self.summary += RunSummary(changes=changes)
         if settings.dry_run:
-            self._lines[:0] = change_table(self.summary.changes)
+            self._lines[:0] = change_table(self.summary.changes, room(self.config))
 
 
 def _selects(config: pytest.Config) -> bool:

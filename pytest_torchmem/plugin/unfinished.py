@@ -14,7 +14,7 @@ import pytest
 
 from pytest_torchmem.analysis.results import Contributor, Result
 from pytest_torchmem.analysis.verdict import origin
-from pytest_torchmem.report.terminal import live_table
+from pytest_torchmem.report.tables import live_table
 from pytest_torchmem.units import format_size
 
 if TYPE_CHECKING:
@@ -79,12 +79,12 @@ def out_of_memory_sentences(result: Result, live: Sequence[Contributor]) -> tupl
 
 
 def out_of_memory_section(
-    sentences: Sequence[str], live: Sequence[Contributor], timeline: Sequence[str]
+    sentences: Sequence[str], live: Sequence[Contributor], timeline: Sequence[str], width: int
 ) -> str:
     """Return what pytest shows below the traceback."""
     lines = [sentences[0]]
     if timeline:
         lines += ["", "footprint, change by change:", *timeline]
     if live:
-        lines += ["", "live then:", *live_table(live)]
+        lines += ["", "live then:", *live_table(live, width)]
     return "\n".join(lines)

@@ -29,13 +29,28 @@ class CompilationWatch:
     def install(self) -> None:
         """Begin to listen, unless the compiler is not even imported or this listens already."""
         callbacks = torch_api.compiler_callbacks()
-        if callbacks is not None and self._callbacks is None:
-            callbacks.register_start_callback(self._begin)
-            callbacks.register_end_callback(self._end)
-            self._callbacks = callbacks
+        if callbacks is None or self._callbacks is not None:
+            return
+        self._callbacks = callbacks
+        self._register()
+        clear = callbacks.clear
+
+        def clear_others() -> None:
+            """What ``torch._dynamo.reset()`` calls, in the middle of a body."""
+            try:
+                clear()
+            finally:
+                self._register()
+
+        callbacks.clear = clear_others
+
+    def _register(self) -> None:
+        self._callbacks.register_start_callback(self._begin)
+        self._callbacks.register_end_callback(self._end)
 
     def remove(self) -> None:
         if self._callbacks is not None:
+            del self._callbacks.clear
             self._callbacks.remove_start_callback(self._begin)
             self._callbacks.remove_end_callback(self._end)
             self._callbacks = None

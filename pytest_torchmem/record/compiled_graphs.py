@@ -6,7 +6,6 @@ traced in. A graph may be gone when the recording ends, so what it knows is note
 
 from __future__ import annotations
 
-import gc
 import linecache
 import re
 import weakref
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.fx_origin import is_user_file, operator_name
+from pytest_torchmem.record.live_objects import instances_of
 
 _FRAME: Final = re.compile(
     r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>[^\n]+)\n\s*(?P<text>[^\n]*)'
@@ -133,10 +133,8 @@ def _unnumbered(stack: str) -> str:
 
 
 def _living_graphs() -> list[Any]:
-    # Looks at types alone: a proxy among the objects must not be woken.
-    objects = gc.get_objects()
-    types = set(map(type, objects)) & set(torch_api.graph_module_classes())
-    return [candidate for candidate in objects if type(candidate) in types]
+    classes = torch_api.graph_module_classes()
+    return instances_of(classes) if classes else []
 
 
 def _origins_by_line(code: str, nodes: list[Any]) -> dict[int, NodeOrigin]:

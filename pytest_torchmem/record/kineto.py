@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.call_gaps import find_gaps
 from pytest_torchmem.record.event_tree import (
     PYTHON,
@@ -115,7 +116,7 @@ class TreeReader:
         self, tree: EventTree, kept: Kept, calls: Sequence[Any], events: NDArray[Any]
     ) -> None:
         rows = _rows_of(events, *PYTHON)
-        texts = [call.name for call in calls]
+        texts = [torch_api.name_of(call) for call in calls]
         lines = np.array(tree.lines, np.int32)[kept.calls]
         self._python.read(rows, texts, lines, events)
         text_of = dict(zip(rows.tolist(), texts, strict=True))

@@ -7,7 +7,6 @@ when a backward pass begins and ends, after an optimizer's step.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -23,7 +22,13 @@ from torch.optim.optimizer import (
 )
 
 from pytest_torchmem.record import torch_api
-from pytest_torchmem.record.autograd_graph import GraphReader, nodes_below, tensors_in
+from pytest_torchmem.record.autograd_graph import (
+    GraphHoldings,
+    GraphReader,
+    nodes_below,
+    tensors_in,
+)
+from pytest_torchmem.record.live_objects import instances_of
 from pytest_torchmem.record.places import places_of, plain_tensors, storages_of
 from pytest_torchmem.record.strings import StringTable
 from pytest_torchmem.trace import CREATE_GRAPH, MarkKind, Ownership
@@ -133,11 +138,14 @@ class OwnershipWatch:
         """Log every live tensor, and learn the modules and optimizers that exist already."""
         tensors, modules, optimizers = _live_objects()
         self._modules.update(modules)
-        for tensor in tensors:
+        holdings = self._graphs.holdings(t for t in tensors if t.grad_fn is not None)
+        # What a graph saved and what is in a ``.grad`` may have no Python object until we ask.
+        gradients = (t.grad for t in tensors if t.is_leaf)
+        for tensor in (*tensors, *holdings.saved, *(g for g in gradients if g is not None)):
             self._log.owner(mark, Ownership.LIVE, tensor)
             self._follow_storage(tensor)
         self.sample(mark)
-        self._log_holdings(mark, (t for t in tensors if t.grad_fn is not None))
+        self._log_holdings(mark, holdings)
         for optimizer in optimizers:
             self._log_optimizer(mark, optimizer)
 
@@ -164,7 +172,8 @@ class OwnershipWatch:
     def sample_graphs(self, mark: int) -> None:
         """Log what the graphs of all live tensors keep for a backward pass that may follow."""
         tensors, _, _ = _live_objects()
-        self._log_holdings(mark, (t for t in tensors if t.grad_fn is not None))
+        roots = (t for t in tensors if t.grad_fn is not None)
+        self._log_holdings(mark, self._graphs.holdings(roots))
 
     @_quiet
     def note_use(self, tensor: torch.Tensor) -> None:
@@ -182,7 +191,8 @@ class OwnershipWatch:
         The profiler saw most of that being made, and what it did not see is found by this.
         """
         tensors, _, _ = _live_objects()
-        self._log_holdings(mark, (t for t in tensors if t.grad_fn is not None))
+        roots = (t for t in tensors if t.grad_fn is not None)
+        self._log_holdings(mark, self._graphs.holdings(roots))
         cpu = self._log.devices.number("cpu")
         for tensor in tensors:
             if tensor.device.type == "cpu" and any(
@@ -199,9 +209,10 @@ class OwnershipWatch:
         self.sample(mark)
         for gradient in gradients:
             self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
-        leaves = self._log_holdings(mark, roots)
+        holdings = self._graphs.holdings(roots)
+        self._log_holdings(mark, holdings)
         self._depth += 1
-        return leaves
+        return holdings.leaves
 
     def follow_gradients(self, roots: Iterable[Any]) -> list[Any]:
         """Log the gradients that nodes hand on, where no operator is observed; return the hooks.
@@ -231,14 +242,12 @@ class OwnershipWatch:
         for gradient in gradients:
             self._log.owner(mark, kind, gradient)
 
-    def _log_holdings(self, mark: int, roots: Iterable[Any]) -> list[torch.Tensor]:
-        holdings = self._graphs.holdings(roots)
+    def _log_holdings(self, mark: int, holdings: GraphHoldings) -> None:
         for tensor in holdings.saved:
             self._log.owner(mark, Ownership.SAVED, tensor)
         for leaf in holdings.leaves:
             if self._gradient_kind(leaf) is Ownership.GRADIENT:
                 self._log.owner(mark, Ownership.LEAF, leaf)
-        return holdings.leaves
 
     def _gradient_kind(self, leaf: torch.Tensor) -> Ownership:
         """What the gradient of a leaf is.
@@ -364,22 +373,8 @@ def _has_memory(roots: Iterable[Any]) -> bool:
 
 
 def _live_objects() -> tuple[list[torch.Tensor], list[torch.nn.Module], list[Any]]:
-    """Tensors, modules and optimizers that are alive.
-
-    Looks at the type and never at ``__class__``: a proxy among the objects must not be woken.
-    """
-    objects = gc.get_objects()
-    types = set(map(type, objects))
-    tensor_types = {t for t in types if issubclass(t, torch.Tensor)}
-    module_types = {t for t in types if issubclass(t, torch.nn.Module)}
-    optimizer_types = {t for t in types if issubclass(t, torch.optim.Optimizer)}
-    tensors, modules, optimizers = [], [], []
-    for candidate in objects:
-        kind = type(candidate)
-        if kind in tensor_types:
-            tensors.append(candidate)
-        elif kind in module_types:
-            modules.append(candidate)
-        elif kind in optimizer_types:
-            optimizers.append(candidate)
+    """Tensors, modules and optimizers that are alive."""
+    kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+    found = instances_of(kinds)
+    tensors, modules, optimizers = ([o for o in found if issubclass(type(o), k)] for k in kinds)
     return tensors, modules, optimizers

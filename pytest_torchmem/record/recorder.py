@@ -79,21 +79,22 @@ class Recorder:
         begin_ns = time.perf_counter_ns()
         torch_api.import_compiler()
         gc.collect()
-        settle(self._device)
-        self._watch.install()
-        self._ranges.install()
-        self._threads.install()
-        self._functorch.install()
-        try:
-            self._watch.scan(self._clock_mark(MarkKind.START))
-            self._sources.learn()
-            self._counters.start()
-            self._history.start()
-            self._own_ns += time.perf_counter_ns() - begin_ns
-            self._resume()
-        except BaseException:
-            self._restore()
-            raise
+        with _collector_as_after_a_collection():
+            settle(self._device)
+            self._watch.install()
+            self._ranges.install()
+            self._threads.install()
+            self._functorch.install()
+            try:
+                self._watch.scan(self._clock_mark(MarkKind.START))
+                self._sources.learn()
+                self._counters.start()
+                self._history.start()
+                self._own_ns += time.perf_counter_ns() - begin_ns
+                self._resume()
+            except BaseException:
+                self._restore()
+                raise
 
     def mark(self, kind: MarkKind, text: str = "") -> int:
         """Note a moment; returns its number."""
@@ -263,6 +264,24 @@ class Recorder:
             "unseen_threads": self._threads.names(),
             "workspace_bytes": workspace_bytes(self._device),
         }
+
+
+@contextmanager
+def _collector_as_after_a_collection() -> Iterator[None]:
+    """Leave Python's collector as if the block had made no objects.
+
+    It runs when so and so many objects were made, and frees the tensors that cycles hold. The table
+    of what is alive has a row for each tensor that others left behind: without care, their number
+    would decide when a body's own cycles are freed.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect(0)
+        if enabled:
+            gc.enable()
 
 
 def _joined(tables: list[Any], dtype: Any, references: tuple[str, ...]) -> Any:

@@ -66,6 +66,19 @@ def _fields_reader() -> Callable[[Any], Any]:
 fields_of: Callable[[Any], Any] = _fields_reader()
 
 
+def name_of(event: Any) -> str:
+    """The name of an event: for a Python call its file, line and function.
+
+    The tracer keeps no reference to a function's name. That of a module's code is gone when the
+    module has been imported, and what is found in its place need not even be text.
+    """
+    try:
+        return str(event.name)
+    except UnicodeDecodeError as error:
+        place, _, _ = error.object.rpartition(b": ")
+        return f"{place.decode(errors='replace')}: <module>"
+
+
 def import_compiler() -> None:
     """Import what the first optimizer or checkpoint of a process would import in any case.
 
@@ -99,13 +112,13 @@ def is_view(operator_name: str) -> bool:
 
 
 def graph_module_classes() -> list[type[Any]]:
-    """The classes of graph modules that are alive: each has one of its own."""
+    """The classes of graph modules that are alive: each has one of its own, of this name."""
     waiting: list[type[Any]] = [torch.fx.GraphModule]
     found = []
     while waiting:
         found.append(waiting.pop())
         waiting += found[-1].__subclasses__()
-    return found
+    return [kind for kind in found if kind.__qualname__.endswith(".GraphModuleImpl")]
 
 
 def generated_file(graph_module: Any) -> str:

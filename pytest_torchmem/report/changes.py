@@ -10,6 +10,7 @@ from typing import Final
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.environments import environment_name
 from pytest_torchmem.report.summary import BaselineChange, RunSummary
+from pytest_torchmem.report.tables import ANY_WIDTH, aligned
 from pytest_torchmem.units import format_size
 
 DIFF_LINES: Final = 400
@@ -25,12 +26,13 @@ def percent(before_bytes: int, after_bytes: int) -> str:
     return f"{(after_bytes - before_bytes) / before_bytes:+.0%}".replace("%", " %")
 
 
-def change_table(changes: Sequence[BaselineChange]) -> list[str]:
-    """Return what an update would change as the lines of a table, and how much of it there is."""
+def change_table(changes: Sequence[BaselineChange], room: int = ANY_WIDTH) -> list[str]:
+    """Return what an update would change as the lines of a table, and how much of it there is.
+
+    Without room for the table, it is a list.
+    """
     if not changes:
         return ["dry run: nothing would change"]
-    from tabulate import tabulate  # a run that measures nothing need not load it
-
     order = list(Change)
     rows = [
         [
@@ -43,16 +45,18 @@ def change_table(changes: Sequence[BaselineChange]) -> list[str]:
         ]
         for change in sorted(changes, key=lambda c: (order.index(c.change), c.file, c.key))
     ]
-    table = tabulate(
-        rows,
-        ["change", "entry", "before", "now", "", "file"],
-        tablefmt="plain",
-        disable_numparse=True,
-        colalign=("left", "left", "right", "right", "right", "left"),
-    )
+    lines = aligned(rows, ["change", "entry", "before", "now", "", "file"], "llrrr")
+    if max(map(len, lines)) > room:
+        lines = [text for row in rows for text in _slim(*row)]
     counts = Counter(change.change for change in changes)
     told = ", ".join(f"{counts[change]} {change.value}" for change in order if counts[change])
-    return [*(line.rstrip() for line in table.splitlines()), f"dry run: {told}; nothing written"]
+    return [*lines, f"dry run: {told}; nothing written"]
+
+
+def _slim(change: str, entry: str, before: str, now: str, share: str, file: str) -> Iterator[str]:
+    yield f"{change}: {entry}"
+    yield "    " + ", ".join(filter(None, [f"{before} -> {now}", share]))
+    yield f"    {file}"
 
 
 def diff_lines(before: str, after: str, name: str) -> list[str]:

@@ -91,6 +91,8 @@ def _details(test: TestReport) -> str:
     lines = [f"<details><summary>{_code_html(test.measured.test)}</summary>", ""]
     for window in (*test.measured.windows, *test.measured.unjudged):
         sentences = window.sentences or ((window.sentence,) if window.sentence else ())
+        if sentences and window.result.name:
+            lines += ["", f"In {_code(window.result.name)}:", ""]
         lines += [f"- {_text(sentence)}" for sentence in sentences]
         lines += list(_causes(window))
     for text in filter(None, (test.measured.problem, test.measured.raised)):

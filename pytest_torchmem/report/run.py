@@ -45,7 +45,8 @@ class TestReport:
     def status(self) -> str:
         """One of `STATUSES`."""
         changes = {window.change for window in self.measured.windows}
-        if self.outcome == "failed" or self.measured.problem or self.failed_windows:
+        over = self.failed_windows and self.outcome != "xfailed"
+        if self.outcome == "failed" or self.measured.problem or over:
             return "failed"
         if self.measured.not_measured:
             return "not measured"
@@ -62,7 +63,9 @@ class TestReport:
         """Why it failed or was not measured, on one line; ``""`` when all is well."""
         failed = self.failed_windows
         first = failed[0].sentence if failed else self.measured.raised
-        return self.measured.problem or first or self.measured.not_measured
+        text = self.measured.problem or first
+        expected = "failed as expected: " if text and self.outcome == "xfailed" else ""
+        return expected + text if text else self.measured.not_measured
 
     @property
     def peak_bytes(self) -> int:

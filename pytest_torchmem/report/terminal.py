@@ -10,14 +10,18 @@ from types import MappingProxyType
 from typing import Final
 
 from pytest_torchmem.analysis.baseline import Change
-from pytest_torchmem.analysis.growth import Growth
-from pytest_torchmem.analysis.results import CategoryBytes, Contributor, Holder
+from pytest_torchmem.analysis.results import CategoryBytes, Holder
 from pytest_torchmem.analysis.verdict import RETAINED, Verdict, is_estimated, rank, words
 from pytest_torchmem.report.summary import MeasuredTest, RunSummary, Window
+from pytest_torchmem.report.tables import (
+    ANY_WIDTH,
+    ROWS,
+    aligned,
+    growth_table,
+    left_out,
+    live_table,
+)
 from pytest_torchmem.units import format_change, format_size
-
-ROWS: Final = 10
-"""Rows of a table that is cut; what is left out is said below it."""
 
 _NARROW: Final = 100
 _SLIM: Final = 60
@@ -48,11 +52,13 @@ def failure_text(
     problem: str,
     command: str,
     timelines: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    width: int = ANY_WIDTH,
 ) -> str:
     """Return the text of a failed test: one sentence, then what a reader needs to act on it.
 
     ``verdicts`` are the failed ones, of the body and of regions; ``problem`` is a failure that is
     no number; ``command`` accepts the change; ``timelines`` are drawings by name of the region.
+    Tables that do not fit into ``width`` columns become lists.
     """
     ranked = rank_verdicts(verdicts)
     sentences = [*([problem] if problem else []), *(s for v in ranked for s in _sentences(v))]
@@ -60,7 +66,7 @@ def failure_text(
     if sentences[1:]:
         lines += ["", *(f"also: {sentence}" for sentence in sentences[1:])]
     for verdict in ranked:
-        lines += _sections(verdict, timelines.get(verdict.result.name, ()))
+        lines += _sections(verdict, timelines.get(verdict.result.name, ()), width)
     if any(verdict.change is Change.GROWN for verdict in ranked):
         lines += ["", "if this change is wanted, accept it with", f"    {command}"]
     elif any("[no-baseline]" in sentence for sentence in sentences):
@@ -79,7 +85,7 @@ def _sentences(verdict: Verdict) -> Iterator[str]:
     return (where + finding.sentence for finding in verdict.findings)
 
 
-def _sections(verdict: Verdict, timeline: Sequence[str]) -> list[str]:
+def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str]:
     result, keys = verdict.result, {finding.key for finding in verdict.findings}
     of_region = f" of {result.name!r}" if result.name else ""
     estimated = "an estimated " if result.estimated else ""
@@ -88,14 +94,15 @@ def _sections(verdict: Verdict, timeline: Sequence[str]) -> list[str]:
     )
     if result.peak.live:
         total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
-        lines += ["", f"live at the peak{of_region}, {total}:", *live_table(result.peak.live)]
+        lines += ["", f"live at the peak{of_region}, {total}:"]
+        lines += live_table(result.peak.live, width)
     if result.retained.live and keys.intersection(RETAINED):
         total = f"{estimated}{format_size(result.retained.total)}"
         lines += ["", f"retained at the end{of_region}, {total}:"]
-        lines += live_table(result.retained.live)
+        lines += live_table(result.retained.live, width)
         lines += holder_lines(result.retained.holders)
     if growths := verdict.growths:
-        lines += ["", f"grown against the baseline{of_region}:", *_growth_table(growths)]
+        lines += ["", f"grown against the baseline{of_region}:", *growth_table(growths, width)]
     lines += [f"note: {note}" for note in result.notes]
     return lines
 
@@ -108,73 +115,20 @@ def holder_lines(holders: Sequence[Holder]) -> list[str]:
         for holder in holders[:ROWS]
     ]
     lines = ["", "what keeps it alive:", *lines] if lines else []
-    return lines + _left_out([holder.size_bytes for holder in holders[ROWS:]])
+    return lines + left_out([holder.size_bytes for holder in holders[ROWS:]])
 
 
-def live_table(live: Sequence[Contributor]) -> list[str]:
-    """Return the largest contributors as the lines of a table."""
-    total_bytes = sum(c.size_bytes for c in live) or 1
-    rows = [
-        [
-            format_size(c.size_bytes),
-            f"{c.size_bytes / total_bytes:.0%}",
-            words(c.category.value),
-            c.count,
-            *_place(c),
-        ]
-        for c in live[:ROWS]
-    ]
-    lines = _table(rows, ["size", "", "category", "count", "operator", "module", "source"], "rrlr")
-    return lines + _left_out([c.size_bytes for c in live[ROWS:]])
+def summary_lines(
+    summary: RunSummary, detail: Detail, width: int, room: int = ANY_WIDTH
+) -> list[Line]:
+    """Return the closing summary of a run, laid out for ``width`` columns.
 
-
-def _growth_table(growths: Sequence[Growth]) -> list[str]:
-    rows = [
-        [
-            ("at least " if growth.at_least else "") + format_change(growth.size_bytes),
-            "new" if growth.new else "grown",
-            words(growth.contributor.category.value),
-            *_place(growth.contributor),
-        ]
-        for growth in growths[:ROWS]
-    ]
-    lines = _table(rows, ["growth", "", "category", "operator", "module", "source"], "r")
-    return lines + _left_out([growth.size_bytes for growth in growths[ROWS:]])
-
-
-def _place(contributor: Contributor) -> tuple[str, str, str]:
-    source = contributor.source
-    if source is None:
-        return contributor.operator, contributor.module, contributor.phase.value
-    line = f":{source.line}" if source.line else ""
-    return contributor.operator, contributor.module, f"{source.file}{line} {source.function}"
-
-
-def _left_out(sizes: Sequence[int]) -> list[str]:
-    if not sizes:
-        return []
-    return [f"... and {len(sizes)} more, {format_size(sum(sizes))} together"]
-
-
-def _table(rows: Sequence[Sequence[object]], headers: Sequence[str], align: str) -> list[str]:
-    from tabulate import tabulate  # a run that measures nothing need not load it
-
-    sides = {"r": "right", "l": "left"}
-    columns = [sides[side] for side in align.ljust(len(headers), "l")]
-    text = tabulate(
-        rows, headers, tablefmt="plain", disable_numparse=True, colalign=columns if rows else None
-    )
-    return [line.rstrip() for line in text.splitlines()]
-
-
-def summary_lines(summary: RunSummary, detail: Detail, width: int) -> list[Line]:
-    """Return the closing summary of a run, for a terminal of ``width`` columns.
-
+    A table that takes more than ``room`` becomes a list; a log has more room than columns.
     What went wrong, what was not measured and what an update changed is in it at every detail.
     """
     lines: list[Line] = []
     if detail in (Detail.COMPOSITION, Detail.ALL, Detail.SHORT):
-        lines += _tests_table(summary, detail, width)
+        lines += _tests_table(summary, detail, width, room)
     lines += _changes_lines(summary)
     lines += _not_measured_lines(summary)
     lines += _blind_lines(summary)
@@ -184,12 +138,14 @@ def summary_lines(summary: RunSummary, detail: Detail, width: int) -> list[Line]
     return lines + [Line(problem, ("red",)) for problem in summary.problems]
 
 
-def _tests_table(summary: RunSummary, detail: Detail, width: int) -> list[Line]:
+def _tests_table(summary: RunSummary, detail: Detail, width: int, room: int) -> list[Line]:
     windows = sorted(summary.windows, key=_importance)
     if not windows:
         return []
     shown = windows[: 2 * ROWS] if detail is Detail.SHORT else windows
-    lines = _slim_list(shown, width) if width < _SLIM else _wide_table(shown, width)
+    lines = _wide_table(shown, width)
+    if width < _SLIM or max(len(line.text) for line in lines) > room:
+        lines = _slim_list(shown, width)
     if detail is Detail.COMPOSITION:
         lines += _compositions(shown)
     if hidden := len(windows) - len(shown):
@@ -233,7 +189,7 @@ def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> lis
         largest = [_largest(result.peak.at_peak)] if wide else []
         retained = format_size(result.retained.total)
         rows.append([name, _peak(window), *largest, retained, _status(window)])
-    lines = _table(rows, headers, "lrlr" if wide else "lrr")
+    lines = aligned(rows, headers, "lrlr" if wide else "lrr")
     styled = [Line(lines[0])]
     styled += [
         Line(text, ("red",) if window.sentence else ())

@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from sample_run import picture, report_of, sample_run, window
+from sample_run import made, picture, report_of, result_of, sample_run, window
 
-from pytest_torchmem.analysis.results import Counters
+from pytest_torchmem.analysis.picture import Picture, Track
+from pytest_torchmem.analysis.results import Category, Counters
 from pytest_torchmem.report.colours import COLOURS
 from pytest_torchmem.report.html import picture_page, run_page
 from pytest_torchmem.report.run import RunReport
+from pytest_torchmem.report.summary import unjudged
 from pytest_torchmem.units import GiB, KiB, MiB, format_size
 from tests.chromium import launched
 
@@ -104,6 +106,73 @@ def test_sizes_read_as_they_do_on_the_terminal(opened):
     sizes = [0, 131_328, 264_448, -131_328, *near, *(number * 256 for number in range(2000))]
     texts = opened().evaluate("(sizes) => sizes.map(torchmemChart.size)", sizes)
     assert texts == [format_size(size) for size in sizes]
+
+
+def drawn(browser, tmp_path, picture):
+    path = tmp_path / "drawn.html"
+    result = result_of(picture, "GPT (estimated)" if picture.estimated else "part")
+    body = unjudged(result, picture)
+    path.write_text(run_page(RunReport((report_of("test_a", body),))), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(path.as_uri())
+    page.wait_for_selector(".uplot canvas")
+    return page
+
+
+SPIKE = Picture(
+    times_ns=(0, 1, 2500, 2501, 5000),
+    rows=(0, 1, 5000, 5001, 10_000),
+    change_count=10_001,
+    levels={
+        Category.PARAMETER: (MiB,) * 5,
+        Category.TEMPORARY: (0, 0, 3 * MiB, 0, 0),
+    },
+    tracks=(Track(made(3 * MiB, Category.TEMPORARY), (0, 0, 3 * MiB, 0, 0)),),
+    estimated=True,
+)
+
+
+def test_an_estimate_is_drawn_over_the_nodes_of_its_graph(browser, tmp_path):
+    page = drawn(browser, tmp_path, SPIKE)
+    text = readout(page)
+    assert "the peak, at node 2,500 of 5,000" in text
+    assert "estimated 4.0 MiB" in text
+    assert "layers.*.mlp (net.py:41)\n3.0 MiB" in text
+    page.keyboard.press("Tab")
+    page.get_by_role("slider").press("End")
+    assert "at node 5,000 of 5,000" in readout(page)
+    page.close()
+
+
+def test_whatever_is_estimated_says_so(browser, tmp_path):
+    page = drawn(browser, tmp_path, SPIKE)
+    number = page.locator("summary .number").first
+    assert number.inner_text().split() == ["4.0", "MiB", "estimated"]
+    box, beside = number.bounding_box(), page.locator("summary .number").nth(1).bounding_box()
+    assert box["x"] + box["width"] <= beside["x"]
+    assert number.evaluate("node => node.scrollWidth <= node.clientWidth")
+    title = page.locator(".window .title").inner_text()
+    assert title.startswith("GPT (estimated)")
+    assert "estimated peak 4.0 MiB" in title
+    assert "retained an estimated 1.0 MiB" in title
+    headings = page.locator(".window h3").all_inner_texts()
+    assert len(headings) == 3
+    assert all(heading.endswith(", estimated") for heading in headings)
+    page.close()
+
+
+def test_a_peak_that_is_narrower_than_a_pixel_is_drawn(browser, tmp_path):
+    page = drawn(browser, tmp_path, SPIKE)
+    assert page.evaluate(COUNT_PIXELS, rgb(COLOURS[Category.TEMPORARY])) > 100
+    page.close()
+
+
+def test_a_region_in_which_nothing_changed_is_drawn(browser, tmp_path):
+    still = Picture((7,), (0,), 1, {Category.INPUT: (MiB,)})
+    page = drawn(browser, tmp_path, still)
+    assert page.evaluate(COUNT_PIXELS, rgb(COLOURS[Category.INPUT])) > 10_000
+    assert "the peak" in readout(page)
+    page.close()
 
 
 def test_at_first_the_peak_is_told(chart):

@@ -9,7 +9,16 @@ from sample_run import report_of, sample_run, window
 
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.errors import ReportError
-from pytest_torchmem.report.run import FORMAT, FORMATS, STATUSES, merged, read_run, render_run
+from pytest_torchmem.report.github import error_commands
+from pytest_torchmem.report.run import (
+    FORMAT,
+    FORMATS,
+    STATUSES,
+    RunReport,
+    merged,
+    read_run,
+    render_run,
+)
 
 
 @pytest.fixture
@@ -111,3 +120,13 @@ def test_every_key_is_documented():
         for key in value:
             assert f"`{key}`" in text, key
     assert f"| {FORMAT} |" in text
+
+
+def test_a_failure_that_was_expected_is_no_failure_of_the_run():
+    over = window("a", Change.GROWN, "memory peaked")
+    expected = report_of("a", over, outcome="xfailed")
+    assert (expected.status, expected.sentence) == ("grown", "failed as expected: memory peaked")
+    assert error_commands(RunReport((expected,))) == []
+    assert report_of("a", over, outcome="failed").status == "failed"
+    raised = report_of("a", outcome="xfailed", raised="ValueError: no")
+    assert (raised.status, raised.sentence) == ("ok", "failed as expected: ValueError: no")

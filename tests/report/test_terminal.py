@@ -13,6 +13,7 @@ from pytest_torchmem.analysis.results import (
     Source,
 )
 from pytest_torchmem.analysis.verdict import Finding, Verdict
+from pytest_torchmem.report.changes import change_table
 from pytest_torchmem.report.summary import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.report.terminal import Detail, failure_text, summary_lines
 from pytest_torchmem.units import MiB
@@ -40,6 +41,49 @@ def one(name, *windows, not_measured=""):
 
 def texts(summary, detail=Detail.SHORT, width=120):
     return [line.text for line in summary_lines(summary, detail, width)]
+
+
+def test_a_summary_without_room_becomes_a_list():
+    run = RunSummary((one("t.py::test_a_long_name_of_a_test", window("test_a", "over")),))
+    table = summary_lines(run, Detail.SHORT, 70)
+    widest = max(len(line.text) for line in table)
+    assert [line.text for line in summary_lines(run, Detail.SHORT, 70, widest - 1)][:2] == [
+        "t.py::test_a_long_name_of_a_test",
+        "  1.0 MiB, same as baseline",
+    ]
+    assert summary_lines(run, Detail.SHORT, 70, widest) == table
+
+
+def test_a_dry_run_s_table_without_room_becomes_a_list():
+    change = BaselineChange("b/t.json", "test_a", Change.GROWN, MiB, 2 * MiB, False)
+    table = change_table((change,))
+    assert table[0].split() == ["change", "entry", "before", "now", "file"]
+    widest = max(map(len, table))
+    assert change_table((change,), widest - 1) == [
+        "grown: test_a",
+        "    1.0 MiB -> 2.0 MiB, +100 %",
+        "    b/t.json",
+        "dry run: 1 grown; nothing written",
+    ]
+    assert change_table((change,), widest) == table
+
+
+def test_a_table_without_room_becomes_a_list():
+    grown = Growth(made(3 * MiB, "net.new"), 3 * MiB, new=True)
+    verdict = Verdict(
+        result(made(3 * MiB, "net.layers.*.mlp")), (Finding("total", "x", 1, (grown,)),)
+    )
+    lines = failure_text([verdict], "", "", width=50).splitlines()
+    assert max(map(len, lines)) <= 50
+    at = lines.index("live at the peak, 3.0 MiB on cpu:")
+    assert lines[at + 1 : at + 5] == [
+        "   size        category      count",
+        "3.0 MiB  100%  activation        2",
+        "    aten::mm in net.layers.*.mlp (src/net.py:3",
+        "        forward)",
+    ]
+    assert "    aten::mm in net.new (src/net.py:3 forward)" in lines
+    assert "operator" in failure_text([verdict], "", "", width=100)
 
 
 def test_a_failure_shows_what_is_live_what_grew_and_how_to_accept_it():

@@ -17,6 +17,7 @@ from pytest_torchmem.report.github import ANNOTATIONS, error_commands
 from pytest_torchmem.report.markdown import COMMENT_LIMIT, MARKER, run_markdown
 from pytest_torchmem.report.run import RunReport
 from pytest_torchmem.report.sparkline import ASCII, BLOCKS, sparkline, timeline_lines
+from pytest_torchmem.report.summary import unjudged
 from pytest_torchmem.report.svg import timeline_svg
 from pytest_torchmem.units import MiB
 
@@ -36,6 +37,24 @@ def test_a_failure_has_its_sentence_and_its_causes():
     assert "activation peaked at 64.0 MiB, 16.0 MiB over the baseline of 48.0 MiB" in text
     cells = ("+7.8 MiB", "activation", "`aten::_to_copy`", "`model.layers.*.norm`", "`net.py:41`")
     assert f"| {' | '.join(cells)} |" in text
+
+
+def test_a_sentence_says_which_region_it_is_about():
+    body = window("a", Change.GROWN, "memory peaked", share=0.75)
+    region = replace(body, result=replace(body.result, name="forward"), sentences=("more",))
+    text = run_markdown(RunReport((report_of("a", body, region, outcome="failed"),)))
+    before, after = text.split("\n\nIn `forward`:\n\n- more")
+    assert "- memory peaked" in before
+    assert "- memory peaked" not in after
+    assert "In `" not in before
+
+
+def test_what_ended_a_test_early_is_told():
+    body = unjudged(window("a").result, None, ("ran out of memory", "also live: 3 B"))
+    test = report_of("a", outcome="failed", unjudged=(body,), raised="OutOfMemoryError: no")
+    text = run_markdown(RunReport((test,)))
+    assert "| 90.1 MiB | ran out of memory | |" in text
+    assert "- ran out of memory\n- also live: 3 B\n- OutOfMemoryError: no" in text
 
 
 def test_no_name_is_markup():

@@ -6,6 +6,8 @@ const torchmemChart = (() => {
   const UNITS = [["TiB", KIB ** 4], ["GiB", KIB ** 3], ["MiB", KIB ** 2], ["KiB", KIB]];
   // Ticks at powers of two: 256 MiB reads better than 262.1 MiB.
   const INCREMENTS = Array.from({ length: 50 }, (_, power) => 2 ** power);
+  const TENS = Array.from({ length: 12 }, (_, power) => 10 ** power);
+  const COUNTS = TENS.flatMap((ten) => [ten, 2 * ten, 5 * ten]);
 
   // The same rounding as units.format_size.
   function size(bytes) {
@@ -102,7 +104,26 @@ const torchmemChart = (() => {
     ctx.fillText(text, x, y);
   }
 
-  function peakMark(u, x, bytes) {
+  // A peak that is over within a pixel is the one thing that must not be lost.
+  function peakBar(u, [from, to], data, present) {
+    const { ctx, bbox } = u;
+    const left = u.valToPos(from, "x", true);
+    const width = 2 * devicePixelRatio;
+    const seen = left >= bbox.left && left <= bbox.left + bbox.width;
+    if (!seen || u.valToPos(to, "x", true) - left >= width) return;
+    let below = 0;
+    ctx.save();
+    for (const { key, colour } of present) {
+      const above = below + data.columns[key][data.peak];
+      const top = u.valToPos(above, "y", true);
+      ctx.fillStyle = colour;
+      ctx.fillRect(left, top, width, u.valToPos(below, "y", true) - top);
+      below = above;
+    }
+    ctx.restore();
+  }
+
+  function peakMark(u, x, bytes, estimated) {
     const { ctx, bbox } = u;
     const left = u.valToPos(x, "x", true);
     if (left < bbox.left || left > bbox.left + bbox.width) return;
@@ -116,7 +137,7 @@ const torchmemChart = (() => {
     ctx.lineTo(left + r, y - 1.7 * r);
     ctx.fill();
     const late = left > bbox.left + bbox.width / 2;
-    const text = `peak ${size(bytes)}`;
+    const text = `${estimated ? "estimated " : ""}peak ${size(bytes)}`;
     label(ctx, text, left + (late ? -2 : 2) * r, y - r / 2, late ? "right" : "left",
       variable("--ink"));
     ctx.restore();
@@ -179,6 +200,10 @@ const torchmemChart = (() => {
   // Draws `data` (from `decode`) into `host` and calls `show(moment)` when the cursor moves.
   function draw(host, data, { categories, marks, by, show, first = data.peak }) {
     const xs = by === "changes" ? data.rows : data.times.map((ns) => ns / 1e6);
+    // A moment reaches as far as the next one; the last needs some room, too.
+    const [first_x, last_x] = [xs[0], xs[xs.length - 1]];
+    const end_x = by === "changes" ? last_x + 1 : last_x + ((last_x - first_x) / 200 || 1);
+    const again = (levels) => [...levels, levels[levels.length - 1]];
     const present = categories.filter(({ key }) => data.columns[key]);
     let below = xs.map(() => 0);
     const stacked = present.map(({ key }) => (below = below.map((b, i) => b + data.columns[key][i])));
@@ -191,6 +216,11 @@ const torchmemChart = (() => {
     let moment = first;
     const toX = by === "changes" ? (ns) => xs[momentAt(data.times, ns)] : (ns) => ns / 1e6;
 
+    // A node has two rows: while it runs, and when it is over.
+    const ticks = data.estimated
+      ? { incrs: COUNTS.map((n) => 2 * n), values: (_, rows) => rows.map((row) => row / 2) }
+      : by === "changes" ? { incrs: COUNTS } : {};
+
     const plot = new uPlot({
       width: host.clientWidth,
       height,
@@ -201,7 +231,8 @@ const torchmemChart = (() => {
       axes: [
         {
           stroke: () => variable("--faint"), grid: { show: false }, size: 42,
-          label: by === "changes" ? "changes of the footprint" : data.estimated ? "graph node" : "ms",
+          label: data.estimated ? "graph node" : by === "changes" ? "changes of the footprint" : "ms",
+          ...ticks,
           labelSize: 16, labelFont: "12px system-ui", font: "11px system-ui",
         },
         {
@@ -225,13 +256,14 @@ const torchmemChart = (() => {
             line(u, mark.bytes, `${mark.text} ${size(mark.bytes)}`, mark.dash,
               variable(mark.colour), peakIsLeft(u));
           }
-          peakMark(u, xs[data.peak], data.totals[data.peak]);
+          peakBar(u, [xs[data.peak], xs[data.peak + 1] ?? end_x], data, present);
+          peakMark(u, xs[data.peak], data.totals[data.peak], data.estimated);
         }],
         setCursor: [(u) => {
           if (u.cursor.left >= 0) set(momentAt(xs, u.posToVal(u.cursor.left, "x")), false);
         }],
       },
-    }, [xs, ...stacked.reverse()], host);
+    }, [[...xs, end_x], ...stacked.reverse().map(again)], host);
 
     function peakIsLeft(u) {
       return u.valToPos(xs[data.peak], "x", true) < u.bbox.left + u.bbox.width / 2;
@@ -248,7 +280,7 @@ const torchmemChart = (() => {
     }
 
     function reset() {
-      plot.setScale("x", { min: xs[0], max: xs[xs.length - 1] });
+      plot.setScale("x", { min: first_x, max: end_x });
     }
 
     // uPlot knows the mouse only: a finger that is drawn along moves the cursor too.

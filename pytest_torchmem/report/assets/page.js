@@ -95,11 +95,9 @@
     const now = data.times[moment];
     const around = data.spans.filter((s) => s.begin <= now && now <= s.end && s.end > s.begin);
     const inside = [...new Set(around.map((s) => s.name || s.kind))];
-    const when = data.estimated ? `node ${data.times[moment]}` : milliseconds(data.times[moment]);
     return [
       make("div", { class: "moment" },
-        `${moment === data.peak ? "the peak, " : ""}at ${when}, change ${number(data.rows[moment])}`
-        + ` of ${number(data.changeCount - 1)}${inside.length ? `, in ${inside.join(", ")}` : ""}`),
+        `${moment === data.peak ? "the peak, " : ""}at ${whenIs(data, moment)}${inside.length ? `, in ${inside.join(", ")}` : ""}`),
       make("div", { class: "total" },
         (estimated ? "estimated " : "") + size(data.totals[moment])),
       make("ul", {}, amounts.map(([key, bytes]) =>
@@ -111,10 +109,17 @@
     ].filter(Boolean);
   }
 
+  function whenIs(data, moment) {
+    const now = number(data.estimated ? data.times[moment] : data.rows[moment]);
+    const last = data.changeCount - 1; // a node has two rows of its own
+    return data.estimated ? `node ${now} of ${number(last / 2)}`
+      : `${milliseconds(data.times[moment])}, change ${now} of ${number(last)}`;
+  }
+
   function spoken(data, moment, estimated) {
     const amounts = run.categories.filter(({ key }) => data.columns[key]?.[moment])
       .map(({ key, name }) => `${name} ${size(data.columns[key][moment])}`);
-    const when = data.estimated ? `node ${data.times[moment]}` : milliseconds(data.times[moment]);
+    const when = data.estimated ? whenIs(data, moment) : milliseconds(data.times[moment]);
     return `${when}: ${estimated ? "estimated " : ""}${size(data.totals[moment])}; ${amounts.join(", ")}`;
   }
 
@@ -180,7 +185,7 @@
       .filter(({ key }) => data.columns[key])
       .map(({ key }) => make("li", {}, named(key))));
     const grid = make("div", { class: "drawing" }, make("div", { class: "plot" }, bars, host, legend), text);
-    requestAnimationFrame(() => start(data.estimated ? "time" : "changes"));
+    requestAnimationFrame(() => start("changes"));
     return grid;
   }
 
@@ -231,10 +236,11 @@
   }
 
   function figures(window) {
+    const mark = window.estimated ? "an estimated " : "";
     const texts = [`${window.estimated ? "estimated " : ""}peak ${size(window.total)}`];
     if (window.baseline) texts.push(`baseline ${size(window.baseline.total)} (${signed(window.total - window.baseline.total)})`);
     for (const [key, bytes] of Object.entries(window.limits)) texts.push(`limit on ${key.replaceAll("_", " ")} ${size(bytes)}`);
-    texts.push(`${run.single ? "at the end" : "retained"} ${size(window.retained.total)}`);
+    texts.push(`${run.single ? "at the end" : "retained"} ${mark}${size(window.retained.total)}`);
     if (window.growth != null) texts.push(`growth ${signed(window.growth)} per step`);
     const { estimated, ...counters } = window.counters ?? {};
     for (const [key, bytes] of Object.entries(counters)) {
@@ -244,10 +250,16 @@
     return texts;
   }
 
+  function headingOf(window) {
+    if (!window.name) return run.single ? "timeline" : "test body";
+    return window.estimated ? window.name : `region ${window.name}`;
+  }
+
   function windowView(window) {
+    const marked = (title) => (window.estimated ? `${title}, estimated` : title);
     const parts = [
       make("div", { class: "title" },
-        make("h2", {}, window.name ? `region ${window.name}` : run.single ? "timeline" : "test body"),
+        make("h2", {}, headingOf(window)),
         make("span", { class: "faint" }, `${window.device}, ${figures(window).join(", ")}`)),
     ];
     if (window.sentences.length) {
@@ -258,14 +270,14 @@
     const notes = [...window.remarks, ...window.notes];
     if (notes.length) parts.push(make("ul", { class: "notes" }, notes.map((n) => make("li", {}, n))));
     const tables = make("div", { class: "tables" });
-    if (window.baseline) tables.append(block("differences against the baseline, each category at its own peak", differences(window), true));
-    tables.append(block("composition at the peak, by category", composition(window)));
+    if (window.baseline) tables.append(block(marked("differences against the baseline, each category at its own peak"), differences(window), true));
+    tables.append(block(marked("composition at the peak, by category"), composition(window)));
     if (window.picture?.operators.length) {
-      tables.append(block("operators that allocated", operators(window.picture.operators)));
+      tables.append(block(marked("operators that allocated"), operators(window.picture.operators)));
     }
-    if (window.live.length) tables.append(block("live at the peak", live(window.live, "live at the peak"), true));
+    if (window.live.length) tables.append(block(marked("live at the peak"), live(window.live, "live at the peak"), true));
     if (window.retained.live.length) {
-      tables.append(block("retained at the end", live(window.retained.live, "retained at the end"), true));
+      tables.append(block(marked("retained at the end"), live(window.retained.live, "retained at the end"), true));
     }
     parts.push(tables);
     return make("section", { class: "window" }, parts);
@@ -285,8 +297,8 @@
         make("span", { class: "name mono" }, test.name,
           test.sentence ? make("small", {}, test.sentence) : null),
         bar(test.at_peak, test.peak || 1, "bar"),
-        make("span", { class: "number" }, test.measured
-          ? `${size(test.peak)}${test.estimated ? " (estimated)" : ""}` : "-"),
+        make("span", { class: "number" }, test.measured ? size(test.peak) : "-",
+          test.estimated ? make("small", {}, "estimated") : null),
         make("span", { class: "number" }, against(test))));
     // What is inside is built when it is first opened: a run may have thousands of tests.
     node.addEventListener("toggle", () => {

@@ -1,0 +1,93 @@
+"""Two ranks on the CPU, DDP and FSDP2, started with mp.spawn and with torchrun."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from launching import TORCHRUN, needs_gloo, run
+from training import BATCH, LAYERS, PARAMETER_BYTES, RANKS, WIDTH
+
+from pytest_torchmem import LimitError, MiB, RankResults, load_ranks
+
+JOB = Path(__file__).with_name("training.py")
+LAUNCHERS = {"spawn": (), "torchrun": TORCHRUN}
+
+pytestmark = needs_gloo
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory) -> dict[str, Path]:
+    """What finished jobs left behind, by how their ranks were started."""
+    places = {name: tmp_path_factory.mktemp(name) for name in LAUNCHERS}
+    for name, place in places.items():
+        done = run(*LAUNCHERS[name], JOB, place)
+        assert done.returncode == 0, done.stderr
+    return places
+
+
+@pytest.fixture(params=LAUNCHERS)
+def folder(request, jobs) -> Path:
+    return jobs[request.param]
+
+
+def job_of(folder: Path, name: str) -> RankResults:
+    return load_ranks(folder / f"{name}-rank*.json")
+
+
+def test_each_rank_leaves_a_file(folder):
+    assert len(job_of(folder, "ddp")) == len(job_of(folder, "fsdp")) == RANKS
+
+
+def test_ranks_under_ddp_need_the_same(folder):
+    ranks = job_of(folder, "ddp")
+    assert ranks.spread_bytes == 0
+    assert ranks.of(0).peak.by_category == ranks.of(1).peak.by_category
+    ranks.check(spread=0)
+
+
+def test_ddp_holds_all_parameters_and_a_copy_of_the_gradients(folder):
+    for one in job_of(folder, "ddp"):
+        peak = one.result.peak
+        assert peak.parameter == peak.gradient == PARAMETER_BYTES
+        # Two moments; the step counters of AdamW are a few bytes each.
+        assert peak.optimizer_state == 2 * PARAMETER_BYTES + 4 * LAYERS
+        buckets = PARAMETER_BYTES
+        assert peak.total >= 4 * PARAMETER_BYTES + buckets
+        assert peak.activation == LAYERS * BATCH * WIDTH * 4
+
+
+def test_fsdp_holds_half_of_the_parameters_and_of_the_state(folder):
+    for one in job_of(folder, "fsdp"):
+        peak = one.result.peak
+        assert peak.parameter == PARAMETER_BYTES // RANKS
+        assert peak.optimizer_state == 2 * PARAMETER_BYTES // RANKS + 4 * LAYERS
+
+
+def test_the_rank_with_more_work_is_the_largest(folder):
+    ranks = job_of(folder, "fsdp")
+    assert ranks.of(1).peak.activation == 2 * ranks.of(0).peak.activation
+    assert ranks.largest.rank == 1
+    assert ranks.spread_bytes >= BATCH * WIDTH * 4
+    with pytest.raises(LimitError, match=r"^rank 1 of 2 peaked at .* and rank 0 at .*training\.py"):
+        ranks.check(spread=0)
+
+
+def test_gathering_results_is_no_part_of_a_measurement(folder):
+    for rank in range(RANKS):
+        noted = json.loads((folder / f"exchange-rank{rank}.json").read_text())
+        assert noted["peaks"] == [1 * MiB] * RANKS
+        assert noted["gathered"] == 2  # one tensor, made and freed
+        assert noted["recorded"] > 2
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_rank_reads_the_same_in_two_jobs(jobs, rank):
+    one, other = (job_of(place, "ddp").of(rank) for place in jobs.values())
+    assert one.peak.by_category == other.peak.by_category
+    assert (one.peak.total, one.retained) == (other.peak.total, other.retained)
+    # Under FSDP, gloo's own thread lets go of full parameters and gradients in its own time.
+    one, other = (job_of(place, "fsdp").of(rank) for place in jobs.values())
+    for category in ("parameter", "optimizer_state", "activation", "buffer"):
+        assert one.peak.by_category[category] == other.peak.by_category[category]

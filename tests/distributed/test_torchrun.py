@@ -1,0 +1,121 @@
+"""``torchrun -m pytest``: ranks that run the same tests in one folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from launching import TORCHRUN, needs_gloo, run
+from training import PARAMETER_BYTES, RANKS
+
+from pytest_torchmem import load_ranks
+from pytest_torchmem.report.run import read_run
+
+pytestmark = needs_gloo
+
+TESTS = """
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from training import BATCH, PARAMETER_BYTES, WIDTH, replicated, sharded
+
+from pytest_torchmem import gather_ranks, measure
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    dist.init_process_group("gloo")
+    yield
+    dist.destroy_process_group()
+
+
+def step(model):
+    more = int(os.environ.get("MORE", "0")) if dist.get_rank() == 1 else 0
+    model(torch.ones(BATCH + more, WIDTH)).square().mean().backward()
+
+
+@pytest.fixture
+def ddp():
+    model = replicated()
+    step(model)
+    return model
+
+
+@pytest.fixture
+def fsdp():
+    model = sharded()
+    step(model)
+    return model
+
+
+@pytest.mark.memory_baseline
+@pytest.mark.memory_budget("64MiB", device="cpu")
+def test_ddp(torchmem, ddp):
+    with torchmem.measure("step") as region:
+        step(ddp)
+    ranks = gather_ranks(region)
+    assert ranks.of(dist.get_rank()) == region.result
+    ranks.check(parameter=PARAMETER_BYTES, spread="64MiB")
+
+
+@pytest.mark.memory_baseline
+@pytest.mark.memory_budget(parameter=PARAMETER_BYTES // 2, device="cpu")
+def test_fsdp(fsdp):
+    with measure("step") as region:
+        step(fsdp)
+    for one in gather_ranks(region):
+        assert one.result.peak.parameter == PARAMETER_BYTES // 2
+"""
+
+
+def pytest_job(folder: Path, *options: str, **environment: str):
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    return run(*TORCHRUN, "-m", "pytest", *options, folder=folder, PYTHONPATH=path, **environment)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """A project whose two ranks have stored their baselines and written reports."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_job.py").write_text(TESTS)
+    stored = pytest_job(folder, "--torchmem-update-baseline", "--torchmem-report=run.json")
+    assert stored.returncode == 0, stored.stdout + stored.stderr
+    assert stored.stdout.count("2 measured, 2 new") == 2
+    return folder
+
+
+def test_each_rank_has_baselines_and_a_report_of_its_own(project):
+    files = {path.relative_to(project).as_posix() for path in project.rglob("*.json")}
+    stored = {path for path in files if path.startswith("__torchmem__/")}
+    assert files - stored == {"run-rank0.json", "run-rank1.json"}
+    assert {path.rpartition("-")[2] for path in stored} == {
+        "rank0of2/test_job.json",
+        "rank1of2/test_job.json",
+    }
+    for path in stored:
+        entries = json.loads((project / path).read_text())["entries"]
+        assert {row[0] for row in entries[:-1]} == {"test_ddp", "test_fsdp"}
+
+
+def test_the_reports_of_all_ranks_are_results_of_a_job(project):
+    ranks = load_ranks(project / "run-rank*.json", "test_job.py::test_ddp")
+    assert [one.result.peak.parameter for one in ranks] == [PARAMETER_BYTES] * RANKS
+    for rank in range(RANKS):
+        tests = read_run(project / f"run-rank{rank}.json").tests
+        assert {test.measured.environment["rank"] for test in tests} == {f"{rank} of {RANKS}"}
+
+
+def test_a_rank_that_grows_alone_fails_alone(project):
+    same = pytest_job(project, "--torchmem-require-baseline")
+    assert same.returncode == 0, same.stdout + same.stderr
+    grown = pytest_job(project, "--torchmem-require-baseline", "-k", "ddp", MORE="4096")
+    assert grown.returncode != 0
+    assert grown.stdout.count("FAILED test_job.py::test_ddp - Failed: ") == 1
+    assert " over the baseline of " in grown.stdout
+    assert "torchmem, rank 1 of 2" in grown.stdout

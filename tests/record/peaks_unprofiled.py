@@ -1,0 +1,123 @@
+"""Peaks of small programs, counted by malloc_tracker.c and by a measurement; printed as JSON.
+
+Started by test_undisturbed_peaks.py with the tracker in ``LD_PRELOAD``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pytest_torchmem.measurement import BodyMeasurement
+
+tracker = ctypes.CDLL(None)
+tracker.tracker_now.restype = tracker.tracker_peak.restype = ctypes.c_int64
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+
+
+def training() -> None:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.randn(16, 64)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def accumulation() -> None:
+    model = mlp()
+    for _ in range(3):
+        model(torch.ones(16, 64)).sum().backward()
+
+
+def checkpointing() -> None:
+    x = torch.ones(16, 64, requires_grad=True)
+    checkpoint(mlp(), x, use_reentrant=False).sum().backward()
+
+
+def a_gradient_of_a_gradient() -> None:
+    x = torch.ones(16, 64, requires_grad=True)
+    (slope,) = torch.autograd.grad(x.exp().sin().sum(), [x], create_graph=True)
+    slope.norm().backward()
+
+
+def attention() -> None:
+    q, k, v = (torch.ones(2, 4, 32, 16, requires_grad=True) for _ in range(3))
+    nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+
+
+def inference() -> None:
+    with torch.inference_mode():
+        mlp()(torch.ones(16, 64)).softmax(-1)
+
+
+def in_place() -> None:
+    x = torch.ones(16, 64, requires_grad=True)
+    (x * 2).add_(1).relu_().sum().backward()
+
+
+def storages_that_change_size() -> None:
+    x = torch.ones(1000)
+    x.resize_(5000)
+    x.untyped_storage().resize_(0)
+    torch.ones(3000)
+
+
+def an_exception() -> None:
+    try:
+        torch.ones(1000) @ torch.ones(3, 1000)
+    except RuntimeError:
+        torch.ones(2000)
+
+
+PROGRAMS: tuple[Callable[[], None], ...] = (
+    training,
+    accumulation,
+    checkpointing,
+    a_gradient_of_a_gradient,
+    attention,
+    inference,
+    in_place,
+    storages_that_change_size,
+    an_exception,
+)
+
+
+def peak_of(program: Callable[[], None]) -> int:
+    before: int = tracker.tracker_now()
+    tracker.tracker_reset()
+    program()
+    peak: int = tracker.tracker_peak() - before
+    return peak
+
+
+def main() -> None:
+    found = {}
+    for program in PROGRAMS:
+        program()  # libraries set themselves up
+        gc.collect()
+        alone = peak_of(program)
+        gc.collect()
+        measurement = BodyMeasurement("cpu")
+        measurement.start()
+        profiled = peak_of(program)
+        result = measurement.stop()
+        found[program.__name__] = {
+            "alone": alone,
+            "profiled": profiled,
+            "measured": result.peak.total,
+        }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
