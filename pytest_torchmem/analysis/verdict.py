@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -175,35 +175,6 @@ def _largest_saving(result: Result, entry: BaselineEntry) -> str:
     share = f"{(baseline_bytes - measured_bytes) / baseline_bytes:.0%}".replace("%", " %")
     verb = "retained" if key == "retained" else f"{words(key)} peaked at"
     return f"{verb} {measured}, {share} below the baseline of {baseline}"
-
-
-def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Finding, ...]:
-    """Return a finding where runs of one body differ by more than a comparison would allow."""
-    rows = [dict(_readings(result)) for result in results]
-    spreads = []
-    for key in rows[0]:
-        values = [row[key] for row in rows]
-        excess_bytes = max(values) - min(values) - allowance.bytes_for(min(values))
-        if excess_bytes > 0:
-            spreads.append((excess_bytes, key, values))
-    if not spreads:
-        return ()
-    excess_bytes, key, values = max(spreads, key=lambda spread: spread[0])
-    rest = values[1:]
-    cold = max(rest) - min(rest) <= allowance.bytes_for(min(rest)) and len(rest) > 1
-    hint = "; only the first run differs: warm up with memory_budget(warmup=1)" if cold else ""
-    shown = ", ".join(format_size(value) for value in values)
-    sentence = (
-        f"{words(key)} is not stable, and nothing is stored: {len(values)} runs had {shown}, "
-        f"a spread of {format_size(max(values) - min(values))} ({allowance.text_for(min(values))})"
-    )
-    return (Finding(key, f"{sentence}{hint} [unstable]", excess_bytes),)
-
-
-def _readings(result: Result) -> Iterable[tuple[str, int]]:
-    yield "total", result.peak.total
-    yield from ((category.value, size) for category, size in result.peak.by_category.items())
-    yield "retained", result.retained.total
 
 
 def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -17,6 +17,7 @@ import pytest
 from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Result
+from pytest_torchmem.analysis.spread import judge_spread
 from pytest_torchmem.analysis.verdict import (
     Finding,
     Verdict,
@@ -24,7 +25,6 @@ from pytest_torchmem.analysis.verdict import (
     judge_blind_spots,
     judge_limits,
     judge_shrinking,
-    judge_spread,
     rank,
     words,
 )

@@ -18,13 +18,14 @@ from pytest_torchmem.analysis.results import (
     Retained,
     Source,
 )
+from pytest_torchmem.analysis.spread import judge_spread
 from pytest_torchmem.analysis.verdict import (
     LIMIT_KEYS,
     SLUGS,
     judge_baseline,
+    judge_blind_spots,
     judge_limits,
     judge_shrinking,
-    judge_spread,
 )
 from pytest_torchmem.units import GiB, MiB
 
@@ -202,6 +203,7 @@ def test_each_reason_for_no_judgement_ends_with_its_slug():
         judge_limits(measured(), {"total": 1})[0].sentence,
         judge_shrinking(shrunk)[0].sentence,
         judge_spread([measured(live(1)), measured(live(9))], Allowance(0, 0))[0].sentence,
+        judge_blind_spots(replace(measured(live(1)), blind_spots=("another thread",)))[0].sentence,
     ]
     slugs = [sentence.rpartition("[")[2].rstrip("]") for sentence in sentences]
     assert set(slugs) == set(SLUGS)

@@ -36,10 +36,40 @@ def test_an_unstable_body_is_refused_with_its_spread(project):
     result.stdout.fnmatch_lines(
         [
             "*is not stable, and nothing is stored: 3 runs had 17.0 MiB, 24.0 MiB, 31.0 MiB, "
-            "a spread of 14.0 MiB (floor 1.0 MiB) [[]unstable]"
+            "a spread of 14.0 MiB (floor 1.0 MiB); each has more than the one before: the runs "
+            "share the test's fixtures [[]unstable]"
         ]
     )
     assert not project.baseline().exists()
+
+
+def test_a_body_that_varies_is_not_told_of_fixtures(project):
+    project.write(WOBBLY.format(size="[0, 30, 10, 20][len(RUNS)]"))
+    result = repeat(project)
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*30.0 MiB, 10.0 MiB, 20.0 MiB, a spread of * [[]unstable]"])
+    result.stdout.no_fnmatch_line("*the test's fixtures*")
+
+
+def test_the_runs_share_the_fixtures_of_the_test(project):
+    project.write(
+        """
+        made = []
+
+        @pytest.fixture
+        def state():
+            made.append(1)
+            return []
+
+        @pytest.mark.memory_baseline
+        def test_a(state):
+            state.append(1)
+            use(10 * MiB)
+
+        def test_count(): assert made == [1]
+        """
+    )
+    repeat(project).assert_outcomes(passed=2)
 
 
 def test_a_cold_first_run_is_told_how_to_warm_up(project):
