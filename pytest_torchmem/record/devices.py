@@ -18,28 +18,31 @@ def find_device(name: str | None = None) -> torch.device:
     """Return the device called ``name``; without a name the first GPU that works, else the CPU.
 
     A device counts as there when it can really allocate: ``torch.cuda.is_available()`` may have
-    been patched. Raises `DeviceError` for one that is missing or that cannot be measured.
+    been patched. ROCm's devices are called ``cuda``; other accelerators are measured where
+    ``torch.accelerator`` has counters for them. Raises `DeviceError` for a device that is missing
+    or that cannot be measured.
     """
     if name is None:
-        return torch.device("cuda", 0) if _allocates("cuda:0") is None else torch.device("cpu")
+        name = "cpu" if _missing("cuda:0") else "cuda:0"
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise DeviceError(f"there is no device called {name!r}") from error
     if device.type == "cpu":
         return torch.device("cpu")
-    if device.type != "cuda":
+    if device.type != "cuda" and not torch_api.accelerator_counts(device.type):
         raise DeviceError(
-            f"{name} cannot be measured: only the CPU and CUDA (or ROCm) devices report every "
-            "allocation"
+            f"{name} cannot be measured: only the CPU, CUDA (or ROCm) and accelerators for which "
+            "torch.accelerator has memory statistics report every allocation"
         )
-    device = torch.device("cuda", device.index or 0)
-    if problem := _allocates(str(device)):
+    device = torch.device(device.type, device.index or 0)
+    if problem := _missing(str(device)):
         raise DeviceError(f"{device} is not there: {problem}")
+    _require_counters(device)
     return device
 
 
-def _allocates(name: str) -> str | None:
+def _missing(name: str) -> str | None:
     """Why a byte cannot be allocated on a device; None if it can."""
     try:
         torch.empty(1, dtype=torch.uint8, device=name)
@@ -48,9 +51,26 @@ def _allocates(name: str) -> str | None:
     return None
 
 
+def _require_counters(device: torch.device) -> None:
+    """Raise `DeviceError` for a device whose allocator would report zero for everything."""
+    if (backend := torch_api.allocator_backend(device)) not in ("", "native"):
+        raise DeviceError(
+            f"{device} cannot be measured: its allocator is {backend}, which does not say what was "
+            "requested; take backend out of PYTORCH_CUDA_ALLOC_CONF"
+        )
+    held = torch.empty(1, dtype=torch.uint8, device=device)
+    counted = torch_api.memory_stats(device).get("allocated_bytes.all.current")
+    del held
+    if not counted:
+        raise DeviceError(
+            f"{device} cannot be measured: its allocator counts nothing, not even a tensor that is "
+            "alive; PYTORCH_NO_CUDA_MEMORY_CACHING or another allocator may stand in its place"
+        )
+
+
 def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch_api.synchronize(device)
 
 
 def settle(device: torch.device) -> None:
@@ -59,8 +79,8 @@ def settle(device: torch.device) -> None:
     Libraries keep their workspaces after the first call. Without them, a body needs the same bytes
     whether or not another one called the library before.
     """
+    synchronize(device)
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
         torch_api.cuda_clear_cublas_workspaces()
 
 
@@ -85,19 +105,20 @@ class CounterReader:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._base: dict[str, Any] = {}
         self._peaks: dict[str, int] | None = None
+        self.requested_before = 0
 
     def start(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-            self._base = torch.cuda.memory_stats(self._device)
+        if self._device.type != "cpu":
+            torch_api.reset_peak_memory_stats(self._device)
+            stats = torch_api.memory_stats(self._device)
+            self.requested_before = int(stats.get("requested_bytes.all.current", 0))
 
     def stop(self) -> None:
-        if self._device.type == "cuda":
-            stats = torch.cuda.memory_stats(self._device)
+        if self._device.type != "cpu":
+            stats = torch_api.memory_stats(self._device)
             self._peaks = {
-                name: int(stats[f"{name}_bytes.all.peak"])
+                name: int(stats.get(f"{name}_bytes.all.peak", 0))
                 for name in ("requested", "allocated", "active", "reserved")
             }
 
@@ -117,8 +138,8 @@ def environment(device_name: str) -> dict[str, str]:
     version = ".".join(torch.__version__.split(".")[:2])
     if device.type != "cuda":
         return {
-            "device": "cpu",
-            "capability": _architecture(),
+            "device": device.type,
+            "capability": _architecture() if device.type == "cpu" else "",
             "torch": version,
             "runtime": "",
             "allocator": "",

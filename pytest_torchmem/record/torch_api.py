@@ -213,6 +213,36 @@ def unseen_by_modes() -> Any:
     return torch._C.DisableTorchFunction()
 
 
+def accelerator_counts(device_type: str) -> bool:
+    """Whether ``torch.accelerator`` stands for this kind of device and counts its memory."""
+    accelerator: Any = getattr(torch, "accelerator", None)
+    if not hasattr(accelerator, "memory_stats"):  # torch before 2.9
+        return False
+    current = accelerator.current_accelerator()
+    return current is not None and current.type == device_type
+
+
+def memory_stats(device: torch.device) -> dict[str, Any]:
+    """The caching allocator's statistics; keys as in ``torch.cuda.memory_stats``."""
+    source: Any = torch.cuda if device.type == "cuda" else torch.accelerator
+    return dict(source.memory_stats(device))
+
+
+def reset_peak_memory_stats(device: torch.device) -> None:
+    source: Any = torch.cuda if device.type == "cuda" else torch.accelerator
+    source.reset_peak_memory_stats(device)
+
+
+def synchronize(device: torch.device) -> None:
+    source: Any = torch.cuda if device.type == "cuda" else torch.accelerator
+    source.synchronize(device)
+
+
+def allocator_backend(device: torch.device) -> str:
+    """``native`` or the name of another CUDA allocator; ``""`` for devices that have no choice."""
+    return str(torch.cuda.get_allocator_backend()) if device.type == "cuda" else ""
+
+
 def history_is_recorded() -> bool:
     """Whether the CUDA allocator's history is switched on already."""
     is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)

@@ -1,0 +1,123 @@
+"""Which devices can be measured, and what is said of those that cannot.
+
+A machine without a GPU stands in for one with: torch's own functions are replaced, not ours.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_torchmem.errors import DeviceError
+from pytest_torchmem.record.devices import CounterReader, find_device, synchronize
+
+STATS = {
+    "allocated_bytes.all.current": 512,
+    "requested_bytes.all.current": 100,
+    "requested_bytes.all.peak": 300,
+    "allocated_bytes.all.peak": 1024,
+    "active_bytes.all.peak": 1024,
+    "reserved_bytes.all.peak": 2048,
+}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What torch says of a GPU; a test may change it."""
+    state: dict[str, Any] = {"stats": dict(STATS), "backend": "native", "calls": []}
+    empty = torch.empty
+
+    def on_any_device(*size: Any, device: Any = "cpu", **rest: Any) -> torch.Tensor:
+        return empty(*size, **rest)
+
+    monkeypatch.setattr(torch, "empty", on_any_device)
+    for name in ("reset_peak_memory_stats", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda d, name=name: state["calls"].append((name, d)))
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: state["stats"])
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: state["backend"])
+    return state
+
+
+@pytest.fixture
+def xpu(gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    accelerator = SimpleNamespace(
+        current_accelerator=lambda: torch.device("xpu"),
+        memory_stats=lambda device: gpu["stats"],
+        reset_peak_memory_stats=lambda device: gpu["calls"].append(("reset", device)),
+        synchronize=lambda device: gpu["calls"].append(("synchronize", device)),
+    )
+    monkeypatch.setattr(torch, "accelerator", accelerator)
+    return gpu
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_first_gpu_is_taken_unless_one_is_named():
+    assert find_device() == torch.device("cuda", 0)
+    assert find_device("cuda:1") == torch.device("cuda", 1)
+    assert find_device("cpu") == torch.device("cpu")
+
+
+def test_a_device_that_counts_nothing_is_an_error_and_not_the_cpu(gpu):
+    gpu["stats"] = {}
+    with pytest.raises(DeviceError, match="counts nothing"):
+        find_device()
+    with pytest.raises(DeviceError, match="counts nothing"):
+        find_device("cuda")
+
+
+def test_an_allocator_that_does_not_tell_is_named(gpu):
+    gpu["backend"] = "cudaMallocAsync"
+    with pytest.raises(DeviceError, match="cudaMallocAsync"):
+        find_device("cuda")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_mps_is_refused():
+    with pytest.raises(DeviceError, match="mps cannot be measured"):
+        find_device("mps")
+
+
+def test_an_accelerator_with_counters_is_measured(xpu):
+    device = find_device("xpu")
+    assert device == torch.device("xpu", 0)
+    counters = CounterReader(device)
+    counters.start()
+    counters.stop()
+    synchronize(device)
+    assert counters.requested_before == 100
+    assert counters.peaks() == {
+        "requested": 300,
+        "allocated": 1024,
+        "active": 1024,
+        "reserved": 2048,
+    }
+    assert [name for name, _ in xpu["calls"]] == ["reset", "synchronize"]
+
+
+@pytest.mark.usefixtures("xpu")
+def test_another_kind_than_the_accelerator_that_is_there_is_refused():
+    with pytest.raises(DeviceError, match="hpu cannot be measured"):
+        find_device("hpu")
+
+
+def test_an_accelerator_without_counters_is_refused(xpu):
+    del torch.accelerator.memory_stats
+    with pytest.raises(DeviceError, match="has memory statistics"):
+        find_device("xpu")
+
+
+def test_a_device_that_is_missing_is_told_with_torchs_reason():
+    with pytest.raises(DeviceError, match="cuda:0 is not there: "):
+        find_device("cuda")
+    with pytest.raises(DeviceError, match="no device called 'gpu'"):
+        find_device("gpu")
+
+
+def test_the_cpu_has_no_counters():
+    counters = CounterReader(torch.device("cpu"))
+    counters.start()
+    counters.stop()
+    assert counters.peaks() is None
