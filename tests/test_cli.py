@@ -22,7 +22,7 @@ from pytest_torchmem.analysis.results import (
 from pytest_torchmem.cli.main import Exit, main
 from pytest_torchmem.plugin.baseline_file import FileChanges, write_file
 from pytest_torchmem.report.run import RunReport, TestReport, read_run, render_run
-from pytest_torchmem.report.summary import MeasuredTest, Window
+from pytest_torchmem.report.summary import MeasuredTest, Window, unjudged
 from pytest_torchmem.units import MiB
 
 CPU = {"device": "cpu", "capability": "", "torch": "2.13", "allocator": ""}
@@ -232,6 +232,22 @@ def test_show_tells_everything_about_a_test(torchmem, tmp_path):
     assert "test_y" not in out
     assert "peak 10.0 MiB, retained 0 B" in out
     assert "aten::mm    net.fc    src/net.py:3 forward" in out
+
+
+def test_what_was_held_against_nothing_is_shown_and_not_compared(torchmem, tmp_path):
+    body, region = result_of(9 * MiB), replace(result_of(3 * MiB), name="part")
+    windows = (unjudged(body, None), unjudged(region, None))
+    test = MeasuredTest("t.py::test_a", "t.py", CPU, (), unjudged=windows, raised="ValueError")
+    path = tmp_path / "a.json"
+    path.write_text(render_run(RunReport((TestReport(test, "failed"),))))
+    code, out, _ = torchmem("show", path)
+    assert code == 0
+    assert "9.0 MiB  t.py::test_a (unfinished)" in out
+    assert "3.0 MiB  t.py::test_a::part" in out
+    results(tmp_path / "b.json", {"t.py::test_a": 1 * MiB})
+    code, out, _ = torchmem("diff", path, tmp_path / "b.json")
+    assert (code, "shrunk" in out) == (0, False)
+    assert "1 new" in out
 
 
 def test_show_of_a_test_that_is_not_there_ends_with_2(torchmem, tmp_path):

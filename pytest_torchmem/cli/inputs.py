@@ -10,11 +10,10 @@ from typing import Final
 
 from pytest_torchmem.analysis.baseline import BaselineEntry
 from pytest_torchmem.analysis.differences import whole_entry
-from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.errors import BaselineError, ReportError
 from pytest_torchmem.plugin.baseline_file import FORMATS, parse_entries
 from pytest_torchmem.report.run import KIND, RunReport, TestReport, parse_run
-from pytest_torchmem.report.summary import MeasuredTest
+from pytest_torchmem.report.summary import MeasuredTest, Window
 from pytest_torchmem.units import format_size
 
 _BASELINE_FOLDER: Final = "__torchmem__"
@@ -58,16 +57,19 @@ class Measurements:
         return sorted({key.environment for key in self.entries})
 
 
-def read_measurements(path: Path) -> Measurements:
+def read_measurements(path: Path, unjudged: bool = False) -> Measurements:
     """Return what is in a results file, a baseline file, or a folder of either.
 
+    ``unjudged`` adds what a run measured and held against nothing, which is not for comparing.
     Raises `ReportError` where it is none of these.
     """
     if path.is_dir():
-        return _results_folder(path) or Measurements(str(path), dict(_folder(path)))
+        runs = _results_folder(path)
+        found = _measurements(str(path), runs, unjudged) if runs else None
+        return found or Measurements(str(path), dict(_folder(path)))
     data = _parsed(path)
     if _is_results(data):
-        return _measurements(str(path), [parse_run(data, str(path))])
+        return _measurements(str(path), [parse_run(data, str(path))], unjudged)
     return Measurements(str(path), dict(_baseline(path, path.name, data)))
 
 
@@ -75,22 +77,22 @@ def _is_results(data: object) -> bool:
     return isinstance(data, dict) and data.get("kind") == KIND
 
 
-def _results_folder(folder: Path) -> Measurements | None:
-    """Return what is in a folder of results files, such as those of the ranks of one job; None for
-    one without any."""
+def _results_folder(folder: Path) -> list[RunReport]:
+    """Return the runs in a folder of results files, such as those of the ranks of one job."""
     if not any(_is_results(_parsed(path)) for path in _json_files(folder.glob("*.json"))):
-        return None
+        return []
     paths = _json_files(folder.rglob("*.json"))
-    return _measurements(str(folder), [parse_run(_parsed(path), str(path)) for path in paths])
+    return [parse_run(_parsed(path), str(path)) for path in paths]
 
 
 def _json_files(found: Iterable[Path]) -> list[Path]:
     return sorted(path for path in found if not path.name.startswith("."))
 
 
-def _measurements(name: str, runs: list[RunReport]) -> Measurements:
+def _measurements(name: str, runs: list[RunReport], unjudged: bool) -> Measurements:
     """Return what some runs measured; ranks are told apart by their environment."""
-    results = [pair for run in runs for pair in _of_run(run)]
+    windows = [pair for run in runs for pair in windows_of(run, unjudged)]
+    results = [(key, window.result) for key, window in windows]
     return Measurements(
         name,
         {key: whole_entry(result) for key, result in results},
@@ -119,7 +121,6 @@ def _of_trace(path: Path) -> RunReport:
     from pytest_torchmem.analysis.baseline import Change
     from pytest_torchmem.analysis.pipeline import analyze
     from pytest_torchmem.analysis.sampling import sketch
-    from pytest_torchmem.report.summary import Window
     from pytest_torchmem.trace import load_trace
 
     trace = load_trace(path)
@@ -137,12 +138,14 @@ def _parsed(path: Path) -> object:
         raise ReportError(f"{path} cannot be read: {error}") from None
 
 
-def _of_run(run: RunReport) -> Iterator[tuple[Key, Result]]:
+def windows_of(run: RunReport, unjudged: bool = False) -> Iterator[tuple[Key, Window]]:
+    """Yield each window of a run; the body of a test that did not come to its end is named so."""
     for test in run.tests:
-        environment = _environment(test.measured.environment)
-        for window in test.measured.windows:
-            module, entry = names_of(test.measured.test, window.result.name)
-            yield Key(environment, module, entry), window.result
+        measured, environment = test.measured, _environment(test.measured.environment)
+        for window in (*measured.windows, *(measured.unjudged if unjudged else ())):
+            module, entry = names_of(measured.test, window.result.name)
+            ended = bool(measured.raised) and not window.result.name
+            yield Key(environment, module, f"{entry} (unfinished)" if ended else entry), window
 
 
 def names_of(test: str, region: str) -> tuple[str, str]:

@@ -154,7 +154,7 @@ def _diff(options: argparse.Namespace) -> Exit:
 
 
 def _show(options: argparse.Namespace) -> Exit:
-    measurements = read_measurements(options.file)
+    measurements = read_measurements(options.file, unjudged=True)
     if not options.test:
         print(show.table(measurements))
         return Exit.OK

@@ -8,7 +8,7 @@ from pytest_torchmem.analysis.baseline import BaselineEntry
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import CategoryBytes
 from pytest_torchmem.analysis.verdict import words
-from pytest_torchmem.cli.inputs import Key, Measurements, names_of
+from pytest_torchmem.cli.inputs import Measurements, windows_of
 from pytest_torchmem.report.sparkline import timeline_lines
 from pytest_torchmem.report.tables import ANY_WIDTH, live_table
 from pytest_torchmem.units import format_size
@@ -63,11 +63,9 @@ def _figures(entry: BaselineEntry) -> Iterator[str]:
 
 
 def _pictures(measurements: Measurements) -> Iterator[tuple[str, Picture]]:
-    for test in measurements.run.tests if measurements.run else ():
-        for window in test.measured.windows:
-            if window.picture:
-                names = names_of(test.measured.test, window.result.name)
-                yield str(Key("", *names)), window.picture
+    for key, window in windows_of(measurements.run, unjudged=True) if measurements.run else ():
+        if window.picture:
+            yield str(key), window.picture
 
 
 def _largest(at_peak: CategoryBytes) -> str:
