@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,16 @@ from pytest_torchmem.analysis.gpu_questions import Estimate, GpuQuestions
 from pytest_torchmem.analysis.holders import group_holders
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.analysis.results import Fate, Holder, Peak, Result, Retained
+from pytest_torchmem.analysis.results import (
+    CategoryBytes,
+    Counters,
+    Fate,
+    Holder,
+    Level,
+    Peak,
+    Result,
+    Retained,
+)
 from pytest_torchmem.errors import RecordingError
 from pytest_torchmem.ranks import current_rank
 from pytest_torchmem.trace import MarkKind
@@ -218,6 +228,57 @@ def running() -> BodyMeasurement | None:
             "measure there, or one after the other"
         )
     return now.measurement
+
+
+class CounterMeasurement:
+    """Reads a device allocator's counters around a body. Nothing is recorded, so it costs nothing.
+
+    Attributes:
+        least: After `stop`, the same result with the smallest footprint that the counters allow:
+            nothing of what was there before is in it.
+    """
+
+    def __init__(self, device: str) -> None:
+        from pytest_torchmem.record.devices import CounterReader, find_device
+
+        self._device = find_device(device)
+        self._reader = CounterReader(self._device)
+
+    def start(self) -> None:
+        """Settle the device and reset its counters."""
+        from pytest_torchmem.record.devices import settle
+
+        gc.collect()
+        settle(self._device)
+        self._reader.start()
+
+    def stop(self) -> Result:
+        """Return the counters' peaks; the footprint is at most ``peak.total``."""
+        from pytest_torchmem.record.devices import synchronize
+
+        synchronize(self._device)
+        self._reader.stop()
+        peaks = self._reader.peaks() or {}
+        requested, allocated = peaks.get("requested", 0), peaks.get("allocated", 0)
+        active, reserved = peaks.get("active", 0), peaks.get("reserved", 0)
+        counters = Counters(requested, allocated, active, reserved)
+        result = _counted(str(self._device), counters, counters.requested)
+        least_bytes = counters.requested - self._reader.requested_before
+        self.least = _counted(str(self._device), counters, max(0, least_bytes))
+        return result
+
+
+def _counted(device: str, counters: Counters, total_bytes: int) -> Result:
+    nothing = CategoryBytes()
+    return Result(
+        name="",
+        device=device,
+        estimated=False,
+        peak=Peak(total_bytes, 0, nothing, nothing),
+        retained=Retained(0, nothing),
+        counters=counters,
+        level=Level.COUNTERS,
+    )
 
 
 def find_holders(profile: MemoryProfile) -> tuple[Holder, ...]:

@@ -39,6 +39,17 @@ _CATEGORIES = tuple(Category)
 _AMOUNTS = attrgetter(*(category.value for category in Category))
 
 
+class Level(enum.Enum):
+    """How closely a body was looked at.
+
+    COUNTERS are the allocator's own: its peaks, and nothing of what they are made of. Then the
+    footprint is at most what they say, because they also hold what others left behind.
+    """
+
+    COUNTERS = "counters"
+    FULL = "full"
+
+
 class Phase(enum.Enum):
     """Which part of a training step an allocation was made in."""
 
@@ -241,6 +252,7 @@ class Result:
         unexplained_bytes: What does not reconcile with the allocator's own total, where there is
             one, or with what is alive at the end.
         blind_spots: What the figures do not contain, or may not, in a sentence each.
+        level: How closely the window was looked at.
         notes: Sentences the reader of the numbers must know.
     """
 
@@ -255,6 +267,7 @@ class Result:
     unexplained_bytes: int = 0
     blind_spots: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    level: Level = Level.FULL
 
     @property
     def growth(self) -> int | None:
@@ -296,6 +309,7 @@ class Result:
             "unexplained_bytes": self.unexplained_bytes,
             "blind_spots": list(self.blind_spots),
             "notes": list(self.notes),
+            "level": self.level.value,
         }
 
     @classmethod
@@ -325,6 +339,7 @@ class Result:
             unexplained_bytes=data["unexplained_bytes"],
             blind_spots=tuple(data.get("blind_spots", ())),
             notes=tuple(data["notes"]),
+            level=Level(data.get("level", Level.FULL.value)),
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import importlib
 import os
 import shlex
@@ -37,11 +36,13 @@ from pytest_torchmem.plugin.baselines import (
     portable_live,
 )
 from pytest_torchmem.plugin.comparing import find_reference, missing_baseline
+from pytest_torchmem.plugin.counting import CountedRun, counters_may_do
 from pytest_torchmem.plugin.estimates import Estimates, simulated
 from pytest_torchmem.plugin.explaining import explained, gc_paused
 from pytest_torchmem.plugin.marker import can_rerun, read_markers
 from pytest_torchmem.plugin.options import Settings, Timelines
 from pytest_torchmem.plugin.pictures import drawn, packed_trace, picture_of, room, set_properties
+from pytest_torchmem.plugin.state import State, WarmupOver
 from pytest_torchmem.plugin.unfinished import (
     is_failure,
     is_out_of_memory,
@@ -82,16 +83,6 @@ class Run:
         return self._environments[device]
 
 
-class State(enum.Enum):
-    """Where a test is, seen from its body."""
-
-    BEFORE = "before the test body"
-    WARMING_UP = "in a warm-up run"
-    MEASURING = "in the measured run"
-    UNMEASURED = "in a run that cannot be measured"
-    AFTER = "after the test body"
-
-
 class Body:
     """The body of one test, for as long as that test runs.
 
@@ -108,6 +99,7 @@ class Body:
         self.estimates = self._no_estimates()
         self.earlier: list[dict[str, Result]] = []
         self._entries: dict[str, BaselineEntry] = {}
+        self._counted: CountedRun | None = None
         self.measurement = self._new_measurement()
 
     def _new_measurement(self) -> BodyMeasurement:
@@ -146,8 +138,43 @@ class Body:
             self.measurement, self.checked = self._new_measurement(), []
             self.not_measured = ""
 
+    def begin(self) -> None:
+        """Begin to measure, at the lowest level that may answer all that is asked."""
+        device = self.measurement.device
+        if not counters_may_do(self.item, self.asked, self.run.settings, device):
+            self.start()
+            return
+        self._counted = CountedRun(_engine().CounterMeasurement(device))
+        self._counted.start()
+        self.state = State.COUNTING
+
+    def needs_recording(self) -> None:
+        """Note that the body asks for more than counters know."""
+        if self._counted is not None:
+            self._counted.enough = False
+
+    def _pass_by_counters(self) -> bool:
+        """End a counted run; True where that was enough to pass."""
+        self.state = State.AFTER
+        limits = self.asked.sizes()
+        result = self._counted.within(limits) if self._counted else None
+        if result is None:
+            return False
+        window = self._window(entry_key(self.nodeid), Verdict(result), limits, None)
+        self._send(self._record((window,)))
+        return True
+
+    def _run_recorded(self) -> None:
+        """Run the body again, and record it. What the body raises comes out."""
+        self.start()
+        try:
+            self.item.runtest()
+        except BaseException as error:
+            self.abandon(error)
+            raise
+
     def start(self) -> None:
-        """Begin to measure; where that is not possible, the body runs unmeasured."""
+        """Begin to record; where that is not possible, the body runs unmeasured."""
         self.estimates = self._no_estimates()
         try:
             self.measurement.start()
@@ -193,6 +220,10 @@ class Body:
 
     def finish(self) -> None:
         """End the measurement and judge it. Raises pytest's failure when something is wrong."""
+        if self.state is State.COUNTING:
+            if self._pass_by_counters():
+                return
+            self._run_recorded()
         with gc_paused():
             windows = self._stop()
             failure = self._judge(windows) if not self.not_measured else self._unmeasured()
@@ -296,6 +327,8 @@ class Body:
 
     def _verdict(self, result: Result, limits: Mapping[str, int], allowance: Allowance) -> Verdict:
         findings = judge_limits(result, limits)
+        if self._counted and not result.name:
+            findings = findings or self._counted.certain(limits)
         if self.run.settings.strict:
             findings = (*judge_blind_spots(result), *findings)
         if not self.estimates.compares(result):
@@ -353,13 +386,6 @@ class Body:
         start = self.item.config.invocation_params.dir
         test = relative_path(self.run.rootdir / module, start) + (f"::{rest}" if rest else "")
         return f"pytest {shlex.quote(test)} --torchmem-update-baseline"
-
-
-class WarmupOver(BaseException):
-    """Ends a warm-up run where the body reads a measured number: there is none to give it.
-
-    Not an `Exception`, so that no handler in the body takes it for one of its own.
-    """
 
 
 def relative_path(path: Path, start: Path) -> str:

@@ -11,6 +11,7 @@ from pytest_torchmem.errors import DeviceError, MarkerError
 from pytest_torchmem.plugin.body import RUN, Body, Run
 from pytest_torchmem.plugin.marker import read_markers
 from pytest_torchmem.plugin.pictures import set_properties
+from pytest_torchmem.plugin.state import State, WarmupOver
 from pytest_torchmem.plugin.workers import PAYLOAD, plain_nodeid
 from pytest_torchmem.report.summary import MeasuredTest
 
@@ -68,14 +69,17 @@ def measured_call(item: pytest.Item) -> Generator[None, object, object]:
         if body := item.stash.get(_BODY, None):
             body.warm_up()
             body.measure_before()
-            body.start()
+            body.begin()
         try:
             outcome = yield
         except BaseException as error:
             # A doctest gets its fixtures in the body, so look again.
-            if body := item.stash.get(_BODY, None):
-                body.abandon(error)
-            raise
+            body = item.stash.get(_BODY, None)
+            if not (body and body.state is State.COUNTING and isinstance(error, WarmupOver)):
+                if body:
+                    body.abandon(error)
+                raise
+            outcome = None
     finally:
         item.stash[_IN_CALL] = False
     if body := item.stash.get(_BODY, None):
@@ -96,4 +100,5 @@ def body_of(item: pytest.Item) -> Body:
         item.stash[_BODY] = body
         if item.stash.get(_IN_CALL, False):
             body.start()
+    body.needs_recording()
     return body

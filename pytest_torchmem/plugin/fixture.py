@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pytest_torchmem.analysis.baseline import Allowance
 from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.errors import MarkerError, RecordingError, SizeError
-from pytest_torchmem.plugin.body import Body, State, WarmupOver
+from pytest_torchmem.plugin.body import Body
 from pytest_torchmem.plugin.estimates import SUFFIX, estimate_name
+from pytest_torchmem.plugin.state import State, WarmupOver
 from pytest_torchmem.units import parse_fraction, parse_size
 
 if TYPE_CHECKING:
@@ -146,7 +147,8 @@ class Torchmem:
         state = self._body.state
         if state in (State.BEFORE, State.AFTER):
             raise MarkerError(f"torchmem measures the test body only; this is {state.value}")
-        return state
+        # A body that is only counted runs again, because it turned out to ask for more.
+        return State.WARMING_UP if state is State.COUNTING else state
 
 
 class _NoRegion:
@@ -159,7 +161,7 @@ class _NoRegion:
     def __getattr__(self, attribute: str) -> NoReturn:
         if attribute.startswith("_"):
             raise AttributeError(attribute)
-        if self._body.state is State.WARMING_UP:
+        if self._body.state in (State.WARMING_UP, State.COUNTING):
             raise WarmupOver
         reason = self._body.not_measured.removesuffix(f" [{RecordingError.slug}]")
         raise RecordingError(f"the region {self.name!r} has no {attribute}: {reason}")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import pytest
 
@@ -28,12 +28,22 @@ class SummaryKind(enum.Enum):
     OFF = "off"
 
 
+class LevelChoice(enum.Enum):
+    """How the level is chosen at which a body is looked at."""
+
+    AUTO = "auto"
+    FULL = "full"
+
+
 class Timelines(enum.Enum):
     """Which tests have a timeline in the report."""
 
     ALL = "all"
     FAILED = "failed"
     NONE = "none"
+
+
+_Choice = TypeVar("_Choice", bound=enum.Enum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +138,13 @@ OPTIONS: Final = (
         False,
     ),
     Option(
+        "level",
+        "how closely to look: full records every test; auto only reads the allocator's counters "
+        "where all that is asked is a limit on a GPU which they can answer (default: auto)",
+        "auto",
+        "LEVEL",
+    ),
+    Option(
         "baseline-dir",
         "folder for the baselines of all tests, relative to the rootdir "
         "(default: a folder __torchmem__ beside each test module)",
@@ -176,6 +193,7 @@ class Settings:
         follow_renames: An unused entry moves to a new one of equal numbers.
         fallbacks: Names of other environments to compare with, where this one has no entry.
         fail_shrunk: A test that needs less than its baseline fails.
+        level: Whether a body may be looked at through the allocator's counters alone.
     """
 
     device: str
@@ -193,6 +211,7 @@ class Settings:
     follow_renames: bool = False
     fallbacks: tuple[str, ...] = ()
     fail_shrunk: bool = False
+    level: LevelChoice = LevelChoice.AUTO
 
     @property
     def keeps_traces(self) -> bool:
@@ -258,12 +277,8 @@ def read_settings(config: pytest.Config) -> Settings:
         allowance = Allowance(parse_fraction(values["tolerance"]), parse_size(values["floor"]))
     except SizeError as error:
         raise pytest.UsageError(f"--torchmem-tolerance or --torchmem-floor: {error}") from None
-    try:
-        summary = SummaryKind(values["summary"])
-    except ValueError:
-        words = ", ".join(kind.value for kind in SummaryKind)
-        text = f"--torchmem-summary: {values['summary']!r} is not one of {words} [bad-argument]"
-        raise pytest.UsageError(text) from None
+    summary = _choice(SummaryKind, "summary", values["summary"])
+    level = _choice(LevelChoice, "level", values["level"])
     accepted = _accepted(values["update-baseline"])
     if values["dry-run"] and not accepted and not values["follow-renames"]:
         raise pytest.UsageError(
@@ -278,6 +293,7 @@ def read_settings(config: pytest.Config) -> Settings:
         accepted=accepted,
         require_baseline=bool(values["require-baseline"]),
         strict=bool(values["strict"]),
+        level=level,
         baseline_dir=config.rootpath / folder if folder else None,
         summary=summary,
         report=report,
@@ -289,6 +305,15 @@ def read_settings(config: pytest.Config) -> Settings:
         fallbacks=tuple(filter(None, str(values["baseline-from"]).replace(" ", "").split(","))),
         fail_shrunk=bool(values["fail-shrunk"]),
     )
+
+
+def _choice(kinds: type[_Choice], name: str, given: str | bool) -> _Choice:
+    try:
+        return kinds(given)
+    except ValueError:
+        words = ", ".join(kind.value for kind in kinds)
+        text = f"--torchmem-{name}: {given!r} is not one of {words} [bad-argument]"
+        raise pytest.UsageError(text) from None
 
 
 def _accepted(given: str | bool) -> frozenset[Change]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pytest_torchmem.analysis.baseline import Change
-from pytest_torchmem.analysis.results import CategoryBytes, Holder
+from pytest_torchmem.analysis.results import CategoryBytes, Holder, Level
 from pytest_torchmem.analysis.verdict import RETAINED, Verdict, is_estimated, rank, words
 from pytest_torchmem.report.summary import MeasuredTest, RunSummary, Window
 from pytest_torchmem.report.tables import (
@@ -176,7 +176,8 @@ def _compositions(shown: Sequence[tuple[MeasuredTest, Window]]) -> list[Line]:
 
 def _peak(window: Window) -> str:
     mark = " (estimated)" if window.result.estimated else ""
-    return format_size(window.result.peak.total) + mark
+    most = "at most " if window.result.level is Level.COUNTERS else ""
+    return most + format_size(window.result.peak.total) + mark
 
 
 def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> list[Line]:
@@ -187,7 +188,8 @@ def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> lis
         result = window.result
         name = _shortened(_window_name(measured, window), _TEST_WIDTH if wide else width // 2)
         largest = [_largest(result.peak.at_peak)] if wide else []
-        retained = format_size(result.retained.total)
+        counted = result.level is Level.COUNTERS
+        retained = "" if counted else format_size(result.retained.total)
         rows.append([name, _peak(window), *largest, retained, _status(window)])
     lines = aligned(rows, headers, "lrlr" if wide else "lrr")
     styled = [Line(lines[0])]

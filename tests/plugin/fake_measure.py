@@ -16,6 +16,7 @@ from pytest_torchmem.analysis.results import (
     Counters,
     Fate,
     Holder,
+    Level,
     Peak,
     Phase,
     Result,
@@ -26,7 +27,15 @@ from pytest_torchmem.errors import DeviceError, RecordingError
 from pytest_torchmem.trace import Trace
 
 MiB = 1 << 20
-state = {"used": [], "busy": False, "backward": True, "recording": False, "starts": 0}
+state = {
+    "rubbish": 0,
+    "counted": 0,
+    "used": [],
+    "busy": False,
+    "backward": True,
+    "recording": False,
+    "starts": 0,
+}
 state["struck"] = []
 
 
@@ -163,7 +172,7 @@ class BodyMeasurement:
         state["starts"] += 1
 
     @contextlib.contextmanager
-    def region(self, name):
+    def region(self, name, steps_of=""):
         region = Region(name, self.device, len(state["used"]))
         self.regions.append(region)
         yield region
@@ -178,7 +187,7 @@ class BodyMeasurement:
         sizes = [contributor.size_bytes for contributor, _ in state["used"]]
         return simulate(Requests.from_columns([True] * len(sizes), sizes, range(len(sizes))))
 
-    def step(self):
+    def step(self, steps_of=""):
         self._steps.append(sum(c.size_bytes for c, retained in state["used"] if retained))
 
     def stop(self):
@@ -198,3 +207,33 @@ class BodyMeasurement:
     def profile_so_far(self):
         trace = types.SimpleNamespace(trace=Trace())
         return types.SimpleNamespace(tree=trace, out_of_memory=tuple(state["struck"]))
+
+
+class CounterMeasurement:
+    """Counts what the body uses and ``state["rubbish"]``, which others left behind."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def start(self):
+        assert not state["recording"]
+        state["used"] = []
+        state["counted"] += 1
+
+    def stop(self):
+        used = sum(contributor.size_bytes for contributor, _ in state["used"])
+        self.least = self._result(used)
+        return self._result(used + state["rubbish"])
+
+    def _result(self, size_bytes):
+        nothing = CategoryBytes()
+        counters = Counters(size_bytes, size_bytes, size_bytes, 4 * MiB)
+        return Result(
+            name="",
+            device=self.device,
+            estimated=False,
+            peak=Peak(size_bytes, 0, nothing, nothing),
+            retained=Retained(0, nothing),
+            counters=counters,
+            level=Level.COUNTERS,
+        )

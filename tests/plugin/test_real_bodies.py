@@ -100,7 +100,7 @@ def test_every_kind_of_body_on_the_real_engine(pytester):
     result.stdout.fnmatch_lines(["*test_regions_and_steps *same as baseline"])
 
 
-@pytest.mark.parametrize("name", ["BodyMeasurement", "Region", "environment"])
+@pytest.mark.parametrize("name", ["BodyMeasurement", "CounterMeasurement", "Region", "environment"])
 def test_the_stand_in_is_called_as_the_real_engine_is(name):
     # Under a name of its own: the projects that other tests run in this process import theirs.
     path = Path(__file__).with_name("fake_measure.py")

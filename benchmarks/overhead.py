@@ -1,0 +1,199 @@
+"""What measuring costs: the time of a body that is measured beside the bare body, in one run.
+
+    python benchmarks/overhead.py [--device cpu] [--repeat 15] [--output FILE.md]
+
+The body is a training step of a 12-layer GPT. Within a round the levels take turns, and each ratio
+is that of a round; shown are the medians. Only the body is timed: what is done before and after it
+(settling the device, reading the recording, analysing it) is in columns of its own.
+
+* counters: the allocator's peak counters are read; on a GPU only.
+* recorded: all that `Recorder` does, which every category, line and module comes from.
+* profiler alone: torch's profiler with shapes, memory and stacks, and nothing of ours beside it.
+
+The last table is what the installed plugin adds to a run of pytest that does not use it: the time
+to collect and run one empty test in a new process, with the plugin and with ``-p no:torchmem``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import torch
+from analysis_speed import GPT
+from tabulate import tabulate
+from torch.nn import functional as F  # noqa: N812 - the name everybody knows
+
+from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.measurement import CounterMeasurement
+from pytest_torchmem.record import torch_api
+from pytest_torchmem.record.devices import synchronize
+from pytest_torchmem.record.recorder import Recorder
+
+GOALS = {"counters": 1.02, "recorded": 1.10}
+
+
+def training_step(device: torch.device) -> Callable[[], None]:
+    """A step of the GPT that `analysis_speed` measures, four times as wide, warmed up."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    model = GPT(layers=12, width=256, vocabulary=1000).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    tokens = torch.randint(0, 1000, (4, 128), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    return step
+
+
+class Clock:
+    """Seconds of the body alone: processor time, or on a GPU the wall clock.
+
+    Other work on the machine disturbs processor time less.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._now = time.process_time if device.type == "cpu" else time.perf_counter
+
+    def time(self, body: Callable[[], None]) -> float:
+        synchronize(self._device)
+        start = self._now()
+        body()
+        synchronize(self._device)
+        return self._now() - start
+
+
+class Levels:
+    """Times a body at each level; ``around`` collects what is spent before and after it."""
+
+    def __init__(self, device: torch.device, body: Callable[[], None]) -> None:
+        self._device, self._body, self._clock = device, body, Clock(device)
+        self.around: dict[str, list[float]] = {"settle": [], "read": [], "analyse": []}
+
+    def bare(self) -> float:
+        return self._clock.time(self._body)
+
+    def profiler_alone(self) -> float:
+        profiler = torch_api.Profiler()
+        profiler.start()
+        seconds = self._clock.time(self._body)
+        profiler.stop()
+        return seconds
+
+    def counters(self) -> float:
+        counters = CounterMeasurement(str(self._device))
+        counters.start()
+        seconds = self._clock.time(self._body)
+        counters.stop()
+        return seconds
+
+    def recorded(self) -> float:
+        recorder = Recorder(self._device)
+        begin = time.process_time()
+        recorder.start()
+        started = time.process_time()
+        seconds = self._clock.time(self._body)
+        ended = time.process_time()
+        trace = recorder.stop()
+        read = time.process_time()
+        analyze(trace).result()
+        self.around["settle"].append(started - begin)
+        self.around["read"].append(read - ended)
+        self.around["analyse"].append(time.process_time() - read)
+        return seconds
+
+
+def levels_table(device: torch.device, repeat: int) -> str:
+    levels = Levels(device, training_step(device))
+    kinds = {"profiler alone": levels.profiler_alone, "recorded": levels.recorded}
+    if device.type != "cpu":
+        kinds = {"counters": levels.counters, **kinds}
+    ratios: dict[str, list[float]] = {name: [] for name in kinds}
+    bare = []
+    for _ in range(repeat):
+        before = levels.bare()
+        for name, timed in kinds.items():
+            seconds = timed()
+            after = levels.bare()
+            # The bare body right before and right after: a slow moment slows all three.
+            ratios[name].append(2 * seconds / (before + after))
+            bare.append(before := after)
+    rows = [
+        [name, f"{statistics.median(values):.3f}x", f"{min(values):.3f}x", _goal(name, values)]
+        for name, values in ratios.items()
+    ]
+    lines = [tabulate(rows, ["level", "median", "least", "goal"], "github"), ""]
+    lines.append(f"The bare body takes {statistics.median(bare):.3f} s. Around a recorded one:")
+    spent = {name: statistics.median(values) for name, values in levels.around.items()}
+    lines.append(", ".join(f"{name} {seconds:.3f} s" for name, seconds in spent.items()) + ".")
+    return "\n".join(lines)
+
+
+def _goal(name: str, values: list[float]) -> str:
+    if name not in GOALS:
+        return ""
+    verdict = "reached" if statistics.median(values) <= GOALS[name] else "missed"
+    return f"{GOALS[name]:.2f}x, {verdict}"
+
+
+def start_table(repeat: int) -> str:
+    """What the plugin adds to pytest's start when no test uses it."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "test_empty.py").write_text("def test_empty(): pass\n")
+        times: dict[str, list[float]] = {"without": [], "with": []}
+        for _ in range(repeat):
+            for name, arguments in (("without", ("-p", "no:torchmem")), ("with", ())):
+                begin = time.perf_counter()
+                command = (sys.executable, "-m", "pytest", "-q", *arguments, folder)
+                subprocess.run(command, check=True, capture_output=True)
+                times[name].append(time.perf_counter() - begin)
+    added = [b - a for a, b in zip(times["without"], times["with"], strict=True)]
+    medians = [f"{statistics.median(times[name]):.3f} s" for name in ("without", "with")]
+    rows = [[*medians, f"{1000 * statistics.median(added):.0f} ms"]]
+    return tabulate(rows, ["pytest without", "with the plugin", "median difference"], "github")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What measuring costs")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    text = "\n".join(
+        [
+            "# What measuring costs",
+            "",
+            f"torch {torch.__version__}, Python {sys.version.split()[0]}, {name}, "
+            f"{date.today()}. Made by `python benchmarks/overhead.py --device {options.device} "
+            f"--repeat {options.repeat}`.",
+            "",
+            levels_table(device, options.repeat),
+            "",
+            "Installed and not used:",
+            "",
+            start_table(options.repeat),
+            "",
+        ]
+    )
+    print(text)
+    if options.output:
+        options.output.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
