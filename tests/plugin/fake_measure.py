@@ -163,7 +163,7 @@ class BodyMeasurement:
         state["starts"] += 1
 
     @contextlib.contextmanager
-    def region(self, name):
+    def region(self, name, steps_of=""):
         region = Region(name, self.device, len(state["used"]))
         self.regions.append(region)
         yield region
@@ -178,7 +178,7 @@ class BodyMeasurement:
         sizes = [contributor.size_bytes for contributor, _ in state["used"]]
         return simulate(Requests.from_columns([True] * len(sizes), sizes, range(len(sizes))))
 
-    def step(self):
+    def step(self, steps_of=""):
         self._steps.append(sum(c.size_bytes for c, retained in state["used"] if retained))
 
     def stop(self):
