@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Final
 
@@ -174,7 +175,8 @@ def report(count: int) -> str:
             f"# {count:,} baseline entries in {len(files)} files, {size_bytes / MiB:.0f} MiB",
             "",
             f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, "
-            f"best of {ROUNDS} rounds. Made by `python benchmarks/baselines.py`.",
+            f"{date.today()}, best of {ROUNDS} rounds; no torch in it. "
+            "Made by `python benchmarks/baselines.py`.",
             "",
             "| step | time | processor time |",
             "|---|---|---|",

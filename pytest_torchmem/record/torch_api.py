@@ -270,15 +270,22 @@ def cuda_clear_cublas_workspaces() -> None:
         clear()
 
 
+# The public accessors of the first refuse a tensor with duplicate indices, as most gradients are.
+_SPARSE: dict[Any, tuple[str, ...]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
 def inner_tensors(tensor: Any) -> list[Any]:
     """The tensors that a wrapper subclass (quantised, nested) or a sparse tensor is made of."""
-    if tensor.layout is torch.sparse_coo:
-        # The public accessors refuse a tensor with duplicate indices, which most gradients are.
-        return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    if tensor.layout in _SPARSE:
+        # These are operators: a dispatch mode of the user's would see them.
+        with torch._C._DisableTorchDispatch():
+            return [getattr(tensor, part)() for part in _SPARSE[tensor.layout]]
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return []
     if not is_traceable_wrapper_subclass(tensor):
@@ -294,7 +301,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 def values_of(tensor: Any) -> Any:
     """The tensor itself, or the values of a sparse one."""
-    return tensor._values() if tensor.layout is torch.sparse_coo else tensor
+    return inner_tensors(tensor)[1] if tensor.layout is torch.sparse_coo else tensor
 
 
 class Profiler:

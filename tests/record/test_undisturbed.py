@@ -1,0 +1,384 @@
+"""A body does what it does without us: results, randomness, hooks, modes, compilation, children."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+from pytest_torchmem import Result
+from pytest_torchmem.measurement import BodyMeasurement
+from pytest_torchmem.record import torch_api
+
+
+def measured(body: Callable[[], object]) -> Result:
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    body()
+    return measurement.stop()
+
+
+def both(body: Callable[[], Any]) -> tuple[Any, Any]:
+    """What a body returns without a measurement and within one."""
+    alone, within = body(), []
+    measured(lambda: within.append(body()))
+    return alone, within[0]
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 16))
+
+
+# --- results ----------------------------------------------------------------------------------
+
+
+def one_step(use: str) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(8, 16, requires_grad=True)
+    if use == "checkpoint":
+        hidden = checkpoint(model, x, use_reentrant=False)
+    elif use == "autocast":
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            hidden = model(x)
+    else:
+        hidden = model(x)
+    hidden.float().square().mean().backward()
+    optimizer.step()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [hidden.detach(), *gradients, *model.state_dict().values(), torch.get_rng_state()]
+
+
+@pytest.mark.parametrize("use", ["plain", "checkpoint", "autocast"])
+def test_results_gradients_and_random_numbers_are_the_same_bits(use: str) -> None:
+    alone, within = both(lambda: one_step(use))
+    assert len(alone) > 8
+    assert all(torch.equal(a, b) for a, b in zip(alone, within, strict=True))
+
+
+def test_measuring_takes_no_random_number() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    measured(lambda: torch.ones(10))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_transform_of_functions_gives_the_same_bits() -> None:
+    def slopes() -> torch.Tensor:
+        rows = torch.arange(12.0).reshape(3, 4)
+        return torch.func.vmap(torch.func.grad(lambda row: row.exp().sum()))(rows)
+
+    alone, within = both(slopes)
+    assert torch.equal(alone, within)
+
+
+# --- hooks and modes --------------------------------------------------------------------------
+
+
+def test_hooks_for_saved_tensors_are_called_as_often() -> None:
+    def calls() -> Counter[str]:
+        seen: Counter[str] = Counter()
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            seen["pack"] += 1
+            return tensor
+
+        def unpack(tensor: torch.Tensor) -> torch.Tensor:
+            seen["unpack"] += 1
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            loss = net()(torch.ones(8, 16)).sum()
+        loss.backward()
+        return seen
+
+    alone, within = both(calls)
+    assert alone == within
+    assert alone["pack"] >= alone["unpack"] > 3
+
+
+def test_a_checkpoint_runs_its_function_as_often() -> None:
+    def calls() -> int:
+        seen = []
+
+        def function(x: torch.Tensor) -> torch.Tensor:
+            seen.append(1)
+            return x.exp()
+
+        x = torch.ones(8, requires_grad=True)
+        checkpoint(function, x, use_reentrant=False).sum().backward()
+        return len(seen)
+
+    assert both(calls) == (2, 2)
+
+
+class SeenByDispatch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class SeenByFunctions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self.names.append(str(getattr(func, "__name__", func)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode_type", [SeenByDispatch, SeenByFunctions])
+def test_a_mode_sees_the_same_calls(
+    mode_type: type[SeenByDispatch] | type[SeenByFunctions],
+) -> None:
+    def calls() -> list[str]:
+        torch.manual_seed(0)
+        with mode_type() as mode:
+            model, table = net(), nn.Embedding(4, 16, sparse=True)
+            optimizer = torch.optim.SGD([*model.parameters(), *table.parameters()], lr=0.1)
+            model(table(torch.tensor([1, 1, 2]))).sum().backward()
+            optimizer.step()
+        return mode.names
+
+    alone, within = both(calls)
+    # torch's own tracer looks at the ``.grad`` of each parameter of a module that is called.
+    alone, within = ([name for name in names if name != "__get__"] for names in (alone, within))
+    assert within == alone
+    assert len(alone) > 20
+
+
+class Logged(torch.Tensor):
+    seen: list[str] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        cls.seen.append(str(getattr(func, "__name__", func)))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_tensor_with_functions_of_its_own_is_not_asked_behind_its_back() -> None:
+    tensor = torch.ones(4).as_subclass(Logged)
+    Logged.seen.clear()
+    measured(lambda: torch.ones(4))
+    assert Logged.seen == []
+    tensor.sum()
+    assert Logged.seen
+
+
+def test_no_mode_of_ours_is_active_in_a_body() -> None:
+    seen = []
+
+    def body() -> None:
+        seen.append(_get_current_dispatch_mode_stack())
+        seen.append(torch._C._len_torch_function_stack())
+        seen.append(torch._C._autograd._top_saved_tensors_default_hooks(True))
+
+    measured(body)
+    assert seen == [[], 0, None]
+
+
+# --- compilation ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("warm", [True, False])
+def test_compiled_code_stays_compiled(warm: bool) -> None:
+    calls: Counter[str] = Counter()
+
+    def backend(graph: Any, inputs: Any) -> Callable[..., object]:
+        calls["compiled"] += 1
+
+        def run(*args: Any) -> object:
+            calls["run"] += 1
+            return graph.forward(*args)
+
+        return run
+
+    function = torch.compile(lambda x: x.exp().sum(), backend=backend)
+    if warm:
+        function(torch.ones(8))
+    measured(lambda: [function(torch.ones(8)) for _ in range(3)])
+    function(torch.ones(8))
+    assert calls == {"compiled": 1, "run": 5 if warm else 4}
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+# --- processes --------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_works_and_changes_no_number() -> None:
+    def body(fork: bool) -> None:
+        x = torch.ones(1000)
+        if fork:
+            if (child := os.fork()) == 0:
+                good = float((x + torch.ones(1000)).sum()) == 2000
+                os._exit(0 if good else 1)
+            assert os.waitpid(child, 0)[1] == 0
+        x.sum()
+
+    assert measured(lambda: body(True)).peak.by_category == (
+        measured(lambda: body(False)).peak.by_category
+    )
+
+
+def total_of(queue: Any, count: int) -> None:
+    # Nothing that torch would do on several threads: a forked child has none of them.
+    queue.put(float(torch.ones(count).sum()))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_of_multiprocessing_works(method: str) -> None:
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"needs {method}")
+
+    def body() -> None:
+        torch.ones(1000)
+        context: Any = multiprocessing.get_context(method)
+        queue = context.SimpleQueue()
+        child = context.Process(target=total_of, args=(queue, 100))
+        child.start()
+        assert queue.get() == 100
+        child.join()
+        assert child.exitcode == 0
+
+    assert measured(body).peak.total == 4000
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_data_loader_gives_the_same_batches(workers: int) -> None:
+    def batches() -> list[list[float]]:
+        torch.manual_seed(0)
+        data = TensorDataset(torch.arange(16.0))
+        loader = DataLoader(data, batch_size=4, shuffle=True, num_workers=workers)
+        return [batch.tolist() for (batch,) in loader]
+
+    alone, within = both(batches)
+    assert alone == within
+    assert sorted(number for batch in alone for number in batch) == list(range(16))
+
+
+# --- what is left behind ----------------------------------------------------------------------
+
+
+def state() -> dict[str, object]:
+    """Everything in Python and torch that a recording might leave changed."""
+    module, optimizer = torch.nn.modules.module, sys.modules["torch.optim.optimizer"]
+    annotation: Any = torch.autograd.profiler.record_function
+    handler = torch_api.compiler_callbacks()
+    found: dict[str, object] = {
+        f"{where.__name__}.{name}": dict(value) if isinstance(value, dict) else value
+        for where in (module, optimizer)
+        for name, value in vars(where).items()
+        if name.startswith("_global_")
+    }
+    assert len(found) > 8
+    found |= {
+        "engine": torch_api.autograd_engine(),
+        "set_state": torch.nn.Module.__setstate__,
+        "annotation": (annotation.__enter__, annotation.__exit__),
+        "collector": (gc.isenabled(), gc.get_threshold(), tuple(gc.callbacks)),
+        "tracers": (sys.getprofile(), sys.gettrace(), threading.getprofile()),
+        "imports": tuple(sys.meta_path),
+        "profiler": torch_api.profiler_is_active(),
+        "compiler": (tuple(handler.start_callbacks), tuple(handler.end_callbacks)),
+        "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "anomalies": torch.is_anomaly_enabled(),
+        "hooks": torch._C._autograd._top_saved_tensors_default_hooks(True),
+        "modes": _get_current_dispatch_mode_stack(),
+        "threads": torch.get_num_threads(),
+    }
+    return found
+
+
+def raising(error: type[BaseException]) -> Callable[[], None]:
+    def body() -> None:
+        layer = nn.Linear(4, 4)
+        layer.weight.register_hook(lambda gradient: throw())
+        layer(torch.ones(4)).sum().backward()
+
+    def throw() -> None:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("end", ["stop", "cancel"])
+def test_an_exception_in_a_body_leaves_nothing_behind(error: type[BaseException], end: str) -> None:
+    before = state()
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    with pytest.raises(error):
+        raising(error)()
+    changed = [key for key, value in state().items() if value != before[key]]
+    getattr(measurement, end)()
+    assert state() == before
+    # There was something to restore.
+    assert {"engine", "set_state", "annotation", "profiler"} <= set(changed)
+
+
+def test_nothing_of_a_body_stays_alive_when_it_failed() -> None:
+    class Noted(nn.Linear):
+        def __del__(self) -> None:
+            gone.append(True)
+
+    gone: list[bool] = []
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    model = Noted(4, 4)
+    model(torch.ones(4)).sum().backward()
+    measurement.cancel()
+    del model
+    assert gone
+
+
+def test_anomaly_mode_names_the_same_function() -> None:
+    def complaint() -> str:
+        x = torch.zeros(1, requires_grad=True)
+        with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError) as raised:
+            (x / x).sum().backward()
+        return str(raised.value)
+
+    with pytest.warns(UserWarning, match="Anomaly Detection"):
+        alone, within = both(complaint)
+    assert alone == within
+    assert "DivBackward0" in alone
