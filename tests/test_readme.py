@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.plugin.fixture import Torchmem
-from pytest_torchmem.plugin.marker import REGISTRATION
-from pytest_torchmem.plugin.options import OPTIONS
+from pytest_torchmem.plugin.registration import MARKERS, OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -51,7 +50,7 @@ def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("registered", REGISTRATION)
+@pytest.mark.parametrize("registered", MARKERS)
 def test_every_key_of_a_marker_is_in_its_table_and_no_other(registered: str) -> None:
     name, _, signature = registered.partition(":")[0].partition("(")
     keys = [key.strip() for key in signature.rstrip(")").split(",") if key.strip() != "*"]

@@ -60,9 +60,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.analysis.gpu_questions import Estimate
     from pytest_torchmem.measurement import BodyMeasurement, Region
 
-RUN: Final = pytest.StashKey["Run"]()
-
-
 PICTURED_REGIONS: Final = 20
 """How many of a test's regions have a timeline in a report without being checked."""
 

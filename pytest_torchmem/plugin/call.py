@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Final
 
 import pytest
 
 from pytest_torchmem.errors import DeviceError, MarkerError
-from pytest_torchmem.plugin.body import RUN, Body, Run
+from pytest_torchmem.plugin.activation import IN_CALL, RUN
+from pytest_torchmem.plugin.body import Body, Run
 from pytest_torchmem.plugin.marker import read_markers
 from pytest_torchmem.plugin.pictures import set_properties
 from pytest_torchmem.plugin.state import State, WarmupOver
-from pytest_torchmem.plugin.workers import PAYLOAD, plain_nodeid
+from pytest_torchmem.plugin.workers import PAYLOAD, attach, plain_nodeid
 from pytest_torchmem.report.summary import MeasuredTest
 
 BAD_ARGUMENT: Final = pytest.StashKey[bool]()
 _BODY: Final = pytest.StashKey[Body]()
-_IN_CALL: Final = pytest.StashKey[bool]()
 
 
 def argument_problem(item: pytest.Item) -> str:
@@ -62,29 +61,39 @@ def refuse(item: pytest.Item, run: Run, error: DeviceError) -> None:
     raise pytest.skip.Exception(f"not measured: {error}") from None
 
 
-def measured_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Measure a test body around the inner ``pytest_runtest_call``."""
-    item.stash[_IN_CALL] = True
-    try:
-        if body := item.stash.get(_BODY, None):
-            body.warm_up()
-            body.measure_before()
-            body.begin()
-        try:
-            outcome = yield
-        except BaseException as error:
-            # A doctest gets its fixtures in the body, so look again.
-            body = item.stash.get(_BODY, None)
-            if not (body and body.state is State.COUNTING and isinstance(error, WarmupOver)):
-                if body:
-                    body.abandon(error)
-                raise
-            outcome = None
-    finally:
-        item.stash[_IN_CALL] = False
+def begin(item: pytest.Item) -> None:
+    """Warm up and begin to measure, right before the body."""
+    if body := item.stash.get(_BODY, None):
+        body.warm_up()
+        body.measure_before()
+        body.begin()
+
+
+def ended_by(item: pytest.Item, error: BaseException) -> bool:
+    """Take note of the exception that ended a body; return whether it is none of the body's own."""
+    body = item.stash.get(_BODY, None)
+    if body and body.state is State.COUNTING and isinstance(error, WarmupOver):
+        return True
+    if body:
+        body.abandon(error)
+    return False
+
+
+def end(item: pytest.Item) -> None:
+    """Judge what was measured, right after the body. Raises pytest's failure."""
     if body := item.stash.get(_BODY, None):
         body.finish()
-    return outcome
+
+
+def report_on(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Send what was measured along with a report of the test."""
+    if item.stash.get(BAD_ARGUMENT, False) and hasattr(report, "wasxfail"):
+        # A marker nobody can read is not the failure that was expected.
+        del report.wasxfail
+        report.outcome = "failed"
+    attach(item, report)
+    if report.when == "teardown":
+        forget(item)
 
 
 def body_of(item: pytest.Item) -> Body:
@@ -98,7 +107,7 @@ def body_of(item: pytest.Item) -> Body:
             refuse(item, run, error)
             raise
         item.stash[_BODY] = body
-        if item.stash.get(_IN_CALL, False):
+        if item.stash.get(IN_CALL, False):
             body.start()
     body.needs_recording()
     return body

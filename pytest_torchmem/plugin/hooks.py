@@ -1,27 +1,22 @@
-"""The entry point: what pytest calls, and where it is done."""
+"""The entry point: what pytest calls, and where it is done.
+
+A run in which nothing asks for a measurement pays for this module and what it imports, and for a
+look at each test's markers. The rest is imported when the first test or option asks for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_torchmem.plugin.body import RUN, Run
-from pytest_torchmem.plugin.call import (
-    BAD_ARGUMENT,
-    argument_problem,
-    body_of,
-    forget,
-    measured_call,
-    prepare,
-)
-from pytest_torchmem.plugin.fixture import Torchmem
-from pytest_torchmem.plugin.marker import REGISTRATION
-from pytest_torchmem.plugin.options import add_options, read_settings
-from pytest_torchmem.plugin.session import Collector
-from pytest_torchmem.plugin.workers import Selection, attach, is_worker
+from pytest_torchmem.plugin.activation import COLLECTOR, IN_CALL, SELECTION, activate, is_active
+from pytest_torchmem.plugin.registration import MARKERS, add_options, anything_set, asks
+from pytest_torchmem.plugin.selection import Selection, controls_workers
 
-_COLLECTOR = pytest.StashKey[Collector]()
+if TYPE_CHECKING:
+    from pytest_torchmem.plugin.fixture import Torchmem
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,34 +24,65 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for line in REGISTRATION:
+    for line in MARKERS:
         config.addinivalue_line("markers", line)
-    run = config.stash[RUN] = Run(config, read_settings(config))
-    selection = Selection(config)
+    selection = config.stash[SELECTION] = Selection(config)
     config.pluginmanager.register(selection, "torchmem-selection")
-    if not is_worker(config):
-        collector = config.stash[_COLLECTOR] = Collector(config, run, selection)
-        config.pluginmanager.register(collector, "torchmem-collector")
+    if anything_set(config) or controls_workers(config):
+        activate(config)
 
 
 @pytest.hookimpl(trylast=True)  # after everybody who adds markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if any(map(asks, items)):
+        activate(config)
     # A bad argument fails its test when that runs. Where no test will run, it is said at the end.
-    if not config.option.collectonly or _COLLECTOR not in config.stash:
-        return
-    for item in items:
-        if problem := argument_problem(item):
-            config.stash[_COLLECTOR].add_problem(problem)
+    if config.option.collectonly and COLLECTOR in config.stash:
+        from pytest_torchmem.plugin.call import argument_problem
+
+        for item in items:
+            if problem := argument_problem(item):
+                config.stash[COLLECTOR].add_problem(problem)
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures, which may need the device
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    prepare(item)
+    if is_active(item.config):
+        from pytest_torchmem.plugin.call import prepare
+
+        prepare(item)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)  # as close to the body as can be
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    return (yield from measured_call(item))
+    item.stash[IN_CALL] = True
+    try:
+        if is_active(item.config):
+            from pytest_torchmem.plugin.call import begin
+
+            begin(item)
+        try:
+            outcome = yield
+        except BaseException as error:
+            if not _continues(item, error):
+                raise
+            outcome = None
+    finally:
+        item.stash[IN_CALL] = False
+    # The body itself may have been the first to ask.
+    if is_active(item.config):
+        from pytest_torchmem.plugin.call import end
+
+        end(item)
+    return outcome
+
+
+def _continues(item: pytest.Item, error: BaseException) -> bool:
+    if not is_active(item.config):
+        return False
+    from pytest_torchmem.plugin.call import ended_by
+
+    return ended_by(item, error)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around the hook that handles xfail
@@ -64,13 +90,10 @@ def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if item.stash.get(BAD_ARGUMENT, False) and hasattr(report, "wasxfail"):
-        # A marker nobody can read is not the failure that was expected.
-        del report.wasxfail
-        report.outcome = "failed"
-    attach(item, report)
-    if report.when == "teardown":
-        forget(item)
+    if is_active(item.config):
+        from pytest_torchmem.plugin.call import report_on
+
+        report_on(item, report)
     return report
 
 
@@ -83,4 +106,8 @@ def torchmem(request: pytest.FixtureRequest) -> Torchmem:
     its own baseline, and ``for _ in torchmem.steps(4, warmup=1):`` marks the steps that growth is
     counted over.
     """
+    activate(request.config)
+    from pytest_torchmem.plugin.call import body_of
+    from pytest_torchmem.plugin.fixture import Torchmem
+
     return Torchmem(body_of(request.node))

@@ -12,22 +12,11 @@ from pytest_torchmem.analysis.baseline import Allowance
 from pytest_torchmem.analysis.limits import Size, read_limits, require_known, sizes_now
 from pytest_torchmem.analysis.verdict import LIMIT_KEYS
 from pytest_torchmem.errors import MarkerError, SizeError
+from pytest_torchmem.plugin.registration import BASELINE, BUDGET
 from pytest_torchmem.units import parse_fraction, parse_size
 
-BUDGET: Final = "memory_budget"
-BASELINE: Final = "memory_baseline"
 _BUDGET_KEYS: Final = (*LIMIT_KEYS, "device", "warmup")
 _BASELINE_KEYS: Final = ("tolerance", "floor")
-
-REGISTRATION: Final = (
-    f"{BUDGET}(total, *, activation, temporary, gradient, parameter, optimizer_state, input, "
-    "autograd_detail, buffer, workspace, unknown, retained, growth, allocated, active, reserved, "
-    "device, warmup): fail the test when its body needs more memory than this. Sizes are bytes, "
-    "text such as '2GiB', or a callable; None lifts a limit set further out. The closest marker "
-    "wins per key.",
-    f"{BASELINE}(*, tolerance, floor): fail the test when its body needs more memory than the "
-    "stored baseline by more than the larger of the two.",
-)
 
 
 @dataclass(frozen=True, slots=True)

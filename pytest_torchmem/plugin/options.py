@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import enum
-import itertools
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 import pytest
 
 from pytest_torchmem.analysis.baseline import Allowance, Change
 from pytest_torchmem.errors import ReportError, SizeError
+from pytest_torchmem.plugin.registration import CHANGE_WORDS, OPTIONS, Option
 from pytest_torchmem.ranks import environment_rank, path_of_rank
 from pytest_torchmem.report.files import FOLDER, kind_of
 from pytest_torchmem.units import parse_fraction, parse_size
@@ -46,131 +44,8 @@ class Timelines(enum.Enum):
 _Choice = TypeVar("_Choice", bound=enum.Enum)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option: ``--torchmem-NAME`` and its ini twin ``torchmem_NAME``."""
-
-    name: str
-    help: str
-    default: str | bool
-    metavar: str = ""
-    words: tuple[str, ...] = ()
-    """Words that a flag also takes after ``=``, several of them with commas."""
-
-    @property
-    def flag(self) -> str:
-        return f"--torchmem-{self.name}"
-
-    @property
-    def ini(self) -> str:
-        return "torchmem_" + self.name.replace("-", "_")
-
-
-WORDS: Final = (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)
+WORDS: Final = tuple(Change(word) for word in CHANGE_WORDS)
 """The changes that an update can be told to accept, in the order in which they are reported."""
-
-OPTIONS: Final = (
-    Option(
-        "device",
-        "device to measure where no marker names one: cpu, cuda or cuda:1 "
-        "(default: cuda if it works, otherwise cpu)",
-        "",
-        "DEVICE",
-    ),
-    Option(
-        "tolerance",
-        "by how much a number may exceed its baseline before the test fails (default: 2%%)",
-        "2%",
-        "PERCENT",
-    ),
-    Option(
-        "floor",
-        "a number less than this above its baseline never fails (default: 1MiB)",
-        "1MiB",
-        "SIZE",
-    ),
-    Option(
-        "update-baseline",
-        "store what was measured as the new baseline: entries that are new, grown or shrunk, "
-        "of tests that passed otherwise; =new,grown,shrunk,unused chooses, and unused removes "
-        "entries that no test asks for",
-        False,
-        words=tuple(change.value for change in WORDS),
-    ),
-    Option(
-        "dry-run",
-        "with --torchmem-update-baseline: show the change as a table and as a diff, write nothing",
-        False,
-    ),
-    Option(
-        "repeat",
-        "with --torchmem-update-baseline: measure each test N times, and refuse to store what is "
-        "not stable (default: 1)",
-        "1",
-        "N",
-    ),
-    Option(
-        "follow-renames",
-        "move an unused entry to the test of the same module that is new and has equal numbers",
-        False,
-    ),
-    Option(
-        "baseline-from",
-        "where there is no baseline for this environment, compare with that of another one, such "
-        "as cpu-torch2.12; several with commas, the first that has the entry counts",
-        "",
-        "NAME",
-    ),
-    Option(
-        "fail-shrunk",
-        "fail a test that needs less than its baseline by more than the tolerance and the floor",
-        False,
-    ),
-    Option(
-        "require-baseline",
-        "fail a test that asks for a baseline and has none",
-        False,
-    ),
-    Option(
-        "strict",
-        "fail a test that asks to be measured and cannot be, or not wholly: another thread ran "
-        "torch, memory does not reconcile",
-        False,
-    ),
-    Option(
-        "level",
-        "how closely to look: full records every test; auto only reads the allocator's counters "
-        "where all that is asked is a limit on a GPU which they can answer (default: auto)",
-        "auto",
-        "LEVEL",
-    ),
-    Option(
-        "baseline-dir",
-        "folder for the baselines of all tests, relative to the rootdir "
-        "(default: a folder __torchmem__ beside each test module)",
-        "",
-        "DIR",
-    ),
-    Option(
-        "summary",
-        "closing table: short (the largest tests), all, or off (only what went wrong)",
-        "short",
-        "KIND",
-    ),
-    Option(
-        "report",
-        "write a report of the run to PATH: .json, .md or .html, or a folder with all of them",
-        "",
-        "PATH",
-    ),
-    Option(
-        "report-timelines",
-        "which tests have a timeline in the report: all, failed or none "
-        "(default: all in a file, failed in a folder)",
-        "",
-        "WHICH",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,51 +97,6 @@ class Settings:
     def reports(self) -> bool:
         """True when what was measured goes into a report, with all that is known of it."""
         return self.report is not None
-
-
-def add_options(parser: pytest.Parser) -> None:
-    """Register each option and its ini twin."""
-    group = parser.getgroup("torchmem", "memory of PyTorch code")
-    for option in OPTIONS:
-        if option.words:
-            # `nargs="?"` would take a path that follows for the words. What argparse finds whole
-            # among its option strings it does not split, so each choice of words is one of them.
-            strings = [f"{option.flag}={choice}" for choice in _choices(option.words)]
-            group.addoption(
-                *strings, action=_Words, dest=option.ini, default=None, help=argparse.SUPPRESS
-            )
-        if isinstance(option.default, bool):
-            # Default None, not False: it tells "not given" apart, so that the ini value shows.
-            group.addoption(
-                option.flag, action="store_true", dest=option.ini, default=None, help=option.help
-            )
-        else:
-            group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help)
-        plain = isinstance(option.default, bool) and not option.words
-        kind: Literal["bool", "string"] = "bool" if plain else "string"
-        parser.addini(option.ini, f"the same as {option.flag}", type=kind, default=None)
-
-
-class _Words(argparse.Action):
-    """Stores the words of an option string that has them in itself."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **rest: Any) -> None:
-        super().__init__(option_strings, dest, nargs=0, **rest)
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, (option_string or "").partition("=")[2])
-
-
-def _choices(words: Sequence[str]) -> Iterator[str]:
-    for count in range(1, len(words) + 1):
-        for choice in itertools.permutations(words, count):
-            yield ",".join(choice)
 
 
 def read_settings(config: pytest.Config) -> Settings:

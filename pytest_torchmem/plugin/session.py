@@ -17,11 +17,10 @@ from pytest_torchmem.plugin.reports import (
     on_github,
     run_report,
 )
+from pytest_torchmem.plugin.selection import Selection, ran_partially
 from pytest_torchmem.plugin.updates import Outcomes, apply, plan_updates, texts
 from pytest_torchmem.plugin.workers import (
-    Selection,
     detach,
-    ran_partially,
     reported_nodeid,
     trace_with,
 )

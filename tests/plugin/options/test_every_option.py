@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pytest_torchmem.plugin.options import OPTIONS
+from pytest_torchmem.plugin.registration import OPTIONS
 
 
 def test_each_option_has_a_help_text_and_an_ini_twin(project):

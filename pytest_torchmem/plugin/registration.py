@@ -1,0 +1,214 @@
+"""What pytest is told when it starts: options, ini names, markers, and which tests ask for us.
+
+Every run of pytest in which the plugin is installed pays for this module, so it imports nothing
+that a run may not need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import pytest
+
+BUDGET: Final = "memory_budget"
+BASELINE: Final = "memory_baseline"
+FIXTURE: Final = "torchmem"
+
+CHANGE_WORDS: Final = ("new", "grown", "shrunk", "unused")
+"""The values of the changes that an update can be told to accept, in the order of reports."""
+
+
+class Option(NamedTuple):
+    """One option: ``--torchmem-NAME`` and its ini twin ``torchmem_NAME``."""
+
+    name: str
+    help: str
+    default: str | bool
+    metavar: str = ""
+    words: tuple[str, ...] = ()
+    """Words that a flag also takes after ``=``, several of them with commas."""
+
+    @property
+    def flag(self) -> str:
+        return f"--torchmem-{self.name}"
+
+    @property
+    def ini(self) -> str:
+        return "torchmem_" + self.name.replace("-", "_")
+
+
+OPTIONS: Final = (
+    Option(
+        "device",
+        "device to measure where no marker names one: cpu, cuda or cuda:1 "
+        "(default: cuda if it works, otherwise cpu)",
+        "",
+        "DEVICE",
+    ),
+    Option(
+        "tolerance",
+        "by how much a number may exceed its baseline before the test fails (default: 2%%)",
+        "2%",
+        "PERCENT",
+    ),
+    Option(
+        "floor",
+        "a number less than this above its baseline never fails (default: 1MiB)",
+        "1MiB",
+        "SIZE",
+    ),
+    Option(
+        "update-baseline",
+        "store what was measured as the new baseline: entries that are new, grown or shrunk, "
+        "of tests that passed otherwise; =new,grown,shrunk,unused chooses, and unused removes "
+        "entries that no test asks for",
+        False,
+        words=CHANGE_WORDS,
+    ),
+    Option(
+        "dry-run",
+        "with --torchmem-update-baseline: show the change as a table and as a diff, write nothing",
+        False,
+    ),
+    Option(
+        "repeat",
+        "with --torchmem-update-baseline: measure each test N times, and refuse to store what is "
+        "not stable (default: 1)",
+        "1",
+        "N",
+    ),
+    Option(
+        "follow-renames",
+        "move an unused entry to the test of the same module that is new and has equal numbers",
+        False,
+    ),
+    Option(
+        "baseline-from",
+        "where there is no baseline for this environment, compare with that of another one, such "
+        "as cpu-torch2.12; several with commas, the first that has the entry counts",
+        "",
+        "NAME",
+    ),
+    Option(
+        "fail-shrunk",
+        "fail a test that needs less than its baseline by more than the tolerance and the floor",
+        False,
+    ),
+    Option(
+        "require-baseline",
+        "fail a test that asks for a baseline and has none",
+        False,
+    ),
+    Option(
+        "strict",
+        "fail a test that asks to be measured and cannot be, or not wholly: another thread ran "
+        "torch, memory does not reconcile",
+        False,
+    ),
+    Option(
+        "level",
+        "how closely to look: full records every test; auto only reads the allocator's counters "
+        "where all that is asked is a limit on a GPU which they can answer (default: auto)",
+        "auto",
+        "LEVEL",
+    ),
+    Option(
+        "baseline-dir",
+        "folder for the baselines of all tests, relative to the rootdir "
+        "(default: a folder __torchmem__ beside each test module)",
+        "",
+        "DIR",
+    ),
+    Option(
+        "summary",
+        "closing table: short (the largest tests), all, or off (only what went wrong)",
+        "short",
+        "KIND",
+    ),
+    Option(
+        "report",
+        "write a report of the run to PATH: .json, .md or .html, or a folder with all of them",
+        "",
+        "PATH",
+    ),
+    Option(
+        "report-timelines",
+        "which tests have a timeline in the report: all, failed or none "
+        "(default: all in a file, failed in a folder)",
+        "",
+        "WHICH",
+    ),
+)
+
+MARKERS: Final = (
+    f"{BUDGET}(total, *, activation, temporary, gradient, parameter, optimizer_state, input, "
+    "autograd_detail, buffer, workspace, unknown, retained, growth, allocated, active, reserved, "
+    "device, warmup): fail the test when its body needs more memory than this. Sizes are bytes, "
+    "text such as '2GiB', or a callable; None lifts a limit set further out. The closest marker "
+    "wins per key.",
+    f"{BASELINE}(*, tolerance, floor): fail the test when its body needs more memory than the "
+    "stored baseline by more than the larger of the two.",
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Register each option and its ini twin."""
+    group = parser.getgroup("torchmem", "memory of PyTorch code")
+    for option in OPTIONS:
+        if option.words:
+            # `nargs="?"` would take a path that follows for the words. What argparse finds whole
+            # among its option strings it does not split, so each choice of words is one of them.
+            strings = [f"{option.flag}={choice}" for choice in _choices(option.words)]
+            group.addoption(
+                *strings, action=_Words, dest=option.ini, default=None, help=argparse.SUPPRESS
+            )
+        if isinstance(option.default, bool):
+            # Default None, not False: it tells "not given" apart, so that the ini value shows.
+            group.addoption(
+                option.flag, action="store_true", dest=option.ini, default=None, help=option.help
+            )
+        else:
+            group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help)
+        plain = isinstance(option.default, bool) and not option.words
+        kind: Literal["bool", "string"] = "bool" if plain else "string"
+        parser.addini(option.ini, f"the same as {option.flag}", type=kind, default=None)
+
+
+class _Words(argparse.Action):
+    """Stores the words of an option string that has them in itself."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **rest: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **rest)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, (option_string or "").partition("=")[2])
+
+
+def _choices(words: Sequence[str]) -> Iterator[str]:
+    for count in range(1, len(words) + 1):
+        for choice in itertools.permutations(words, count):
+            yield ",".join(choice)
+
+
+def asks(item: pytest.Item) -> bool:
+    """Return whether a test asks to be measured, as far as can be seen before it runs."""
+    if FIXTURE in getattr(item, "fixturenames", ()):
+        return True
+    return any(item.get_closest_marker(name) for name in (BUDGET, BASELINE))
+
+
+def anything_set(config: pytest.Config) -> bool:
+    """Return whether the command line or the ini file sets any of the options."""
+    return any(
+        config.getoption(option.flag) is not None or config.getini(option.ini) is not None
+        for option in OPTIONS
+    )
