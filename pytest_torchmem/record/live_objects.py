@@ -7,9 +7,20 @@ longer than a small test. So they are looked at in as few steps as Python allows
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+import sys
+import sysconfig
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
 from itertools import compress
-from typing import Any
+from types import FrameType
+from typing import Any, Final
+
+# An object is young, in one of two generations, until it has survived a collection of the elder of
+# these. Later versions and builds without the lock have other generations, or none.
+_HAS_GENERATIONS: Final = sys.version_info < (3, 14) and not sysconfig.get_config_var(
+    "Py_GIL_DISABLED"
+)
 
 
 def instances_of(classes: Iterable[type[Any]]) -> list[Any]:
@@ -17,8 +28,73 @@ def instances_of(classes: Iterable[type[Any]]) -> list[Any]:
 
     Looks at the type and never at ``__class__``: a proxy among the objects must not be woken.
     """
+    return _selected(gc.get_objects(), classes)
+
+
+class Census:
+    """Finds what `instances_of` does, and looks only at what is new where that can be known.
+
+    What was made since the last time is young as long as there was no collection that made it old.
+    A small test makes too little for one, and is spared a look at all that was imported.
+    """
+
+    def __init__(self, *classes: type[Any]) -> None:
+        self._classes = classes
+        self._known: list[weakref.ref[Any]] = []
+        self._seen: tuple[int, ...] = ()
+
+    def find(self) -> list[Any]:
+        """Return every living instance of the classes."""
+        seen = _collections()
+        if seen and seen == self._seen:
+            found = self._known_and_young()
+            # A collection may have run just now.
+            if seen == _collections():
+                return self._remember(found, seen)
+            seen = _collections()
+        return self._remember(instances_of(self._classes), seen)
+
+    def collect(self) -> None:
+        """Collect all garbage, and go on knowing what is alive."""
+        if not _HAS_GENERATIONS:
+            gc.collect()
+            return
+        self.find()
+        # That may have been a long look. What another thread makes after the next one becomes old
+        # at once, and can no longer be told from what was imported.
+        others = _where_others_stand()
+        self.find()
+        middle, old = self._seen
+        gc.collect()
+        undisturbed = _where_others_stand() == others and _collections() == (middle, old + 1)
+        self._seen = (middle, old + 1) if undisturbed else ()
+
+    def _remember(self, found: list[Any], seen: tuple[int, ...]) -> list[Any]:
+        self._known = [weakref.ref(thing) for thing in found]
+        self._seen = seen
+        return found
+
+    def _known_and_young(self) -> list[Any]:
+        """What was found the last time and still lives, and what is young, each once."""
+        known = [thing for reference in self._known if (thing := reference()) is not None]
+        young = [thing for g in (0, 1) for thing in _selected(gc.get_objects(g), self._classes)]
+        return list({id(thing): thing for thing in (*known, *young)}.values())
+
+
+def _collections() -> tuple[int, ...]:
+    """How often the second and third generation were collected; empty where that says nothing."""
+    return tuple(s["collections"] for s in gc.get_stats()[1:]) if _HAS_GENERATIONS else ()
+
+
+def _where_others_stand() -> dict[int, tuple[FrameType, int]]:
+    """Where each other thread is; one that stands where it stood has not run, as far as we know."""
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    return {thread: (frame, frame.f_lasti) for thread, frame in frames.items()}
+
+
+def _selected(objects: Sequence[Any], classes: Iterable[type[Any]]) -> list[Any]:
     wanted = _with_subclasses(classes)
-    objects = gc.get_objects()
     # No step of this loop is in Python.
     return list(compress(objects, map(wanted.__contains__, map(type, objects))))
 

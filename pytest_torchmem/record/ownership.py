@@ -7,6 +7,7 @@ when a backward pass begins and ends, after an optimizer's step.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -28,10 +29,11 @@ from pytest_torchmem.record.autograd_graph import (
     nodes_below,
     tensors_in,
 )
-from pytest_torchmem.record.live_objects import instances_of
+from pytest_torchmem.record.live_objects import Census
 from pytest_torchmem.record.places import places_of, plain_tensors, storages_of
+from pytest_torchmem.record.rows import Rows
 from pytest_torchmem.record.strings import StringTable
-from pytest_torchmem.trace import CREATE_GRAPH, MarkKind, Ownership
+from pytest_torchmem.trace import CREATE_GRAPH, MODULE_EDGE, OWNER, MarkKind, Ownership
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -43,8 +45,8 @@ class OwnershipLog:
 
     strings: StringTable
     devices: StringTable
-    owners: list[tuple[int, int, int, int, int, int, int]] = field(default_factory=list)
-    edges: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    owners: Rows = field(default_factory=partial(Rows, OWNER))
+    edges: Rows = field(default_factory=partial(Rows, MODULE_EDGE))
 
     def owner(
         self, mark: int, kind: Ownership, tensor: object, module: int = 0, name: str = ""
@@ -74,12 +76,21 @@ class OwnershipLog:
 
 
 def _quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Keep what a method asks of tensors from a function mode that the body has switched on."""
+    """Keep what a method does from the body's function modes and from the collector.
+
+    What it makes on the way would start a collection that without us came later.
+    """
 
     @wraps(method)
     def quiet(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with torch_api.unseen_by_modes():
-            return method(*args, **kwargs)
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            with torch_api.unseen_by_modes():
+                return method(*args, **kwargs)
+        finally:
+            if enabled:
+                gc.enable()
 
     return quiet
 
@@ -372,9 +383,18 @@ def _has_memory(roots: Iterable[Any]) -> bool:
     return any(isinstance(r, GradientEdge) or next(places_of(r), None) for r in roots)
 
 
+# One for the process: what was found in one test is known in the next.
+_KINDS = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+_CENSUS = Census(*_KINDS)
+
+
+def collect_garbage() -> None:
+    """Collect all garbage, in a way that makes the next look at what is alive a short one."""
+    _CENSUS.collect()
+
+
 def _live_objects() -> tuple[list[torch.Tensor], list[torch.nn.Module], list[Any]]:
     """Tensors, modules and optimizers that are alive."""
-    kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
-    found = instances_of(kinds)
-    tensors, modules, optimizers = ([o for o in found if issubclass(type(o), k)] for k in kinds)
+    found = _CENSUS.find()
+    tensors, modules, optimizers = ([o for o in found if issubclass(type(o), k)] for k in _KINDS)
     return tensors, modules, optimizers

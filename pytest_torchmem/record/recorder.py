@@ -21,16 +21,15 @@ from pytest_torchmem.record.devices import CounterReader, settle, synchronize, w
 from pytest_torchmem.record.functorch import OPERATOR_NAME, FunctorchWatch
 from pytest_torchmem.record.kineto import Tables, TreeReader
 from pytest_torchmem.record.open_ranges import OpenRanges
-from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch
+from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch, collect_garbage
 from pytest_torchmem.record.python_calls import library_paths
+from pytest_torchmem.record.rows import Rows
 from pytest_torchmem.record.threads import ThreadWatch
 from pytest_torchmem.trace import (
     ALLOCATION,
     EVENT,
     MARK,
     MODULE_CALL,
-    MODULE_EDGE,
-    OWNER,
     TENSOR,
     EventKind,
     MarkKind,
@@ -59,7 +58,7 @@ class Recorder:
         self._reader = TreeReader()
         self._log = OwnershipLog(self._reader.strings, self._reader.device_names)
         self._watch = OwnershipWatch(self._log, self.mark)
-        self._marks: list[tuple[int, int, int, int]] = []
+        self._marks = Rows(MARK)
         self._segments: list[Tables] = []
         self._profiler: torch_api.Profiler | None = None
         self._own_ns = 0
@@ -78,7 +77,7 @@ class Recorder:
             )
         begin_ns = time.perf_counter_ns()
         torch_api.import_compiler()
-        gc.collect()
+        collect_garbage()
         with _collector_as_after_a_collection():
             settle(self._device)
             self._watch.install()
@@ -198,7 +197,7 @@ class Recorder:
 
     def _assemble(self) -> Trace:
         events = _joined([s.events for s in self._segments], EVENT, ("parent", "end"))
-        marks = np.array(self._marks, MARK)
+        marks = self._marks.table()
         self._place_marks(events, marks)
         self._name_operators(events)
         starts = np.cumsum([0, *(len(s.events) for s in self._segments)])
@@ -211,8 +210,8 @@ class Recorder:
             allocations=allocations,
             module_calls=_shifted([s.module_calls for s in self._segments], MODULE_CALL, starts),
             marks=marks,
-            owners=np.array(self._log.owners, OWNER),
-            module_edges=np.array(self._log.edges, MODULE_EDGE),
+            owners=self._log.owners.table(),
+            module_edges=self._log.edges.table(),
             compiled_lines=self._sources.read(events),
             strings=names.values(),
             devices=self._reader.device_names.values(),

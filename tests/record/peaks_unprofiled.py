@@ -79,6 +79,21 @@ def an_exception() -> None:
         torch.ones(2000)
 
 
+class Cycle:
+    def __init__(self) -> None:
+        self.tensor = torch.ones(1000)
+        self.me = self
+
+
+def cycles_that_the_collector_frees() -> None:
+    """What they hold is freed after so and so many new objects: ours must not be among them."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(10)))
+    for _ in range(60):
+        Cycle()
+        model(torch.ones(1, 4)).sum().backward()
+        model.zero_grad()
+
+
 PROGRAMS: tuple[Callable[[], None], ...] = (
     training,
     accumulation,
@@ -89,6 +104,7 @@ PROGRAMS: tuple[Callable[[], None], ...] = (
     in_place,
     storages_that_change_size,
     an_exception,
+    cycles_that_the_collector_frees,
 )
 
 

@@ -1,0 +1,43 @@
+"""Tables that grow while a body runs, unnoticed by Python's collector."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Rows:
+    """Rows of integers, with the fields of a numpy ``dtype``.
+
+    Python's collector runs after so and so many new containers. In a list, each row would be one:
+    what a body's own cycles hold would be freed sooner than without us, and its peak be lower.
+    """
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        assert dtype.names is not None
+        self._dtype, self._names = dtype, dtype.names
+        self._values = array("q")
+
+    def append(self, row: tuple[int, ...]) -> None:
+        """Add a row, in one step also where several threads do."""
+        self._values.extend(row)
+
+    def __len__(self) -> int:
+        return len(self._values) // len(self._names)
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return zip(*[iter(self._values)] * len(self._names), strict=True)
+
+    def table(self) -> NDArray[Any]:
+        """Return the rows so far."""
+        columns = np.array(self._values, np.int64).reshape(-1, len(self._names)).T
+        table = np.empty(len(self), self._dtype)
+        for name, column in zip(self._names, columns, strict=True):
+            table[name] = column
+        return table
