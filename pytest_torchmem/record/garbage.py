@@ -65,10 +65,10 @@ def _reachable(starts: Iterable[int], edges: Mapping[int, Sequence[int]]) -> dic
 def _most_telling(things: Sequence[Any]) -> str:
     """The name of an instance's class, else of a function, else of whatever there is."""
     for thing in things:
-        if not isinstance(thing, (*_PLUMBING, types.FunctionType)):
+        if not issubclass(type(thing), (*_PLUMBING, types.FunctionType)):
             return _name(type(thing))
     for thing in things:
-        if isinstance(thing, types.FunctionType):
+        if type(thing) is types.FunctionType:
             return _name(thing)
     return _name(type(things[0])) if things else ""
 

@@ -59,7 +59,7 @@ def _in_garbage(wanted: Mapping[Place, int]) -> dict[Place, str]:
     garbage = collected_garbage()
     cycles: dict[Place, str] = {}
     for thing in garbage:
-        if isinstance(thing, torch.Tensor):
+        if issubclass(type(thing), torch.Tensor):
             for place, _ in _held_by(thing, GraphReader()):
                 if place in wanted and place not in cycles:
                     cycles[place] = cycle_of(thing, garbage)

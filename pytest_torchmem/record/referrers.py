@@ -73,22 +73,22 @@ class Searcher:
 
 def _step(holder: Any, held: Any, way: str) -> str:
     """The way from ``holder``, which refers to ``held``, from where ``way`` goes on."""
-    if isinstance(holder, dict):
+    if _is(holder, dict):
         key = _key(holder, held)
         return f".{key[1:-1]}{way}" if _root(holder) else f"[{key}]{way}"
-    if isinstance(holder, (list, tuple)):
+    if _is(holder, (list, tuple)):
         place = next((n for n, item in enumerate(holder) if item is held), 0)
         return f"[{place}]{way}"
-    if isinstance(holder, types.CellType):
+    if _is(holder, types.CellType):
         return way
-    if isinstance(holder, types.FunctionType):
+    if _is(holder, types.FunctionType):
         return _step_of_function(holder, held, way)
-    if isinstance(holder, types.FrameType):
+    if _is(holder, types.FrameType):
         return _from_named(holder.f_locals, held, way)
-    if isinstance(holder, (types.GeneratorType, types.CoroutineType)):
-        frame = holder.gi_frame if isinstance(holder, types.GeneratorType) else holder.cr_frame
+    if _is(holder, (types.GeneratorType, types.CoroutineType)):
+        frame = holder.gi_frame if _is(holder, types.GeneratorType) else holder.cr_frame
         return _from_named(frame.f_locals, held, way) if frame else way
-    is_namespace = held is getattr(holder, "__dict__", None) or isinstance(holder, type)
+    is_namespace = held is _namespace(holder) or _is(holder, type)
     if is_namespace and (match := _FIRST_KEY.match(way)):
         # The key that led out of the namespace is the attribute's name.
         return f".{match[1]}{way[match.end() :]}"
@@ -110,9 +110,21 @@ def _from_named(names: Mapping[str, Any], held: Any, way: str) -> str:
     return f".{name}{way}" if name else way
 
 
+def _is(thing: Any, kinds: type | tuple[type, ...]) -> bool:
+    """What `isinstance` says, but of the type alone: a proxy among the objects is not woken."""
+    return issubclass(type(thing), kinds)
+
+
+def _namespace(holder: Any) -> Any:
+    try:
+        return object.__getattribute__(holder, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+
+
 def _attributes(holder: Any) -> dict[str, Any]:
     """An object's attributes, without waking any property."""
-    found = dict(getattr(holder, "__dict__", None) or {})
+    found = dict(_namespace(holder) or {})
     for cls in type(holder).__mro__:
         for name, member in vars(cls).items():
             if isinstance(member, types.MemberDescriptorType):
@@ -125,22 +137,22 @@ def _attributes(holder: Any) -> dict[str, Any]:
 
 def _root(holder: Any) -> str:
     """The name of something that a reader can find by it; ``""`` for anything else."""
-    if isinstance(holder, types.ModuleType):
-        return holder.__name__
-    if isinstance(holder, dict):
+    if _is(holder, types.ModuleType):
+        return str(holder.__name__)
+    if _is(holder, dict):
         module = sys.modules.get(str(holder.get("__name__", "")))
         return module.__name__ if module is not None and vars(module) is holder else ""
-    if isinstance(holder, type):
+    if _is(holder, type):
         return f"{holder.__module__}.{holder.__qualname__}"
-    if isinstance(holder, types.FunctionType):
+    if _is(holder, types.FunctionType):
         module = sys.modules.get(holder.__module__ or "")
         known = getattr(module, holder.__name__, None) is holder
         return f"{holder.__module__}.{holder.__qualname__}" if known else ""
-    if isinstance(holder, types.FrameType):
+    if _is(holder, types.FrameType):
         return f"a frame of {_place(holder)} that a traceback keeps: "
     if type(holder).__name__ == "FixtureDef":
         return f"the fixture {getattr(holder, 'argname', '')!r}: "
-    if isinstance(holder, (types.GeneratorType, types.CoroutineType)):
+    if _is(holder, (types.GeneratorType, types.CoroutineType)):
         return f"the suspended {holder.__qualname__}: "
     return ""
 
@@ -177,7 +189,7 @@ def _place(frame: types.FrameType) -> str:
 
 
 def _is_machinery(holder: Any) -> bool:
-    if isinstance(holder, types.FrameType):
+    if _is(holder, types.FrameType):
         return _of_machinery(holder.f_globals.get("__name__", ""))
     return _of_machinery(type(holder).__module__) and type(holder).__name__ != "FixtureDef"
 
@@ -195,7 +207,7 @@ def _key(holder: dict[Any, Any], held: Any) -> str:
 
 
 def _kind(holder: Any) -> Sequence[str]:
-    plain = isinstance(holder, (dict, list, tuple, set, types.CellType, types.MethodType))
+    plain = _is(holder, (dict, list, tuple, set, types.CellType, types.MethodType))
     return [] if plain else [f"{type(holder).__module__}.{type(holder).__qualname__}"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import types
+import weakref
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -145,6 +146,29 @@ def test_a_cycle_is_named_by_the_class_that_closes_it():
 
     (found,) = find_holders(left_behind())
     assert found == Kept(32, True, f"{__name__}.Trainer")
+
+
+class Waking:
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise AssertionError("woken")
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError("woken")
+
+
+def test_proxies_that_are_near_are_not_woken(models):
+    class Owner:
+        pass
+
+    owner, lazy = Owner(), Waking()
+    owner.tensor = lazy.tensor = torch.ones(8)
+    models.proxy, models.dead = weakref.proxy(owner), weakref.proxy(Owner())
+    models.owner, models.lazy, size = owner, lazy, sizes(owner.tensor)
+    models.held = [models.proxy, models.dead, lazy]
+    del owner, lazy
+    (found,) = find_holders(size)
+    assert found.by in ("models.owner.tensor", "models.lazy.tensor")
 
 
 @pytest.mark.usefixtures("no_collection")
