@@ -24,6 +24,7 @@ from pytest_torchmem.analysis.operators import (
     running_at,
 )
 from pytest_torchmem.analysis.peaks import build_timeline, find_peak, live_at
+from pytest_torchmem.analysis.reconciliation import Reconciliation
 from pytest_torchmem.analysis.results import (
     Category,
     CategoryBytes,
@@ -36,7 +37,7 @@ from pytest_torchmem.analysis.results import (
 from pytest_torchmem.analysis.storages import NEVER, Storages, find_storages
 from pytest_torchmem.analysis.timeline import Timeline
 from pytest_torchmem.errors import TraceError
-from pytest_torchmem.trace import MarkKind, Ownership, Trace
+from pytest_torchmem.trace import MarkKind, Trace
 from pytest_torchmem.units import format_size
 
 if TYPE_CHECKING:
@@ -161,53 +162,12 @@ class MemoryProfile(GpuQuestions):
     @property
     def unexplained_bytes(self) -> int:
         """What does not reconcile, with the allocator's own total or with what is alive."""
-        return self._drift_bytes + self.unseen_bytes
+        return self.reconciliation.drift_bytes + self.reconciliation.unseen_bytes
 
     @cached_property
-    def unseen_bytes(self) -> int:
-        """Bytes alive at the end of the recording that it did not see being made."""
-        owners = self.tree.trace.owners
-        rows = np.flatnonzero(
-            (owners["kind"] == Ownership.SURVIVOR) & (owners["device"] == self.evidence.device)
-        )
-        storage = self.storages.of_owner[rows]
-        gone = (storage < 0) | (self.storages.died[storage] <= self.whole.end)
-        unseen = owners[rows[gone]]
-        sizes = dict(zip(unseen["ptr"].tolist(), unseen["size_bytes"].tolist(), strict=True))
-        return sum(sizes.values())
-
-    @property
-    def blind_spots(self) -> tuple[str, ...]:
-        """What the figures do not contain, or may not, in a sentence each."""
-        spots = []
-        if self.unseen_bytes:
-            spots.append(
-                f"{format_size(self.unseen_bytes)} alive at the end were not seen being made: by "
-                "another thread, or by another allocator such as numpy's or shared memory"
-            )
-        if threads := self.tree.trace.meta.get("unseen_threads", ()):
-            spots.append(
-                f"memory of other threads is not in the figures: {', '.join(threads)} ran torch"
-            )
-        if self._drift_bytes:
-            spots.append(
-                f"{format_size(self._drift_bytes)} do not reconcile with the allocator's own total"
-            )
-        return tuple(spots)
-
-    @cached_property
-    def _drift_bytes(self) -> int:
-        """Largest difference between the recorded sizes and the allocator's own running total."""
-        table = self.tree.trace.allocations
-        mine = table[table["device"] == self.evidence.device]
-        # Shared memory, which has an allocator of its own, is reported with a total of nothing.
-        others = np.unique(mine["ptr"][(mine["size_bytes"] > 0) & (mine["total_allocated"] == 0)])
-        mine = mine[~np.isin(mine["ptr"], others)]
-        if not len(mine):
-            return 0
-        order = np.argsort(self.tree.rank[mine["event"]])
-        drift = mine["total_allocated"][order] - np.cumsum(mine["size_bytes"][order])
-        return int(drift.max() - drift.min())
+    def reconciliation(self) -> Reconciliation:
+        """What the whole recording may not have seen."""
+        return Reconciliation(self.recording)
 
     @property
     def allocator_requests(self) -> Requests:
@@ -284,7 +244,7 @@ class MemoryProfile(GpuQuestions):
             counters=Counters(**counters) if counters and self.window == self.whole else None,
             has_backward=self.recording.has_backward,
             unexplained_bytes=self.unexplained_bytes,
-            blind_spots=self.blind_spots,
+            blind_spots=self.reconciliation.sentences(),
             notes=notes,
         )
 

@@ -1,0 +1,39 @@
+"""What a recording lacks is found, and what it has is not called missing."""
+
+from __future__ import annotations
+
+from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.trace import MarkKind, Ownership
+from tests.builders import TraceBuilder
+
+
+def test_a_survivor_that_was_made_in_the_recording_is_explained():
+    builder = TraceBuilder()
+    block = builder.alloc(64)
+    builder.owner(block, Ownership.SURVIVOR, builder.mark(MarkKind.STEP))
+    profile = analyze(builder.build())
+    assert (profile.unexplained_bytes, profile.result().blind_spots) == (0, ())
+
+
+def test_a_survivor_from_nowhere_is_unseen_and_is_no_part_of_the_footprint():
+    builder = TraceBuilder()
+    block = builder.alloc(64)
+    builder.free(block)
+    builder.owner(block, Ownership.SURVIVOR, builder.mark(MarkKind.STEP))
+    profile = analyze(builder.build())
+    assert profile.unexplained_bytes == 64
+    assert profile.peak.total == 64
+    assert profile.result().blind_spots[0].startswith("64 B alive at the end were not seen")
+
+
+def test_memory_of_another_gpu_is_named_and_that_of_the_cpu_is_not():
+    builder = TraceBuilder(devices=("cuda:0", "cuda:1", "cpu"))
+    builder.alloc(64, device=0)
+    builder.alloc(128, device=1)
+    builder.free(builder.alloc(256, device=1))
+    builder.alloc(512, device=2)
+    trace = builder.build()
+    assert analyze(trace, "cuda:0").result().blind_spots == (
+        "384 B were allocated on cuda:1, which is not measured",
+    )
+    assert len(analyze(trace, "cpu").result().blind_spots) == 2
