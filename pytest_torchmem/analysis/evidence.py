@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchmem.analysis.op_tree import BACKWARD, FORWARD, OpTree
-from pytest_torchmem.analysis.storages import Storages
+from pytest_torchmem.analysis.storages import BEFORE, Storages
 from pytest_torchmem.trace import EventKind, MarkKind, Mutable, Ownership, Role
 
 if TYPE_CHECKING:
@@ -65,10 +65,32 @@ class Evidence:
         )
         used &= (at <= self.window.end) & ~self._left_behind
         alive = (self.storages.born < self.window.begin) & (self.storages.died > self.window.begin)
-        touched: NDArray[np.bool_] = alive & (
-            self._of_tensors(mentioned) | self._mask(self.storages.of_owner[used])
+        touched: NDArray[np.bool_] = (
+            alive
+            & ~self.foreign
+            & (self._of_tensors(mentioned) | self._mask(self.storages.of_owner[used]))
         )
         return touched
+
+    @cached_property
+    def foreign(self) -> NDArray[np.bool_]:
+        """Used, but neither allocated in the recording nor there when it began.
+
+        It is the memory of another allocator, such as numpy's, or of another thread. Nobody knows
+        when it came and went, so it can be part of no footprint. Only the CPU's are looked for, and
+        only where somebody looked at what is alive when the recording began.
+        """
+        trace = self.tree.trace
+        kinds = trace.marks["kind"][trace.owners["mark"]]
+        at_start = (trace.owners["kind"] == Ownership.LIVE) & (kinds == MarkKind.START)
+        if not trace.meta.get("live_at_start_known"):
+            return np.zeros(len(self.storages), np.bool_)
+        is_cpu = np.array([*(name == "cpu" for name in trace.devices), False], np.bool_)
+        there = self._mask(self.storages.of_owner[at_start])
+        foreign: NDArray[np.bool_] = (
+            (self.storages.born == BEFORE) & is_cpu[self.storages.device] & ~there
+        )
+        return foreign
 
     @cached_property
     def _left_behind(self) -> NDArray[np.bool_]:
@@ -106,8 +128,13 @@ class Evidence:
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
         """What the footprint of the window is made of."""
+        return (self.made | self.touched) & self.mine
+
+    @cached_property
+    def mine(self) -> NDArray[np.bool_]:
+        """On the device that is looked at."""
         mine: NDArray[np.bool_] = self.storages.device == self.device
-        return (self.made | self.touched) & mine
+        return mine
 
     @cached_property
     def birth_phase(self) -> NDArray[np.uint8]:

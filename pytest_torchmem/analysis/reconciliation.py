@@ -63,6 +63,11 @@ class Reconciliation:
     def sentences(self) -> tuple[str, ...]:
         """What the figures do not contain, or may not, in a sentence each."""
         spots = []
+        if (self.evidence.foreign & self.evidence.mine).any():
+            spots.append(
+                "memory that another allocator (such as numpy's) or another thread made was used, "
+                "and is not in the figures"
+            )
         if self.unseen_bytes:
             spots.append(
                 f"{format_size(self.unseen_bytes)} alive at the end were not seen being made: by "

@@ -260,6 +260,7 @@ class Recorder:
             "library_paths": library_paths(),
             "counters": self._counters.peaks(),
             "own_cost_ns": self._own_ns,
+            "live_at_start_known": True,
             "unseen_threads": self._threads.names(),
             "workspace_bytes": workspace_bytes(self._device),
         }

@@ -19,6 +19,8 @@ import torch
 
 from pytest_torchmem.record import torch_api
 
+# Which of how many threads it is depends on what ran before.
+_NUMBER: Final = re.compile(r"[-_]\d+")
 # A thread that called this many functions and none of torch's is left alone.
 _PATIENCE: Final = 20_000
 _LAYERS: Final = str(Path(torch.__file__).parent / "nn")
@@ -84,7 +86,7 @@ class _Watched:
             event == "call" and frame.f_code.co_filename.startswith(_LAYERS)
         )
         if of_torch:
-            self._names.add(threading.current_thread().name)
+            self._names.add(_NUMBER.sub("", threading.current_thread().name))
         if of_torch or self._left <= 0:
             sys.setprofile(None)
 

@@ -66,8 +66,9 @@ def test_a_thread_without_torch_is_nobodys_business():
 def test_a_pool_that_was_there_before_is_noticed():
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
-        (spot,) = measured(lambda: pool.submit(torch.ones, SIZE).result().sum()).blind_spots
-        assert "there before" in spot
+        used, ran = measured(lambda: pool.submit(torch.ones, SIZE).result().sum()).blind_spots
+        assert "another thread made was used" in used
+        assert "there before" in ran
         assert measured(lambda: pool.submit(sum, range(9)).result()).blind_spots == ()
 
 
@@ -77,10 +78,32 @@ def test_what_another_thread_made_and_left_alive_is_counted_as_unexplained():
     assert any("256.0 KiB alive at the end" in spot for spot in result.blind_spots)
 
 
-def test_memory_of_another_allocator_is_in_the_footprint_or_unexplained():
-    array = np.ones(SIZE, np.float32)
-    result = measured(lambda: KEPT.append(torch.from_numpy(array)))
-    assert result.peak.total + result.unexplained_bytes >= 4 * SIZE
+def test_memory_of_another_allocator_is_not_in_the_footprint_and_is_named():
+    def body() -> None:
+        for n in range(1, 20):
+            torch.from_numpy(np.ones(n * SIZE, np.float32)).sum()
+
+    result = measured(body)
+    assert result.peak.total < 4 * SIZE
+    (spot,) = result.blind_spots
+    assert "another allocator (such as numpy's)" in spot
+
+
+def test_memory_of_another_allocator_that_was_there_before_is_in_the_footprint():
+    tensor = torch.from_numpy(np.ones(SIZE, np.float32))
+    result = measured(tensor.sum)
+    assert result.peak.total >= 4 * SIZE
+    assert result.blind_spots == ()
+
+
+def test_the_number_in_a_threads_name_is_left_out():
+    def body() -> None:
+        thread = threading.Thread(target=lambda: torch.ones(SIZE).sum())
+        thread.start()
+        thread.join()
+
+    (spot,) = measured(body).blind_spots
+    assert spot.endswith("Thread (<lambda>) ran torch")
 
 
 def test_shared_memory_reconciles():
