@@ -48,14 +48,13 @@ def test_ranks_under_ddp_need_the_same(folder):
     ranks.check(spread=0)
 
 
-def test_ddp_holds_all_parameters_and_a_copy_of_the_gradients(folder):
+def test_ddp_holds_all_parameters_and_all_of_the_state(folder):
     for one in job_of(folder, "ddp"):
         peak = one.result.peak
         assert peak.parameter == peak.gradient == PARAMETER_BYTES
         # Two moments; the step counters of AdamW are a few bytes each.
         assert peak.optimizer_state == 2 * PARAMETER_BYTES + 4 * LAYERS
-        buckets = PARAMETER_BYTES
-        assert peak.total >= 4 * PARAMETER_BYTES + buckets
+        assert peak.total > 4 * PARAMETER_BYTES
         assert peak.activation == LAYERS * BATCH * WIDTH * 4
 
 
