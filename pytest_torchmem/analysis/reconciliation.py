@@ -65,8 +65,8 @@ class Reconciliation:
         spots = []
         if (self.evidence.foreign & self.evidence.mine).any():
             spots.append(
-                "memory was used that is not in the figures: another allocator (such as numpy's) or "
-                "another thread made it, or torch holds it outside Python (as DDP does its buckets)"
+                "memory was used that is not in the figures: another allocator (such as numpy's) "
+                "or another thread made it, or torch holds it outside Python (as DDP its buckets)"
             )
         if self.unseen_bytes:
             spots.append(
