@@ -23,9 +23,14 @@ from pytest_torchmem.analysis.gpu_questions import GpuQuestions, with_counters
 from pytest_torchmem.analysis.limits import Size, read_limits, sizes_now
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Peak, Result, Retained
-from pytest_torchmem.analysis.verdict import Verdict, judge_limits
+from pytest_torchmem.analysis.verdict import Verdict, explain_retained, judge_limits
 from pytest_torchmem.errors import LimitError, MarkerError, RecordingError
-from pytest_torchmem.measurement import BodyMeasurement, Region, allocator_settings, running
+from pytest_torchmem.measurement import (
+    BodyMeasurement,
+    Region,
+    allocator_settings,
+    running,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -137,7 +142,9 @@ class Measure(GpuQuestions):
         if self._asked.output is not None:
             self.save(self._asked.output)
         if findings := judge_limits(self.result, sizes_now(OWNER, limits)) if limits else ():
-            first, others = Verdict(self.result, findings).sentence, findings[1:]
+            verdict = explain_retained(Verdict(self.result, findings), self._window.find_holders)
+            self._result = verdict.result
+            first, others = verdict.sentence, verdict.findings[1:]
             raise LimitError(first, (first, *(finding.sentence for finding in others)))
 
     def _new_measurement(self) -> BodyMeasurement:

@@ -353,3 +353,11 @@ def test_in_a_measured_test_it_is_a_region_of_the_body(torchmem):
         make(1)
     assert library.peak.total == 1 * MiB
     assert [region.name for region in torchmem._body.measurement.regions] == ["library"]
+
+
+def test_what_a_block_left_alive_is_named_with_what_holds_it():
+    kept = []
+    with pytest.raises(LimitError) as caught, measure("work", retained=0, device="cpu") as block:
+        kept.append(torch.ones(MiB))
+    assert ", still held by kept in test_what_a_block_left_alive_" in str(caught.value)
+    assert block.retained.holders[0].size_bytes == 4 * MiB

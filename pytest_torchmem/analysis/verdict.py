@@ -144,9 +144,13 @@ def judge_baseline(
     return Verdict(result, rank(findings), change, entry.total, notice, environment)
 
 
-def explain_retained(verdict: Verdict, holders: tuple[Holder, ...]) -> Verdict:
-    """Say what keeps alive what was retained, where that is what failed."""
-    if not holders:
+def explain_retained(
+    verdict: Verdict, find_holders: Callable[[], tuple[Holder, ...]] | None
+) -> Verdict:
+    """Say what keeps alive what was retained, where that is what failed; only then it is asked."""
+    if find_holders is None or not any(finding.key in RETAINED for finding in verdict.findings):
+        return verdict
+    if not (holders := find_holders()):
         return verdict
     result = replace(verdict.result, retained=replace(verdict.result.retained, holders=holders))
     findings = tuple(

@@ -20,6 +20,7 @@ from pytest_torchmem.analysis.spread import judge_spread
 from pytest_torchmem.analysis.verdict import (
     Finding,
     Verdict,
+    explain_retained,
     judge_baseline,
     judge_blind_spots,
     judge_limits,
@@ -35,10 +36,10 @@ from pytest_torchmem.plugin.baselines import (
     portable,
     portable_live,
 )
+from pytest_torchmem.plugin.collecting import gc_paused
 from pytest_torchmem.plugin.comparing import find_reference, missing_baseline
 from pytest_torchmem.plugin.counting import CountedRun, counters_may_do
 from pytest_torchmem.plugin.estimates import Estimates, simulated
-from pytest_torchmem.plugin.explaining import explained, gc_paused
 from pytest_torchmem.plugin.marker import can_rerun, read_markers
 from pytest_torchmem.plugin.options import Settings, Timelines
 from pytest_torchmem.plugin.pictures import drawn, packed_trace, picture_of, room, set_properties
@@ -267,7 +268,9 @@ class Body:
                 if not limits and self._has_no_say(result):
                     continue
                 result = simulated(result, limits, source)
-                verdict = explained(self._verdict(result, limits, allowance), source)
+                verdict = self._verdict(result, limits, allowance)
+                # An estimate has left nothing behind.
+                verdict = explain_retained(verdict, getattr(source, "find_holders", None))
             except TorchmemError as error:
                 problem = problem or str(error)
             verdicts.append(verdict)
