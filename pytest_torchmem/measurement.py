@@ -27,7 +27,7 @@ from pytest_torchmem.analysis.results import (
 )
 from pytest_torchmem.errors import RecordingError
 from pytest_torchmem.ranks import current_rank
-from pytest_torchmem.trace import MarkKind
+from pytest_torchmem.trace import LOOP, MarkKind
 
 if TYPE_CHECKING:
     from pytest_torchmem.record.recorder import Recorder
@@ -106,6 +106,7 @@ class BodyMeasurement(GpuQuestions):
         self._device = find_device(device)
         self.device = str(self._device)
         self.regions: list[Region] = []
+        self._loop_count = 0
         self._recorder: Recorder | None = None
         self._profile: MemoryProfile | None = None
 
@@ -135,9 +136,14 @@ class BodyMeasurement(GpuQuestions):
             recorder.sample_graphs(end)
             region.close(end)
 
-    def step(self, steps_of: str = "") -> None:
-        """Note the end of a step of the body, or of the region of these ``steps_of``."""
-        self._recording().mark(MarkKind.STEP, steps_of)
+    def new_loop(self, steps_of: str = "") -> str:
+        """Return what to call the steps of one more loop of the body, or of a region."""
+        self._loop_count += 1
+        return f"{steps_of}{LOOP}{self._loop_count}"
+
+    def step(self, loop: str) -> None:
+        """Note the end of a step of a loop; see `new_loop`."""
+        self._recording().mark(MarkKind.STEP, loop)
 
     def stop(self) -> Result:
         """End the recording, restore everything and return the body's numbers."""

@@ -191,10 +191,12 @@ class Measure(GpuQuestions):
         return self._marked_steps(n, warmup)
 
     def _marked_steps(self, n: int, warmup: int) -> Iterator[int]:
+        measurement = self._recording()
+        loop = measurement.new_loop(self._steps_of)
         for step in range(warmup + n):
             yield step
             if step >= warmup:
-                self._recording().step(self._steps_of)
+                measurement.step(loop)
 
     def _recording(self) -> BodyMeasurement:
         if self._measurement is None:

@@ -27,6 +27,8 @@ FORMAT: Final = 1
 
 # The text of a BACKWARD_BEGIN mark when the backward pass itself is differentiated.
 CREATE_GRAPH: Final = "create_graph"
+# The text of a STEP mark is whose step it is, this, and the number of the loop.
+LOOP: Final = " loop "
 
 
 class EventKind(enum.IntEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ from pytest_torchmem.analysis.results import (
 from pytest_torchmem.analysis.storages import NEVER, Storages, find_storages
 from pytest_torchmem.analysis.timeline import Timeline
 from pytest_torchmem.errors import TraceError
-from pytest_torchmem.trace import MarkKind, Trace
+from pytest_torchmem.trace import LOOP, MarkKind, Trace
 from pytest_torchmem.units import format_size
 
 if TYPE_CHECKING:
@@ -147,17 +148,43 @@ class MemoryProfile(GpuQuestions):
         pointers, sizes = self.storages.ptr[rows].tolist(), self.storages.size_bytes[rows].tolist()
         return {(self.device, ptr): size for ptr, size in zip(pointers, sizes, strict=True)}
 
-    @cached_property
+    @property
     def steps(self) -> tuple[int, ...]:
-        """Bytes that the window made and that are alive at the end of each of its steps."""
-        marks = self.tree.trace.marks
-        names = self.tree.trace.strings
-        rows = np.flatnonzero(marks["kind"] == MarkKind.STEP)
-        rows = rows[[names[text] == self.steps_of for text in marks["text"][rows].tolist()]]
-        ranks = self.tree.mark_ranks()[rows]
-        inside = ranks[(ranks >= self.window.begin) & (ranks <= self.window.end)]
-        sizes = self.storages.size_bytes
-        return tuple(int(sizes[self._retained_at(rank)].sum()) for rank in inside.tolist())
+        """Bytes that the window made and that are alive at the end of each of its steps.
+
+        Of several loops it is the one whose steps leave most behind.
+        """
+        return tuple(self._made_until(rank) for rank in self._loop)
+
+    @cached_property
+    def grown(self) -> tuple[Contributor, ...]:
+        """What the steps after the first one made, alive at the end of the last one."""
+        if len(self._loop) < 2:
+            return ()
+        rows = self._retained_at(self._loop[-1]) & (self.storages.born > self._loop[0])
+        return self.attribution.contributors(np.flatnonzero(rows).tolist())
+
+    @cached_property
+    def _loop(self) -> tuple[float, ...]:
+        """Where the steps end, as ranks, of the loop whose steps leave most behind."""
+        marks, names = self.tree.trace.marks, self.tree.trace.strings
+        ranks = self.tree.mark_ranks()
+        loops: dict[str, list[float]] = {}
+        for row in np.flatnonzero(marks["kind"] == MarkKind.STEP).tolist():
+            name = names[marks["text"][row]]
+            inside = self.window.begin <= ranks[row] <= self.window.end
+            if inside and name.partition(LOOP)[0] == self.steps_of:
+                loops.setdefault(name, []).append(float(ranks[row]))
+
+        def left_behind(loop: Sequence[float]) -> float:
+            if len(loop) < 2:
+                return -np.inf
+            return (self._made_until(loop[-1]) - self._made_until(loop[0])) / (len(loop) - 1)
+
+        return max(map(tuple, loops.values()), key=left_behind, default=())
+
+    def _made_until(self, rank: float) -> int:
+        return int(self.storages.size_bytes[self._retained_at(rank)].sum())
 
     @property
     def unexplained_bytes(self) -> int:
@@ -241,6 +268,7 @@ class MemoryProfile(GpuQuestions):
             ),
             retained=replace(retained, live=_telling(retained.live)),
             steps=self.steps,
+            grown=_telling(self.grown),
             counters=Counters(**counters) if counters and self.window == self.whole else None,
             has_backward=self.recording.has_backward,
             unexplained_bytes=self.unexplained_bytes,

@@ -246,6 +246,7 @@ class Result:
         peak: See `Peak`.
         retained: See `Retained`.
         steps: Bytes made in the window and alive at the end of each step, warm-up excluded.
+        grown: What the steps after the first one made, alive at the end of the last one.
         counters: The allocator's own numbers; None where the device keeps none (the CPU).
         has_backward: False when nothing in the window kept anything for a backward pass, so that
             no ACTIVATION can exist by definition.
@@ -262,6 +263,7 @@ class Result:
     peak: Peak
     retained: Retained
     steps: tuple[int, ...] = ()
+    grown: tuple[Contributor, ...] = ()
     counters: Counters | None = None
     has_backward: bool = True
     unexplained_bytes: int = 0
@@ -302,6 +304,7 @@ class Result:
                 "holders": [_holder_to_json(holder) for holder in self.retained.holders],
             },
             "steps": list(self.steps),
+            "grown": [contributor_to_json(c) for c in self.grown],
             "counters": None
             if self.counters is None
             else {f.name: getattr(self.counters, f.name) for f in fields(self.counters)},
@@ -334,6 +337,7 @@ class Result:
                 holders=tuple(_holder_from_json(h) for h in retained.get("holders", ())),
             ),
             steps=tuple(data["steps"]),
+            grown=tuple(contributor_from_json(c) for c in data.get("grown", ())),
             counters=None if counters is None else Counters(**counters),
             has_backward=data["has_backward"],
             unexplained_bytes=data["unexplained_bytes"],

@@ -314,6 +314,8 @@ def contributors(result: Result, key: str) -> tuple[Contributor, ...]:
 
     A category is asked at its own peak, which may be at another moment than that of the total.
     """
+    if key == "growth" and result.grown:
+        return result.grown
     if key in RETAINED:
         return result.retained.live
     if key in ("total", *COUNTERS):
@@ -334,9 +336,12 @@ def _growths(
     if key == "retained":
         omitted_bytes = entry.retained.total - _held(entry.retained_live)
         return attribute_growth(result.retained.live, entry.retained_live, max(0, omitted_bytes))
-    growths: list[Growth] = []
-    for category in Category if key == "total" else (Category(key),):
-        growths += category_growths(category)
+    if key != "total":
+        return category_growths(Category(key))
+    # What is not alive when the total peaks did not make it larger. Only where nothing of what is
+    # can be told to have grown, a category's growth at its own peak is the best guess.
+    at_peak = [g for c in Category for g in _grown_among(result.peak.live, entry, c)]
+    growths = at_peak or [g for c in Category for g in category_growths(c)]
     return tuple(sorted(growths, key=lambda growth: -growth.size_bytes))
 
 
@@ -345,9 +350,19 @@ def _category_growths(
 ) -> tuple[Growth, ...]:
     if not result.peak.by_category[category]:
         return ()
+    return _grown_among(contributors(result, category.value), entry, category)
+
+
+def _grown_among(
+    live: Iterable[Contributor], entry: BaselineEntry, category: Category
+) -> tuple[Growth, ...]:
+    """What grew among contributors of a category, beside what it held at its stored own peak."""
+    mine = tuple(c for c in live if c.category is category)
+    if not mine:
+        return ()
     stored = tuple(c for c in entry.live if c.category is category)
     omitted_bytes = max(0, entry.peaks[category] - _held(stored))
-    return attribute_growth(contributors(result, category.value), stored, omitted_bytes)
+    return attribute_growth(mine, stored, omitted_bytes)
 
 
 def _held(live: Iterable[Contributor]) -> int:

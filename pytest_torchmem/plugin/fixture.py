@@ -55,8 +55,9 @@ class Torchmem:
     def steps(self, n: int, *, warmup: int = 0) -> Iterator[int]:
         """Yield 0, 1, ... for ``warmup`` steps and ``n`` more; mark the end of each of the latter.
 
-        What the marked steps leave behind gives the body's growth per step. Raises `MarkerError`
-        for numbers that make no steps and outside of the test body.
+        What the marked steps leave behind gives the body's growth per step; of several loops, also
+        of nested ones, the one that grows most counts. Raises `MarkerError` for numbers that make
+        no steps and outside of the test body.
         """
         if not _is_count(n, 1) or not _is_count(warmup, 0):
             raise MarkerError(
@@ -128,10 +129,12 @@ class Torchmem:
             self._body.measurement.save_trace(path)
 
     def _marked_steps(self, n: int, warmup: int, marks: bool) -> Iterator[int]:
+        measurement = self._body.measurement
+        loop = measurement.new_loop() if marks else ""
         for step in range(warmup + n):
             yield step
             if marks and step >= warmup:
-                self._body.measurement.step()
+                measurement.step(loop)
 
     def _allowance(self, tolerance: object, floor: object) -> Allowance:
         default = self._body.asked.allowance

@@ -36,6 +36,8 @@ class ThreadWatch:
     def __init__(self) -> None:
         self._names: set[str] = set()
         self._existing: list[threading.Thread] = []
+        self._recorded: set[int] = set()
+        self._calling: set[int] = set()
         self._installed = False
 
     def install(self) -> None:
@@ -59,13 +61,15 @@ class ThreadWatch:
         """
         if self._existing:
             roots = result.experimental_event_tree()
-            recorded = {e.start_tid for e in _events(roots) if not _is_python(e)}
+            self._recorded |= {e.start_tid for e in _events(roots) if not _is_python(e)}
             for root in roots:
-                if root.start_tid not in recorded and any(map(_is_torch, _events([root]))):
-                    self._names.add("one that was there before")
+                if any(map(_is_torch, _events([root]))):
+                    self._calling.add(root.start_tid)
 
     def names(self) -> list[str]:
-        return sorted(self._names)
+        # A stretch in which the recording thread itself ran no operator says nothing of it.
+        unseen = self._calling - self._recorded
+        return sorted({*self._names, *(["one from before the body"] if unseen else [])})
 
     def _on_event(self, frame: FrameType, event: str, function: Any) -> None:
         watched = _Watched(self._names)

@@ -96,6 +96,9 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
         total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
         lines += ["", f"live at the peak{of_region}, {total}:"]
         lines += live_table(result.peak.live, width)
+    if result.grown and "growth" in keys:
+        lines += ["", f"made by the steps and still there after the last{of_region}:"]
+        lines += live_table(result.grown, width)
     if result.retained.live and keys.intersection(RETAINED):
         total = f"{estimated}{format_size(result.retained.total)}"
         lines += ["", f"retained at the end{of_region}, {total}:"]
@@ -286,7 +289,7 @@ def _blind_lines(summary: RunSummary) -> list[Line]:
 def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]:
     """Return a line for each text among (text, test), with the first few of its tests."""
     tests_of: dict[str, list[str]] = {}
-    for text, test in pairs:
+    for text, test in dict.fromkeys(pairs):  # a test and its regions say a thing once
         tests_of.setdefault(text, []).append(test)
     lines = []
     for text, tests in tests_of.items():

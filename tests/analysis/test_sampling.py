@@ -80,7 +80,7 @@ def recorded():
     with measurement.region("forward"):
         loss = net(torch.ones(16, 64)).square().sum()
     loss.backward()
-    measurement.step()
+    measurement.step(measurement.new_loop())
     measurement.stop()
     return measurement
 

@@ -187,7 +187,10 @@ class BodyMeasurement:
         sizes = [contributor.size_bytes for contributor, _ in state["used"]]
         return simulate(Requests.from_columns([True] * len(sizes), sizes, range(len(sizes))))
 
-    def step(self, steps_of=""):
+    def new_loop(self, steps_of=""):
+        return "loop"
+
+    def step(self, loop):
         self._steps.append(sum(c.size_bytes for c, retained in state["used"] if retained))
 
     def stop(self):

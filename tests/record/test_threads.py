@@ -68,8 +68,22 @@ def test_a_pool_that_was_there_before_is_noticed():
         pool.submit(int).result()
         used, ran = measured(lambda: pool.submit(torch.ones, SIZE).result().sum()).blind_spots
         assert "another thread made it" in used
-        assert "there before" in ran
+        assert "from before the body ran torch" in ran
         assert measured(lambda: pool.submit(sum, range(9)).result()).blind_spots == ()
+
+
+def test_reading_regions_one_after_the_other_is_no_other_thread():
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        measurement = BodyMeasurement("cpu")
+        measurement.start()
+        regions = []
+        for name in ("one", "two"):
+            with measurement.region(name) as region:
+                torch.ones(SIZE)
+            regions.append(region)
+        assert [region.peak.total for region in regions] == [4 * SIZE] * 2
+        assert measurement.stop().blind_spots == ()
 
 
 def test_what_another_thread_made_and_left_alive_is_counted_as_unexplained():

@@ -10,12 +10,13 @@ from pytest_torchmem.measurement import BodyMeasurement
 def train_two_steps(measurement):
     net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
     optimizer = torch.optim.AdamW(net.parameters())
+    loop = measurement.new_loop()
     with measurement.region("both"):
         for _ in range(2):
             net(torch.ones(32, 64)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            measurement.step()
+            measurement.step(loop)
 
 
 @pytest.fixture(scope="session")

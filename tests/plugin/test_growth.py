@@ -1,0 +1,74 @@
+"""Growth per step: of which loop it is, and what it is made of."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+BODIES = """
+import pytest, torch
+
+KEEP = []
+
+
+class Trainer:
+    def __init__(self):
+        self.model = torch.nn.Linear(256, 256)
+        self.log = []
+
+    def step(self):
+        out = self.model(torch.ones(64, 256))
+        self.log.append(out.detach())
+        out.sum().backward()
+        self.model.zero_grad()
+
+
+@pytest.mark.memory_budget(growth="1KiB")
+def test_local(torchmem):
+    trainer = Trainer()
+    for _ in torchmem.steps(4, warmup=1):
+        trainer.step()
+
+
+@pytest.mark.memory_budget(growth="1KiB")
+def test_nested(torchmem):
+    for _ in torchmem.steps(2, warmup=1):
+        for _ in torchmem.steps(2):
+            KEEP.append(torch.ones(1024))
+
+
+@pytest.mark.memory_budget(growth="1KiB")
+def test_between(torchmem):
+    for _ in torchmem.steps(2):
+        torch.ones(1000)
+    kept = torch.ones(100_000)
+    for _ in torchmem.steps(3):
+        KEEP.append(torch.ones(1024))
+"""
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory, request):
+    import subprocess
+    import sys
+
+    folder = tmp_path_factory.mktemp("growth")
+    (folder / "test_growing.py").write_text(BODIES)
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio")
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return ran.stdout
+
+
+def test_what_a_local_variable_keeps_is_named_though_it_is_gone_at_the_end(failures):
+    assert (
+        "grew by 64.0 KiB per step, 63.0 KiB over the limit of 1.0 KiB: largest 192.0 KiB of "
+        "temporary from aten::addmm in Linear (test_growing.py:13)" in failures
+    )
+    assert "made by the steps and still there after the last" in failures
+
+
+def test_of_nested_loops_the_one_that_grows_most_counts(failures):
+    assert "grew by 8.0 KiB per step, 7.0 KiB over the limit" in failures
+
+
+def test_what_is_made_between_two_loops_is_no_growth(failures):
+    assert "grew by 4.0 KiB per step, 3.0 KiB over the limit" in failures
