@@ -32,6 +32,12 @@ class DeviceError(TorchmemError):
     slug = "no-device"
 
 
+class DeviceNameError(DeviceError):
+    """A device name that means nothing on any machine."""
+
+    slug = "bad-argument"
+
+
 class TraceError(TorchmemError):
     """A stored trace that cannot be read."""
 
