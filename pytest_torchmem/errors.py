@@ -11,7 +11,12 @@ class TorchmemError(Exception):
     slug: ClassVar[str] = "torchmem"
 
     def __str__(self) -> str:
-        return f"{super().__str__()} [{self.slug}]"
+        return f"{self.sentence} [{self.slug}]"
+
+    @property
+    def sentence(self) -> str:
+        """The text without the slug, to be part of a longer one that ends with a slug itself."""
+        return super().__str__()
 
 
 class SizeError(TorchmemError):

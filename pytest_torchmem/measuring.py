@@ -31,6 +31,7 @@ from pytest_torchmem.measurement import (
     allocator_settings,
     running,
 )
+from pytest_torchmem.units import reads_as_size
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -354,7 +355,12 @@ def measure(
     if callable(name):
         return Measure("", _Asked())(name)
     if not isinstance(name, str) or not name.isprintable():
-        raise MarkerError(f"measure needs a name, got {name!r}")
+        raise MarkerError(f"measure needs a name, got {name!r}; a limit is measure(total=...)")
+    if reads_as_size(name):
+        raise MarkerError(
+            f"measure takes a name first, and {name!r} reads as a size; to limit the peak, write "
+            f"measure(total={name!r})"
+        )
     if not _is_count(warmup, 0):
         raise MarkerError(f"measure, warmup: {warmup!r} is not a number of runs, 0 or more")
     asked = read_limits(OWNER, {"total": total, **limits})

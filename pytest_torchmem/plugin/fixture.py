@@ -141,7 +141,7 @@ class Torchmem:
                 default.floor_bytes if floor is None else parse_size(floor),
             )
         except SizeError as error:
-            raise MarkerError(f"torchmem.check: {error}") from None
+            raise MarkerError(f"torchmem.check: {error.sentence}") from None
 
     def _state(self) -> State:
         state = self._body.state
