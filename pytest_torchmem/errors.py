@@ -5,6 +5,15 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def is_torchmem_error(info: object) -> bool:
+    """Return whether pytest's ``ExceptionInfo`` is of an error raised on purpose.
+
+    A module that has this as ``__tracebackhide__`` is left out of the report of such an error,
+    which then ends at the user's line. Our own mistakes keep their traceback.
+    """
+    return isinstance(getattr(info, "value", None), TorchmemError)
+
+
 class TorchmemError(Exception):
     """Base of every error raised on purpose; its text ends with the slug in brackets."""
 

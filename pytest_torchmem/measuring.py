@@ -24,7 +24,7 @@ from pytest_torchmem.analysis.limits import Size, read_limits, sizes_now
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Peak, Result, Retained
 from pytest_torchmem.analysis.verdict import Verdict, explain_retained, judge_limits
-from pytest_torchmem.errors import LimitError, MarkerError, RecordingError
+from pytest_torchmem.errors import LimitError, MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.measurement import (
     BodyMeasurement,
     Region,
@@ -32,6 +32,9 @@ from pytest_torchmem.measurement import (
     running,
 )
 from pytest_torchmem.units import reads_as_size
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from pytest_torchmem.errors import SizeError
+from pytest_torchmem.errors import SizeError, is_torchmem_error
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
 
 KiB: Final = 1024
 MiB: Final = 1024 * KiB

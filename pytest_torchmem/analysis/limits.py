@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from pytest_torchmem.analysis.verdict import LIMIT_KEYS
-from pytest_torchmem.errors import MarkerError, SizeError, TorchmemError
+from pytest_torchmem.errors import MarkerError, SizeError, TorchmemError, is_torchmem_error
 from pytest_torchmem.units import parse_size
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
 
 Size: TypeAlias = int | str | Callable[[], int | str]
 
