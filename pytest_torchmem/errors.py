@@ -5,13 +5,27 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def is_torchmem_error(info: object) -> bool:
+    """Return whether pytest's ``ExceptionInfo`` is of an error raised on purpose.
+
+    A module that has this as ``__tracebackhide__`` is left out of the report of such an error,
+    which then ends at the user's line. Our own mistakes keep their traceback.
+    """
+    return isinstance(getattr(info, "value", None), TorchmemError)
+
+
 class TorchmemError(Exception):
     """Base of every error raised on purpose; its text ends with the slug in brackets."""
 
     slug: ClassVar[str] = "torchmem"
 
     def __str__(self) -> str:
-        return f"{super().__str__()} [{self.slug}]"
+        return f"{self.sentence} [{self.slug}]"
+
+    @property
+    def sentence(self) -> str:
+        """The text without the slug, to be part of a longer one that ends with a slug itself."""
+        return super().__str__()
 
 
 class SizeError(TorchmemError):
@@ -30,6 +44,12 @@ class DeviceError(TorchmemError):
     """A device that is missing or cannot be measured."""
 
     slug = "no-device"
+
+
+class DeviceNameError(DeviceError):
+    """A device name that means nothing on any machine."""
+
+    slug = "bad-argument"
 
 
 class TraceError(TorchmemError):

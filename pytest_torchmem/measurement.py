@@ -25,12 +25,15 @@ from pytest_torchmem.analysis.results import (
     Result,
     Retained,
 )
-from pytest_torchmem.errors import RecordingError
+from pytest_torchmem.errors import RecordingError, is_torchmem_error
 from pytest_torchmem.ranks import current_rank
 from pytest_torchmem.trace import LOOP, MarkKind
 
 if TYPE_CHECKING:
     from pytest_torchmem.record.recorder import Recorder
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
 
 
 class Region(GpuQuestions):

@@ -24,13 +24,17 @@ from pytest_torchmem.analysis.limits import Size, read_limits, sizes_now
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Peak, Result, Retained
 from pytest_torchmem.analysis.verdict import Verdict, explain_retained, judge_limits
-from pytest_torchmem.errors import LimitError, MarkerError, RecordingError
+from pytest_torchmem.errors import LimitError, MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.measurement import (
     BodyMeasurement,
     Region,
     allocator_settings,
     running,
 )
+from pytest_torchmem.units import reads_as_size
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -356,7 +360,12 @@ def measure(
     if callable(name):
         return Measure("", _Asked())(name)
     if not isinstance(name, str) or not name.isprintable():
-        raise MarkerError(f"measure needs a name, got {name!r}")
+        raise MarkerError(f"measure needs a name, got {name!r}; a limit is measure(total=...)")
+    if reads_as_size(name):
+        raise MarkerError(
+            f"measure takes a name first, and {name!r} reads as a size; to limit the peak, write "
+            f"measure(total={name!r})"
+        )
     if not _is_count(warmup, 0):
         raise MarkerError(f"measure, warmup: {warmup!r} is not a number of runs, 0 or more")
     asked = read_limits(OWNER, {"total": total, **limits})

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pytest_torchmem.errors import TraceError
+from pytest_torchmem.errors import TraceError, is_torchmem_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
 
 # 1: first format.
 FORMAT: Final = 1
@@ -241,7 +244,10 @@ class Trace:
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace to ``path``, a compressed numpy archive."""
+        """Write the trace to ``path``, a compressed numpy archive.
+
+        Raises `TraceError` when the file cannot be written.
+        """
         header = {
             "format": FORMAT,
             "strings": self.strings,
@@ -249,10 +255,15 @@ class Trace:
             "meta": dict(self.meta),
         }
         text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-        with Path(path).open("wb") as file:
-            np.savez_compressed(
-                file, header=text, **{name: getattr(self, name) for name in _TABLES}
-            )
+        tables = {name: getattr(self, name) for name in _TABLES}
+        try:
+            with Path(path).open("wb") as file:
+                np.savez_compressed(file, header=text, **tables)
+        except OSError as error:
+            raise TraceError(
+                f"the trace cannot be written to {os.fspath(path)!r} "
+                f"({error.strerror or error}); give a file in a folder that is there"
+            ) from None
 
 
 _TABLES: Final = {

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from pytest_torchmem.errors import SizeError
+from pytest_torchmem.errors import SizeError, is_torchmem_error
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
 
 KiB: Final = 1024
 MiB: Final = 1024 * KiB
@@ -48,6 +51,11 @@ def parse_size(value: object) -> int:
     )
 
 
+def reads_as_size(text: str) -> bool:
+    """Return whether a text is a size: ``"64MiB"`` is, ``"64"`` and ``"forward"`` are not."""
+    return _SIZE.fullmatch(text) is not None
+
+
 def parse_fraction(value: object) -> float:
     """Return a tolerance as a fraction: ``"2%"``, ``"0.02"`` and ``0.02`` are all 0.02.
 
@@ -59,6 +67,12 @@ def parse_fraction(value: object) -> float:
         return float(match.group(1))
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
         return float(value)
+    text = str(value).strip()
+    if _PERCENT.fullmatch(f"{text}%"):
+        raise SizeError(
+            f"cannot read {value!r} as a tolerance; percent need the sign: '{text}%', and a "
+            "fraction such as 0.02 is less than 1"
+        )
     raise SizeError(
         f"cannot read {value!r} as a tolerance; give text such as '2%' or a fraction such as 0.02"
     )

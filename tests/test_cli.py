@@ -209,7 +209,11 @@ def test_a_missing_file_and_an_empty_folder_end_with_2(torchmem, tmp_path):
 
 def test_a_bad_option_ends_with_2(torchmem, tmp_path):
     one = results(tmp_path / "a.json", A)
-    assert "cannot read 'much'" in torchmem("diff", one, one, "--tolerance=much")[2]
+    said = torchmem("diff", one, one, "--tolerance=much")[2]
+    assert said.startswith("torchmem: --tolerance: cannot read 'much'")
+    assert said.endswith("[bad-size]\n")
+    assert said.count("[") == 1
+    assert "--floor: cannot read '3'" in torchmem("diff", one, one, "--floor=3")[2]
     with pytest.raises(SystemExit) as end:
         torchmem("diff", one)
     assert end.value.code == Exit.BAD_INPUT

@@ -257,6 +257,10 @@ def test_what_is_no_function_is_refused(thing):
         ({"activations": "1GiB"}, "did you mean 'activation'"),
         ({"total": "64"}, "measure, total: cannot read '64' as a size"),
         ({"name": "a\nb"}, "measure needs a name"),
+        ({"name": 1024}, r"a limit is measure\(total="),
+        ({"name": "1MiB"}, r"reads as a size; .* write measure\(total='1MiB'\)"),
+        ({"name": "2 gb", "activation": 1}, "reads as a size"),
+        ({"total": "64"}, r"^[^\[]*\[bad-argument\]$"),
         ({"warmup": -1}, "measure, warmup: -1 is not a number of runs"),
     ],
 )

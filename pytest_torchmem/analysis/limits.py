@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from pytest_torchmem.analysis.verdict import LIMIT_KEYS
-from pytest_torchmem.errors import MarkerError, SizeError
+from pytest_torchmem.errors import MarkerError, SizeError, TorchmemError, is_torchmem_error
 from pytest_torchmem.units import parse_size
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
 
 Size: TypeAlias = int | str | Callable[[], int | str]
 
@@ -45,7 +48,7 @@ def read_size(owner: str, key: str, value: object) -> Size:
     try:
         return parse_size(value)
     except SizeError as error:
-        raise MarkerError(f"{owner}, {key}: {error}") from None
+        raise MarkerError(f"{owner}, {key}: {error.sentence}") from None
 
 
 def sizes_now(owner: str, limits: Mapping[str, Size]) -> dict[str, int]:
@@ -57,6 +60,7 @@ def _size_now(owner: str, key: str, size: Size) -> int:
     try:
         return parse_size(size() if callable(size) else size)
     except Exception as error:
+        reason = error.sentence if isinstance(error, TorchmemError) else error
         raise MarkerError(
-            f"{owner}, {key}: the limit could not be computed: {type(error).__name__}: {error}"
+            f"{owner}, {key}: the limit could not be computed: {type(error).__name__}: {reason}"
         ) from error

@@ -170,4 +170,4 @@ def _allowance(tolerance: object, floor: object) -> Allowance:
     try:
         return Allowance(parse_fraction(tolerance), parse_size(floor))
     except SizeError as error:
-        raise MarkerError(f"{_OWNER}: {error}") from None
+        raise MarkerError(f"{_OWNER}: {error.sentence}") from None

@@ -7,7 +7,7 @@ importing either.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
@@ -142,6 +142,14 @@ class Contributor:
         return (self.category.value, self.operator, self.module, *where, self.phase.value)
 
 
+def _meant(name: str, others: Iterable[str]) -> str:
+    import difflib  # only a user who mistyped pays for it
+
+    known = [*CategoryBytes.__slots__, *(o for o in others if not o.startswith("_"))]
+    near = difflib.get_close_matches(name, known, 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
 class _PerCategory:
     """Lets ``peak.activation`` stand for ``peak.by_category.activation``."""
 
@@ -149,10 +157,12 @@ class _PerCategory:
     by_category: CategoryBytes
 
     def __getattr__(self, name: str) -> int:
+        __tracebackhide__ = True
         if name in CategoryBytes.__slots__:
             amount: int = getattr(self.by_category, name)
             return amount
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        meant = "" if name.startswith("_") else _meant(name, dir(self))
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{meant}")
 
 
 @dataclass(frozen=True, slots=True)

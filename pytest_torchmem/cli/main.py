@@ -141,10 +141,14 @@ def _add_gpu_options(command: argparse.ArgumentParser) -> None:
 
 
 def _diff(options: argparse.Namespace) -> Exit:
+    named = "--tolerance"
     try:
-        allowance = Allowance(parse_fraction(options.tolerance), parse_size(options.floor))
+        tolerance = parse_fraction(options.tolerance)
+        named = "--floor"
+        floor_bytes = parse_size(options.floor)
     except SizeError as error:
-        raise ReportError(str(error)) from None
+        raise SizeError(f"{named}: {error.sentence}") from None
+    allowance = Allowance(tolerance, floor_bytes)
     before, after = read_measurements(options.before), read_measurements(options.after)
     found = diff.find_diff(before, after, allowance)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -325,7 +325,11 @@ def unreadable(path: Path, reason: str) -> BaselineError:
 
 
 def _damaged(path: Path, key: str, reason: str) -> BaselineError:
-    return unreadable(path, f"the entry {key!r} is damaged ({reason})")
+    return BaselineError(
+        f"the baseline {path} cannot be read: the entry {key!r} is damaged ({reason}). Restore the "
+        f"file from version control, or delete that entry (the rows that begin with "
+        f"[{encode(key)}) and run with --torchmem-update-baseline"
+    )
 
 
 def _changed_twice(path: Path, key: str, part: str, one: object, other: object) -> BaselineError:

@@ -110,6 +110,11 @@ class BaselineStore:
         near = nearest(environment, [file[0] for file in files if file and key in file[1].lines])
         return environment_name(near) if near else ""
 
+    def unknown_fallbacks(self, modules: Iterable[Path]) -> tuple[str, ...]:
+        """Return the names of environments that a user gave, and none of the modules has."""
+        known = {name for module in modules for name in self._environments(module)}
+        return tuple(name for name in self._fallbacks if name not in known)
+
     def _environments(self, module: Path) -> tuple[str, ...]:
         root = self.root(module)
         if root not in self._names:

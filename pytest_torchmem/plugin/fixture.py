@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_torchmem.analysis.baseline import Allowance
 from pytest_torchmem.analysis.results import Result
-from pytest_torchmem.errors import MarkerError, RecordingError, SizeError
+from pytest_torchmem.errors import MarkerError, RecordingError, SizeError, is_torchmem_error
 from pytest_torchmem.plugin.body import Body
 from pytest_torchmem.plugin.estimates import SUFFIX, estimate_name
 from pytest_torchmem.plugin.state import State, WarmupOver
@@ -19,6 +19,9 @@ from pytest_torchmem.units import parse_fraction, parse_size
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.gpu_questions import Estimate
     from pytest_torchmem.measurement import Region
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
 
 
 class Torchmem:
@@ -144,7 +147,7 @@ class Torchmem:
                 default.floor_bytes if floor is None else parse_size(floor),
             )
         except SizeError as error:
-            raise MarkerError(f"torchmem.check: {error}") from None
+            raise MarkerError(f"torchmem.check: {error.sentence}") from None
 
     def _state(self) -> State:
         state = self._body.state

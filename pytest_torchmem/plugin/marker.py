@@ -138,7 +138,7 @@ def _allowance(given: Mapping[str, object], defaults: Allowance) -> Allowance:
             parse_size(given.get("floor", defaults.floor_bytes)),
         )
     except SizeError as error:
-        raise MarkerError(f"{BASELINE}: {error}") from None
+        raise MarkerError(f"{BASELINE}: {error.sentence}") from None
 
 
 def _device(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -42,6 +43,7 @@ class Timelines(enum.Enum):
 
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)
+_Number = TypeVar("_Number", int, float)
 
 
 WORDS: Final = tuple(Change(word) for word in CHANGE_WORDS)
@@ -103,10 +105,9 @@ def read_settings(config: pytest.Config) -> Settings:
     """Return the settings of this run. Raises `pytest.UsageError` for a value without meaning."""
     values = {option.name: _value(config, option) for option in OPTIONS}
     folder = str(values["baseline-dir"])
-    try:
-        allowance = Allowance(parse_fraction(values["tolerance"]), parse_size(values["floor"]))
-    except SizeError as error:
-        raise pytest.UsageError(f"--torchmem-tolerance or --torchmem-floor: {error}") from None
+    allowance = Allowance(
+        _parsed("tolerance", parse_fraction, values), _parsed("floor", parse_size, values)
+    )
     summary = _choice(SummaryKind, "summary", values["summary"])
     level = _choice(LevelChoice, "level", values["level"])
     accepted = _accepted(values["update-baseline"])
@@ -135,6 +136,15 @@ def read_settings(config: pytest.Config) -> Settings:
         fallbacks=tuple(filter(None, str(values["baseline-from"]).replace(" ", "").split(","))),
         fail_shrunk=bool(values["fail-shrunk"]),
     )
+
+
+def _parsed(
+    name: str, parse: Callable[[object], _Number], values: Mapping[str, str | bool]
+) -> _Number:
+    try:
+        return parse(values[name])
+    except SizeError as error:
+        raise pytest.UsageError(f"--torchmem-{name}: {error}") from None
 
 
 def _choice(kinds: type[_Choice], name: str, given: str | bool) -> _Choice:

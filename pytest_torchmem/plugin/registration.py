@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -161,7 +162,10 @@ def add_options(parser: pytest.Parser) -> None:
         if option.words:
             # `nargs="?"` would take a path that follows for the words. What argparse finds whole
             # among its option strings it does not split, so each choice of words is one of them.
+            # So is what was typed: of other words, the settings say more than argparse.
             strings = [f"{option.flag}={choice}" for choice in _choices(option.words)]
+            typed = (a for a in sys.argv if a.startswith(f"{option.flag}=") and a[-1] != "=")
+            strings = list(dict.fromkeys([*strings, *typed]))
             group.addoption(
                 *strings, action=_Words, dest=option.ini, default=None, help=argparse.SUPPRESS
             )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import pytest
 
+from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.errors import BaselineError, ReportError
 from pytest_torchmem.plugin.body import Run, relative_path
 from pytest_torchmem.plugin.options import SummaryKind
@@ -126,6 +128,17 @@ class Collector:
             terminalreporter.write_line(line.text, **dict.fromkeys(line.styles, True))
         for text in self._lines:
             terminalreporter.write_line(text)
+        for name in self._unknown_fallbacks():
+            text = f"--torchmem-baseline-from={name}: there is no baseline of that name"
+            terminalreporter.write_line(text, yellow=True)
+
+    def _unknown_fallbacks(self) -> tuple[str, ...]:
+        compared = {
+            Path(test.file)
+            for test, window in self.summary.windows
+            if window.change is not Change.NOT_COMPARED
+        }
+        return self.run.store.unknown_fallbacks(compared) if compared else ()
 
     def _report(self) -> None:
         """Write the report that was asked for, and what GitHub shows when it runs this."""

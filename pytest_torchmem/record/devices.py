@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchmem.errors import DeviceError
+from pytest_torchmem.errors import DeviceError, DeviceNameError
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.units import KiB, MiB
 
@@ -27,7 +27,9 @@ def find_device(name: str | None = None) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise DeviceError(f"there is no device called {name!r}") from error
+        raise DeviceNameError(
+            f"there is no device called {name!r} on any machine; they are called cpu, cuda, cuda:1"
+        ) from error
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type != "cuda" and not torch_api.accelerator_counts(device.type):

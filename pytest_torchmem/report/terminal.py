@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,13 @@ _NARROW: Final = 100
 _SLIM: Final = 60
 _CHANGED: Final = (Change.GROWN, Change.SHRUNK)
 _TEST_WIDTH: Final = 60
+
+_SLUG: Final = re.compile(r" \[([a-z]+(?:-[a-z]+)*)\]$")
+_OVER: Final = "over a limit or baseline"
+_NOT_JUDGED: Final = "not judged"
+_UNJUDGED: Final = ("no-reading", "no-activation", "no-counter", "no-steps")
+_FAILURES: Final = {"unstable": "not stable", "unseen": "not all seen"}
+"""How the closing line calls what failed; what shrank or is new is counted as such anyway."""
 
 
 class Detail(enum.Enum):
@@ -316,13 +324,25 @@ def _counts(summary: RunSummary) -> str:
     )
     parts = [f"{tests['measured']} measured"]
     parts += [f"{tests['unfinished']} ended by an exception"] if tests["unfinished"] else []
-    over = sum(bool(window.sentence) for _, window in summary.windows)
+    failures = Counter(_failure(window) for _, window in summary.windows if window.sentence)
     changes = Counter(window.change for _, window in summary.windows)
-    parts += [f"{over} over a limit or baseline"] if over else []
+    for failure in (_OVER, _NOT_JUDGED, *_FAILURES.values()):
+        parts += [f"{failures[failure]} {failure}"] if failures[failure] else []
     for change in (Change.NEW, Change.GROWN, Change.SHRUNK):
         parts += [f"{changes[change]} {change.value}"] if changes[change] else []
     parts += [f"{tests['not measured']} not measured"] if tests["not measured"] else []
     return ", ".join(parts)
+
+
+def _failure(window: Window) -> str:
+    """Return what failed in a window, in the words of the closing line; ``""`` for its change."""
+    endings = [_SLUG.search(sentence) for sentence in window.sentences or (window.sentence,)]
+    slugs = {ending[1] for ending in endings if ending}
+    if None in endings:
+        return _OVER
+    if slugs.intersection(_UNJUDGED):
+        return _NOT_JUDGED
+    return next((text for slug, text in _FAILURES.items() if slug in slugs), "")
 
 
 def _count(number: int, one: str, many: str = "") -> str:

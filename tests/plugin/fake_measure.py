@@ -23,7 +23,7 @@ from pytest_torchmem.analysis.results import (
     Retained,
     Source,
 )
-from pytest_torchmem.errors import DeviceError, RecordingError
+from pytest_torchmem.errors import DeviceError, DeviceNameError, RecordingError
 from pytest_torchmem.trace import Trace
 
 MiB = 1 << 20
@@ -157,6 +157,8 @@ class Region:
 class BodyMeasurement:
     def __init__(self, device=None):
         if device and device not in ("cpu", "cuda", "cuda:0"):
+            if not device.startswith("cuda"):
+                raise DeviceNameError(f"there is no device called {device!r} on any machine")
             raise DeviceError(f"there is no device {device}; this machine has cpu, cuda:0")
         self.device = {"cuda": "cuda:0"}.get(device, device or "cpu")
         self.regions = []

@@ -231,7 +231,9 @@ def test_a_damaged_entry_fails_its_own_test_only(project):
     )
     result = project.run()
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*the entry 'test_a' is damaged ('total')*"])
+    result.stdout.fnmatch_lines(
+        ["*the entry 'test_a' is damaged ('total'). *delete that entry (the rows that begin with *"]
+    )
 
 
 def test_a_failing_body_keeps_its_own_error_over_a_corrupt_file(project):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_torchmem.errors import DeviceError
+from pytest_torchmem.errors import DeviceError, DeviceNameError
 from pytest_torchmem.record.devices import CounterReader, find_device, synchronize
 
 STATS = {
@@ -112,8 +112,12 @@ def test_an_accelerator_without_counters_is_refused(xpu):
 def test_a_device_that_is_missing_is_told_with_torchs_reason():
     with pytest.raises(DeviceError, match="cuda:0 is not there: "):
         find_device("cuda")
-    with pytest.raises(DeviceError, match="no device called 'gpu'"):
-        find_device("gpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cpuu", "", "cuda:x"])
+def test_a_name_that_no_device_has_is_a_bad_argument(name):
+    with pytest.raises(DeviceNameError, match=r"no device called .*\[bad-argument\]"):
+        find_device(name)
 
 
 def test_the_cpu_has_no_counters():

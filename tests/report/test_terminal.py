@@ -1,5 +1,7 @@
 """Texts for a terminal, from values alone."""
 
+from dataclasses import replace
+
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.growth import Growth
 from pytest_torchmem.analysis.results import (
@@ -225,3 +227,26 @@ def test_problems_are_shown_at_every_detail():
 
 def test_an_empty_summary_says_nothing():
     assert summary_lines(RunSummary(), Detail.ALL, 80) == []
+
+
+def test_the_closing_line_tells_what_is_over_from_what_could_not_be_judged():
+    summary = RunSummary(
+        (
+            one("over", window(sentence="memory peaked at 2 B, 1 B over the limit of 1 B")),
+            one("no_reading", window(sentence="no memory was used [no-reading]")),
+            one("no_steps", window(sentence="fewer than two steps [no-steps]")),
+            one("shrunk", window(sentence="it shrank [shrunk]", change=Change.SHRUNK)),
+            one("unstable", window(sentence="it is not stable [unstable]")),
+            one("new", window(sentence="there is none [no-baseline]", change=Change.NEW)),
+        )
+    )
+    assert texts(summary, Detail.COUNTS)[0] == (
+        "6 measured, 1 over a limit or baseline, 2 not judged, 1 not stable, 1 new, 1 shrunk"
+    )
+
+
+def test_what_is_over_counts_as_that_whatever_else_failed():
+    sentences = ("not everything was seen [unseen]", "1 B over the limit of 1 B")
+    both = replace(window(sentence=sentences[0]), sentences=sentences)
+    counts = texts(RunSummary((one("both", both),)), Detail.COUNTS)[0]
+    assert counts == "1 measured, 1 over a limit or baseline"

@@ -86,3 +86,16 @@ def test_a_gpu_is_never_near_the_cpu(sized):
 def test_the_ini_name_does_the_same(upgraded):
     upgraded.ini("torchmem_baseline_from = cpu-torch2.97, cpu-torch2.98")
     upgraded.run().assert_outcomes(failed=1)
+
+
+def test_a_name_that_no_baseline_has_is_said(upgraded):
+    said = "--torchmem-baseline-from=nope: there is no baseline of that name"
+    result = upgraded.run("--torchmem-baseline-from=nope,cpu-torch2.98")
+    result.stdout.fnmatch_lines([said])
+    result.stdout.no_fnmatch_line("*baseline-from=cpu-torch2.98: there is no*")
+    upgraded.run_apart("-n2", "--torchmem-baseline-from=nope").stdout.fnmatch_lines([said])
+
+
+def test_where_nothing_is_compared_no_name_is_missed(project):
+    project.write("def test_a(torchmem): use(1)")
+    project.run("--torchmem-baseline-from=nope").stdout.no_fnmatch_line("*no baseline of that*")

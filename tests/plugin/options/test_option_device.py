@@ -62,3 +62,39 @@ def test_a_missing_device_asked_for_by_the_run_skips_too(project):
     result = project.run("--torchmem-device=cuda:7")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["not measured: test_it.py::test_a: there is no device cuda:7*"])
+
+
+def test_a_name_that_no_device_has_fails_its_test(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget("1KiB", device="cpuu")
+        def test_misspelt(): use(1)
+
+        @pytest.mark.xfail
+        @pytest.mark.memory_budget("1KiB", device="cpuu")
+        def test_expected_to_fail(): use(1)
+
+        @pytest.mark.memory_budget("1KiB", device="cpu")
+        def test_right(): use(1)
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(errors=2, passed=1)
+    result.stdout.fnmatch_lines(
+        ["test_it.py::test_misspelt: there is no device called 'cpuu' on any machine [[]bad-arg*"]
+    )
+
+
+def test_a_misspelt_device_of_the_run_fails_its_tests(project):
+    project.write(
+        """
+        def test_a(torchmem): use(1)
+
+        def test_asks_in_its_body(request):
+            request.getfixturevalue("torchmem")
+        """
+    )
+    result = project.run("--torchmem-device=gpu")
+    result.assert_outcomes(errors=1, failed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.no_fnmatch_line("*pytest_torchmem*.py:*")

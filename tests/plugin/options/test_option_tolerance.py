@@ -45,3 +45,11 @@ def test_a_value_that_means_nothing_is_a_usage_error(sized, value):
     result = sized.run(f"--torchmem-tolerance={value}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --torchmem-tolerance*[[]bad-size]"])
+
+
+def test_the_message_names_the_option_and_the_missing_sign(sized):
+    for given, said in (("2", "*'2' *percent need the sign: '2%'*"), ("much", "*such as '2%'*")):
+        result = sized.run(f"--torchmem-tolerance={given}")
+        result.stderr.fnmatch_lines([f"ERROR: --torchmem-tolerance: cannot read {said}"])
+    result = sized.run("--torchmem-floor=2")
+    result.stderr.fnmatch_lines(["ERROR: --torchmem-floor: cannot read '2' as a size*[[]bad-size]"])

@@ -272,6 +272,9 @@ def test_words_nobody_knows_are_refused(sized):
     result = sized.run("--torchmem-update-baseline=all")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "'all'" in result.stderr.str()
+    result = sized.run_apart("--torchmem-update-baseline=nwe")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*'nwe' is not one of new, grown, shrunk, unused*"])
     sized.ini("torchmem_update_baseline = new, all")
     result = sized.run()
     assert result.ret == pytest.ExitCode.USAGE_ERROR

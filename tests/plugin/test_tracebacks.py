@@ -1,0 +1,63 @@
+"""A user's mistake is reported at the user's line, with none of our code after it."""
+
+import re
+
+import pytest
+
+pytest.importorskip("torch")
+
+MISTAKES = {
+    "torchmem.measure('')": "needs the region's name",
+    "torchmem.steps(0)": "cannot make 0 steps",
+    "torchmem.check('a')": "needs a region of this body",
+    "torchmem.check(done, tolerance='2')": "percent need the sign",
+    "[torchmem.check(done) for _ in range(2)]": "two regions named 'done'",
+    "torchmem.save_trace('/nonexistent/x')": "the trace cannot be written to '/nonexistent/x' (No",
+    "measure('1MiB')": "reads as a size",
+    "measure(total='1')": "measure, total: cannot read '1'",
+    "measure('never').peak": "nothing has been measured yet",
+}
+HEADER = """
+import torch
+from pytest_torchmem import measure, measurement
+"""
+MISTAKE = """
+def test_{}(torchmem):
+    with torchmem.measure("done") as done:
+        torch.ones(1024)
+    {}
+"""
+OTHERS = """
+def test_open_region(torchmem):
+    with torchmem.measure("open") as region:
+        region.peak.total
+
+def test_over():
+    with measure("block", total="1KiB", device="cpu"):
+        torch.ones(1024)
+
+def test_misspelt(torchmem):
+    with torchmem.measure("done") as done:
+        torch.ones(1024)
+    done.peak.activatoin
+
+def test_ours(torchmem, monkeypatch):
+    monkeypatch.setattr(measurement, "MarkKind", None)
+    with torchmem.measure("forward"):
+        pass
+"""
+
+
+def test_a_mistake_is_reported_at_the_users_line(pytester):
+    mistakes = [MISTAKE.format(number, call) for number, call in enumerate(MISTAKES)]
+    pytester.makepyfile("\n".join([HEADER, *mistakes, OTHERS]))
+    result = pytester.runpytest_subprocess("-p", "no:xdist", "-p", "no:asyncio")
+    result.assert_outcomes(failed=len(MISTAKES) + 4)
+    parts = re.split(r"^_+ test_(\w+) _+$", result.stdout.str(), flags=re.MULTILINE)[1:]
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    for number, sentence in enumerate(MISTAKES.values()):
+        assert sentence in sections[str(number)]
+    assert "no attribute 'activatoin' (did you mean 'activation'?)" in sections["misspelt"]
+    ours = {name for name, text in sections.items() if re.search(r"pytest_torchmem/\S*:\d", text)}
+    # Our own mistakes keep their traceback.
+    assert ours == {"ours"}
