@@ -87,9 +87,10 @@ class Evidence:
             return np.zeros(len(self.storages), np.bool_)
         is_cpu = np.array([*(name == "cpu" for name in trace.devices), False], np.bool_)
         there = self._mask(self.storages.of_owner[at_start])
-        foreign: NDArray[np.bool_] = (
-            (self.storages.born == BEFORE) & is_cpu[self.storages.device] & ~there
-        )
+        # What a compiler traces with has no memory.
+        is_real = (self.storages.ptr > 0) & (self.storages.size_bytes > 0)
+        came_before = (self.storages.born == BEFORE) & is_cpu[self.storages.device]
+        foreign: NDArray[np.bool_] = came_before & is_real & ~there
         return foreign
 
     @cached_property

@@ -103,6 +103,16 @@ def test_memory_of_another_allocator_is_not_in_the_footprint_and_is_named():
     assert "another allocator (such as numpy's)" in spot
 
 
+def test_what_a_compiler_traces_with_is_no_memory():
+    x = torch.ones(64, 8)
+
+    def body() -> None:
+        torch._dynamo.reset()
+        torch.compile(lambda x: x.sin() * 2, backend="aot_eager")(x)
+
+    assert measured(body).blind_spots == ()
+
+
 def test_memory_of_another_allocator_that_was_there_before_is_in_the_footprint():
     tensor = torch.from_numpy(np.ones(SIZE, np.float32))
     result = measured(tensor.sum)
