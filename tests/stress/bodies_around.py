@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -225,23 +224,6 @@ def test_a_fork_in_the_body():
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert x[0] == 1
-
-
-def work_in_a_child(queue) -> None:
-    queue.put(float(torch.ones(100).sum()))
-
-
-@measured
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_child_of_multiprocessing():
-    torch.ones(1000)
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    child = context.Process(target=work_in_a_child, args=(queue,))
-    child.start()
-    assert queue.get() == 100
-    child.join()
-    assert child.exitcode == 0
 
 
 @measured

@@ -19,7 +19,9 @@ def main(tests: list[str], first: int, step: int) -> None:
         child = os.fork()
         if child == 0:
             os._exit(pytest.main([tests[number], "-q", f"--torchmem-report=alone-{number}.json"]))
-        os.waitpid(child, 0)
+        _, status = os.waitpid(child, 0)
+        if os.waitstatus_to_exitcode(status) not in (0, 1):
+            print(f"{tests[number]} ended with status {status}")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,8 @@ def one_by_one(project: Path, tests: list[str]) -> Report:
     found: Report = {}
     for path in project.glob("alone-*.json"):
         found |= read(path)
-    assert found, said
+    missing = set(tests) - set(found)
+    assert not missing, (missing, said)
     return found
 
 
