@@ -36,7 +36,27 @@ if TYPE_CHECKING:
 __tracebackhide__ = is_torchmem_error
 
 
-class Region(GpuQuestions):
+class Numbers(GpuQuestions):
+    """What a measured block says: the parts of its result, under their own names."""
+
+    @property
+    def result(self) -> Result:
+        raise NotImplementedError
+
+    @property
+    def peak(self) -> Peak:
+        return self.result.peak
+
+    @property
+    def retained(self) -> Retained:
+        return self.result.retained
+
+    @property
+    def growth(self) -> int | None:
+        return self.result.growth
+
+
+class Region(Numbers):
     """A named part of a body. Its numbers are worked out when first asked for, and then stay.
 
     What a GPU would make of them (`simulate`, `fits`) can be asked as soon as it is over.
@@ -83,18 +103,6 @@ class Region(GpuQuestions):
                 f"the region {self.name!r} is still open; read its numbers after the with block"
             )
         return self._measurement.profile_so_far().region(self._begin, self._end, self._steps_of)
-
-    @property
-    def peak(self) -> Peak:
-        return self.result.peak
-
-    @property
-    def retained(self) -> Retained:
-        return self.result.retained
-
-    @property
-    def growth(self) -> int | None:
-        return self.result.growth
 
 
 class BodyMeasurement(GpuQuestions):

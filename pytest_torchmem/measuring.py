@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
 from pytest_torchmem.analysis.caching_allocator import Requests
-from pytest_torchmem.analysis.gpu_questions import GpuQuestions, with_counters
+from pytest_torchmem.analysis.gpu_questions import with_counters
 from pytest_torchmem.analysis.limits import Size, read_limits, sizes_now
 from pytest_torchmem.analysis.picture import Picture
-from pytest_torchmem.analysis.results import Peak, Result, Retained
+from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.analysis.verdict import Verdict, explain_retained, judge_limits
 from pytest_torchmem.errors import LimitError, MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.measurement import (
     BodyMeasurement,
+    Numbers,
     Region,
     allocator_settings,
     running,
@@ -85,7 +86,7 @@ class Results(Sequence[Result]):
         return self._windows[index]
 
 
-class Measure(GpuQuestions):
+class Measure(Numbers):
     """One measured block: `measure` makes it.
 
     Its numbers can be read as soon as the block is over; while it is open, and where its body
@@ -221,18 +222,6 @@ class Measure(GpuQuestions):
             assert self._region is not None
             self._result = self._region.result
         return self._result
-
-    @property
-    def peak(self) -> Peak:
-        return self.result.peak
-
-    @property
-    def retained(self) -> Retained:
-        return self.result.retained
-
-    @property
-    def growth(self) -> int | None:
-        return self.result.growth
 
     @property
     def allocator_requests(self) -> Requests:

@@ -83,6 +83,19 @@ def test_a_limits_first_line_names_the_largest_contributor():
     )
 
 
+def test_the_cause_of_a_total_was_alive_when_it_peaked():
+    before = measured(live(10 * MiB))
+    grown = live(13 * MiB)
+    after = measured(grown)
+    spike = live(5 * MiB, "temporary", operator="aten::ones")
+    own_peaks = amounts([grown, spike])
+    peak = replace(after.peak, by_category=own_peaks, live_by_category=(grown, spike))
+    verdict = against(before, replace(after, peak=peak))
+    (total,) = [finding for finding in verdict.findings if finding.key == "total"]
+    assert "+3.0 MiB of activation from aten::mm" in total.sentence
+    assert [growth.contributor for growth in total.growths] == [grown]
+
+
 def test_a_category_says_more_than_the_total_it_is_part_of():
     before = measured(live(10 * MiB), live(10 * MiB, "gradient"))
     after = measured(live(13 * MiB), live(15 * MiB, "gradient"))
