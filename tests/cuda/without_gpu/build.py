@@ -9,6 +9,8 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 # What torch asks for by name alone is told apart by its prefix; the rest names a version.
 _UNVERSIONED = re.compile(r"(cu[A-Z]|cuFile|nccl|cusparseLt|nvshmem)\w+$")
+# Nothing is linked with these; torch opens them by name.
+_OPENED_BY_NAME = ("libnvidia-ml.so.1",)
 _OTHERS_PREFIXES = ("GLIBC", "CXXABI", "GOMP", "OMP", "GCC")
 _LIBRARY = re.compile(r"\[(libcu\w+|libnccl|libnvrtc|libnvshmem_host)\.so")
 
@@ -27,6 +29,8 @@ def build(torch_libraries: Path, include: Path, out: Path) -> None:
     rest = sorted({name for names in by_version.values() for name in names} - written)
     stubs = out / "stubs.c"
     stubs.write_text("\n".join(f"long {name}(void) {{ return 0; }}" for name in rest))
+    unasked = written - {name for names in by_version.values() for name in names}
+    by_version.setdefault("SIMULATED", set()).update(unasked)
     versions = out / "versions.map"
     versions.write_text(
         "\n".join(
@@ -40,7 +44,7 @@ def build(torch_libraries: Path, include: Path, out: Path) -> None:
         *("g++", "-shared", own, out / "stubs.o", "-o", library),
         f"-Wl,--version-script={versions}",
     )
-    for name in _library_names(torch_libraries):
+    for name in {*_library_names(torch_libraries), *_OPENED_BY_NAME}:
         (out / name).unlink(missing_ok=True)
         (out / name).symlink_to(library.name)
 

@@ -78,7 +78,6 @@ std::mutex guard;
 std::map<uintptr_t, Range> ranges;
 std::vector<size_t> used_bytes(64, 0);
 std::unordered_map<const void*, bool> waiting_kernels;
-std::unordered_map<uintptr_t, Physical*> mapped;
 std::atomic<unsigned long long> capture_count{0};
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
@@ -626,6 +625,28 @@ size_t cublasLtGetVersion() { return 130000; }
 
 int ncclGetVersion(int* out) {
   *out = 22907;
+  return 0;
+}
+
+CUresult cuCtxGetCurrent(CUcontext* out) {
+  static char context;
+  *out = reinterpret_cast<CUcontext>(&context);
+  return CUDA_SUCCESS;
+}
+
+// The management library: there is no fabric, and no other process.
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char*, void** out) { return give_handle(out); }
+int nvmlDeviceGetGpuFabricInfoV(void*, void* out) {
+  // The version comes first and is the caller's; a state of 0 says that there is no fabric.
+  std::memset(static_cast<char*>(out) + 4, 0, 28);
+  return 0;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, void*) { return 3; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return 3; }
+int nvmlSystemGetCudaDriverVersion_v2(int* out) { return cudaDriverGetVersion(out); }
+int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) {
+  *count = 0;
   return 0;
 }
 
