@@ -1,4 +1,4 @@
-"""Build the simulated CUDA runtime for a torch wheel: one library under the names of all of CUDA's."""
+"""Build the simulated CUDA runtime: one library under the names of all that torch links with."""
 
 from __future__ import annotations
 
@@ -6,31 +6,35 @@ import re
 import subprocess
 from pathlib import Path
 
-_HERE = Path(__file__).parent
-# What torch asks for by name alone is told apart by its prefix; the rest names a version.
-_UNVERSIONED = re.compile(r"(cu[A-Z]|cuFile|nccl|cusparseLt|nvshmem)\w+$")
+_SOURCE = Path(__file__).with_name("runtime.cpp")
+_NAMES_OF_CUDA = re.compile(r"lib(cu\w+|nccl|nvrtc|nvToolsExt|nvshmem_host)\.so")
 # Nothing is linked with these; torch opens them by name.
-_OPENED_BY_NAME = ("libnvidia-ml.so.1",)
-_OTHERS_PREFIXES = ("GLIBC", "CXXABI", "GOMP", "OMP", "GCC")
-_LIBRARY = re.compile(r"\[(libcu\w+|libnccl|libnvrtc|libnvshmem_host)\.so")
+_OPENED_BY_NAME = {"libnvidia-ml.so.1"}
+# Most symbols name the version of a library; the others are known by how they begin.
+_UNVERSIONED = re.compile(r"(cu[A-Z]|cuFile|cudnn|curand|nccl|cusparseLt|nvshmem|nvtx)\w+$")
+_VERSIONS_OF_OTHERS = ("GLIBC", "CXXABI", "GOMP", "OMP", "GCC")
+_NO_VERSION = "SIMULATED"
 
 
-def build(torch_libraries: Path, include: Path, out: Path) -> None:
-    """Write the library and its names into the folder ``out``.
+def build(torch_libraries: Path, headers: list[Path], out: Path) -> None:
+    """Write the library, and links that give it its names, into the folder ``out``.
 
-    ``torch_libraries`` is the ``lib`` folder of torch's CUDA build, ``include`` has the headers of
-    the CUDA runtime.
+    ``torch_libraries`` is the ``lib`` folder of a CUDA build of torch, ``headers`` has the CUDA
+    runtime's own. What `runtime.cpp` does not define returns 0 and does nothing. Needs g++, nm and
+    readelf; raises RuntimeError with what they print.
     """
     out.mkdir(parents=True, exist_ok=True)
-    own = out / "runtime.o"
-    _run("g++", "-O1", "-fPIC", "-c", f"-I{include}", _HERE / "runtime.cpp", "-o", own)
-    written = set(re.findall(r" T (\w+)$", _run("nm", own), re.MULTILINE))
+    runtime, rest = out / "runtime.o", out / "rest.c"
+    _run(
+        *("g++", "-std=c++17", "-O1", "-fPIC", "-c", _SOURCE, "-o", runtime),
+        *(f"-I{folder}" for folder in headers),
+    )
+    defined = set(re.findall(r" T (\w+)$", _run("nm", runtime), re.MULTILINE))
     by_version = _asked_for(torch_libraries)
-    rest = sorted({name for names in by_version.values() for name in names} - written)
-    stubs = out / "stubs.c"
-    stubs.write_text("\n".join(f"long {name}(void) {{ return 0; }}" for name in rest))
-    unasked = written - {name for names in by_version.values() for name in names}
-    by_version.setdefault("SIMULATED", set()).update(unasked)
+    asked = {name for names in by_version.values() for name in names}
+    by_version.setdefault(_NO_VERSION, set()).update(defined - asked)
+    rest.write_text("\n".join(f"long {name}(void) {{ return 0; }}" for name in asked - defined))
+    _run("gcc", "-w", "-O1", "-fPIC", "-c", rest, "-o", rest.with_suffix(".o"))
     versions = out / "versions.map"
     versions.write_text(
         "\n".join(
@@ -39,42 +43,44 @@ def build(torch_libraries: Path, include: Path, out: Path) -> None:
         )
     )
     library = out / "libsimulated_cuda.so"
-    _run("gcc", "-w", "-O1", "-fPIC", "-c", stubs, "-o", out / "stubs.o")
     _run(
-        *("g++", "-shared", own, out / "stubs.o", "-o", library),
+        *("g++", "-shared", runtime, rest.with_suffix(".o"), "-o", library),
         f"-Wl,--version-script={versions}",
     )
-    for name in {*_library_names(torch_libraries), *_OPENED_BY_NAME}:
+    for name in _linked_with(torch_libraries) | _OPENED_BY_NAME:
         (out / name).unlink(missing_ok=True)
         (out / name).symlink_to(library.name)
 
 
 def _asked_for(torch_libraries: Path) -> dict[str, set[str]]:
+    """The symbols of CUDA that torch's libraries leave open, by the version they ask for."""
     by_version: dict[str, set[str]] = {}
     for path in torch_libraries.glob("lib*.so"):
-        for line in _run("readelf", "--dyn-syms", "-W", path).splitlines():
+        for line in _run("readelf", "--dyn-syms", "--wide", path).splitlines():
             fields = line.split()
             if len(fields) < 8 or fields[6] != "UND":
                 continue
             name, _, version = fields[7].partition("@")
-            if version and not version.startswith(_OTHERS_PREFIXES):
+            if version and not version.startswith(_VERSIONS_OF_OTHERS):
                 by_version.setdefault(version, set()).add(name)
             elif not version and _UNVERSIONED.match(name):
-                by_version.setdefault("SIMULATED", set()).add(name)
+                by_version.setdefault(_NO_VERSION, set()).add(name)
     return by_version
 
 
-def _library_names(torch_libraries: Path) -> set[str]:
+def _linked_with(torch_libraries: Path) -> set[str]:
     names = set()
     for path in torch_libraries.glob("lib*.so"):
-        for line in _run("readelf", "-d", path).splitlines():
-            if "NEEDED" in line and _LIBRARY.search(line):
-                names.add(line.split("[")[1].rstrip("]"))
+        for name in re.findall(r"NEEDED.*\[(.+)\]", _run("readelf", "--dynamic", path)):
+            if _NAMES_OF_CUDA.match(name):
+                names.add(name)
     return names
 
 
 def _run(*command: object) -> str:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"{command[0]}: {done.stderr}")
     return done.stdout

@@ -23,9 +23,6 @@
 #include <unordered_map>
 #include <vector>
 
-#undef cudaGetDeviceProperties
-#undef cudaStreamGetCaptureInfo
-
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -430,18 +427,32 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
-                                     unsigned long long* id, cudaGraph_t* graph,
-                                     const cudaGraphNode_t** dependencies,
-                                     const cudaGraphEdgeData** edges, size_t* dependency_count) {
-  cudaStreamIsCapturing(stream, status);
+static cudaError_t capture_info(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                unsigned long long* id, cudaGraph_t* graph) {
   if (id) *id = capture_count;
   if (graph) *graph = nullptr;
-  if (dependencies) *dependencies = nullptr;
-  if (edges) *edges = nullptr;
-  if (dependency_count) *dependency_count = 0;
-  return cudaSuccess;
+  return cudaStreamIsCapturing(stream, status);
 }
+
+#if CUDART_VERSION >= 13000
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id, cudaGraph_t* graph,
+                                     const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+  return capture_info(stream, status, id, graph);
+}
+
+#else
+cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                        unsigned long long* id, cudaGraph_t* graph,
+                                        const cudaGraphNode_t**, size_t*) {
+  return capture_info(stream, status, id, graph);
+}
+
+cudaError_t cudaGetDriverEntryPoint(const char* name, void** out, unsigned long long flags,
+                                    cudaDriverEntryPointQueryResult* result) {
+  return cudaGetDriverEntryPointByVersion(name, out, 0, flags, result);
+}
+#endif
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   stream_of(stream)->capturing = true;
