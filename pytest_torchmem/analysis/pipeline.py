@@ -133,7 +133,7 @@ class MemoryProfile(GpuQuestions):
 
     @cached_property
     def retained(self) -> Retained:
-        """What the window made and left alive, with everything that it is."""
+        """What the window made and left alive, without the workspaces that libraries keep."""
         rows = np.flatnonzero(self._retained_at(self.window.end))
         amounts = np.bincount(
             self.labels[rows], self.storages.size_bytes[rows], minlength=len(Category)
@@ -277,7 +277,9 @@ class MemoryProfile(GpuQuestions):
         )
 
     def _retained_at(self, rank: float) -> NDArray[np.bool_]:
+        """What the window made and is alive; the workspaces that libraries keep are not its own."""
         alive = (self.storages.born <= rank) & (self.storages.died > rank)
+        alive &= self.labels != Category.WORKSPACE.column
         mine: NDArray[np.bool_] = self.storages.device == self.evidence.device
         return alive & self.evidence.made & mine
 

@@ -82,7 +82,8 @@ def test_without_a_history_blocks_count_and_that_is_said(on_cpu: Trace) -> None:
     assert "size of their block" in profile.result().notes[0]
 
 
-def test_a_workspace_is_no_temporary(on_cpu: Trace) -> None:
+def test_a_workspace_is_no_temporary_and_nothing_that_a_body_retains(on_cpu: Trace) -> None:
     profile: MemoryProfile = analyze(as_on_a_gpu(on_cpu, workspace=True))
     assert profile.peak.workspace == WORKSPACE
     assert profile.peak.temporary < WORKSPACE
+    assert profile.retained == analyze(on_cpu).retained

@@ -32,7 +32,9 @@ def build(torch_libraries: Path, headers: list[Path], out: Path) -> None:
     defined = set(re.findall(r" T (\w+)$", _run("nm", runtime), re.MULTILINE))
     by_version = _asked_for(torch_libraries)
     asked = {name for names in by_version.values() for name in names}
-    by_version.setdefault(_NO_VERSION, set()).update(defined - asked)
+    looked_up = _looked_up(torch_libraries / "libc10_cuda.so") - asked
+    by_version.setdefault(_NO_VERSION, set()).update(looked_up, defined - asked)
+    asked |= looked_up
     rest.write_text("\n".join(f"long {name}(void) {{ return 0; }}" for name in asked - defined))
     _run("gcc", "-w", "-O1", "-fPIC", "-c", rest, "-o", rest.with_suffix(".o"))
     versions = out / "versions.map"
@@ -66,6 +68,12 @@ def _asked_for(torch_libraries: Path) -> dict[str, set[str]]:
             elif not version and _UNVERSIONED.match(name):
                 by_version.setdefault(_NO_VERSION, set()).add(name)
     return by_version
+
+
+def _looked_up(library: Path) -> set[str]:
+    """Functions of the driver that a library finds by name when it runs."""
+    names = re.findall(rb"\0((?:cu[A-Z]|nvml[A-Z])\w+)(?=\0)", library.read_bytes())
+    return {name.decode() for name in names}
 
 
 def _linked_with(torch_libraries: Path) -> set[str]:

@@ -9,6 +9,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <sys/mman.h>
 
 #include <atomic>
@@ -447,11 +448,6 @@ cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, cudaStreamCaptureSt
                                         const cudaGraphNode_t**, size_t*) {
   return capture_info(stream, status, id, graph);
 }
-
-cudaError_t cudaGetDriverEntryPoint(const char* name, void** out, unsigned long long flags,
-                                    cudaDriverEntryPointQueryResult* result) {
-  return cudaGetDriverEntryPointByVersion(name, out, 0, flags, result);
-}
 #endif
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
@@ -537,18 +533,18 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* out, con
 
 // --- the driver's virtual memory, which expandable segments stand on -------------------------
 
-static CUresult address_reserve(CUdeviceptr* out, size_t bytes, size_t, CUdeviceptr,
+CUresult cuMemAddressReserve(CUdeviceptr* out, size_t bytes, size_t, CUdeviceptr,
                                 unsigned long long) {
   *out = reinterpret_cast<CUdeviceptr>(address_space(bytes, PROT_NONE));
   return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static CUresult address_free(CUdeviceptr start, size_t bytes) {
+CUresult cuMemAddressFree(CUdeviceptr start, size_t bytes) {
   munmap(reinterpret_cast<void*>(start), bytes);
   return CUDA_SUCCESS;
 }
 
-static CUresult memory_create(CUmemGenericAllocationHandle* out, size_t bytes,
+CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes,
                               const CUmemAllocationProp* properties, unsigned long long) {
   std::lock_guard<std::mutex> lock(guard);
   const int device = properties->location.id;
@@ -557,7 +553,7 @@ static CUresult memory_create(CUmemGenericAllocationHandle* out, size_t bytes,
   return CUDA_SUCCESS;
 }
 
-static CUresult memory_release(CUmemGenericAllocationHandle handle) {
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   std::lock_guard<std::mutex> lock(guard);
   auto* physical = reinterpret_cast<Physical*>(handle);
   used_bytes[physical->device] -= physical->bytes;
@@ -565,7 +561,7 @@ static CUresult memory_release(CUmemGenericAllocationHandle handle) {
   return CUDA_SUCCESS;
 }
 
-static CUresult memory_map(CUdeviceptr start, size_t bytes, size_t,
+CUresult cuMemMap(CUdeviceptr start, size_t bytes, size_t,
                            CUmemGenericAllocationHandle handle, unsigned long long) {
   std::lock_guard<std::mutex> lock(guard);
   mprotect(reinterpret_cast<void*>(start), bytes, PROT_READ | PROT_WRITE);
@@ -573,7 +569,7 @@ static CUresult memory_map(CUdeviceptr start, size_t bytes, size_t,
   return CUDA_SUCCESS;
 }
 
-static CUresult memory_unmap(CUdeviceptr start, size_t bytes) {
+CUresult cuMemUnmap(CUdeviceptr start, size_t bytes) {
   std::lock_guard<std::mutex> lock(guard);
   madvise(reinterpret_cast<void*>(start), bytes, MADV_DONTNEED);
   mprotect(reinterpret_cast<void*>(start), bytes, PROT_NONE);
@@ -581,13 +577,13 @@ static CUresult memory_unmap(CUdeviceptr start, size_t bytes) {
   return CUDA_SUCCESS;
 }
 
-static CUresult granularity(size_t* out, const CUmemAllocationProp*,
+CUresult cuMemGetAllocationGranularity(size_t* out, const CUmemAllocationProp*,
                             CUmemAllocationGranularity_flags) {
   *out = kPage;
   return CUDA_SUCCESS;
 }
 
-static CUresult primary_context_state(CUdevice, unsigned* flags, int* active) {
+CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
   *flags = 0;
   *active = 1;
   return CUDA_SUCCESS;
@@ -595,24 +591,26 @@ static CUresult primary_context_state(CUdevice, unsigned* flags, int* active) {
 
 static CUresult any_other(void) { return CUDA_SUCCESS; }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** out, unsigned,
-                                             unsigned long long,
-                                             cudaDriverEntryPointQueryResult* result) {
-  static const std::map<std::string, void*> entries = {
-      {"cuMemAddressReserve", reinterpret_cast<void*>(address_reserve)},
-      {"cuMemAddressFree", reinterpret_cast<void*>(address_free)},
-      {"cuMemCreate", reinterpret_cast<void*>(memory_create)},
-      {"cuMemRelease", reinterpret_cast<void*>(memory_release)},
-      {"cuMemMap", reinterpret_cast<void*>(memory_map)},
-      {"cuMemUnmap", reinterpret_cast<void*>(memory_unmap)},
-      {"cuMemGetAllocationGranularity", reinterpret_cast<void*>(granularity)},
-      {"cuDevicePrimaryCtxGetState", reinterpret_cast<void*>(primary_context_state)},
-  };
-  const auto found = entries.find(name);
-  *out = found == entries.end() ? reinterpret_cast<void*>(any_other) : found->second;
+static cudaError_t driver_entry(const char* name, void** out,
+                                cudaDriverEntryPointQueryResult* result) {
+  *out = dlsym(RTLD_DEFAULT, name);
+  if (!*out) *out = reinterpret_cast<void*>(any_other);
   if (result) *result = cudaDriverEntryPointSuccess;
   return cudaSuccess;
 }
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** out, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  return driver_entry(name, out, result);
+}
+
+#if CUDART_VERSION < 13000
+cudaError_t cudaGetDriverEntryPoint(const char* name, void** out, unsigned long long,
+                                    cudaDriverEntryPointQueryResult* result) {
+  return driver_entry(name, out, result);
+}
+#endif
 
 // --- libraries: handles that are not null, versions, and one algorithm for a product ---------
 
