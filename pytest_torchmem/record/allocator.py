@@ -7,8 +7,10 @@ before. The allocator's own history has each request as it was made.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,34 +21,68 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class AllocatorHistory:
-    """The requests made to one device's allocator between each `start` and `stop`.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One allocation or free in the allocator's history.
 
-    Off the GPU, or where somebody else records the history already, there is none: then `requests`
-    stays None, and sizes are those of blocks.
+    Attributes:
+        size_bytes: What was requested, also where it is freed.
+        time_ns: When, on the profiler's clock, in steps of a microsecond.
+    """
+
+    is_allocation: bool
+    pointer: int
+    size_bytes: int
+    time_ns: int
+
+
+class AllocatorHistory:
+    """What was asked of one device's allocator while the profiler ran.
+
+    Somebody else's recording is used as it is, and left on. Off the GPU there is none: then
+    `requests` stays None, and sizes are those of blocks.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._recording = False
+        self._reads = False
+        self._switched_on = False
+        self._since_us = self._until_us = 0
         self.requests: list[tuple[int, int]] | None = None
 
     def start(self) -> None:
-        if self._device.type == "cuda" and not torch_api.history_is_recorded():
+        self._reads = self._device.type == "cuda"
+        if self._reads and not torch_api.history_is_recorded():
             torch_api.record_history(True)
-            self._recording = True
+            self._switched_on = True
+
+    def begin(self) -> None:
+        """Note that a session of the profiler begins; what came before is none of its entries."""
+        self._since_us = time.time_ns() // 1000
+
+    def end(self) -> None:
+        """Note that the session ends; what comes now is none of its entries."""
+        self._until_us = time.time_ns() // 1000
+
+    def read(self) -> list[Entry]:
+        """Return the entries between `begin` and `end`; `requests` gets the requests of them."""
+        if not self._reads:
+            return []
+        entries = [
+            Entry(entry["action"] == "alloc", entry["addr"], entry["size"], entry["time_us"] * 1000)
+            for entry in torch_api.history(self._device.index or 0)
+            if entry["action"] in ("alloc", "free_requested") and entry["time_us"] >= self._since_us
+        ]
+        made = [(entry.pointer, entry.size_bytes) for entry in entries if entry.is_allocation]
+        self.requests = [*(self.requests or ()), *made]
+        return entries
 
     def stop(self) -> None:
-        """Stop and add to the requests, (address, bytes) in the order they were made."""
-        if not self._recording:
-            return
-        self._recording = False
-        try:
-            entries = torch_api.history(self._device.index or 0)
-        finally:
+        """Leave the history as it was found."""
+        self._reads = False
+        if self._switched_on:
+            self._switched_on = False
             torch_api.record_history(False)
-        made = [(entry["addr"], entry["size"]) for entry in entries if entry["action"] == "alloc"]
-        self.requests = [*(self.requests or ()), *made]
 
 
 def requested_bytes(

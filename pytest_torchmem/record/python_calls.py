@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 from pytest_torchmem.record.call_gaps import Gap
 from pytest_torchmem.record.source_lines import operator_lines
 from pytest_torchmem.record.strings import StringTable
@@ -98,6 +100,8 @@ def library_paths() -> list[str]:
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders.add(str(Path(__file__).resolve().parent.parent))
+    # torch may have been built from source and lie elsewhere.
+    folders.add(str(Path(torch.__file__).parent))
     return sorted(folders)
 
 

@@ -20,6 +20,7 @@ from pytest_torchmem.record.compiled_source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
 from pytest_torchmem.record.functorch import OPERATOR_NAME, FunctorchWatch
 from pytest_torchmem.record.kineto import Tables, TreeReader
+from pytest_torchmem.record.lost_allocations import with_lost
 from pytest_torchmem.record.open_ranges import OpenRanges
 from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch, collect_garbage
 from pytest_torchmem.record.python_calls import library_paths
@@ -172,6 +173,7 @@ class Recorder:
         # The compiler may have been imported just now.
         begin_ns = time.perf_counter_ns()
         self._compilations.install()
+        self._history.begin()
         profiler = torch_api.Profiler()
         profiler.start()
         self._profiler = profiler
@@ -186,10 +188,24 @@ class Recorder:
                     "what was measured until then is lost"
                 )
             begin_ns = time.perf_counter_ns()
+            self._history.end()
             result = profiler.stop()
-            self._segments.append(self._reader.read(result, len(self._segments)))
+            tables = self._reader.read(result, len(self._segments))
+            self._segments.append(self._with_lost(tables))
             self._threads.look_at(result)
             self._own_ns += time.perf_counter_ns() - begin_ns
+
+    def _with_lost(self, tables: Tables) -> Tables:
+        entries = self._history.read()
+        if not entries:
+            return tables
+        return with_lost(
+            tables,
+            self._reader.device_names.number(str(self._device)),
+            entries,
+            segment=len(self._segments),
+            unnamed=self._reader.strings.number(""),
+        )
 
     def _clock_mark(self, kind: MarkKind, text: str = "") -> int:
         self._marks.append((kind, time.time_ns(), -1, self._reader.strings.number(text)))

@@ -7,8 +7,8 @@ The caching allocator, autograd, the profiler and everything else above the CUDA
 own; the runtime is simulated (see runtime.cpp). Memory is true to the byte. Kernels are not run, so
 values are zeros and times mean nothing, and neither cuDNN nor NCCL is there.
 
-torch's wheel (500 to 800 MB) is fetched once for each version, into a cache folder, and laid over the
-environment that runs this.
+torch's wheel (500 to 800 MB) is fetched once for each version, into a cache folder, and laid over
+the environment that runs this.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _HEADERS = {
 _NOT_FETCHED = 75
 
 
-class NotFetched(Exception):
+class FetchError(Exception):
     """A package could not be had."""
 
 
 def prepare(torch_version: str, cache: Path, patience_s: float) -> dict[str, str]:
     """Fetch and build what is not there yet, and return the environment's variables.
 
-    Raises `NotFetched`, or RuntimeError when the runtime cannot be built.
+    Raises `FetchError`, or RuntimeError when the runtime cannot be built.
     """
     folder = cache / f"torch-{torch_version}"
     site, runtime = folder / "site", folder / "runtime"
@@ -47,7 +47,7 @@ def prepare(torch_version: str, cache: Path, patience_s: float) -> dict[str, str
         shutil.rmtree(site, ignore_errors=True)
         _fetch(site, [f"torch=={torch_version}"], patience_s)
         if not (site / "torch" / "lib" / "libtorch_cuda.so").exists():
-            raise NotFetched(f"pip found a build of torch {torch_version} without CUDA")
+            raise FetchError(f"pip found a build of torch {torch_version} without CUDA")
         cuda = _cuda_of(site)
         names = [name.format(cuda) for name in _HEADERS[cuda.split(".")[0]]]
         _fetch(folder / "headers", names, patience_s)
@@ -80,16 +80,16 @@ def _fetch(target: Path, requirements: list[str], patience_s: float) -> None:
         )
     except subprocess.TimeoutExpired:
         shutil.rmtree(target, ignore_errors=True)
-        raise NotFetched(f"{requirements[0]} took more than {patience_s:.0f} s") from None
+        raise FetchError(f"{requirements[0]} took more than {patience_s:.0f} s") from None
     if done.returncode:
-        raise NotFetched(f"{requirements[0]}: {done.stderr.strip()}")
+        raise FetchError(f"{requirements[0]}: {done.stderr.strip()}")
 
 
 def _cuda_of(site: Path) -> str:
     """The CUDA release that a wheel was built for, such as 13.0."""
     found = re.search(r"^cuda.*= '([\d.]+)'", (site / "torch" / "version.py").read_text(), re.M)
     if found is None:
-        raise NotFetched("torch's version.py names no CUDA release")
+        raise FetchError("torch's version.py names no CUDA release")
     return found[1]
 
 
@@ -110,7 +110,7 @@ def main() -> int:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-torchmem"
     try:
         environment = prepare(options.torch, cache, options.patience)
-    except NotFetched as error:
+    except FetchError as error:
         print(f"torch's CUDA build could not be had: {error}", file=sys.stderr)
         return _NOT_FETCHED
     environment["SIMULATED_CUDA_DEVICES"] = str(options.devices)
