@@ -29,11 +29,15 @@ OPERATOR_NAME: Final = "pytest-torchmem operator "
 class FunctorchWatch:
     """Notices when the recording thread enters and leaves the outermost transform.
 
-    ``used`` is told of each tensor that something within a transform is called with.
+    ``used`` is told of each tensor that something within a transform is called with, ``left`` is
+    called when the outermost one is over.
     """
 
-    def __init__(self, used: Callable[[torch.Tensor], None]) -> None:
+    def __init__(
+        self, used: Callable[[torch.Tensor], None], left: Callable[[], None] = lambda: None
+    ) -> None:
         self._used = used
+        self._after = left
         self._thread = 0
         self._depth = 0
         self._mode: _Calls | None = None
@@ -87,6 +91,7 @@ class FunctorchWatch:
         self._depth -= 1
         if self._depth == 0:
             self._observe_again()
+            self._after()
 
     def _observe_again(self) -> None:
         mode, self._mode = self._mode, None

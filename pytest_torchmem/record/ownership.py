@@ -373,6 +373,8 @@ class _WatchedEngine:
         finally:
             for hook in hooks:
                 hook.remove()
+            for device in {root.device for root in tensors if isinstance(root, torch.Tensor)}:
+                torch_api.await_autograd(device, self._engine)
             self._watch.after_backward(leaves, gradients or ())
         return gradients
 

@@ -65,7 +65,9 @@ class Recorder:
         self._own_ns = 0
         self._ranges = OpenRanges()
         self._threads = ThreadWatch()
-        self._functorch = FunctorchWatch(self._watch.note_use)
+        self._functorch = FunctorchWatch(
+            self._watch.note_use, lambda: torch_api.await_autograd(self._device)
+        )
         self._sources = CompiledSources(self._reader.strings)
         self._compilations = CompilationWatch(self._sources.learn)
 
@@ -128,6 +130,7 @@ class Recorder:
         """End the recording, restore everything, and return all that was recorded."""
         try:
             synchronize(self._device)
+            torch_api.await_autograd(self._device)
             stop = self.mark(MarkKind.STOP)
             self._pause()
             self._history.stop()
@@ -277,7 +280,8 @@ class Recorder:
             "counters": self._counters.peaks(),
             "own_cost_ns": self._own_ns,
             "live_at_start_known": True,
-            "unseen_threads": self._threads.names(),
+            # The allocator's history has what every thread did.
+            "unseen_threads": self._threads.names() if self._history.requests is None else [],
             "workspace_bytes": workspace_bytes(self._device),
         }
 

@@ -32,7 +32,10 @@ from torch._C._profiler import (
 )
 from torch._functorch import eager_transforms, vmap
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
 
 AllocationFields: Any = _ExtraFields_Allocation
 OutOfMemoryFields: Any = _ExtraFields_OutOfMemory
@@ -155,6 +158,31 @@ def autograd_engine() -> Any:
 
 def set_autograd_engine(engine: Any) -> None:
     torch.autograd.Variable._execution_engine = engine
+
+
+def await_autograd(device: torch.device, engine: Any = None) -> None:
+    """Wait until the thread in which the engine works for a device has let go of its last task.
+
+    A backward pass is over before that: what the thread alone still holds is freed a moment later,
+    while the program goes on. The CPU has no such thread. It runs a graph of no bytes; ``engine``
+    is the real one, if it is not the one that `autograd_engine` gives.
+    """
+    if device.type == "cpu" or in_backward() or within_functorch():
+        return
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return
+    recorded = torch.autograd._profiler_enabled()
+    if recorded:
+        observe_operators(False)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), _disable_current_modes():
+            leaf = torch.empty(0, device=device, requires_grad=True)
+            (engine or autograd_engine()).run_backward(
+                (leaf.view(0),), (torch.empty(0, device=device),), False, False, (leaf,), True
+            )
+    finally:
+        if recorded:
+            observe_operators(True)
 
 
 def in_backward() -> bool:
