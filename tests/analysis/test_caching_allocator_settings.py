@@ -62,6 +62,12 @@ def test_a_list_of_divisions_names_sizes_in_megabytes():
     assert divisions == (8, 8, 8, 8, 8, 8, 8, 0, 4, 2, 2, 2, 2, 2, 2, 2)
 
 
+def test_before_torch_2_10_the_rest_of_a_list_replaces_its_last_entry():
+    text = "roundup_power2_divisions:[64:8,256:4,>:2]"
+    assert AllocatorSettings.parse(text, (2, 9)).power2_divisions[8:] == (2,) * 8
+    assert AllocatorSettings.parse(text, (2, 10)).power2_divisions[8:] == (4, *(2,) * 7)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -71,8 +71,14 @@ class Recording:
             raise ValueError(f"{path} has a format that this version does not read")
         return cls(**data)
 
+    @property
+    def release(self) -> tuple[int, int]:
+        """The release of torch, such as ``(2, 13)``."""
+        major, minor, *_ = self.torch.split(".")
+        return int(major), int(minor)
+
     def settings(self) -> AllocatorSettings:
-        parsed = AllocatorSettings.parse(self.conf)
+        parsed = AllocatorSettings.parse(self.conf, self.release)
         return replace(parsed, per_process_memory_fraction=self.fraction)
 
     def as_requests(self) -> Requests:

@@ -171,6 +171,6 @@ def fake_torch(conf):
     return SimpleNamespace(
         cuda=cuda,
         uint8=None,
-        __version__="fake",
+        __version__="2.13.0+fake",
         empty=lambda size, **_: cuda.empty(size),
     )

@@ -3,10 +3,14 @@
     python tests/cuda/record_allocator.py                      # every scenario, into tests/data
     python tests/cuda/record_allocator.py --out /tmp/r stress  # some of them, elsewhere
 
-Needs a CUDA device. Each scenario runs in a process of its own, because settings are read once and
-because a recording has to begin with an empty allocator. Seeds are fixed; what stays random is how
-fast the GPU is (which decides when memory used on a second stream is back) and, for releases that
-break ties by address, the addresses.
+Needs a CUDA device, or torch's CUDA build on a simulated one, with the same allocator:
+
+    python -m tests.cuda.without_gpu python tests/cuda/record_allocator.py
+
+Each scenario runs in a process of its own, because settings are read once and because a recording
+has to begin with an empty allocator. Seeds are fixed; what stays random is how fast the GPU is
+(which decides when memory used on a second stream is back) and, for releases that break ties by
+address, the addresses.
 """
 
 from __future__ import annotations
@@ -396,7 +400,7 @@ def main() -> None:
         return
     for name in names:
         recording = record(name)
-        path = options.out / f"{name}.json.gz"
+        path = options.out / f"torch-{torch.__version__.partition('+')[0]}" / f"{name}.json.gz"
         recording.save(path)
         print(f"{name}: {len(recording.address)} requests, {path.stat().st_size:,} bytes")
 

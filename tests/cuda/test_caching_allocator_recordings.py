@@ -14,9 +14,9 @@ from pytest_torchmem.analysis.caching_allocator import RequestLog, simulate
 from tests.cuda.allocator_recordings import COUNTERS, FOLDER, Recording, differences
 
 RECORDER = Path(__file__).with_name("record_allocator.py")
-FILES = sorted(FOLDER.glob("*.json.gz"))
-# Between torch's releases the order of equal free blocks changed from lowest address to oldest
-# segment, so a recording is explained by one of the two.
+FILES = sorted(FOLDER.glob("*/*.json.gz"))
+# Of equal free blocks the one with the lowest address is taken (up to torch 2.11), or that of the
+# oldest segment (from 2.13), so a recording is explained by one of the two.
 ORDERS = {"lowest address": True, "oldest segment": False}
 
 
@@ -35,7 +35,9 @@ def require_exact(recording):
 
 
 @pytest.mark.skipif(not FILES, reason=f"no recording is committed under {FOLDER.name}")
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.partition(".")[0])
+@pytest.mark.parametrize(
+    "path", FILES, ids=lambda path: f"{path.parent.name}-{path.name.partition('.')[0]}"
+)
 def test_a_committed_recording_is_replayed_to_the_byte(path):
     require_exact(Recording.load(path))
 
@@ -76,9 +78,11 @@ def test_a_fresh_recording_is_replayed_to_the_byte(scenario, tmp_path):
         pytest.skip("recording needs a CUDA device")
     command = [sys.executable, str(RECORDER), "--out", str(tmp_path), scenario]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    path = tmp_path / f"{scenario}.json.gz"
-    assert path.exists(), done.stdout + done.stderr
-    require_exact(Recording.load(path))
+    paths = list(tmp_path.glob(f"*/{scenario}.json.gz"))
+    if "Unrecognized" in done.stderr:
+        pytest.skip(f"torch {torch.__version__} has no such setting")
+    assert len(paths) == 1, done.stdout + done.stderr
+    require_exact(Recording.load(paths[0]))
 
 
 def test_the_recorder_has_the_scenarios_that_are_tested():
@@ -119,7 +123,7 @@ def simulated_recording(conf=""):
     requests = log.requests()
     blank = Recording(
         scenario="simulated",
-        torch="0",
+        torch="2.13",
         device="none",
         conf=conf,
         fraction=1.0,

@@ -20,6 +20,9 @@ SEGMENT_UNIT_BYTES: Final = 2 * MiB
 OWN_SEGMENT_BYTES: Final = 10 * MiB
 UNLIMITED_BYTES: Final = 2**63 - 1
 
+#: The release of torch whose rules hold where none is named.
+NEWEST: Final = (2, 13)
+
 _DIVISION_SLOTS: Final = 16
 # Options of the pinned host allocator, and of locks: no byte on the device depends on them.
 _WITHOUT_EFFECT: Final = frozenset(
@@ -76,9 +79,10 @@ class AllocatorSettings:
     throw_on_cudamalloc_oom: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> AllocatorSettings:
+    def parse(cls, text: str, release: tuple[int, int] = NEWEST) -> AllocatorSettings:
         """Return the settings that ``PYTORCH_CUDA_ALLOC_CONF`` or ``PYTORCH_ALLOC_CONF`` hold.
 
+        ``release`` is the release of torch that reads them, such as ``(2, 9)``.
         Options of the pinned host allocator are accepted and change nothing. Raises
         `AllocatorSettingsError` for an unknown option, for a value that torch refuses, and for
         ``backend:cudaMallocAsync`` and ``graph_capture_record_stream_reuse:True``, which are not
@@ -90,7 +94,7 @@ class AllocatorSettings:
         options.sort(key=lambda option: option[0] != "large_segment_size_mb")
         settings = cls()
         for name, value in options:
-            settings = _with_option(settings, name, value)
+            settings = _with_option(settings, name, value, release)
         return settings
 
     @property
@@ -144,7 +148,9 @@ def _options(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def _with_option(settings: AllocatorSettings, name: str, value: str) -> AllocatorSettings:
+def _with_option(
+    settings: AllocatorSettings, name: str, value: str, release: tuple[int, int]
+) -> AllocatorSettings:
     least_mb = settings.large_segment_bytes // MiB
     match name:
         case "large_segment_size_mb":
@@ -155,7 +161,7 @@ def _with_option(settings: AllocatorSettings, name: str, value: str) -> Allocato
         case "max_non_split_rounding_mb":
             return replace(settings, max_non_split_rounding_bytes=_megabytes(name, value, least_mb))
         case "roundup_power2_divisions":
-            return replace(settings, power2_divisions=_divisions(value))
+            return replace(settings, power2_divisions=_divisions(value, release))
         case "garbage_collection_threshold":
             share = _share(name, value, with_one=False)
             return replace(settings, garbage_collection_threshold=share)
@@ -219,12 +225,14 @@ def _power_of_two(name: str, value: str, *, or_zero: bool) -> int:
     return number
 
 
-def _divisions(value: str) -> tuple[int, ...]:
+def _divisions(value: str, release: tuple[int, int]) -> tuple[int, ...]:
     """Read one number for all sizes, or a list such as ``[256:1,512:2,>:4]`` of sizes in MiB.
 
     As in torch, the first entry also rules all smaller sizes, ``>`` all larger ones, and a size
-    between two entries that has none of its own is not rounded.
+    between two entries that has none of its own is not rounded. Before torch 2.10, ``>`` also
+    replaces the entry before it.
     """
+    rest = 0 if release < (2, 10) else 1
     name = "roundup_power2_divisions"
     if not value.startswith("["):
         return (_power_of_two(name, value, or_zero=False),) * _DIVISION_SLOTS
@@ -234,7 +242,7 @@ def _divisions(value: str) -> tuple[int, ...]:
         boundary, _, count = entry.partition(":")
         divisions = _power_of_two(name, count, or_zero=True)
         if boundary == ">":
-            slots[last + 1 :] = [divisions] * (_DIVISION_SLOTS - last - 1)
+            slots[last + rest :] = [divisions] * (_DIVISION_SLOTS - last - rest)
             continue
         size_mb = _power_of_two(name, boundary, or_zero=False)
         last = min(size_mb.bit_length() - 1, _DIVISION_SLOTS - 1)
