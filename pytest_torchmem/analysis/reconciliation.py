@@ -47,6 +47,18 @@ class Reconciliation:
         return sum(sizes.values())
 
     @cached_property
+    def unrecorded_bytes(self) -> int:
+        """How far the allocator's own peak rose above what the recording saw being allocated."""
+        trace = self.evidence.tree.trace
+        counted, before = trace.meta.get("counters"), trace.meta.get("counters_before")
+        if not counted or not before:
+            return 0
+        mine = trace.allocations[trace.allocations["device"] == self.evidence.device]
+        order = np.argsort(self.evidence.tree.rank[mine["event"]])
+        recorded = int(np.cumsum(mine["size_bytes"][order]).max(initial=0))
+        return max(0, int(counted["allocated"]) - int(before["allocated"]) - recorded)
+
+    @cached_property
     def elsewhere(self) -> dict[str, int]:
         """Bytes that were allocated on other devices in all, by name; the CPU is no other device.
 
@@ -80,6 +92,11 @@ class Reconciliation:
         if self.drift_bytes:
             spots.append(
                 f"{format_size(self.drift_bytes)} do not reconcile with the allocator's own total"
+            )
+        elif self.unrecorded_bytes:
+            spots.append(
+                f"the allocator's own peak holds {format_size(self.unrecorded_bytes)} that were "
+                "not seen being made: by another thread"
             )
         spots += [
             f"{format_size(size_bytes)} were allocated on {device}, which is not measured"

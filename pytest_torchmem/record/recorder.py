@@ -259,6 +259,7 @@ class Recorder:
             "device": str(self._device),
             "library_paths": library_paths(),
             "counters": self._counters.peaks(),
+            "counters_before": self._counters.before,
             "own_cost_ns": self._own_ns,
             "live_at_start_known": True,
             "unseen_threads": self._threads.names(),

@@ -238,6 +238,31 @@ def synchronize(device: torch.device) -> None:
     source.synchronize(device)
 
 
+def empty_cache() -> None:
+    """Let the accelerator that is not CUDA give back what it keeps and nobody uses."""
+    accelerator: Any = torch.accelerator
+    accelerator.empty_cache()
+
+
+def accelerator_name(device: torch.device) -> str:
+    """What the module of an accelerator calls its model; without a name its kind."""
+    module: Any = getattr(torch, device.type, None)
+    name: Callable[[torch.device], str] | None = getattr(module, "get_device_name", None)
+    return str(name(device)) if name else device.type
+
+
+def allocated_devices(result: Any) -> set[str]:
+    """The kinds of devices of which a kineto result holds allocations."""
+    waiting, found = list(result.experimental_event_tree()), set()
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        fields = fields_of(event)
+        if isinstance(fields, AllocationFields):
+            found.add(str(fields.device.type))
+    return found
+
+
 def allocator_backend(device: torch.device) -> str:
     """``native`` or the name of another CUDA allocator; ``""`` for devices that have no choice."""
     return str(torch.cuda.get_allocator_backend()) if device.type == "cuda" else ""
