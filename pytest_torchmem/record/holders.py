@@ -16,6 +16,7 @@ import torch
 
 from pytest_torchmem.record.autograd_graph import GraphReader
 from pytest_torchmem.record.garbage import collected_garbage, cycle_of
+from pytest_torchmem.record.live_objects import instances_of
 from pytest_torchmem.record.places import places_of
 from pytest_torchmem.record.referrers import Searcher
 
@@ -87,7 +88,7 @@ class _Holding:
         self._found: dict[int, str] = {}
         self._searcher = Searcher()
         graphs = GraphReader()
-        for tensor in [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]:
+        for tensor in instances_of([torch.Tensor]):
             for place, how in _held_by(tensor, graphs):
                 if place in wanted:
                     self._tensors.setdefault(place, []).append((tensor, how))
