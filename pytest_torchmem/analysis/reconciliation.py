@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from pytest_torchmem.analysis.evidence import Evidence
+from pytest_torchmem.analysis.storages import BEFORE
 from pytest_torchmem.trace import Ownership
 from pytest_torchmem.units import format_size
 
@@ -40,9 +41,9 @@ class Reconciliation:
         rows = np.flatnonzero(
             (owners["kind"] == Ownership.SURVIVOR) & (owners["device"] == self.evidence.device)
         )
-        storage = storages.of_owner[rows]
-        gone = (storage < 0) | (storages.died[storage] <= self.evidence.window.end)
-        unseen = owners[rows[gone]]
+        # What no storage of the recording is comes last: it was gone before anything began.
+        died = np.append(storages.died, BEFORE)[storages.of_owner[rows]]
+        unseen = owners[rows[died <= self.evidence.window.end]]
         sizes = dict(zip(unseen["ptr"].tolist(), unseen["size_bytes"].tolist(), strict=True))
         return sum(sizes.values())
 

@@ -10,20 +10,22 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from pytest_torchmem.record.autograd_graph import GraphReader
 from pytest_torchmem.record.garbage import collected_garbage, cycle_of
 from pytest_torchmem.record.live_objects import instances_of
-from pytest_torchmem.record.places import places_of
+from pytest_torchmem.record.places import places_of, storages_of
 from pytest_torchmem.record.referrers import Searcher
 
 Place = tuple[str, int]
 
 #: Each search walks the whole heap at least once; a reader looks at the largest first.
 SEARCHES: Final = 16
+
+_HOLDING: Final = (torch.Tensor, torch.UntypedStorage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,20 @@ def _in_garbage(wanted: Mapping[Place, int]) -> dict[Place, str]:
     garbage = collected_garbage()
     cycles: dict[Place, str] = {}
     for thing in garbage:
-        if issubclass(type(thing), torch.Tensor):
+        if issubclass(type(thing), _HOLDING):
             for place, _ in _held_by(thing, GraphReader()):
                 if place in wanted and place not in cycles:
                     cycles[place] = cycle_of(thing, garbage)
     return cycles
 
 
-def _held_by(tensor: torch.Tensor, graphs: GraphReader) -> Iterator[tuple[Place, str]]:
-    """The storages that live as long as a tensor does, and how it holds them."""
+def _held_by(
+    tensor: torch.Tensor | torch.UntypedStorage, graphs: GraphReader
+) -> Iterator[tuple[Place, str]]:
+    """The storages that live as long as a tensor does, and how it holds them; or a storage."""
+    if isinstance(tensor, torch.UntypedStorage):
+        yield from (((device, ptr), "") for device, ptr, _ in storages_of(tensor))
+        return
     for place in places_of(tensor):
         yield place, ""
     if tensor.is_leaf:
@@ -80,17 +87,22 @@ def _held_by(tensor: torch.Tensor, graphs: GraphReader) -> Iterator[tuple[Place,
                 yield place, ", in its autograd graph"
 
 
+def _is_storage(holder: object) -> bool:
+    return issubclass(type(holder), torch.UntypedStorage)
+
+
 class _Holding:
-    """Which live tensors hold each of some storages."""
+    """Which live tensors and storages hold each of some storages."""
 
     def __init__(self, wanted: Mapping[Place, int]) -> None:
-        self._tensors: dict[Place, list[tuple[torch.Tensor, str]]] = {}
+        self._tensors: dict[Place, list[tuple[Any, str]]] = {}
         self._found: dict[int, str] = {}
         self._searcher = Searcher()
         graphs = GraphReader()
-        for tensor in instances_of([torch.Tensor]):
+        # A storage may have a Python object that nobody holds: it counts where no tensor does.
+        for tensor in sorted(instances_of(_HOLDING), key=_is_storage):
             for place, how in _held_by(tensor, graphs):
-                if place in wanted:
+                if place in wanted and not (_is_storage(tensor) and place in self._tensors):
                     self._tensors.setdefault(place, []).append((tensor, how))
 
     def __contains__(self, place: Place) -> bool:
@@ -101,7 +113,7 @@ class _Holding:
         paths = [(self._search(tensor), how) for tensor, how in self._tensors[place][:SEARCHES]]
         return next((path + how for path, how in paths if path), "")
 
-    def _search(self, tensor: torch.Tensor) -> str:
+    def _search(self, tensor: Any) -> str:
         if id(tensor) not in self._found:
             if len(self._found) >= SEARCHES:
                 return ""

@@ -20,8 +20,9 @@ from pytest_torchmem.record.compiled_source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
 from pytest_torchmem.record.functorch import OPERATOR_NAME, FunctorchWatch
 from pytest_torchmem.record.kineto import Tables, TreeReader
+from pytest_torchmem.record.live_tensors import collect_garbage
 from pytest_torchmem.record.open_ranges import OpenRanges
-from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch, collect_garbage
+from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.python_calls import library_paths
 from pytest_torchmem.record.rows import Rows
 from pytest_torchmem.record.threads import ThreadWatch

@@ -38,7 +38,8 @@ class Searcher:
         ways: dict[int, str] = {id(target): ""}
         below: dict[int, int] = {}
         front: list[Any] = [target]
-        skipped = {*ignored, id(self._frozen), id(names), id(names.by_id), id(ways), *names.containers}
+        skipped = {*ignored, id(names), id(names.by_id), id(ways), *names.containers}
+        skipped.add(id(self._frozen))
         kinds: list[str] = []
         for _ in range(_DEPTH):
             for thing in front:
