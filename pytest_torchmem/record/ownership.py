@@ -238,11 +238,14 @@ class OwnershipWatch:
         """
         if not torch_api.within_functorch():
             return []
-        return [node.register_prehook(self._on_gradients) for node in nodes_below(roots)]
+        return [
+            node.register_prehook(partial(self._on_gradients, node.name()))
+            for node in nodes_below(roots)
+        ]
 
     @_quiet
-    def _on_gradients(self, gradients: tuple[Any, ...]) -> None:
-        mark = self._mark(MarkKind.GRADIENT_PASSED, "")
+    def _on_gradients(self, node: str, gradients: tuple[Any, ...]) -> None:
+        mark = self._mark(MarkKind.GRADIENT_PASSED, node)
         for gradient in gradients:
             self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
 
