@@ -59,6 +59,11 @@ class Census:
             seen = _collections()
         return self._remember(self._look(), seen)
 
+    def forget(self) -> None:
+        """Refer to nothing any more. The next look is a look at everything."""
+        self._known, self._since_freeze = [], []
+        self._seen, self._freeze_count = (), 0
+
     def collect(self) -> None:
         """Collect all garbage, and go on knowing what is alive."""
         if not _HAS_GENERATIONS:

@@ -32,3 +32,8 @@ def find_live() -> Live:
 def collect_garbage() -> None:
     """Collect all garbage, in a way that makes the next look at what is alive a short one."""
     _CENSUS.collect()
+
+
+def forget() -> None:
+    """Drop all weak references to what is alive."""
+    _CENSUS.forget()

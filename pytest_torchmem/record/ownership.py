@@ -200,10 +200,11 @@ class OwnershipWatch:
 
     @_quiet
     def sample_end(self, mark: int) -> None:
-        """Log what `sample_graphs` does, and what on the CPU is alive and was not at the start.
+        """Log what `sample` and `sample_graphs` do, and what on the CPU is new since the start.
 
         The profiler saw most of that being made, and what it did not see is found by this.
         """
+        self.sample(mark)
         live = find_live()
         roots = (t for t in live.tensors if t.grad_fn is not None)
         self._log_holdings(mark, self._graphs.holdings(roots))

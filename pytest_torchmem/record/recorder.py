@@ -25,6 +25,7 @@ from pytest_torchmem.record.open_ranges import OpenRanges
 from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.python_calls import library_paths
 from pytest_torchmem.record.rows import Rows
+from pytest_torchmem.record.swaps import SwapWatch
 from pytest_torchmem.record.threads import ThreadWatch
 from pytest_torchmem.trace import (
     ALLOCATION,
@@ -68,6 +69,7 @@ class Recorder:
         self._functorch = FunctorchWatch(self._watch.note_use)
         self._sources = CompiledSources(self._reader.strings)
         self._compilations = CompilationWatch(self._sources.learn)
+        self._swaps = SwapWatch(self._between_sessions)
 
     def start(self) -> None:
         """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
@@ -85,6 +87,7 @@ class Recorder:
             self._ranges.install()
             self._threads.install()
             self._functorch.install()
+            self._swaps.install()
             try:
                 self._watch.scan(self._clock_mark(MarkKind.START))
                 self._sources.learn()
@@ -152,6 +155,18 @@ class Recorder:
             self._watch.install()
             self._resume()
 
+    @contextmanager
+    def _between_sessions(self) -> Iterator[None]:
+        """Have no profiler in the block, where that can be: it refers to tensors weakly."""
+        if self._profiler is None or not self._ranges.in_conversion_at_most():
+            yield
+            return
+        self._pause()
+        try:
+            yield
+        finally:
+            self._resume()
+
     def cancel(self) -> None:
         """End the recording and restore everything, without looking at what was recorded."""
         profiler, self._profiler = self._profiler, None
@@ -166,6 +181,7 @@ class Recorder:
         self._ranges.remove()
         self._threads.remove()
         self._functorch.remove()
+        self._swaps.remove()
         self._compilations.remove()
         self._watch.remove()
 
