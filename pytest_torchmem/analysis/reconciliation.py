@@ -43,9 +43,27 @@ class Reconciliation:
         )
         # What no storage of the recording is comes last: it was gone before anything began.
         died = np.append(storages.died, BEFORE)[storages.of_owner[rows]]
-        unseen = owners[rows[died <= self.evidence.window.end]]
+        rows = rows[died <= self.evidence.window.end]
+        within = [self._is_within(ptr, self.evidence.window.end) for ptr in owners["ptr"][rows]]
+        unseen = owners[rows[~np.array(within, np.bool_)]]
         sizes = dict(zip(unseen["ptr"].tolist(), unseen["size_bytes"].tolist(), strict=True))
         return sum(sizes.values())
+
+    @cached_property
+    def foreign_is_used(self) -> bool:
+        """Whether memory was used that is in no figure; see `Evidence.foreign`."""
+        evidence = self.evidence
+        foreign = np.flatnonzero(evidence.foreign & evidence.mine).tolist()
+        first: list[float] = evidence.first_mentions.tolist() if foreign else []
+        return any(not self._is_within(evidence.storages.ptr[row], first[row]) for row in foreign)
+
+    def _is_within(self, ptr: np.uint64, rank: float) -> bool:
+        """Whether a storage was alive that reaches over an address, as a file mapped as a whole."""
+        storages = self.evidence.storages
+        over = (storages.event >= 0) & (storages.device == self.evidence.device)
+        over &= (storages.ptr <= ptr) & (ptr < storages.ptr + storages.size_bytes.astype(np.uint64))
+        over &= (storages.born <= rank) & (storages.died > rank)
+        return bool(over.any())
 
     @cached_property
     def unrecorded_bytes(self) -> int:
@@ -76,7 +94,7 @@ class Reconciliation:
     def sentences(self) -> tuple[str, ...]:
         """What the figures do not contain, or may not, in a sentence each."""
         spots = []
-        if (self.evidence.foreign & self.evidence.mine).any():
+        if self.foreign_is_used:
             spots.append(
                 "memory was used that is not in the figures: another allocator (such as numpy's) "
                 "or another thread made it, or torch holds it outside Python (as DDP its buckets)"

@@ -80,3 +80,18 @@ def test_a_body_that_makes_nothing_but_the_memory_of_another_allocator_is_measur
         CACHE["bytes"] = torch.frombuffer(bytearray(4096), dtype=torch.uint8)
     assert body.peak.total == 0
     assert body.result.unexplained_bytes == 4096
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_file_that_is_mapped_counts_once_and_nothing_of_it_is_unseen(tmp_path, keep):
+    path = tmp_path / "weights.pt"
+    torch.save({"a": torch.ones(1000), "b": torch.ones(2000)}, path)
+    with measure(device="cpu") as body:
+        state = torch.load(path, mmap=True)
+        state["b"].sum()
+        if not keep:
+            state.clear()
+    assert path.stat().st_size <= body.peak.total < path.stat().st_size + 1000
+    assert body.result.blind_spots == ()
+    assert body.result.unexplained_bytes == 0
+    assert bool(body.retained.total) == keep
