@@ -28,6 +28,7 @@ from pytest_torchmem.analysis.verdict import (
     rank,
     words,
 )
+from pytest_torchmem.collecting import gc_paused
 from pytest_torchmem.errors import TorchmemError
 from pytest_torchmem.plugin.baselines import (
     BaselineStore,
@@ -36,7 +37,6 @@ from pytest_torchmem.plugin.baselines import (
     portable,
     portable_live,
 )
-from pytest_torchmem.plugin.collecting import gc_paused
 from pytest_torchmem.plugin.comparing import find_reference, missing_baseline
 from pytest_torchmem.plugin.counting import CountedRun, counters_may_do
 from pytest_torchmem.plugin.estimates import Estimates, simulated

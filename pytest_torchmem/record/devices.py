@@ -84,8 +84,8 @@ def _require_reports(device: torch.device) -> None:
     try:
         torch.empty(1, dtype=torch.uint8, device=device)
     finally:
-        allocated = torch_api.allocated_devices(profiler.stop())
-    if device.type not in allocated:
+        seen = torch_api.allocations_in(profiler.stop())
+    if device.type not in {str(change.device.type) for change in seen}:
         raise DeviceError(
             f"{device} cannot be measured: its allocator counts what it allocates and does not "
             "report it to torch's profiler"

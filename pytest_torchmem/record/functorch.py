@@ -30,12 +30,16 @@ class FunctorchWatch:
     """Notices when the recording thread enters and leaves the outermost transform.
 
     ``used`` is told of each tensor that something within a transform is called with.
+
+    Attributes:
+        entered: Whether any transform was entered.
     """
 
     def __init__(self, used: Callable[[torch.Tensor], None]) -> None:
         self._used = used
         self._thread = 0
         self._depth = 0
+        self.entered = False
         self._mode: _Calls | None = None
         self._undo: list[Callable[[], None]] = []
 
@@ -78,6 +82,7 @@ class FunctorchWatch:
 
     def _entered(self) -> None:
         self._depth += 1
+        self.entered = True
         if self._depth == 1:
             torch_api.observe_operators(False)
             self._mode = _Calls(self._used)

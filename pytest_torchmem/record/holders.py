@@ -14,8 +14,10 @@ from typing import Any, Final
 
 import torch
 
+from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.autograd_graph import GraphReader
 from pytest_torchmem.record.garbage import collected_garbage, cycle_of
+from pytest_torchmem.record.kineto import device_name
 from pytest_torchmem.record.live_objects import instances_of
 from pytest_torchmem.record.places import places_of, storages_of
 from pytest_torchmem.record.referrers import Searcher
@@ -24,6 +26,9 @@ Place = tuple[str, int]
 
 #: Each search walks the whole heap at least once; a reader looks at the largest first.
 SEARCHES: Final = 16
+
+#: Holds what is alive and what no tensor holds: a node of a graph, a compiled module.
+NO_TENSOR: Final = "something of torch's that is no tensor"
 
 _HOLDING: Final = (torch.Tensor, torch.UntypedStorage)
 
@@ -44,14 +49,32 @@ def find_holders(sizes: Mapping[Place, int]) -> list[Kept]:
     """
     wanted = dict(sorted(sizes.items(), key=lambda item: -item[1]))
     cycles = _in_garbage(wanted)
-    gc.collect()
+    freed = _freed_by_a_collection()
     holding = _Holding(wanted)
-    return [
-        Kept(size_bytes, False, holding.path(place))
-        if place in holding
-        else Kept(size_bytes, True, cycles.get(place, ""))
-        for place, size_bytes in wanted.items()
-    ]
+
+    def kept(place: Place, size_bytes: int) -> Kept:
+        if place in holding:
+            return Kept(size_bytes, False, holding.path(place))
+        if freed is None or place in freed or place in cycles:
+            return Kept(size_bytes, True, cycles.get(place, ""))
+        return Kept(size_bytes, False, NO_TENSOR)
+
+    return [kept(place, size_bytes) for place, size_bytes in wanted.items()]
+
+
+def _freed_by_a_collection() -> set[Place] | None:
+    """Collect garbage; return what that freed of what was recorded, or None if nobody can tell."""
+    if torch_api.profiler_is_active():
+        gc.collect()
+        return None
+    profiler = torch_api.Profiler()
+    profiler.start()
+    try:
+        gc.collect()
+    finally:
+        result = profiler.stop()
+    changes = torch_api.allocations_in(result)
+    return {(device_name(change.device), change.ptr) for change in changes if change.alloc_size < 0}
 
 
 def _in_garbage(wanted: Mapping[Place, int]) -> dict[Place, str]:

@@ -56,15 +56,19 @@ class OpenRanges:
 
     def require_none_open(self) -> None:
         """Raise `RecordingError` inside a ``record_function`` block or a call of torch."""
-        if self._open > 0 or _calls_by_torch() > self._around:
+        if not self.none_open():
             raise RecordingError(
                 "this cannot be done inside a record_function block, an autograd function, a hook "
                 "or anything else that torch calls; read a region's numbers, or estimate, after it"
             )
 
+    def none_open(self) -> bool:
+        """Whether `require_none_open` raises nothing."""
+        return self._open <= 0 and _calls_by_torch() <= self._around
+
     def in_conversion_at_most(self) -> bool:
         """Whether nothing is open, and torch is calling nothing but a module's conversion."""
-        return not self._open and _calls_by_torch(_CONVERSION) <= self._around
+        return self._open <= 0 and _calls_by_torch(_CONVERSION) <= self._around
 
 
 def _calls_by_torch(harmless: tuple[str, ...] = _HARMLESS) -> int:

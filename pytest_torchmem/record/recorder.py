@@ -44,6 +44,8 @@ from pytest_torchmem.trace import (
 _MARK_NAME = re.compile(r"pytest-torchmem mark (\d+)")
 # These need no place in the tree; the clock is good enough to order them.
 _OFF_TREE = frozenset({MarkKind.MODULE_SEEN})
+# What is alive at these is what somebody is told of.
+_NUMBERS_END = frozenset({MarkKind.STEP, MarkKind.REGION_END, MarkKind.STOP})
 
 
 class Recorder:
@@ -101,6 +103,8 @@ class Recorder:
 
     def mark(self, kind: MarkKind, text: str = "") -> int:
         """Note a moment; returns its number."""
+        if kind in _NUMBERS_END:
+            self._let_go(kind)
         number = self._clock_mark(kind, text)
         if self._profiler is not None and kind not in _OFF_TREE:
             with (
@@ -194,8 +198,29 @@ class Recorder:
         self._profiler = profiler
         self._own_ns += time.perf_counter_ns() - begin_ns
 
-    def _pause(self) -> None:
-        profiler, self._profiler = self._profiler, None
+    def _let_go(self, kind: MarkKind) -> None:
+        """Have a session begin anew, so that the frees of what only the last one kept are recorded.
+
+        It refers weakly to what operators and modules were called with. Most objects give their
+        memory back all the same. Compressed sparse tensors do not, nor do the wrappers that a
+        module has for parameters within a transform.
+        """
+        if self._profiler is None or not self._ranges.none_open():
+            return
+        if kind is MarkKind.STOP or not self._segments or self._may_keep():
+            ended = self._pause()
+            self._resume()
+            del ended
+
+    def _may_keep(self) -> bool:
+        names = self._reader.strings.values()
+        return self._functorch.entered or any(
+            name.startswith("aten::") and "sparse" in name for name in names
+        )
+
+    def _pause(self) -> Any:
+        """End the session and read it; return what it consists of, to be dropped."""
+        profiler, self._profiler, result = self._profiler, None, None
         if profiler is not None:
             if not torch_api.profiler_is_active():
                 raise RecordingError(
@@ -207,6 +232,7 @@ class Recorder:
             self._segments.append(self._reader.read(result, len(self._segments)))
             self._threads.look_at(result)
             self._own_ns += time.perf_counter_ns() - begin_ns
+        return result
 
     def _clock_mark(self, kind: MarkKind, text: str = "") -> int:
         self._marks.append((kind, time.time_ns(), -1, self._reader.strings.number(text)))

@@ -251,15 +251,15 @@ def accelerator_name(device: torch.device) -> str:
     return str(name(device)) if name else device.type
 
 
-def allocated_devices(result: Any) -> set[str]:
-    """The kinds of devices of which a kineto result holds allocations."""
-    waiting, found = list(result.experimental_event_tree()), set()
+def allocations_in(result: Any) -> list[Any]:
+    """The fields of all allocations and frees in a kineto result."""
+    waiting, found = list(result.experimental_event_tree()), []
     while waiting:
         event = waiting.pop()
         waiting += event.children
         fields = fields_of(event)
         if isinstance(fields, AllocationFields):
-            found.add(str(fields.device.type))
+            found.append(fields)
     return found
 
 
