@@ -279,8 +279,9 @@ class CounterMeasurement:
         requested, allocated = peaks.get("requested", 0), peaks.get("allocated", 0)
         active, reserved = peaks.get("active", 0), peaks.get("reserved", 0)
         counters = Counters(requested, allocated, active, reserved)
-        result = _counted(str(self._device), counters, counters.requested)
-        least_bytes = counters.requested - self._reader.requested_before
+        most_bytes = peaks.get(self._reader.of_footprint, 0)
+        result = _counted(str(self._device), counters, most_bytes)
+        least_bytes = most_bytes - self._reader.before.get(self._reader.of_footprint, 0)
         self.least = _counted(str(self._device), counters, max(0, least_bytes))
         return result
 

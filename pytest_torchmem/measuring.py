@@ -24,6 +24,7 @@ from pytest_torchmem.analysis.limits import Size, read_limits, sizes_now
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.analysis.verdict import Verdict, explain_retained, judge_limits
+from pytest_torchmem.collecting import gc_paused
 from pytest_torchmem.errors import LimitError, MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.measurement import (
     BodyMeasurement,
@@ -137,8 +138,12 @@ class Measure(Numbers):
                 self._stop(cancel=True)
             return
         self._missing = "it could not be recorded"
-        self._stop()
-        self._missing = ""
+        with gc_paused():
+            self._stop()
+            self._missing = ""
+            self._judge()
+
+    def _judge(self) -> None:
         if limits := self._asked.limits:
             sizes = dict.fromkeys(limits, 0)
             self._result = with_counters(self.result, sizes, self, allocator_settings())

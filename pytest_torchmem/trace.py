@@ -30,6 +30,7 @@ FORMAT: Final = 1
 
 # The text of a BACKWARD_BEGIN mark when the backward pass itself is differentiated.
 CREATE_GRAPH: Final = "create_graph"
+# The text of a GRADIENT_PASSED mark is the name of the node that is handed its gradients.
 # The text of a STEP mark is whose step it is, this, and the number of the loop.
 LOOP: Final = " loop "
 

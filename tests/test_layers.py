@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "pytest_torchmem"
 VALUES = {"units", "errors", "trace", "static_graph"}
 # Modules directly in the package that wire rooms together.
 WIRING = {
+    "collecting",
     "estimates",
     "exports",
     "measurement",

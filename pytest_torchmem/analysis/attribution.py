@@ -17,7 +17,7 @@ from pytest_torchmem.analysis.evidence import Evidence
 from pytest_torchmem.analysis.module_paths import ModulePaths, folded
 from pytest_torchmem.analysis.op_tree import BACKWARD, PHASES
 from pytest_torchmem.analysis.results import Category, Contributor, Phase, Source
-from pytest_torchmem.trace import EventKind, Ownership, Scope
+from pytest_torchmem.trace import EventKind, MarkKind, Ownership, Scope
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,7 +99,7 @@ class Attribution:
         compiled = self._compiled.call(chain)
         traced = compiled or self._compiled.call(around)
         return Origin(
-            operator=self._operator(chain, compiled),
+            operator=self._operator(chain, compiled) or self._node(event),
             module=held or self._traced_module(traced, event) or self._module(around),
             source=(compiled and compiled.line.source)
             or self._source(around)
@@ -168,6 +168,25 @@ class Attribution:
             if not name.startswith(_ALLOCATORS):
                 return name
         return first
+
+    def _node(self, event: int) -> str:
+        """The node of the backward graph that was reached last, where no operator is observed."""
+        tree = self.evidence.tree
+        ranks, names = self._nodes_reached
+        before = int(np.searchsorted(ranks, tree.rank[event], side="right")) - 1
+        return names[before] if tree.phase[event] == BACKWARD and before >= 0 else ""
+
+    @cached_property
+    def _nodes_reached(self) -> tuple[NDArray[np.float64], list[str]]:
+        """Ranks at which nodes were handed their gradients, or a backward pass began: no node."""
+        trace, ranks = self.evidence.tree.trace, self.evidence.tree.mark_ranks()
+        kinds = (MarkKind.GRADIENT_PASSED, MarkKind.BACKWARD_BEGIN)
+        rows = np.flatnonzero(np.isin(trace.marks["kind"], kinds))
+        rows = rows[np.argsort(ranks[rows], kind="stable")]
+        passed = trace.marks["kind"][rows] == MarkKind.GRADIENT_PASSED
+        texts = trace.marks["text"][rows].tolist()
+        names = [trace.strings[t] if p else "" for t, p in zip(texts, passed, strict=True)]
+        return ranks[rows].astype(np.float64), names
 
     def _is_node(self, row: int) -> bool:
         return bool(self.evidence.tree.trace.events["scope"][row] == Scope.BACKWARD_FUNCTION)

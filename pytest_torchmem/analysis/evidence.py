@@ -94,6 +94,15 @@ class Evidence:
         return foreign
 
     @cached_property
+    def first_mentions(self) -> NDArray[np.float64]:
+        """Rank at which a tensor of each storage is first mentioned; infinite if none is."""
+        of_tensor = self.storages.of_tensor
+        seen = of_tensor >= 0
+        first = np.full(len(self.storages), np.inf)
+        np.minimum.at(first, of_tensor[seen], self._tensor_ranks[seen])
+        return first
+
+    @cached_property
     def _left_behind(self) -> NDArray[np.bool_]:
         """Rows of owners that say what graphs keep which were there before the recording.
 

@@ -189,7 +189,8 @@ class MemoryProfile(GpuQuestions):
     @property
     def unexplained_bytes(self) -> int:
         """What does not reconcile, with the allocator's own total or with what is alive."""
-        return self.reconciliation.drift_bytes + self.reconciliation.unseen_bytes
+        seen = self.reconciliation
+        return max(seen.drift_bytes, seen.unrecorded_bytes) + seen.unseen_bytes
 
     @cached_property
     def reconciliation(self) -> Reconciliation:

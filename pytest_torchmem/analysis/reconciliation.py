@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from pytest_torchmem.analysis.evidence import Evidence
+from pytest_torchmem.analysis.storages import BEFORE
 from pytest_torchmem.trace import Ownership
 from pytest_torchmem.units import format_size
 
@@ -40,11 +41,41 @@ class Reconciliation:
         rows = np.flatnonzero(
             (owners["kind"] == Ownership.SURVIVOR) & (owners["device"] == self.evidence.device)
         )
-        storage = storages.of_owner[rows]
-        gone = (storage < 0) | (storages.died[storage] <= self.evidence.window.end)
-        unseen = owners[rows[gone]]
+        # What no storage of the recording is comes last: it was gone before anything began.
+        died = np.append(storages.died, BEFORE)[storages.of_owner[rows]]
+        rows = rows[died <= self.evidence.window.end]
+        within = [self._is_within(ptr, self.evidence.window.end) for ptr in owners["ptr"][rows]]
+        unseen = owners[rows[~np.array(within, np.bool_)]]
         sizes = dict(zip(unseen["ptr"].tolist(), unseen["size_bytes"].tolist(), strict=True))
         return sum(sizes.values())
+
+    @cached_property
+    def foreign_is_used(self) -> bool:
+        """Whether memory was used that is in no figure; see `Evidence.foreign`."""
+        evidence = self.evidence
+        foreign = np.flatnonzero(evidence.foreign & evidence.mine).tolist()
+        first: list[float] = evidence.first_mentions.tolist() if foreign else []
+        return any(not self._is_within(evidence.storages.ptr[row], first[row]) for row in foreign)
+
+    def _is_within(self, ptr: np.uint64, rank: float) -> bool:
+        """Whether a storage was alive that reaches over an address, as a file mapped as a whole."""
+        storages = self.evidence.storages
+        over = (storages.event >= 0) & (storages.device == self.evidence.device)
+        over &= (storages.ptr <= ptr) & (ptr < storages.ptr + storages.size_bytes.astype(np.uint64))
+        over &= (storages.born <= rank) & (storages.died > rank)
+        return bool(over.any())
+
+    @cached_property
+    def unrecorded_bytes(self) -> int:
+        """How far the allocator's own peak rose above what the recording saw being allocated."""
+        trace = self.evidence.tree.trace
+        counted, before = trace.meta.get("counters"), trace.meta.get("counters_before")
+        if not counted or not before:
+            return 0
+        mine = trace.allocations[trace.allocations["device"] == self.evidence.device]
+        order = np.argsort(self.evidence.tree.rank[mine["event"]])
+        recorded = int(np.cumsum(mine["size_bytes"][order]).max(initial=0))
+        return max(0, int(counted["allocated"]) - int(before["allocated"]) - recorded)
 
     @cached_property
     def elsewhere(self) -> dict[str, int]:
@@ -63,7 +94,7 @@ class Reconciliation:
     def sentences(self) -> tuple[str, ...]:
         """What the figures do not contain, or may not, in a sentence each."""
         spots = []
-        if (self.evidence.foreign & self.evidence.mine).any():
+        if self.foreign_is_used:
             spots.append(
                 "memory was used that is not in the figures: another allocator (such as numpy's) "
                 "or another thread made it, or torch holds it outside Python (as DDP its buckets)"
@@ -80,6 +111,11 @@ class Reconciliation:
         if self.drift_bytes:
             spots.append(
                 f"{format_size(self.drift_bytes)} do not reconcile with the allocator's own total"
+            )
+        elif self.unrecorded_bytes:
+            spots.append(
+                f"the allocator's own peak holds {format_size(self.unrecorded_bytes)} that were "
+                "not seen being made: by another thread"
             )
         spots += [
             f"{format_size(size_bytes)} were allocated on {device}, which is not measured"

@@ -28,6 +28,7 @@ from pytest_torchmem.analysis.verdict import (
     rank,
     words,
 )
+from pytest_torchmem.collecting import gc_paused
 from pytest_torchmem.errors import TorchmemError
 from pytest_torchmem.plugin.baselines import (
     BaselineStore,
@@ -36,7 +37,6 @@ from pytest_torchmem.plugin.baselines import (
     portable,
     portable_live,
 )
-from pytest_torchmem.plugin.collecting import gc_paused
 from pytest_torchmem.plugin.comparing import find_reference, missing_baseline
 from pytest_torchmem.plugin.counting import CountedRun, counters_may_do
 from pytest_torchmem.plugin.estimates import Estimates, simulated
@@ -45,6 +45,7 @@ from pytest_torchmem.plugin.options import Settings, Timelines
 from pytest_torchmem.plugin.pictures import drawn, packed_trace, picture_of, room, set_properties
 from pytest_torchmem.plugin.state import State, WarmupOver
 from pytest_torchmem.plugin.unfinished import (
+    COUNTED_OUT_OF_MEMORY,
     is_failure,
     is_out_of_memory,
     live_then,
@@ -184,8 +185,10 @@ class Body:
 
     def abandon(self, error: BaseException) -> None:
         """End the measurement of a body that ended with ``error``, which is what counts."""
-        measuring, self.state = self.state is State.MEASURING, State.AFTER
-        if not measuring:
+        state, self.state = self.state, State.AFTER
+        if state is State.COUNTING and is_out_of_memory(error):
+            self.item.add_report_section("call", "torchmem", COUNTED_OUT_OF_MEMORY)
+        if state is not State.MEASURING:
             return
         try:
             if is_failure(error) and (self.run.settings.reports or is_out_of_memory(error)):

@@ -26,6 +26,11 @@ _NAMED: Final = 5
 _OUT_OF_MEMORY: Final = ("OutOfMemoryError", "MemoryError")
 _CPU_TEXT: Final = "DefaultCPUAllocator"
 
+#: Said of a body that was not recorded when its memory ran out.
+COUNTED_OUT_OF_MEMORY: Final = (
+    "only the allocator's counters were read; --torchmem-level=full says what was live"
+)
+
 
 def is_failure(error: BaseException) -> bool:
     """Return whether a test that ends with ``error`` has failed: not for a skip or an interrupt."""

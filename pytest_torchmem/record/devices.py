@@ -41,6 +41,7 @@ def find_device(name: str | None = None) -> torch.device:
     if problem := _missing(str(device)):
         raise DeviceError(f"{device} is not there: {problem}")
     _require_counters(device)
+    _require_reports(device)
     return device
 
 
@@ -70,6 +71,32 @@ def _require_counters(device: torch.device) -> None:
         )
 
 
+def _require_reports(device: torch.device) -> None:
+    """Raise `DeviceError` for a device whose allocator does not tell torch's profiler.
+
+    CUDA's does. Of others it is asked once, and not while somebody else profiles: then nothing can
+    be recorded anyway.
+    """
+    if device.type in ("cuda", *_reporting) or torch_api.profiler_is_active():
+        return
+    profiler = torch_api.Profiler()
+    profiler.start()
+    try:
+        torch.empty(1, dtype=torch.uint8, device=device)
+    finally:
+        seen = torch_api.allocations_in(profiler.stop())
+    if device.type not in {str(change.device.type) for change in seen}:
+        raise DeviceError(
+            f"{device} cannot be measured: its allocator counts what it allocates and does not "
+            "report it to torch's profiler"
+        )
+    _reporting.add(device.type)
+
+
+# Kinds of devices whose allocators are known to tell the profiler.
+_reporting: Final[set[str]] = set()
+
+
 def synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         torch_api.synchronize(device)
@@ -79,11 +106,14 @@ def settle(device: torch.device) -> None:
     """Bring the device into the state that every measurement starts from.
 
     Libraries keep their workspaces after the first call. Without them, a body needs the same bytes
-    whether or not another one called the library before.
+    whether or not another one called the library before. Where nobody knows what was requested, the
+    sizes of blocks count, and a block that somebody else freed may be larger than one made anew.
     """
     synchronize(device)
     if device.type == "cuda":
         torch_api.cuda_clear_cublas_workspaces()
+    elif device.type != "cpu":
+        torch_api.empty_cache()
 
 
 def workspace_bytes(device: torch.device) -> list[int]:
@@ -103,26 +133,33 @@ def workspace_bytes(device: torch.device) -> list[int]:
 
 
 class CounterReader:
-    """The caching allocator's own peaks over a window, in bytes."""
+    """The caching allocator's own peaks over a window, in bytes.
+
+    Attributes:
+        of_footprint: Which of them the footprint is part of. Only CUDA's allocator has a history
+            of what was requested; elsewhere the sizes of blocks count.
+        before: What each of them said at the start.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._peaks: dict[str, int] | None = None
-        self.requested_before = 0
+        self.of_footprint = "requested" if device.type == "cuda" else "allocated"
+        self.before: dict[str, int] = {}
 
     def start(self) -> None:
         if self._device.type != "cpu":
             torch_api.reset_peak_memory_stats(self._device)
-            stats = torch_api.memory_stats(self._device)
-            self.requested_before = int(stats.get("requested_bytes.all.current", 0))
+            self.before = self._read("current")
 
     def stop(self) -> None:
         if self._device.type != "cpu":
-            stats = torch_api.memory_stats(self._device)
-            self._peaks = {
-                name: int(stats.get(f"{name}_bytes.all.peak", 0))
-                for name in ("requested", "allocated", "active", "reserved")
-            }
+            self._peaks = self._read("peak")
+
+    def _read(self, what: str) -> dict[str, int]:
+        stats = torch_api.memory_stats(self._device)
+        names = ("requested", "allocated", "active", "reserved")
+        return {name: int(stats.get(f"{name}_bytes.all.{what}", 0)) for name in names}
 
     def peaks(self) -> dict[str, int] | None:
         """The peaks between `start` and `stop`; None where there is no such allocator."""
@@ -139,13 +176,14 @@ def environment(device_name: str) -> dict[str, str]:
     device = torch.device(device_name)
     version = ".".join(torch.__version__.split(".")[:2])
     if device.type != "cuda":
+        is_cpu = device.type == "cpu"
         return {
-            "device": device.type,
-            "capability": _architecture() if device.type == "cpu" else "",
+            "device": "cpu" if is_cpu else torch_api.accelerator_name(device),
+            "capability": _architecture() if is_cpu else "",
             "torch": version,
             "runtime": "",
-            "allocator": "",
-            "libraries": _settings(_CPU_LIBRARIES),
+            "allocator": "" if is_cpu else _allocator_settings("PYTORCH_ALLOC_CONF"),
+            "libraries": _settings(_CPU_LIBRARIES) if is_cpu else "",
         }
     properties: Any = torch.cuda.get_device_properties(device)
     hip: str | None = torch.version.hip
@@ -156,7 +194,7 @@ def environment(device_name: str) -> dict[str, str]:
         else f"sm{properties.major}{properties.minor}",
         "torch": version,
         "runtime": f"rocm{_major(hip)}" if hip else f"cuda{_major(torch.version.cuda or '')}",
-        "allocator": _allocator_settings(),
+        "allocator": _allocator_settings(*_CUDA_SETTINGS),
         "libraries": _settings(_GPU_LIBRARIES),
     }
 
@@ -171,6 +209,7 @@ _GPU_LIBRARIES: Final = (
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "PYTORCH_NO_HIP_MEMORY_CACHING",
 )
+_CUDA_SETTINGS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def _architecture() -> str:
@@ -187,7 +226,6 @@ def _settings(names: tuple[str, ...]) -> str:
     return ",".join(f"{name}={os.environ[name]}" for name in names if os.environ.get(name))
 
 
-def _allocator_settings() -> str:
-    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+def _allocator_settings(*names: str) -> str:
     settings = {part for n in names for part in os.environ.get(n, "").split(",") if part}
     return ",".join(sorted(settings))

@@ -31,6 +31,9 @@ class FunctorchWatch:
 
     ``used`` is told of each tensor that something within a transform is called with, ``left`` is
     called when the outermost one is over.
+
+    Attributes:
+        entered: Whether any transform was entered.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class FunctorchWatch:
         self._after = left
         self._thread = 0
         self._depth = 0
+        self.entered = False
         self._mode: _Calls | None = None
         self._undo: list[Callable[[], None]] = []
 
@@ -82,6 +86,7 @@ class FunctorchWatch:
 
     def _entered(self) -> None:
         self._depth += 1
+        self.entered = True
         if self._depth == 1:
             torch_api.observe_operators(False)
             self._mode = _Calls(self._used)

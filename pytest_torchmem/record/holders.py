@@ -10,19 +10,27 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 
+from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.autograd_graph import GraphReader
 from pytest_torchmem.record.garbage import collected_garbage, cycle_of
-from pytest_torchmem.record.places import places_of
+from pytest_torchmem.record.kineto import device_name
+from pytest_torchmem.record.live_objects import instances_of
+from pytest_torchmem.record.places import places_of, storages_of
 from pytest_torchmem.record.referrers import Searcher
 
 Place = tuple[str, int]
 
 #: Each search walks the whole heap at least once; a reader looks at the largest first.
 SEARCHES: Final = 16
+
+#: Holds what is alive and what no tensor holds: a node of a graph, a compiled module.
+NO_TENSOR: Final = "something of torch's that is no tensor"
+
+_HOLDING: Final = (torch.Tensor, torch.UntypedStorage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +49,32 @@ def find_holders(sizes: Mapping[Place, int]) -> list[Kept]:
     """
     wanted = dict(sorted(sizes.items(), key=lambda item: -item[1]))
     cycles = _in_garbage(wanted)
-    gc.collect()
+    freed = _freed_by_a_collection()
     holding = _Holding(wanted)
-    return [
-        Kept(size_bytes, False, holding.path(place))
-        if place in holding
-        else Kept(size_bytes, True, cycles.get(place, ""))
-        for place, size_bytes in wanted.items()
-    ]
+
+    def kept(place: Place, size_bytes: int) -> Kept:
+        if place in holding:
+            return Kept(size_bytes, False, holding.path(place))
+        if freed is None or place in freed or place in cycles:
+            return Kept(size_bytes, True, cycles.get(place, ""))
+        return Kept(size_bytes, False, NO_TENSOR)
+
+    return [kept(place, size_bytes) for place, size_bytes in wanted.items()]
+
+
+def _freed_by_a_collection() -> set[Place] | None:
+    """Collect garbage; return what that freed of what was recorded, or None if nobody can tell."""
+    if torch_api.profiler_is_active():
+        gc.collect()
+        return None
+    profiler = torch_api.Profiler()
+    profiler.start()
+    try:
+        gc.collect()
+    finally:
+        result = profiler.stop()
+    changes = torch_api.allocations_in(result)
+    return {(device_name(change.device), change.ptr) for change in changes if change.alloc_size < 0}
 
 
 def _in_garbage(wanted: Mapping[Place, int]) -> dict[Place, str]:
@@ -59,15 +85,20 @@ def _in_garbage(wanted: Mapping[Place, int]) -> dict[Place, str]:
     garbage = collected_garbage()
     cycles: dict[Place, str] = {}
     for thing in garbage:
-        if issubclass(type(thing), torch.Tensor):
+        if issubclass(type(thing), _HOLDING):
             for place, _ in _held_by(thing, GraphReader()):
                 if place in wanted and place not in cycles:
                     cycles[place] = cycle_of(thing, garbage)
     return cycles
 
 
-def _held_by(tensor: torch.Tensor, graphs: GraphReader) -> Iterator[tuple[Place, str]]:
-    """The storages that live as long as a tensor does, and how it holds them."""
+def _held_by(
+    tensor: torch.Tensor | torch.UntypedStorage, graphs: GraphReader
+) -> Iterator[tuple[Place, str]]:
+    """The storages that live as long as a tensor does, and how it holds them; or a storage."""
+    if isinstance(tensor, torch.UntypedStorage):
+        yield from (((device, ptr), "") for device, ptr, _ in storages_of(tensor))
+        return
     for place in places_of(tensor):
         yield place, ""
     if tensor.is_leaf:
@@ -79,17 +110,22 @@ def _held_by(tensor: torch.Tensor, graphs: GraphReader) -> Iterator[tuple[Place,
                 yield place, ", in its autograd graph"
 
 
+def _is_storage(holder: object) -> bool:
+    return issubclass(type(holder), torch.UntypedStorage)
+
+
 class _Holding:
-    """Which live tensors hold each of some storages."""
+    """Which live tensors and storages hold each of some storages."""
 
     def __init__(self, wanted: Mapping[Place, int]) -> None:
-        self._tensors: dict[Place, list[tuple[torch.Tensor, str]]] = {}
+        self._tensors: dict[Place, list[tuple[Any, str]]] = {}
         self._found: dict[int, str] = {}
         self._searcher = Searcher()
         graphs = GraphReader()
-        for tensor in [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]:
+        # A storage may have a Python object that nobody holds: it counts where no tensor does.
+        for tensor in sorted(instances_of(_HOLDING), key=_is_storage):
             for place, how in _held_by(tensor, graphs):
-                if place in wanted:
+                if place in wanted and not (_is_storage(tensor) and place in self._tensors):
                     self._tensors.setdefault(place, []).append((tensor, how))
 
     def __contains__(self, place: Place) -> bool:
@@ -100,7 +136,7 @@ class _Holding:
         paths = [(self._search(tensor), how) for tensor, how in self._tensors[place][:SEARCHES]]
         return next((path + how for path, how in paths if path), "")
 
-    def _search(self, tensor: torch.Tensor) -> str:
+    def _search(self, tensor: Any) -> str:
         if id(tensor) not in self._found:
             if len(self._found) >= SEARCHES:
                 return ""

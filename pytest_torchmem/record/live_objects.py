@@ -16,6 +16,8 @@ from itertools import compress
 from types import FrameType
 from typing import Any, Final
 
+from pytest_torchmem.record.frozen_objects import frozen_objects
+
 # An object is young, in one of two generations, until it has survived a collection of the elder of
 # these. Later versions and builds without the lock have other generations, or none.
 _HAS_GENERATIONS: Final = sys.version_info < (3, 14) and not sysconfig.get_config_var(
@@ -28,20 +30,23 @@ def instances_of(classes: Iterable[type[Any]]) -> list[Any]:
 
     Looks at the type and never at ``__class__``: a proxy among the objects must not be woken.
     """
-    return _selected(gc.get_objects(), classes)
+    return _selected([*gc.get_objects(), *frozen_objects()], classes)
 
 
 class Census:
     """Finds what `instances_of` does, and looks only at what is new where that can be known.
 
     What was made since the last time is young as long as there was no collection that made it old.
-    A small test makes too little for one, and is spared a look at all that was imported.
+    A small test makes too little for one, and is spared a look at all that was imported. What
+    ``gc.freeze`` took away is looked for again whenever it has become more or less.
     """
 
     def __init__(self, *classes: type[Any]) -> None:
         self._classes = classes
         self._known: list[weakref.ref[Any]] = []
         self._seen: tuple[int, ...] = ()
+        self._freeze_count = 0
+        self._since_freeze: list[weakref.ref[Any]] = []
 
     def find(self) -> list[Any]:
         """Return every living instance of the classes."""
@@ -52,7 +57,12 @@ class Census:
             if seen == _collections():
                 return self._remember(found, seen)
             seen = _collections()
-        return self._remember(instances_of(self._classes), seen)
+        return self._remember(self._look(), seen)
+
+    def forget(self) -> None:
+        """Refer to nothing any more. The next look is a look at everything."""
+        self._known, self._since_freeze = [], []
+        self._seen, self._freeze_count = (), 0
 
     def collect(self) -> None:
         """Collect all garbage, and go on knowing what is alive."""
@@ -64,26 +74,50 @@ class Census:
         # at once, and can no longer be told from what was imported.
         others = _where_others_stand()
         self.find()
-        middle, old = self._seen
+        middle, old, frozen = self._seen
         gc.collect()
-        undisturbed = _where_others_stand() == others and _collections() == (middle, old + 1)
-        self._seen = (middle, old + 1) if undisturbed else ()
+        now = (middle, old + 1, frozen)
+        undisturbed = _where_others_stand() == others and _collections() == now
+        self._seen = now if undisturbed else ()
 
     def _remember(self, found: list[Any], seen: tuple[int, ...]) -> list[Any]:
         self._known = [weakref.ref(thing) for thing in found]
         self._seen = seen
         return found
 
+    def _look(self) -> list[Any]:
+        count = gc.get_freeze_count()
+        if count and count == self._freeze_count:
+            return _each_once(
+                _alive(self._since_freeze), _selected(gc.get_objects(), self._classes)
+            )
+        found = instances_of(self._classes)
+        self._freeze_count = count
+        self._since_freeze = [weakref.ref(thing) for thing in found] if count else []
+        return found
+
     def _known_and_young(self) -> list[Any]:
-        """What was found the last time and still lives, and what is young, each once."""
-        known = [thing for reference in self._known if (thing := reference()) is not None]
+        """What was found the last time and still lives, and what is young."""
         young = [thing for g in (0, 1) for thing in _selected(gc.get_objects(g), self._classes)]
-        return list({id(thing): thing for thing in (*known, *young)}.values())
+        return _each_once(_alive(self._known), young)
+
+
+def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
+    return [thing for reference in references if (thing := reference()) is not None]
+
+
+def _each_once(*lists: list[Any]) -> list[Any]:
+    return list({id(thing): thing for things in lists for thing in things}.values())
 
 
 def _collections() -> tuple[int, ...]:
-    """How often the second and third generation were collected; empty where that says nothing."""
-    return tuple(s["collections"] for s in gc.get_stats()[1:]) if _HAS_GENERATIONS else ()
+    """How often the second and third generation were collected, and how much is frozen.
+
+    Empty where that says nothing.
+    """
+    if not _HAS_GENERATIONS:
+        return ()
+    return (*(s["collections"] for s in gc.get_stats()[1:]), gc.get_freeze_count())
 
 
 def _where_others_stand() -> dict[int, tuple[FrameType, int]]:

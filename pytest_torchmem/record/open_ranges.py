@@ -18,7 +18,9 @@ from pytest_torchmem.errors import RecordingError
 
 _TORCH: Final = f"{Path(torch.__file__).parent}/"
 # Decorators of torch's, such as no_grad, call the user's code without an operator around it.
-_HARMLESS: Final = "/utils/_contextlib.py"
+_HARMLESS: Final = ("/utils/_contextlib.py",)
+# Neither do these, between a conversion of a module and the swap of its tensors.
+_CONVERSION: Final = (*_HARMLESS, "/nn/modules/module.py", "/torch/utils/__init__.py")
 
 
 class OpenRanges:
@@ -54,19 +56,27 @@ class OpenRanges:
 
     def require_none_open(self) -> None:
         """Raise `RecordingError` inside a ``record_function`` block or a call of torch."""
-        if self._open > 0 or _calls_by_torch() > self._around:
+        if not self.none_open():
             raise RecordingError(
                 "this cannot be done inside a record_function block, an autograd function, a hook "
                 "or anything else that torch calls; read a region's numbers, or estimate, after it"
             )
 
+    def none_open(self) -> bool:
+        """Whether `require_none_open` raises nothing."""
+        return self._open <= 0 and _calls_by_torch() <= self._around
 
-def _calls_by_torch() -> int:
+    def in_conversion_at_most(self) -> bool:
+        """Whether nothing is open, and torch is calling nothing but a module's conversion."""
+        return self._open <= 0 and _calls_by_torch(_CONVERSION) <= self._around
+
+
+def _calls_by_torch(harmless: tuple[str, ...] = _HARMLESS) -> int:
     """Return how many functions of torch's are being called, below pytest where that is."""
     count = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and "/_pytest/" not in frame.f_code.co_filename:
         file = frame.f_code.co_filename
-        count += file.startswith(_TORCH) and not file.endswith(_HARMLESS)
+        count += file.startswith(_TORCH) and not file.endswith(harmless)
         frame = frame.f_back
     return count

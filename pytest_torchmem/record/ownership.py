@@ -29,7 +29,7 @@ from pytest_torchmem.record.autograd_graph import (
     nodes_below,
     tensors_in,
 )
-from pytest_torchmem.record.live_objects import Census
+from pytest_torchmem.record.live_tensors import find_live
 from pytest_torchmem.record.places import places_of, plain_tensors, storages_of
 from pytest_torchmem.record.rows import Rows
 from pytest_torchmem.record.strings import StringTable
@@ -147,17 +147,21 @@ class OwnershipWatch:
     @_quiet
     def scan(self, mark: int) -> None:
         """Log every live tensor, and learn the modules and optimizers that exist already."""
-        tensors, modules, optimizers = _live_objects()
-        self._modules.update(modules)
+        live = find_live()
+        tensors = live.tensors
+        self._modules.update(live.modules)
         holdings = self._graphs.holdings(t for t in tensors if t.grad_fn is not None)
         # What a graph saved and what is in a ``.grad`` may have no Python object until we ask.
         gradients = (t.grad for t in tensors if t.is_leaf)
         for tensor in (*tensors, *holdings.saved, *(g for g in gradients if g is not None)):
             self._log.owner(mark, Ownership.LIVE, tensor)
-            self._follow_storage(tensor)
+            self._follow_storages(tensor)
+        for storage in self._unfollowed(live.storages):
+            self._log.owner(mark, Ownership.LIVE, storage)
+            self._follow_storages(storage)
         self.sample(mark)
         self._log_holdings(mark, holdings)
-        for optimizer in optimizers:
+        for optimizer in live.optimizers:
             self._log_optimizer(mark, optimizer)
 
     @_quiet
@@ -182,8 +186,7 @@ class OwnershipWatch:
     @_quiet
     def sample_graphs(self, mark: int) -> None:
         """Log what the graphs of all live tensors keep for a backward pass that may follow."""
-        tensors, _, _ = _live_objects()
-        roots = (t for t in tensors if t.grad_fn is not None)
+        roots = (t for t in find_live().tensors if t.grad_fn is not None)
         self._log_holdings(mark, self._graphs.holdings(roots))
 
     @_quiet
@@ -197,19 +200,23 @@ class OwnershipWatch:
 
     @_quiet
     def sample_end(self, mark: int) -> None:
-        """Log what `sample_graphs` does, and what on the CPU is alive and was not at the start.
+        """Log what `sample` and `sample_graphs` do, and what on the CPU is new since the start.
 
         The profiler saw most of that being made, and what it did not see is found by this.
         """
-        tensors, _, _ = _live_objects()
-        roots = (t for t in tensors if t.grad_fn is not None)
+        self.sample(mark)
+        live = find_live()
+        roots = (t for t in live.tensors if t.grad_fn is not None)
         self._log_holdings(mark, self._graphs.holdings(roots))
         cpu = self._log.devices.number("cpu")
-        for tensor in tensors:
+        for tensor in live.tensors:
             if tensor.device.type == "cpu" and any(
                 (cpu, ptr) not in self._storages for _, ptr in places_of(tensor)
             ):
                 self._log.owner(mark, Ownership.SURVIVOR, tensor)
+        for storage in self._unfollowed(live.storages):
+            if storage.device.type == "cpu":
+                self._log.owner(mark, Ownership.SURVIVOR, storage)
 
     @_quiet
     def before_backward(
@@ -232,11 +239,14 @@ class OwnershipWatch:
         """
         if not torch_api.within_functorch():
             return []
-        return [node.register_prehook(self._on_gradients) for node in nodes_below(roots)]
+        return [
+            node.register_prehook(partial(self._on_gradients, node.name()))
+            for node in nodes_below(roots)
+        ]
 
     @_quiet
-    def _on_gradients(self, gradients: tuple[Any, ...]) -> None:
-        mark = self._mark(MarkKind.GRADIENT_PASSED, "")
+    def _on_gradients(self, node: str, gradients: tuple[Any, ...]) -> None:
+        mark = self._mark(MarkKind.GRADIENT_PASSED, node)
         for gradient in gradients:
             self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
 
@@ -321,17 +331,29 @@ class OwnershipWatch:
             for tensor in tensors_in(state):
                 self._log.owner(mark, Ownership.OPTIMIZER_STATE, tensor)
 
-    def _follow_storage(self, tensor: torch.Tensor) -> None:
-        """Log the death of a CPU storage: the profiler reports none for blocks it saw no birth of.
+    def _follow_storages(self, holder: torch.Tensor | torch.UntypedStorage) -> None:
+        """Log the death of CPU storages: the profiler reports none for blocks it saw no birth of.
 
         The Python object of a storage lives exactly as long as the storage, whoever else holds it.
         """
-        for part in plain_tensors(tensor):
+        is_storage = isinstance(holder, torch.UntypedStorage)
+        for part in [holder] if is_storage else plain_tensors(holder):
             for device, ptr, size_bytes in storages_of(part):
                 place = (self._log.devices.number(device), ptr)
                 if device == "cpu" and place not in self._storages:
                     died = partial(self._on_freed, (*place, size_bytes))
-                    self._storages[place] = weakref.ref(part.untyped_storage(), died)
+                    storage = part if is_storage else part.untyped_storage()
+                    self._storages[place] = weakref.ref(storage, died)
+
+    def _unfollowed(self, storages: Iterable[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
+        """Those of live storages that no tensor led to."""
+        number = self._log.devices.number
+        return [
+            storage
+            for storage in storages
+            for device, ptr, _ in storages_of(storage)
+            if (number(device), ptr) not in self._storages
+        ]
 
     def _on_freed(self, row: tuple[int, int, int], _: Any) -> None:
         mark = self._mark(MarkKind.STORAGE_FREED, "")
@@ -383,20 +405,3 @@ class _WatchedEngine:
 def _has_memory(roots: Iterable[Any]) -> bool:
     """False for the roots of a backward pass that a compiler traces."""
     return any(isinstance(r, GradientEdge) or next(places_of(r), None) for r in roots)
-
-
-# One for the process: what was found in one test is known in the next.
-_KINDS = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
-_CENSUS = Census(*_KINDS)
-
-
-def collect_garbage() -> None:
-    """Collect all garbage, in a way that makes the next look at what is alive a short one."""
-    _CENSUS.collect()
-
-
-def _live_objects() -> tuple[list[torch.Tensor], list[torch.nn.Module], list[Any]]:
-    """Tensors, modules and optimizers that are alive."""
-    found = _CENSUS.find()
-    tensors, modules, optimizers = ([o for o in found if issubclass(type(o), k)] for k in _KINDS)
-    return tensors, modules, optimizers

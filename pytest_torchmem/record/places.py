@@ -18,18 +18,26 @@ def places_of(tensor: object) -> Iterator[tuple[str, int]]:
     allocate where it does not when nobody looks.
     """
     for part in plain_tensors(tensor):
-        try:
-            ptr = part.data_ptr()
-        except (RuntimeError, NotImplementedError):
-            # Opaque tensors, and others that a compiler traces with, have no data to point at.
-            continue
-        if ptr:
+        if ptr := _data_ptr(part):
             yield device_name(part.device), ptr - part.storage_offset() * part.element_size()
 
 
-def storages_of(tensor: object) -> Iterator[tuple[str, int, int]]:
-    """Device, pointer and bytes of the storages that hold ``tensor``; see `places_of`."""
-    for part in plain_tensors(tensor):
+def _data_ptr(holder: torch.Tensor | torch.UntypedStorage) -> int:
+    try:
+        return int(holder.data_ptr())
+    except (RuntimeError, NotImplementedError):
+        # Opaque tensors, and others that a compiler traces with, have no data to point at.
+        return 0
+
+
+def storages_of(holder: object) -> Iterator[tuple[str, int, int]]:
+    """Device, pointer and bytes of the storages of a tensor, see `places_of`, or of a storage."""
+    if isinstance(holder, torch.UntypedStorage):
+        # One that a compiler traces with is on the device "meta", whatever its tensor says.
+        if holder.device.type != "meta" and (ptr := _data_ptr(holder)):
+            yield device_name(holder.device), ptr, holder.nbytes()
+        return
+    for part in plain_tensors(holder):
         for device, ptr in places_of(part):
             yield device, ptr, part.untyped_storage().nbytes()
 

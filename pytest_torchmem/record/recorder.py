@@ -20,11 +20,13 @@ from pytest_torchmem.record.compiled_source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
 from pytest_torchmem.record.functorch import OPERATOR_NAME, FunctorchWatch
 from pytest_torchmem.record.kineto import Tables, TreeReader
+from pytest_torchmem.record.live_tensors import collect_garbage
 from pytest_torchmem.record.lost_allocations import with_lost
 from pytest_torchmem.record.open_ranges import OpenRanges
-from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch, collect_garbage
+from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.python_calls import library_paths
 from pytest_torchmem.record.rows import Rows
+from pytest_torchmem.record.swaps import SwapWatch
 from pytest_torchmem.record.threads import ThreadWatch
 from pytest_torchmem.trace import (
     ALLOCATION,
@@ -43,6 +45,8 @@ from pytest_torchmem.trace import (
 _MARK_NAME = re.compile(r"pytest-torchmem mark (\d+)")
 # These need no place in the tree; the clock is good enough to order them.
 _OFF_TREE = frozenset({MarkKind.MODULE_SEEN})
+# What is alive at these is what somebody is told of.
+_NUMBERS_END = frozenset({MarkKind.STEP, MarkKind.REGION_END, MarkKind.STOP})
 
 
 class Recorder:
@@ -70,6 +74,7 @@ class Recorder:
         )
         self._sources = CompiledSources(self._reader.strings)
         self._compilations = CompilationWatch(self._sources.learn)
+        self._swaps = SwapWatch(self._between_sessions)
 
     def start(self) -> None:
         """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
@@ -87,6 +92,7 @@ class Recorder:
             self._ranges.install()
             self._threads.install()
             self._functorch.install()
+            self._swaps.install()
             try:
                 self._watch.scan(self._clock_mark(MarkKind.START))
                 self._sources.learn()
@@ -100,6 +106,8 @@ class Recorder:
 
     def mark(self, kind: MarkKind, text: str = "") -> int:
         """Note a moment; returns its number."""
+        if kind in _NUMBERS_END:
+            self._let_go(kind)
         number = self._clock_mark(kind, text)
         if self._profiler is not None and kind not in _OFF_TREE:
             with (
@@ -155,6 +163,18 @@ class Recorder:
             self._watch.install()
             self._resume()
 
+    @contextmanager
+    def _between_sessions(self) -> Iterator[None]:
+        """Have no profiler in the block, where that can be: it refers to tensors weakly."""
+        if self._profiler is None or not self._ranges.in_conversion_at_most():
+            yield
+            return
+        self._pause()
+        try:
+            yield
+        finally:
+            self._resume()
+
     def cancel(self) -> None:
         """End the recording and restore everything, without looking at what was recorded."""
         profiler, self._profiler = self._profiler, None
@@ -169,6 +189,7 @@ class Recorder:
         self._ranges.remove()
         self._threads.remove()
         self._functorch.remove()
+        self._swaps.remove()
         self._compilations.remove()
         self._watch.remove()
 
@@ -182,8 +203,29 @@ class Recorder:
         self._profiler = profiler
         self._own_ns += time.perf_counter_ns() - begin_ns
 
-    def _pause(self) -> None:
-        profiler, self._profiler = self._profiler, None
+    def _let_go(self, kind: MarkKind) -> None:
+        """Have a session begin anew, so that the frees of what only the last one kept are recorded.
+
+        It refers weakly to what operators and modules were called with. Most objects give their
+        memory back all the same. Compressed sparse tensors do not, nor do the wrappers that a
+        module has for parameters within a transform.
+        """
+        if self._profiler is None or not self._ranges.none_open():
+            return
+        if kind is MarkKind.STOP or not self._segments or self._may_keep():
+            ended = self._pause()
+            self._resume()
+            del ended
+
+    def _may_keep(self) -> bool:
+        names = self._reader.strings.values()
+        return self._functorch.entered or any(
+            name.startswith("aten::") and "sparse" in name for name in names
+        )
+
+    def _pause(self) -> Any:
+        """End the session and read it; return what it consists of, to be dropped."""
+        profiler, self._profiler, result = self._profiler, None, None
         if profiler is not None:
             if not torch_api.profiler_is_active():
                 raise RecordingError(
@@ -197,6 +239,7 @@ class Recorder:
             self._segments.append(self._with_lost(tables))
             self._threads.look_at(result)
             self._own_ns += time.perf_counter_ns() - begin_ns
+        return result
 
     def _with_lost(self, tables: Tables) -> Tables:
         entries = self._history.read()
@@ -278,6 +321,7 @@ class Recorder:
             "device": str(self._device),
             "library_paths": library_paths(),
             "counters": self._counters.peaks(),
+            "counters_before": self._counters.before,
             "own_cost_ns": self._own_ns,
             "live_at_start_known": True,
             # The allocator's history has what every thread did.

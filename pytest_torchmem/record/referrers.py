@@ -9,6 +9,8 @@ import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
+from pytest_torchmem.record.frozen_objects import frozen_objects, referrers_among
+
 _DEPTH: Final = 12
 _WIDTH: Final = 300
 _KEY_LENGTH: Final = 40
@@ -24,6 +26,7 @@ class Searcher:
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}
+        self._frozen = frozen_objects()
 
     def path_to(self, target: object, ignored: Collection[int] = ()) -> str:
         """Return how to get to ``target``: ``models.CACHE['last'][0]``; ``""`` if no name does.
@@ -36,13 +39,14 @@ class Searcher:
         below: dict[int, int] = {}
         front: list[Any] = [target]
         skipped = {*ignored, id(names), id(names.by_id), id(ways), *names.containers}
+        skipped.add(id(self._frozen))
         kinds: list[str] = []
         for _ in range(_DEPTH):
             for thing in front:
                 if name := names.by_id.get(id(thing)):
                     return self._found(name, id(thing), ways, below)
             skipped.add(id(front))
-            above = gc.get_referrers(*front)
+            above = [*gc.get_referrers(*front), *referrers_among(self._frozen, front)]
             following: list[Any] = []
             for holder in above:
                 if id(holder) in ways or id(holder) in skipped or _is_machinery(holder):

@@ -266,6 +266,31 @@ def synchronize(device: torch.device) -> None:
     source.synchronize(device)
 
 
+def empty_cache() -> None:
+    """Let the accelerator that is not CUDA give back what it keeps and nobody uses."""
+    accelerator: Any = torch.accelerator
+    accelerator.empty_cache()
+
+
+def accelerator_name(device: torch.device) -> str:
+    """What the module of an accelerator calls its model; without a name its kind."""
+    module: Any = getattr(torch, device.type, None)
+    name: Callable[[torch.device], str] | None = getattr(module, "get_device_name", None)
+    return str(name(device)) if name else device.type
+
+
+def allocations_in(result: Any) -> list[Any]:
+    """The fields of all allocations and frees in a kineto result."""
+    waiting, found = list(result.experimental_event_tree()), []
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        fields = fields_of(event)
+        if isinstance(fields, AllocationFields):
+            found.append(fields)
+    return found
+
+
 def allocator_backend(device: torch.device) -> str:
     """``native`` or the name of another CUDA allocator; ``""`` for devices that have no choice."""
     return str(torch.cuda.get_allocator_backend()) if device.type == "cuda" else ""

@@ -120,6 +120,22 @@ def test_operators_and_lines_are_known_within_a_transform():
     assert made.source.function == "<lambda>"
 
 
+@pytest.mark.parametrize("transform", [grad, lambda f: torch.vmap(grad(f)), jacrev, hessian])
+def test_what_a_backward_pass_within_a_transform_makes_has_a_nodes_name(transform):
+    """No operator is observed there; autograd's nodes say what they do by their names."""
+    x = torch.ones(8, 64)
+    kept: list[object] = []
+    result = measured(lambda: kept.append(transform(lambda row: (row.sin() * row).sum())(x)))
+    backward = [
+        c for c in (*result.peak.live, *result.retained.live) if c.phase.value == "backward"
+    ]
+    # What the pass begins with was made before any node was reached.
+    unnamed = [c for c in backward if not c.operator]
+    assert len(unnamed) <= 1
+    assert sum(c.size_bytes for c in unnamed) <= 8 * 4
+    assert {c.operator for c in backward} & {"MulBackward0", "SinBackward0", "SumBackward0"}
+
+
 def test_operators_after_a_transform_are_observed_again():
     x = torch.ones(SIZE)
 

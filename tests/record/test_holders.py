@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import sys
 import types
 import weakref
@@ -13,7 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchmem.record.holders import SEARCHES, Kept, find_holders
+from pytest_torchmem.analysis.results import Fate
+from pytest_torchmem.collecting import gc_paused
+from pytest_torchmem.measurement import BodyMeasurement
+from pytest_torchmem.record.holders import NO_TENSOR, SEARCHES, Kept, find_holders
 from pytest_torchmem.record.places import storages_of
 
 
@@ -213,3 +217,21 @@ def test_garbage_is_freed_and_none_is_left_for_others_to_see():
 
 def test_nothing_to_look_for_finds_nothing():
     assert find_holders({}) == []
+
+
+def test_what_no_tensor_holds_is_told_apart_from_garbage():
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(nn.Linear(50, 50)), buffer)
+    buffer.seek(0)
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    loaded = torch.jit.load(buffer)
+    node = (torch.ones(300, requires_grad=True) * 2).exp().grad_fn
+    Trainer().held = torch.ones(20)
+    with gc_paused():
+        measurement.stop()
+        found = {holder.by: holder for holder in measurement.find_holders()}
+    assert found[NO_TENSOR].fate is Fate.HELD
+    assert found[NO_TENSOR].size_bytes >= 50 * 50 * 4 + 300 * 4
+    assert [found[by].fate for by in found if by.endswith("Trainer")] == [Fate.GARBAGE]
+    assert (loaded, node) != (None, None)
