@@ -83,6 +83,27 @@ def test_what_a_layer_keeps_is_an_activation(cuda: torch.device) -> None:
     assert result.peak.parameter == (256 * 256 + 256) * 4
 
 
+def test_a_block_that_another_stream_still_uses_counts_until_the_program_frees_it(
+    cuda: torch.device,
+) -> None:
+    side = torch.cuda.Stream(cuda)
+
+    def body() -> None:
+        a = torch.ones(4 * MiB, device=cuda)
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(2_000_000_000)
+        a.record_stream(side)
+        del a
+        torch.ones(4 * MiB, device=cuda)
+
+    result = measured(cuda, body)
+    assert result.peak.total == 16 * MiB
+    assert result.counters is not None
+    # The allocator's own figures have both, for as long as the stream is busy.
+    assert result.counters.active == 32 * MiB
+    assert result.unexplained_bytes == 0
+
+
 def test_running_out_of_memory_is_an_event_that_says_what_was_live(cuda: torch.device) -> None:
     measurement = BodyMeasurement(str(cuda))
     measurement.start()
