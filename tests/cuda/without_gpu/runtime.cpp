@@ -75,6 +75,8 @@ struct Physical {
 std::mutex guard;
 std::map<uintptr_t, Range> ranges;
 std::vector<size_t> used_bytes(64, 0);
+// torch makes its streams once and keeps them.
+std::vector<Stream*> streams;
 std::unordered_map<const void*, bool> waiting_kernels;
 std::atomic<unsigned long long> capture_count{0};
 thread_local int current_device = 0;
@@ -131,6 +133,8 @@ cudaError_t give_stream(cudaStream_t* out, int priority) {
   auto* stream = new Stream;
   stream->device = current_device;
   stream->priority = priority;
+  std::lock_guard<std::mutex> lock(guard);
+  streams.push_back(stream);
   *out = reinterpret_cast<cudaStream_t>(stream);
   return cudaSuccess;
 }
@@ -361,7 +365,18 @@ const char* cudaGetErrorName(cudaError_t error) {
   return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorUnknown";
 }
 
-cudaError_t cudaDeviceSynchronize() { return cudaStreamSynchronize(nullptr); }
+cudaError_t cudaDeviceSynchronize() {
+  cudaStreamSynchronize(nullptr);
+  std::vector<cudaStream_t> mine;
+  {
+    std::lock_guard<std::mutex> lock(guard);
+    for (Stream* stream : streams) {
+      if (stream->device == current_device) mine.push_back(reinterpret_cast<cudaStream_t>(stream));
+    }
+  }
+  for (cudaStream_t stream : mine) cudaStreamSynchronize(stream);
+  return cudaSuccess;
+}
 
 // --- streams, events, graphs ----------------------------------------------------------------
 
