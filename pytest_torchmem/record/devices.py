@@ -117,19 +117,26 @@ def settle(device: torch.device) -> None:
 
 
 def workspace_bytes(device: torch.device) -> list[int]:
-    """Sizes that cuBLAS's workspaces have on a device; none on the CPU.
+    """Sizes that the workspaces of cuBLAS and cuBLASLt have on a device; none on the CPU.
 
     ``CUBLAS_WORKSPACE_CONFIG`` is a list of ``:KiB:count``. Without it torch takes 32 MiB on Hopper
-    and later, and two of 4 MiB with eight of 16 KiB elsewhere: see
+    and later, and two of 4 MiB with eight of 16 KiB elsewhere. Releases in which cuBLASLt does not
+    use that one give it ``CUBLASLT_WORKSPACE_SIZE`` KiB, or 1 MiB. See
     aten/src/ATen/cuda/CublasHandlePool.cpp.
     """
     if device.type != "cuda":
         return []
+    own = [KiB * kib for kib in (_whole_number("CUBLASLT_WORKSPACE_SIZE"), 1024) if kib][:1]
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
-        return [sum(int(kib) * int(count) for kib, count in pairs) * KiB]
+        return [sum(int(kib) * int(count) for kib, count in pairs) * KiB, *own]
     properties: Any = torch.cuda.get_device_properties(device)
-    return [32 * MiB if properties.major >= 9 else 2 * 4 * MiB + 8 * 16 * KiB]
+    return [32 * MiB if properties.major >= 9 else 2 * 4 * MiB + 8 * 16 * KiB, *own]
+
+
+def _whole_number(variable: str) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else 0
 
 
 class CounterReader:
