@@ -15,7 +15,7 @@ from pytest_torchmem.analysis.evidence import Evidence
 from pytest_torchmem.analysis.input_flow import made_from_data
 from pytest_torchmem.analysis.op_tree import BACKWARD, FORWARD, RECOMPUTE
 from pytest_torchmem.analysis.results import Category
-from pytest_torchmem.trace import Ownership, Role
+from pytest_torchmem.trace import Mutable, Ownership, Role
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,7 +59,25 @@ def set_workspaces(evidence: Evidence, labels: Labels) -> Labels:
     parents = np.where(allocated, trace.events["parent"][storages.event], -1)
     in_gemm = (parents >= 0) & gemm[trace.events["name"][parents]]
     fits = np.isin(storages.size_bytes, sizes) & evidence.outlives(evidence.birth_leaf)
+    fits &= ~_is_output(evidence, parents)
     return _labelled(labels, unseen & in_gemm & fits, Category.WORKSPACE)
+
+
+def _is_output(evidence: Evidence, parents: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether a storage is an operator's output: its first allocation, if it writes to no input.
+
+    ``parents`` are the events in which storages were allocated: int64, shape (S,), or -1.
+    """
+    tree, storages = evidence.tree, evidence.storages
+    tensors = tree.trace.tensors
+    writes = np.zeros(len(tree.trace.events), np.bool_)
+    writes[tensors["event"][tensors["mutable"] != Mutable.NO]] = True
+    rows = np.flatnonzero(parents >= 0)
+    order = rows[np.argsort(storages.born[rows], kind="stable")]
+    _, first = np.unique(parents[order], return_index=True)
+    result = np.zeros(len(storages), np.bool_)
+    result[order[first]] = ~writes[parents[order[first]]]
+    return result
 
 
 def set_parameters(evidence: Evidence, labels: Labels) -> Labels:

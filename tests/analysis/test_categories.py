@@ -7,7 +7,7 @@ import pytest
 from pytest_torchmem.analysis.categories import CATEGORY_PASSES, label_storages
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.results import Category
-from pytest_torchmem.trace import MarkKind, Ownership, Role, Scope
+from pytest_torchmem.trace import MarkKind, Ownership, Role, Scope, Trace
 from tests.builders import Block, TraceBuilder
 
 
@@ -292,16 +292,42 @@ def test_a_graph_that_an_earlier_test_left_behind_is_not_in_the_footprint():
     assert not profile.recording.has_backward
 
 
+def workspace_trace(b: TraceBuilder) -> Trace:
+    """What was built, on a device whose workspaces have 4096 bytes and where no tensor is known."""
+    trace = b.build()
+    trace.allocations["keyed"] = False
+    trace.meta["workspace_bytes"] = [4096]
+    return trace
+
+
 def test_a_workspace_is_scratch_of_a_known_size_that_outlives_its_operator():
     b = TraceBuilder()
     with b.op("aten::mm"):
-        workspace, result = b.alloc(4096), b.alloc(64)
-    trace = b.build()
-    trace.allocations["keyed"][0] = False
-    trace.meta["workspace_bytes"] = [4096]
-    profile = analyze(trace)
+        result, workspace = b.alloc(64), b.alloc(4096)
+    profile = analyze(workspace_trace(b))
     assert label_of(profile, workspace) is Category.WORKSPACE
     assert label_of(profile, result) is Category.TEMPORARY
+
+
+def test_a_product_of_a_workspaces_size_is_none():
+    b = TraceBuilder()
+    with b.op("aten::mm"):
+        result, workspace = b.alloc(4096), b.alloc(4096)
+    with b.op("aten::mm"):
+        again = b.alloc(4096)
+    profile = analyze(workspace_trace(b))
+    assert label_of(profile, result) is Category.TEMPORARY
+    assert label_of(profile, workspace) is Category.WORKSPACE
+    assert label_of(profile, again) is Category.TEMPORARY
+
+
+def test_a_product_into_a_given_tensor_has_no_output_but_a_workspace():
+    b = TraceBuilder()
+    out = b.existing(64, Ownership.LIVE)
+    with b.op("aten::mm", writes=[out]):
+        workspace = b.alloc(4096)
+    profile = analyze(workspace_trace(b))
+    assert label_of(profile, workspace) is Category.WORKSPACE
 
 
 def test_a_pass_labels_only_what_no_pass_before_it_did_and_never_edits_its_input():

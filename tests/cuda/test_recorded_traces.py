@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.trace import load_trace
+from pytest_torchmem.trace import Trace, load_trace
 from tests.cuda.record_traces import FOLDER, NAMES
 
 COUNTED: dict[str, Any] = json.loads((FOLDER / "counted.json").read_text())["bodies"]
@@ -46,3 +46,36 @@ def test_the_simulated_allocator_needs_what_the_real_one_did(profile: MemoryProf
     assert run.peak.requested == profile.peak.total
     assert run.peak.allocated >= run.peak.requested
     assert run.peak.reserved >= run.peak.allocated
+
+
+@pytest.fixture
+def training() -> Trace:
+    return load_trace(FOLDER / "training.trace")
+
+
+def test_workspaces_have_a_category_of_their_own(training: Trace) -> None:
+    peak = analyze(training).peak
+    assert peak.workspace == 2 * training.meta["workspace_bytes"][0]
+    assert peak.temporary < peak.workspace
+    unknown_sizes = replace(training, meta={**training.meta, "workspace_bytes": []})
+    assert analyze(unknown_sizes).peak.workspace == 0
+    assert analyze(unknown_sizes).peak.total == peak.total
+
+
+def test_requests_count_and_blocks_do_not(training: Trace) -> None:
+    counters = analyze(training).result().counters
+    assert counters is not None
+    assert counters.requested < counters.allocated
+    allocations = training.allocations.copy()
+    allocations["requested_bytes"] = 0
+    blocks = analyze(replace(training, allocations=allocations))
+    assert blocks.peak.total == COUNTED["training"]["unrecorded"] + (
+        counters.allocated - counters.requested
+    )
+    assert "size of their block" in blocks.result().notes[0]
+
+
+def test_bytes_that_the_events_miss_are_named(training: Trace) -> None:
+    allocations = training.allocations.copy()
+    allocations["total_allocated"][len(allocations) // 2 :] += 4096
+    assert analyze(replace(training, allocations=allocations)).unexplained_bytes == 4096

@@ -6,12 +6,12 @@ Numbers are those of the facts in the design:
 3   frees of blocks that were there before: below, and test_recorder.py
 8   optimizer state without Python stacks: below
 9   the cost of reading: benchmarks/, and test_schemas.py (a schema is looked up once)
-10  workspaces of cuBLAS: tests/cuda/test_replayed_trace.py, and tests/cuda/test_measure_cuda.py
+10  workspaces of cuBLAS: tests/cuda/test_recorded_traces.py, and tests/cuda/test_measure_cuda.py
 11  a dispatch mode changes what it observes: test_undisturbed.py
 12  pytest's and xdist's ways: tests/plugin/test_xdist.py, tests/plugin/test_everywhere.py
 13  warnings as errors: tests/plugin/test_everywhere.py
 14  tensors pinned by tracebacks, a patched ``is_available``: below
-15  blocks and requests on CUDA: tests/cuda/test_replayed_trace.py
+15  blocks and requests on CUDA: tests/cuda/test_recorded_traces.py
 16  identity without ids: below
 """
 
