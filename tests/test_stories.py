@@ -349,6 +349,7 @@ def run(folder: Path, *options: str) -> dict[str, str]:
     """Run the project's tests in a process of their own; return the first lines of failures."""
     report = folder / "report.xml"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    command += ["--torchmem-device=cpu"]
     # Python tells an edit of the same second and length apart from nothing.
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
