@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable
 
 import torch
+from odd_programs import ODD_PROGRAMS
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -105,6 +106,7 @@ PROGRAMS: tuple[Callable[[], None], ...] = (
     storages_that_change_size,
     an_exception,
     cycles_that_the_collector_frees,
+    *ODD_PROGRAMS,
 )
 
 
@@ -131,6 +133,9 @@ def main() -> None:
             "alone": alone,
             "profiled": profiled,
             "measured": result.peak.total,
+            "unknown": result.peak.unknown,
+            "unexplained": result.unexplained_bytes,
+            "blind_spots": result.blind_spots,
         }
     print(json.dumps(found))
 
