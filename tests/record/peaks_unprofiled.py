@@ -129,6 +129,10 @@ def main() -> None:
         measurement.start()
         profiled = peak_of(program)
         result = measurement.stop()
+        if alone != result.peak.total:
+            # Under load a library's thread asks for a few aligned bytes now and then.
+            gc.collect()
+            alone = min(alone, peak_of(program))
         found[program.__name__] = {
             "alone": alone,
             "profiled": profiled,
