@@ -170,11 +170,11 @@ class OwnershipWatch:
         for module in list(self._modules):
             self._log_held(mark, module)
 
-    def _log_held(self, mark: int, module: torch.nn.Module) -> None:
+    def _log_held(self, mark: int, module: torch.nn.Module, gradients: bool = True) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 self._log.owner(mark, Ownership.PARAMETER, parameter, id(module), name)
-                if parameter.grad is not None:
+                if gradients and parameter.grad is not None:
                     self._log.owner(mark, Ownership.GRADIENT, parameter.grad, id(module), name)
         for name, buffer in module._buffers.items():
             if buffer is not None:
@@ -200,11 +200,13 @@ class OwnershipWatch:
 
     @_quiet
     def sample_end(self, mark: int) -> None:
-        """Log what `sample` and `sample_graphs` do, and what on the CPU is new since the start.
+        """Log what modules and graphs hold, and what on the CPU is new since the start.
 
-        The profiler saw most of that being made, and what it did not see is found by this.
+        The profiler saw most of that being made, and what it did not see is found by this. What is
+        in a ``.grad`` is known from the backward pass.
         """
-        self.sample(mark)
+        for module in list(self._modules):
+            self._log_held(mark, module, gradients=False)
         live = find_live()
         roots = (t for t in live.tensors if t.grad_fn is not None)
         self._log_holdings(mark, self._graphs.holdings(roots))
