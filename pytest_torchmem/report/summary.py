@@ -151,6 +151,7 @@ class BaselineChange:
         after_bytes: The measured peak; 0 for an unused one.
         written: False where it is only shown: an unused entry that was kept, a dry run.
         renamed_from: The key that a new entry had before, and whose numbers it keeps.
+        repaired: A new entry stands in place of one that was damaged or there twice.
     """
 
     file: str
@@ -160,6 +161,7 @@ class BaselineChange:
     after_bytes: int = 0
     written: bool = True
     renamed_from: str = ""
+    repaired: bool = False
 
 
 @dataclass(frozen=True, slots=True)

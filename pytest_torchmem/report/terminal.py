@@ -13,6 +13,7 @@ from typing import Final
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.results import CategoryBytes, Holder, Level
 from pytest_torchmem.analysis.verdict import RETAINED, Verdict, is_estimated, rank, words
+from pytest_torchmem.report.changes import REPAIRED
 from pytest_torchmem.report.summary import MeasuredTest, RunSummary, Window
 from pytest_torchmem.report.tables import (
     ANY_WIDTH,
@@ -267,6 +268,7 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
                 continue  # a dry run has a table of its own
             if change is Change.NEW:
                 amount = format_size(item.after_bytes)
+                amount += f", {REPAIRED}" if item.repaired else ""
             elif change is Change.UNUSED:
                 amount = f"no test asked for it; {'removed' if item.written else 'kept'}"
             else:
