@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import Estimate, GpuQuestions
-from pytest_torchmem.analysis.holders import group_holders
+from pytest_torchmem.analysis.holders import Held, LeftBehind
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.results import (
@@ -30,7 +31,10 @@ from pytest_torchmem.ranks import current_rank
 from pytest_torchmem.trace import LOOP, MarkKind
 
 if TYPE_CHECKING:
+    from pytest_torchmem.record.holders import Kept
     from pytest_torchmem.record.recorder import Recorder
+
+_NO_PLACES: Final[Mapping[tuple[str, int], str]] = MappingProxyType({})
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -71,9 +75,11 @@ class Region(Numbers):
         self._begin = begin
         self._end: int | None = None
         self._result: Result | None = None
+        self._held: Mapping[tuple[str, int], str] = {}
 
-    def close(self, end: int) -> None:
-        self._end = end
+    def close(self, end: int, held: Mapping[tuple[str, int], str]) -> None:
+        """Note its last mark, and how one gets to what is alive there."""
+        self._end, self._held = end, held
 
     @property
     def result(self) -> Result:
@@ -87,9 +93,9 @@ class Region(Numbers):
         """Every allocation and free of the region, in order. Raises `RecordingError` if open."""
         return self._profile().allocator_requests
 
-    def find_holders(self) -> tuple[Holder, ...]:
+    def find_holders(self) -> tuple[Held, ...]:
         """Return what keeps alive what the region made and left behind; see `find_holders`."""
-        return find_holders(self._profile())
+        return find_holders(self._profile(), self._held)
 
     def picture(self) -> Picture:
         """The region's timeline, sampled. Raises `RecordingError` while it is still open."""
@@ -136,6 +142,8 @@ class BodyMeasurement(GpuQuestions):
 
         ``steps_of`` tells the steps that are its own from those of the body.
         """
+        from pytest_torchmem.record.local_variables import places_in_local_variables
+
         recorder = self._recording()
         begin = recorder.mark(MarkKind.REGION_BEGIN, name)
         region = Region(name, self, begin, steps_of)
@@ -145,7 +153,7 @@ class BodyMeasurement(GpuQuestions):
         finally:
             end = recorder.mark(MarkKind.REGION_END, name)
             recorder.sample_graphs(end)
-            region.close(end)
+            region.close(end, places_in_local_variables())
 
     def new_loop(self, steps_of: str = "") -> str:
         """Return what to call the steps of one more loop of the body, or of a region."""
@@ -195,7 +203,7 @@ class BodyMeasurement(GpuQuestions):
         with self._recorder.paused() if self._recorder else nullcontext():
             yield
 
-    def find_holders(self) -> tuple[Holder, ...]:
+    def find_holders(self) -> tuple[Held, ...]:
         """Return what keeps alive what the body made and left behind; see `find_holders`."""
         return find_holders(self.profile_so_far())
 
@@ -298,17 +306,33 @@ def _counted(device: str, counters: Counters, total_bytes: int) -> Result:
     )
 
 
-def find_holders(profile: MemoryProfile) -> tuple[Holder, ...]:
-    """Return what keeps alive what a window made and left behind, largest first.
+def find_holders(
+    profile: MemoryProfile, held_then: Mapping[tuple[str, int], str] = _NO_PLACES
+) -> tuple[Held, ...]:
+    """Return what keeps alive what a window made and left behind, storage by storage.
 
-    To be asked before anything else runs: it looks at the objects that are alive now.
+    To be asked before anything else runs: it looks at the objects that are alive now. Of what was
+    freed since, ``held_then`` knows how one got there at the end of the window.
     """
     from pytest_torchmem.record import holders
 
-    return group_holders(
-        Holder(kept.size_bytes, 1, Fate.GARBAGE if kept.in_garbage else Fate.HELD, kept.by)
-        for kept in holders.find_holders(profile.kept_places())
+    left = profile.left_behind()
+    alive = {storage.place: storage.size_bytes for storage in left if storage.is_alive}
+    now = {kept.place: kept for kept in holders.find_holders(alive)} if alive else {}
+    return tuple(
+        Held(_holder(storage, now.get(storage.place), held_then), storage.contributor)
+        for storage in left
     )
+
+
+def _holder(
+    storage: LeftBehind, kept: Kept | None, held_then: Mapping[tuple[str, int], str]
+) -> Holder:
+    if kept is None or not storage.is_alive:
+        by = held_then.get(storage.place, "")
+        return Holder(storage.size_bytes, 1, Fate.FREED_LATER, by)
+    fate = Fate.GARBAGE if kept.in_garbage else Fate.HELD
+    return Holder(storage.size_bytes, 1, fate, kept.by)
 
 
 def allocator_settings() -> str:

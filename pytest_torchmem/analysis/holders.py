@@ -1,15 +1,67 @@
-"""Holders: what keeps bytes alive, one line for all that is kept in the same way."""
+"""Holders: what keeps alive what a window left behind, and which of it a sentence is about."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Final
 
-from pytest_torchmem.analysis.results import Fate, Holder
+from pytest_torchmem.analysis.results import Contributor, Fate, Holder
+from pytest_torchmem.analysis.verdict import RETAINED, Finding, Verdict
 
 _INDEX: Final = re.compile(r"\[\d+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """One storage that a window made and that was alive at its end.
+
+    Attributes:
+        place: Its device and pointer, its own as long as it lived.
+        size_bytes: How large it is.
+        is_alive: Nothing freed it until now.
+        contributor: It alone, with where it comes from.
+    """
+
+    place: tuple[str, int]
+    size_bytes: int
+    is_alive: bool
+    contributor: Contributor
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What keeps one storage alive, or kept it, beside where the storage comes from."""
+
+    holder: Holder
+    contributor: Contributor
+
+
+def holders_of(held: Iterable[Held], contributor: Contributor) -> tuple[Holder, ...]:
+    """Return what keeps alive what ``contributor`` stands for, grouped, largest first."""
+    return group_holders(h.holder for h in held if h.contributor.told_as == contributor.told_as)
+
+
+def explain_retained(
+    verdict: Verdict, find_holders: Callable[[], tuple[Held, ...]] | None
+) -> Verdict:
+    """Say what keeps alive what was retained, where that is what failed; only then it is asked."""
+    if find_holders is None or not any(finding.key in RETAINED for finding in verdict.findings):
+        return verdict
+    held = find_holders()
+    holders = group_holders(each.holder for each in held)
+    result = replace(verdict.result, retained=replace(verdict.result.retained, holders=holders))
+    findings = tuple(_with_holder(finding, held) for finding in verdict.findings)
+    return replace(verdict, result=result, findings=findings)
+
+
+def _with_holder(finding: Finding, held: tuple[Held, ...]) -> Finding:
+    """Add who holds the cause that a finding names; something else may hold more."""
+    if finding.key not in RETAINED or not finding.excess_bytes:
+        return finding
+    holders = holders_of(held, finding.causes[0]) if finding.causes else ()
+    return replace(finding, sentence=f"{finding.sentence}, {holders[0]}") if holders else finding
 
 
 def group_holders(single: Iterable[Holder]) -> tuple[Holder, ...]:

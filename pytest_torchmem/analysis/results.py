@@ -141,6 +141,13 @@ class Contributor:
         where = (self.source.file, self.source.function) if self.source else ("", "")
         return (self.category.value, self.operator, self.module, *where, self.phase.value)
 
+    @property
+    def told_as(self) -> tuple[object, ...]:
+        """What a reader tells it by: like `origin`, it names a source by the end of its path."""
+        source = self.source
+        where = (source.file.replace("\\", "/").rpartition("/")[2], source.line) if source else ()
+        return (self.category, self.operator, self.module, self.phase, where)
+
 
 def _meant(name: str, others: Iterable[str]) -> str:
     import difflib  # only a user who mistyped pays for it
@@ -192,6 +199,7 @@ class Fate(enum.Enum):
 
     GARBAGE = "freed only by the garbage collector"
     HELD = "still held"
+    FREED_LATER = "held at its end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +210,9 @@ class Holder:
         size_bytes: The bytes of all storages with this answer.
         count: How many storages.
         fate: What becomes of them.
-        by: The way to them (``models.CACHE['last']``), or for garbage the class or function that
-            closes the cycle; ``""`` where it could not be found.
+        by: The way to them (``models.CACHE['last']``), for garbage the class or function that
+            closes the cycle, for what was freed later the way to them when the region ended; ``""``
+            where it could not be found.
     """
 
     size_bytes: int
@@ -214,6 +223,8 @@ class Holder:
     def __str__(self) -> str:
         if self.fate is Fate.GARBAGE:
             return f"{self.fate.value}" + (f", in a cycle of {self.by}" if self.by else "")
+        if self.fate is Fate.FREED_LATER:
+            return f"{self.fate.value} by {self.by}, freed later" if self.by else "freed later"
         return f"{self.fate.value} by {self.by}" if self.by else self.fate.value
 
 

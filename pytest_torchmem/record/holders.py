@@ -29,7 +29,7 @@ SEARCHES: Final = 16
 class Kept:
     """Why a storage is alive: by the way to it, or, in garbage, by what closes the cycle."""
 
-    size_bytes: int
+    place: Place
     in_garbage: bool
     by: str
 
@@ -44,10 +44,10 @@ def find_holders(sizes: Mapping[Place, int]) -> list[Kept]:
     gc.collect()
     holding = _Holding(wanted)
     return [
-        Kept(size_bytes, False, holding.path(place))
+        Kept(place, False, holding.path(place))
         if place in holding
-        else Kept(size_bytes, True, cycles.get(place, ""))
-        for place, size_bytes in wanted.items()
+        else Kept(place, True, cycles.get(place, ""))
+        for place in wanted
     ]
 
 
