@@ -72,14 +72,13 @@ def _frames() -> Iterator[types.FrameType]:
 
 def _variables(frame: types.FrameType) -> dict[str, Any]:
     names = frame.f_locals
-    variables = {name: value for name, value in names.items() if name.isidentifier()}
     # What pytest's assert statements put aside has names that nobody can type.
-    others = [value for name, value in names.items() if name not in variables]
+    variables = {name: value for name, value in names.items() if name.isidentifier()}
     # Before Python 3.13 a frame keeps the dict that it handed out, and with it what the function
     # has long deleted. Nobody but the frame, the name here and the call below may refer to it.
     if isinstance(names, dict) and sys.getrefcount(names) <= 3:
         names.clear()
-    return {**variables, "what an assert put aside": others}
+    return variables
 
 
 def _tensors(variables: dict[str, Any]) -> Iterator[tuple[torch.Tensor, str]]:
