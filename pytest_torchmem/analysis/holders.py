@@ -64,6 +64,12 @@ def _with_holder(finding: Finding, held: tuple[Held, ...]) -> Finding:
     return replace(finding, sentence=f"{finding.sentence}, {holders[0]}") if holders else finding
 
 
+def holders_title(holders: Iterable[Holder]) -> str:
+    """Return what a list of holders is called."""
+    gone = any(holder.fate is Fate.FREED_LATER for holder in holders)
+    return "what held it" if gone else "what keeps it alive"
+
+
 def group_holders(single: Iterable[Holder]) -> tuple[Holder, ...]:
     """Return one holder for all that differ in nothing but an index, largest first."""
     groups: dict[tuple[Fate, str], list[Holder]] = {}

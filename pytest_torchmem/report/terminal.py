@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Final
 
 from pytest_torchmem.analysis.baseline import Change
-from pytest_torchmem.analysis.results import CategoryBytes, Fate, Holder, Level
+from pytest_torchmem.analysis.holders import holders_title
+from pytest_torchmem.analysis.results import CategoryBytes, Holder, Level
 from pytest_torchmem.analysis.sentences import sentences
 from pytest_torchmem.analysis.verdict import RETAINED, Verdict, is_estimated, rank, words
 from pytest_torchmem.report.changes import REPAIRED
@@ -122,8 +123,7 @@ def holder_lines(holders: Sequence[Holder]) -> list[str]:
         f"{'storage' if holder.count == 1 else 'storages'}: {holder}"
         for holder in holders[:ROWS]
     ]
-    gone = any(holder.fate is Fate.FREED_LATER for holder in holders)
-    lines = ["", "what held it:" if gone else "what keeps it alive:", *lines] if lines else []
+    lines = ["", f"{holders_title(holders)}:", *lines] if lines else []
     return lines + left_out([holder.size_bytes for holder in holders[ROWS:]])
 
 
