@@ -10,7 +10,8 @@ from typing import Final
 from pytest_torchmem.analysis.results import Contributor, Fate, Holder
 from pytest_torchmem.analysis.verdict import RETAINED, Finding, Verdict
 
-_INDEX: Final = re.compile(r"\[\d+\]")
+# Of a list, and of a module's numbered child.
+_INDEX: Final = re.compile(r"(?<=\[)\d+(?=\])|(?<=\.)\d+(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,10 @@ def group_holders(single: Iterable[Holder]) -> tuple[Holder, ...]:
     """Return one holder for all that differ in nothing but an index, largest first."""
     groups: dict[tuple[Fate, str], list[Holder]] = {}
     for holder in single:
-        groups.setdefault((holder.fate, _INDEX.sub("[*]", holder.by)), []).append(holder)
+        groups.setdefault((holder.fate, _INDEX.sub("*", holder.by)), []).append(holder)
     grouped = []
     for (_, folded), group in groups.items():
         by = folded if len({holder.by for holder in group}) > 1 else group[0].by
         size_bytes, count = sum(h.size_bytes for h in group), sum(h.count for h in group)
         grouped.append(replace(group[0], size_bytes=size_bytes, count=count, by=by))
-    return tuple(sorted(grouped, key=lambda holder: -holder.size_bytes))
+    return tuple(sorted(grouped, key=lambda holder: (-holder.size_bytes, str(holder))))

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from pytest_torchmem.record.autograd_graph import GraphReader
+from pytest_torchmem.record.ownership import quiet
 from pytest_torchmem.record.places import places_of
 from pytest_torchmem.record.referrers import is_machinery, key_text, tidy
 
@@ -32,6 +33,7 @@ _OPAQUE: Final = (types.ModuleType, types.FunctionType, type, str, bytes, int, f
 _FUNCTION: Final = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS
 
 
+@quiet
 def places_in_local_variables() -> dict[Place, str]:
     """Return how one gets to storages from the variables of the functions that run, by place."""
     found: dict[Place, str] = {}

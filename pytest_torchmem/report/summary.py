@@ -44,6 +44,13 @@ class Window:
     nearest: str = ""
     notice: str = ""
 
+    @property
+    def limit_failure(self) -> str:
+        """What became of a limit, in two or three words; ``""`` where none failed."""
+        if not self.sentence or "limit" not in self.sentence:
+            return ""
+        return "over limit" if "over the limit" in self.sentence else "limit not judged"
+
     def to_json(self) -> dict[str, Any]:
         """Return plain builtins; `from_json` gives the same value back."""
         return {

@@ -245,8 +245,8 @@ def _status(window: Window) -> str:
 
 
 def _limit_status(window: Window) -> str:
-    if window.sentence and "limit" in window.sentence:
-        return "over limit" if "over the limit" in window.sentence else "limit not judged"
+    if window.limit_failure:
+        return window.limit_failure
     total = window.limits.get("total")
     status = f"{window.result.peak.total / total:.0%} of limit" if total else "within limits"
     # A row that is estimated as a whole says so at its peak.

@@ -69,6 +69,19 @@ def test_nothing_is_kept_alive():
             gc.enable()
 
 
+def test_the_program_s_function_modes_hear_nothing_of_it():
+    class Nosy(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            raise AssertionError(function)
+
+    kept = torch.ones(3)
+    lazy = torch.nn.LazyLinear(3)
+    with Nosy():
+        found = places_in_local_variables()
+    assert [way.split()[0] for way in found.values()] == ["kept"]
+    del kept, lazy
+
+
 def test_a_namespace_that_somebody_asked_for_stays():
     tensor = torch.ones(3)
     namespace = locals()

@@ -56,6 +56,17 @@ def test_a_sentence_says_which_region_it_is_about():
     assert "In `" not in before
 
 
+def test_a_row_tells_what_failed_without_a_baseline_and_in_which_region():
+    over = replace(
+        window("a", Change.NOT_COMPARED, "memory peaked at 9 B, 1 B over the limit of 8 B"),
+        baseline=None,
+    )
+    region = window("a::forward", Change.GROWN, "memory peaked", share=0.75)
+    region = replace(region, result=replace(region.result, name="forward"))
+    text = run_markdown(RunReport((report_of("a", over, region, outcome="failed"),)))
+    assert "| over limit; `forward` +16.0 MiB (+21.6%) |" in text
+
+
 def test_what_ended_a_test_early_is_told():
     body = unjudged(window("a").result, None, ("ran out of memory", "also live: 3 B"))
     test = report_of("a", outcome="failed", unjudged=(body,), raised="OutOfMemoryError: no")
