@@ -161,6 +161,7 @@ class _PerCategory:
     """Lets ``peak.activation`` stand for ``peak.by_category.activation``."""
 
     __slots__ = ()
+    total: int
     by_category: CategoryBytes
 
     def __getattr__(self, name: str) -> int:
@@ -171,8 +172,13 @@ class _PerCategory:
         meant = "" if name.startswith("_") else _meant(name, dir(self))
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{meant}")
 
+    def __repr__(self) -> str:
+        """The numbers that are not 0: a failed assert shows it in the middle of an expression."""
+        amounts = [f", {category.value}={n}" for category, n in self.by_category.items() if n]
+        return f"<{type(self).__name__} total={self.total}{''.join(amounts)}>"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Peak(_PerCategory):
     """The largest footprint over a window.
 
@@ -228,7 +234,7 @@ class Holder:
         return f"{self.fate.value} by {self.by}" if self.by else self.fate.value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Retained(_PerCategory):
     """What a window made that was still alive at its end; `Peak`'s shorthand works here too.
 

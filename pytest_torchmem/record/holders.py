@@ -74,8 +74,9 @@ def _held_by(tensor: torch.Tensor, graphs: GraphReader) -> Iterator[tuple[Place,
         for place in places_of(tensor.grad):
             yield place, ".grad"
     if tensor.grad_fn is not None:
-        for saved in graphs.holdings([tensor]).saved:
-            for place in places_of(saved):
+        holdings = graphs.holdings([tensor])
+        for held in (*holdings.saved, *holdings.leaves):
+            for place in places_of(held):
                 yield place, ", in its autograd graph"
 
 

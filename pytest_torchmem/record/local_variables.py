@@ -51,8 +51,9 @@ def places_in_local_variables() -> dict[Place, str]:
                 graphs.append((tensor, f"{by}, in its autograd graph"))
     reader = GraphReader()
     for tensor, by in graphs:
-        for saved in reader.holdings([tensor]).saved:
-            for place in places_of(saved):
+        holdings = reader.holdings([tensor])
+        for held in (*holdings.saved, *holdings.leaves):
+            for place in places_of(held):
                 found.setdefault(place, by)
     return found
 

@@ -69,6 +69,11 @@ def test_a_region_and_its_body_share_a_cause():
     )
 
 
+def test_numbers_are_short_where_a_failed_assert_shows_them():
+    assert repr(result(LEAK).retained) == "<Retained total=8388608, temporary=8388608>"
+    assert repr(result().peak) == "<Peak total=0>"
+
+
 def test_what_cannot_be_judged_is_no_consequence():
     findings = judge_limits(result(LEAK), {"allocated": 1, "growth": 1})
     told = sentences([Verdict(result(LEAK), findings)])

@@ -93,6 +93,13 @@ def test_what_only_a_graph_holds_is_found_through_its_root(models):
     assert ways(find_holders(size)) == ["models.loss, in its autograd graph"]
 
 
+def test_a_leaf_that_only_a_graph_holds_is_found_through_its_root(models):
+    leaf = torch.randn(8, requires_grad=True)
+    models.loss, size = (leaf + 1).sum(), sizes(leaf)
+    del leaf
+    assert ways(find_holders(size)) == ["models.loss, in its autograd graph"]
+
+
 def test_a_closure_is_named_with_its_variable(models):
     def hooked(tensor: torch.Tensor) -> object:
         return lambda: tensor
