@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pytest_torchmem.analysis.caching_allocator import Requests
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pytest_torchmem.record.holders import Kept
     from pytest_torchmem.record.recorder import Recorder
 
-_NO_PLACES: Final[Mapping[tuple[str, int], str]] = MappingProxyType({})
-
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
@@ -60,6 +58,17 @@ class Numbers(GpuQuestions):
         return self.result.growth
 
 
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """How one got to storages from local variables, by place, and when."""
+
+    ways: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    time_ns: int = 0
+
+
+_NOTHING_NOTED: Final = _Noted()
+
+
 class Region(Numbers):
     """A named part of a body. Its numbers are worked out when first asked for, and then stay.
 
@@ -75,11 +84,16 @@ class Region(Numbers):
         self._begin = begin
         self._end: int | None = None
         self._result: Result | None = None
-        self._held: Mapping[tuple[str, int], str] = {}
+        self._noted = _Noted()
 
-    def close(self, end: int, held: Mapping[tuple[str, int], str]) -> None:
-        """Note its last mark, and how one gets to what is alive there."""
-        self._end, self._held = end, held
+    def close(self, end: int) -> None:
+        self._end = end
+
+    def note_holders(self) -> None:
+        """Note how local variables lead to what is alive now; at the end they may be gone."""
+        from pytest_torchmem.record.local_variables import places_in_local_variables
+
+        self._noted = _Noted(places_in_local_variables(), time.time_ns())
 
     @property
     def result(self) -> Result:
@@ -95,7 +109,7 @@ class Region(Numbers):
 
     def find_holders(self) -> tuple[Held, ...]:
         """Return what keeps alive what the region made and left behind; see `find_holders`."""
-        return find_holders(self._profile(), self._held)
+        return find_holders(self._profile(), self._noted)
 
     def picture(self) -> Picture:
         """The region's timeline, sampled. Raises `RecordingError` while it is still open."""
@@ -142,8 +156,6 @@ class BodyMeasurement(GpuQuestions):
 
         ``steps_of`` tells the steps that are its own from those of the body.
         """
-        from pytest_torchmem.record.local_variables import places_in_local_variables
-
         recorder = self._recording()
         begin = recorder.mark(MarkKind.REGION_BEGIN, name)
         region = Region(name, self, begin, steps_of)
@@ -153,7 +165,7 @@ class BodyMeasurement(GpuQuestions):
         finally:
             end = recorder.mark(MarkKind.REGION_END, name)
             recorder.sample_graphs(end)
-            region.close(end, places_in_local_variables())
+            region.close(end)
 
     def new_loop(self, steps_of: str = "") -> str:
         """Return what to call the steps of one more loop of the body, or of a region."""
@@ -306,30 +318,27 @@ def _counted(device: str, counters: Counters, total_bytes: int) -> Result:
     )
 
 
-def find_holders(
-    profile: MemoryProfile, held_then: Mapping[tuple[str, int], str] = _NO_PLACES
-) -> tuple[Held, ...]:
+def find_holders(profile: MemoryProfile, noted: _Noted = _NOTHING_NOTED) -> tuple[Held, ...]:
     """Return what keeps alive what a window made and left behind, storage by storage.
 
     To be asked before anything else runs: it looks at the objects that are alive now. Of what was
-    freed since, ``held_then`` knows how one got there at the end of the window.
+    freed since, ``noted`` knows how one got there a moment after the window's end.
     """
     from pytest_torchmem.record import holders
 
-    left = profile.left_behind()
+    left = profile.left_behind(noted.time_ns)
     alive = {storage.place: storage.size_bytes for storage in left if storage.is_alive}
     now = {kept.place: kept for kept in holders.find_holders(alive)} if alive else {}
     return tuple(
-        Held(_holder(storage, now.get(storage.place), held_then), storage.contributor)
+        Held(_holder(storage, now.get(storage.place), noted), storage.contributor)
         for storage in left
     )
 
 
-def _holder(
-    storage: LeftBehind, kept: Kept | None, held_then: Mapping[tuple[str, int], str]
-) -> Holder:
+def _holder(storage: LeftBehind, kept: Kept | None, noted: _Noted) -> Holder:
     if kept is None or not storage.is_alive:
-        by = held_then.get(storage.place, "")
+        # What was freed before may have left its place to something else.
+        by = noted.ways.get(storage.place, "") if storage.outlived_note else ""
         return Holder(storage.size_bytes, 1, Fate.FREED_LATER, by)
     fate = Fate.GARBAGE if kept.in_garbage else Fate.HELD
     return Holder(storage.size_bytes, 1, fate, kept.by)

@@ -22,12 +22,14 @@ class LeftBehind:
         place: Its device and pointer, its own as long as it lived.
         size_bytes: How large it is.
         is_alive: Nothing freed it until now.
+        outlived_note: It was alive at the time that was asked about.
         contributor: It alone, with where it comes from.
     """
 
     place: tuple[str, int]
     size_bytes: int
     is_alive: bool
+    outlived_note: bool
     contributor: Contributor
 
 

@@ -143,8 +143,12 @@ class MemoryProfile(GpuQuestions):
         live = self.attribution.contributors(rows.tolist())
         return Retained(by_category.total, by_category, live)
 
-    def left_behind(self) -> tuple[LeftBehind, ...]:
-        """Return each storage that the window made and that was alive at its end."""
+    def left_behind(self, noted_ns: int = 0) -> tuple[LeftBehind, ...]:
+        """Return each storage that the window made and that was alive at its end.
+
+        It is told of each whether it was alive at ``noted_ns``, too, by the clock of the recording.
+        """
+        noted = self.tree.rank_at(noted_ns)
         rows = np.flatnonzero(self._retained_at(self.window.end)).tolist()
         storages = self.storages
         return tuple(
@@ -152,6 +156,7 @@ class MemoryProfile(GpuQuestions):
                 (self.device, int(storages.ptr[row])),
                 int(storages.size_bytes[row]),
                 bool(storages.died[row] == NEVER),
+                bool(storages.died[row] > noted),
                 *self.attribution.contributors([row]),
             )
             for row in rows

@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+import pytest
 import torch
 
 from pytest_torchmem.measurement import BodyMeasurement
@@ -98,6 +99,36 @@ def test_not_every_object_is_looked_at():
     assert way_to(*places_of(near)).startswith("near in ")
 
 
+def test_nobody_takes_it_for_a_thread_of_the_program():
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    with measurement.region("forward") as region:
+        kept = torch.ones(64, 4)
+    region.note_holders()
+    assert measurement.stop().blind_spots == ()
+    del kept
+
+
+def test_a_place_that_something_else_took_since_is_not_asked_for():
+    measurement = BodyMeasurement("cpu")
+
+    def body():
+        with measurement.region("forward") as region:
+            gone = [torch.ones(64) for _ in range(200)]
+        places = {place for tensor in gone for place in places_of(tensor)}
+        gone.clear()
+        later = [torch.ones(64) for _ in range(1000)]
+        region.note_holders()
+        return region, any(places & set(places_of(tensor)) for tensor in later)
+
+    measurement.start()
+    region, taken = body()
+    measurement.stop()
+    if not taken:
+        pytest.skip("the system gave no tensor the place of the one that was freed")
+    assert {str(held.holder) for held in region.find_holders()} == {"freed later"}
+
+
 def test_what_a_region_left_behind_is_found_after_its_variables_are_gone():
     measurement = BodyMeasurement("cpu")
 
@@ -106,6 +137,7 @@ def test_what_a_region_left_behind_is_found_after_its_variables_are_gone():
             loss = Model()(torch.ones(64, 4)).sum()
             batch = torch.ones(4096)
             dropped = [torch.ones(2048)]
+        region.note_holders()
         dropped.clear()
         loss.backward()
         return region, batch[:0].tolist()
