@@ -13,6 +13,8 @@ from pytest_torchmem.analysis.results import (
     Category,
     CategoryBytes,
     Contributor,
+    Fate,
+    Holder,
     Peak,
     Phase,
     Result,
@@ -229,6 +231,19 @@ def test_show_lists_the_largest_first(torchmem, tmp_path):
         " 5.0 MiB  tests/test_a.py::test_y  (activation 5.0 MiB)",
         "2 measured on cpu, torch 2.13",
     ]
+
+
+def test_why_a_test_failed_and_what_holds_its_memory_is_shown(torchmem, tmp_path):
+    test = measured("test_a.py::test_x", MiB, CPU)
+    (window,) = test.measured.windows
+    held = Holder(MiB, 1, Fate.HELD, "net.CACHE")
+    result = replace(window.result, retained=replace(window.result.retained, holders=(held,)))
+    window = replace(window, result=result, sentence="one", sentences=("one", "two"))
+    failed = replace(test, measured=replace(test.measured, windows=(window,)), outcome="failed")
+    (tmp_path / "a.json").write_text(render_run(RunReport((failed,))))
+    lines = torchmem("show", "a.json", "test_x")[1].splitlines()
+    assert lines[2:4] == ["  failed: one", "  failed: two"]
+    assert lines[-1] == "    1.0 MiB in 1 storage: still held by net.CACHE"
 
 
 def test_show_tells_everything_about_a_test(torchmem, tmp_path):
