@@ -132,7 +132,8 @@ OPTIONS: Final = (
     ),
     Option(
         "report",
-        "write a report of the run to PATH: .json, .md or .html, or a folder with all of them",
+        "write a report of the run to PATH: .json, .md or .html, a folder with all of them, or an "
+        ".svg or .png of one test",
         "",
         "PATH",
     ),

@@ -55,7 +55,10 @@ def places_in_local_variables() -> dict[Place, str]:
     # The Python tracer would make each of the many small calls four times as slow. It does not
     # follow into a thread that begins under it. `threading`, which our own watch of threads listens
     # to, is not told of it.
-    _thread.start_new_thread(look, ())
+    try:
+        _thread.start_new_thread(look, ())
+    except RuntimeError:  # the system has no thread to spare
+        return {}
     done.acquire()
     return found[0]
 
