@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import Estimate, GpuQuestions
-from pytest_torchmem.analysis.holders import group_holders
+from pytest_torchmem.analysis.holders import Held, LeftBehind
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.results import (
@@ -30,6 +31,7 @@ from pytest_torchmem.ranks import current_rank
 from pytest_torchmem.trace import LOOP, MarkKind
 
 if TYPE_CHECKING:
+    from pytest_torchmem.record.holders import Kept
     from pytest_torchmem.record.recorder import Recorder
 
 # A user's mistake is reported at the user's line.
@@ -56,6 +58,17 @@ class Numbers(GpuQuestions):
         return self.result.growth
 
 
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """How one got to storages from local variables, by place, and when."""
+
+    ways: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    time_ns: int = 0
+
+
+_NOTHING_NOTED: Final = _Noted()
+
+
 class Region(Numbers):
     """A named part of a body. Its numbers are worked out when first asked for, and then stay.
 
@@ -71,9 +84,16 @@ class Region(Numbers):
         self._begin = begin
         self._end: int | None = None
         self._result: Result | None = None
+        self._noted = _Noted()
 
     def close(self, end: int) -> None:
         self._end = end
+
+    def note_holders(self) -> None:
+        """Note how local variables lead to what is alive now; at the end they may be gone."""
+        from pytest_torchmem.record.local_variables import places_in_local_variables
+
+        self._noted = _Noted(places_in_local_variables(), time.time_ns())
 
     @property
     def result(self) -> Result:
@@ -87,9 +107,9 @@ class Region(Numbers):
         """Every allocation and free of the region, in order. Raises `RecordingError` if open."""
         return self._profile().allocator_requests
 
-    def find_holders(self) -> tuple[Holder, ...]:
+    def find_holders(self) -> tuple[Held, ...]:
         """Return what keeps alive what the region made and left behind; see `find_holders`."""
-        return find_holders(self._profile())
+        return find_holders(self._profile(), self._noted)
 
     def picture(self) -> Picture:
         """The region's timeline, sampled. Raises `RecordingError` while it is still open."""
@@ -195,7 +215,7 @@ class BodyMeasurement(GpuQuestions):
         with self._recorder.paused() if self._recorder else nullcontext():
             yield
 
-    def find_holders(self) -> tuple[Holder, ...]:
+    def find_holders(self) -> tuple[Held, ...]:
         """Return what keeps alive what the body made and left behind; see `find_holders`."""
         return find_holders(self.profile_so_far())
 
@@ -299,17 +319,30 @@ def _counted(device: str, counters: Counters, total_bytes: int) -> Result:
     )
 
 
-def find_holders(profile: MemoryProfile) -> tuple[Holder, ...]:
-    """Return what keeps alive what a window made and left behind, largest first.
+def find_holders(profile: MemoryProfile, noted: _Noted = _NOTHING_NOTED) -> tuple[Held, ...]:
+    """Return what keeps alive what a window made and left behind, storage by storage.
 
-    To be asked before anything else runs: it looks at the objects that are alive now.
+    To be asked before anything else runs: it looks at the objects that are alive now. Of what was
+    freed since, ``noted`` knows how one got there a moment after the window's end.
     """
     from pytest_torchmem.record import holders
 
-    return group_holders(
-        Holder(kept.size_bytes, 1, Fate.GARBAGE if kept.in_garbage else Fate.HELD, kept.by)
-        for kept in holders.find_holders(profile.kept_places())
+    left = profile.left_behind(noted.time_ns)
+    alive = {storage.place: storage.size_bytes for storage in left if storage.is_alive}
+    now = {kept.place: kept for kept in holders.find_holders(alive)} if alive else {}
+    return tuple(
+        Held(_holder(storage, now.get(storage.place), noted), storage.contributor)
+        for storage in left
     )
+
+
+def _holder(storage: LeftBehind, kept: Kept | None, noted: _Noted) -> Holder:
+    if kept is None or not storage.is_alive:
+        # What was freed before may have left its place to something else.
+        by = noted.ways.get(storage.place, "") if storage.outlived_note else ""
+        return Holder(storage.size_bytes, 1, Fate.FREED_LATER, by)
+    fate = Fate.GARBAGE if kept.in_garbage else Fate.HELD
+    return Holder(storage.size_bytes, 1, fate, kept.by)
 
 
 def allocator_settings() -> str:

@@ -20,10 +20,12 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import with_counters
+from pytest_torchmem.analysis.holders import explain_retained
 from pytest_torchmem.analysis.limits import Size, read_limits, sizes_now
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Result
-from pytest_torchmem.analysis.verdict import Verdict, explain_retained, judge_limits
+from pytest_torchmem.analysis.sentences import sentences
+from pytest_torchmem.analysis.verdict import Verdict, judge_limits
 from pytest_torchmem.collecting import gc_paused
 from pytest_torchmem.errors import LimitError, MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.measurement import (
@@ -154,8 +156,7 @@ class Measure(Numbers):
         if findings := judge_limits(self.result, sizes_now(OWNER, limits)) if limits else ():
             verdict = explain_retained(Verdict(self.result, findings), self._window.find_holders)
             self._result = verdict.result
-            first, others = verdict.sentence, verdict.findings[1:]
-            raise LimitError(first, (first, *(finding.sentence for finding in others)))
+            raise LimitError(verdict.sentence, sentences([verdict]))
 
     def _new_measurement(self) -> BodyMeasurement:
         return BodyMeasurement(self._asked.device or None)

@@ -13,6 +13,8 @@ from pytest_torchmem.analysis.results import (
     Category,
     CategoryBytes,
     Contributor,
+    Fate,
+    Holder,
     Peak,
     Phase,
     Result,
@@ -231,6 +233,19 @@ def test_show_lists_the_largest_first(torchmem, tmp_path):
     ]
 
 
+def test_why_a_test_failed_and_what_holds_its_memory_is_shown(torchmem, tmp_path):
+    test = measured("test_a.py::test_x", MiB, CPU)
+    (window,) = test.measured.windows
+    held = Holder(MiB, 1, Fate.HELD, "net.CACHE")
+    result = replace(window.result, retained=replace(window.result.retained, holders=(held,)))
+    window = replace(window, result=result, sentence="one", sentences=("one", "two"))
+    failed = replace(test, measured=replace(test.measured, windows=(window,)), outcome="failed")
+    (tmp_path / "a.json").write_text(render_run(RunReport((failed,))))
+    lines = torchmem("show", "a.json", "test_x")[1].splitlines()
+    assert lines[2:4] == ["  failed: one", "  failed: two"]
+    assert lines[-1] == "    1.0 MiB in 1 storage: still held by net.CACHE"
+
+
 def test_show_tells_everything_about_a_test(torchmem, tmp_path):
     out = torchmem("show", results(tmp_path / "a.json", A), "test_x")[1]
     assert "test_y" not in out
@@ -306,7 +321,7 @@ def test_a_form_that_there_is_not_ends_with_2(torchmem, tmp_path):
     one = results(tmp_path / "a.json", A)
     code, _, err = torchmem("report", one, "-o", "x.pdf")
     assert code == Exit.BAD_INPUT
-    assert ".json, .md, .html, .svg" in err
+    assert ".json, .md, .html, .svg, .png" in err
     assert torchmem("report", one, "-o", "x.svg")[0] == Exit.BAD_INPUT  # no test has a timeline
 
 
@@ -325,7 +340,7 @@ def trace(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("name", ["x.html", "x.svg", "x.json", "x.md"])
+@pytest.mark.parametrize("name", ["x.html", "x.svg", "x.png", "x.json", "x.md"])
 def test_a_stored_trace_becomes_a_report(torchmem, trace, tmp_path, name):
     assert torchmem("report", trace, "-o", name)[0] == Exit.OK
     assert (tmp_path / name).stat().st_size > 100

@@ -56,14 +56,21 @@ class OpTree:
 
         A mark that is not in the tree falls half-way between the events around its time.
         """
-        marks, events = self.trace.marks, self.trace.events
-        times = np.empty(len(events), np.int64)
-        times[self.rank] = events["start_ns"]
-        ranks: NDArray[np.float64] = np.searchsorted(times, marks["time_ns"]).astype(np.float64)
-        ranks -= 0.5
+        marks = self.trace.marks
+        ranks = self._ranks_at(marks["time_ns"])
         placed = marks["event"] >= 0
         ranks[placed] = self.rank[marks["event"][placed]]
         return ranks
+
+    def rank_at(self, time_ns: int) -> float:
+        """Where a moment stands among the ranks: half-way between the events around it."""
+        return float(self._ranks_at(np.array([time_ns]))[0])
+
+    def _ranks_at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        times = np.empty(len(self.trace.events), np.int64)
+        times[self.rank] = self.trace.events["start_ns"]
+        ranks: NDArray[np.float64] = np.searchsorted(times, times_ns).astype(np.float64)
+        return ranks - 0.5
 
 
 def build_op_tree(trace: Trace) -> OpTree:

@@ -16,6 +16,7 @@ from pytest_torchmem.analysis.device_queue import DeviceQueue, find_device_queue
 from pytest_torchmem.analysis.evidence import Evidence, Window
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
 from pytest_torchmem.analysis.growth import Growth, attribute_growth
+from pytest_torchmem.analysis.holders import LeftBehind
 from pytest_torchmem.analysis.op_tree import OpTree, build_op_tree
 from pytest_torchmem.analysis.operators import (
     OperatorRow,
@@ -142,11 +143,24 @@ class MemoryProfile(GpuQuestions):
         live = self.attribution.contributors(rows.tolist())
         return Retained(by_category.total, by_category, live)
 
-    def kept_places(self) -> dict[tuple[str, int], int]:
-        """What the window made and nothing freed since: bytes by device and pointer."""
-        rows = np.flatnonzero(self._retained_at(self.window.end) & (self.storages.died == NEVER))
-        pointers, sizes = self.storages.ptr[rows].tolist(), self.storages.size_bytes[rows].tolist()
-        return {(self.device, ptr): size for ptr, size in zip(pointers, sizes, strict=True)}
+    def left_behind(self, noted_ns: int = 0) -> tuple[LeftBehind, ...]:
+        """Return each storage that the window made and that was alive at its end.
+
+        It is told of each whether it was alive at ``noted_ns``, too, by the clock of the recording.
+        """
+        noted = self.tree.rank_at(noted_ns)
+        rows = np.flatnonzero(self._retained_at(self.window.end)).tolist()
+        storages = self.storages
+        return tuple(
+            LeftBehind(
+                (self.device, int(storages.ptr[row])),
+                int(storages.size_bytes[row]),
+                bool(storages.died[row] == NEVER),
+                bool(storages.died[row] > noted),
+                *self.attribution.contributors([row]),
+            )
+            for row in rows
+        )
 
     @property
     def steps(self) -> tuple[int, ...]:

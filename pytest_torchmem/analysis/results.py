@@ -141,6 +141,13 @@ class Contributor:
         where = (self.source.file, self.source.function) if self.source else ("", "")
         return (self.category.value, self.operator, self.module, *where, self.phase.value)
 
+    @property
+    def told_as(self) -> tuple[object, ...]:
+        """What a reader tells it by: like `origin`, it names a source by the end of its path."""
+        source = self.source
+        where = (source.file.replace("\\", "/").rpartition("/")[2], source.line) if source else ()
+        return (self.category, self.operator, self.module, self.phase, where)
+
 
 def _meant(name: str, others: Iterable[str]) -> str:
     import difflib  # only a user who mistyped pays for it
@@ -154,6 +161,7 @@ class _PerCategory:
     """Lets ``peak.activation`` stand for ``peak.by_category.activation``."""
 
     __slots__ = ()
+    total: int
     by_category: CategoryBytes
 
     def __getattr__(self, name: str) -> int:
@@ -164,8 +172,13 @@ class _PerCategory:
         meant = "" if name.startswith("_") else _meant(name, dir(self))
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{meant}")
 
+    def __repr__(self) -> str:
+        """The numbers that are not 0: a failed assert shows it in the middle of an expression."""
+        amounts = [f", {category.value}={n}" for category, n in self.by_category.items() if n]
+        return f"<{type(self).__name__} total={self.total}{''.join(amounts)}>"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Peak(_PerCategory):
     """The largest footprint over a window.
 
@@ -192,6 +205,7 @@ class Fate(enum.Enum):
 
     GARBAGE = "freed only by the garbage collector"
     HELD = "still held"
+    FREED_LATER = "held at its end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +216,9 @@ class Holder:
         size_bytes: The bytes of all storages with this answer.
         count: How many storages.
         fate: What becomes of them.
-        by: The way to them (``models.CACHE['last']``), or for garbage the class or function that
-            closes the cycle; ``""`` where it could not be found.
+        by: The way to them (``models.CACHE['last']``), for garbage the class or function that
+            closes the cycle, for what was freed later the way to them when the region ended; ``""``
+            where it could not be found.
     """
 
     size_bytes: int
@@ -214,10 +229,12 @@ class Holder:
     def __str__(self) -> str:
         if self.fate is Fate.GARBAGE:
             return f"{self.fate.value}" + (f", in a cycle of {self.by}" if self.by else "")
+        if self.fate is Fate.FREED_LATER:
+            return f"{self.fate.value} by {self.by}, freed later" if self.by else "freed later"
         return f"{self.fate.value} by {self.by}" if self.by else self.fate.value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Retained(_PerCategory):
     """What a window made that was still alive at its end; `Peak`'s shorthand works here too.
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.analysis.growth import Growth, attribute_growth
-from pytest_torchmem.analysis.results import Category, Contributor, Holder, Result
+from pytest_torchmem.analysis.results import Category, Contributor, Result
 from pytest_torchmem.units import format_apart, format_change, format_size
 
 COUNTERS: Final = ("allocated", "active", "reserved")
@@ -43,12 +43,16 @@ class Finding:
         sentence: Both numbers and the largest cause, on one line.
         excess_bytes: By how much; 0 when the number could not be judged.
         growths: What grew, largest first, when there was a baseline to compare with.
+        numbers: The sentence without its cause.
+        causes: The contributor that the sentence names as the largest cause; empty for none.
     """
 
     key: str
     sentence: str
     excess_bytes: int = 0
     growths: tuple[Growth, ...] = ()
+    numbers: str = ""
+    causes: tuple[Contributor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,31 +139,12 @@ def judge_baseline(
             allowed = allowance.text_for(baseline_bytes)
             reference = f"the baseline{of_other} of {{}} ({allowed})"
             growths = _growths(result, entry, key, category_growths)
-            sentence = _exceeds(result, key, measured_bytes, baseline_bytes, reference)
-            cause = _grown_cause(growths, key) or _largest_cause(result, key)
+            numbers = _exceeds(result, key, measured_bytes, baseline_bytes, reference)
             excess_bytes = measured_bytes - baseline_bytes
-            findings.append(Finding(key, sentence + cause, excess_bytes, growths))
+            findings.append(_with_cause(Finding(key, numbers, excess_bytes, growths), result))
     change = next((c for c in (Change.GROWN, Change.SHRUNK) if c in changes), Change.SAME)
     notice = _largest_saving(result, entry) if change is Change.SHRUNK else ""
     return Verdict(result, rank(findings), change, entry.total, notice, environment)
-
-
-def explain_retained(
-    verdict: Verdict, find_holders: Callable[[], tuple[Holder, ...]] | None
-) -> Verdict:
-    """Say what keeps alive what was retained, where that is what failed; only then it is asked."""
-    if find_holders is None or not any(finding.key in RETAINED for finding in verdict.findings):
-        return verdict
-    if not (holders := find_holders()):
-        return verdict
-    result = replace(verdict.result, retained=replace(verdict.result.retained, holders=holders))
-    findings = tuple(
-        replace(finding, sentence=f"{finding.sentence}, {holders[0]}")
-        if finding.key in RETAINED and finding.excess_bytes
-        else finding
-        for finding in verdict.findings
-    )
-    return replace(verdict, result=result, findings=findings)
 
 
 def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
@@ -236,9 +221,8 @@ def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
         return Finding(key, text + measured_bytes)
     if measured_bytes <= limit_bytes:
         return None
-    sentence = _exceeds(result, key, measured_bytes, limit_bytes, "the limit of {}")
-    excess_bytes = measured_bytes - limit_bytes
-    return Finding(key, sentence + _largest_cause(result, key), excess_bytes)
+    numbers = _exceeds(result, key, measured_bytes, limit_bytes, "the limit of {}")
+    return _with_cause(Finding(key, numbers, measured_bytes - limit_bytes), result)
 
 
 def _reading(result: Result, key: str) -> int | str:
@@ -369,19 +353,19 @@ def _held(live: Iterable[Contributor]) -> int:
     return sum(contributor.size_bytes for contributor in live)
 
 
-def _grown_cause(growths: tuple[Growth, ...], key: str) -> str:
-    if not growths:
-        return ""
-    growth = growths[0]
-    least = "at least " if growth.at_least else ""
-    return f": {least}{format_change(growth.size_bytes)} {origin(growth.contributor, key)}"
-
-
-def _largest_cause(result: Result, key: str) -> str:
-    live = contributors(result, key)
-    if not live:
-        return ""
-    return f": largest {format_size(live[0].size_bytes)} {origin(live[0], key)}"
+def _with_cause(finding: Finding, result: Result) -> Finding:
+    """Add what grew most, or without a baseline what is largest, to a sentence of numbers."""
+    key, numbers = finding.key, finding.sentence
+    if finding.growths:
+        growth = finding.growths[0]
+        cause = growth.contributor
+        size = ("at least " if growth.at_least else "") + format_change(growth.size_bytes)
+    elif live := contributors(result, key):
+        cause, size = live[0], f"largest {format_size(live[0].size_bytes)}"
+    else:
+        return replace(finding, numbers=numbers)
+    sentence = f"{numbers}: {size} {origin(cause, key)}"
+    return replace(finding, sentence=sentence, numbers=numbers, causes=(cause,))
 
 
 def origin(contributor: Contributor, key: str = "total") -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_torchmem.analysis.baseline import BaselineEntry
-from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import CategoryBytes
 from pytest_torchmem.analysis.verdict import words
 from pytest_torchmem.cli.inputs import Measurements, windows_of
 from pytest_torchmem.report.sparkline import timeline_lines
+from pytest_torchmem.report.summary import Window
 from pytest_torchmem.report.tables import ANY_WIDTH, live_table
+from pytest_torchmem.report.terminal import holder_lines
 from pytest_torchmem.units import format_size
 
 
@@ -33,15 +34,18 @@ def details(
 ) -> str:
     """Return everything about the measurements whose name contains ``pattern``."""
     chosen = [key for key in measurements.entries if pattern in str(key)]
-    pictures = dict(_pictures(measurements))
+    windows = dict(_windows(measurements))
     blocks = []
     for key in sorted(chosen, key=str):
         entry = measurements.entries[key]
         retained = measurements.size(key, entry.retained.total)
         lines = [str(key), f"peak {measurements.size(key, entry.total)}, retained {retained}"]
+        window = windows.get(str(key))
+        lines += [f"  failed: {sentence}" for sentence in window.sentences] if window else []
         lines += _figures(entry)
-        if picture := pictures.get(str(key)):
-            lines += ["", "footprint, change by change:", *timeline_lines(picture, width, plain)]
+        if window and window.picture:
+            drawn = timeline_lines(window.picture, width, plain)
+            lines += ["", "footprint, change by change:", *drawn]
         if entry.live:
             lines += [
                 "",
@@ -50,6 +54,7 @@ def details(
             ]
         if entry.retained_live:
             lines += ["", "retained at the end:", *live_table(entry.retained_live, room)]
+        lines += holder_lines(window.result.retained.holders) if window else []
         blocks.append("\n".join(lines))
     return "\n\n\n".join(blocks)
 
@@ -62,10 +67,9 @@ def _figures(entry: BaselineEntry) -> Iterator[str]:
             yield f"  {name:<17}{at_peak:>11} at the peak, {format_size(size_bytes):>10} at most"
 
 
-def _pictures(measurements: Measurements) -> Iterator[tuple[str, Picture]]:
+def _windows(measurements: Measurements) -> Iterator[tuple[str, Window]]:
     for key, window in windows_of(measurements.run, unjudged=True) if measurements.run else ():
-        if window.picture:
-            yield str(key), window.picture
+        yield str(key), window
 
 
 def _largest(at_peak: CategoryBytes) -> str:

@@ -47,8 +47,8 @@ _OPEN: Final = '"entries": ['
 _LAST: Final = encode(_END)
 
 
-class ChangedTwiceError(BaselineError):
-    """An entry that two branches changed, and that git has merged into one file twice."""
+class EntryError(BaselineError):
+    """One entry cannot be used; the others of its file can. An update can put another there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,19 +324,19 @@ def unreadable(path: Path, reason: str) -> BaselineError:
     )
 
 
-def _damaged(path: Path, key: str, reason: str) -> BaselineError:
-    return BaselineError(
-        f"the baseline {path} cannot be read: the entry {key!r} is damaged ({reason}). Restore the "
-        f"file from version control, or delete that entry (the rows that begin with "
-        f"[{encode(key)}) and run with --torchmem-update-baseline"
+def _damaged(path: Path, key: str, reason: str) -> EntryError:
+    return EntryError(
+        f"the baseline {path}: the entry {key!r} is damaged ({reason}). Restore the rows that "
+        f"begin with [{encode(key)} from version control, or measure again and replace it with "
+        "--torchmem-update-baseline, which keeps the other entries"
     )
 
 
-def _changed_twice(path: Path, key: str, part: str, one: object, other: object) -> BaselineError:
+def _changed_twice(path: Path, key: str, part: str, one: object, other: object) -> EntryError:
     text = f"{part} of {key!r} is there twice"
     if isinstance(one, int) and isinstance(other, int):
         text += f", as {' and as '.join(format_apart(one, other))}"
-    return ChangedTwiceError(
+    return EntryError(
         f"the baseline {path}: {text}. Two branches changed it; measure again and accept it with "
         "--torchmem-update-baseline"
     )

@@ -167,7 +167,8 @@ def portable(result: Result, rootdir: Path) -> Result:
         live_by_category=portable_live(result.peak.live_by_category, rootdir),
     )
     retained = replace(result.retained, live=portable_live(result.retained.live, rootdir))
-    return replace(result, peak=peak, retained=retained)
+    grown = portable_live(result.grown, rootdir)
+    return replace(result, peak=peak, retained=retained, grown=grown)
 
 
 def portable_live(live: Iterable[Contributor], rootdir: Path) -> tuple[Contributor, ...]:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.analysis.holders import explain_retained
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Result
+from pytest_torchmem.analysis.sentences import sentences
 from pytest_torchmem.analysis.spread import judge_spread
 from pytest_torchmem.analysis.verdict import (
     Finding,
     Verdict,
-    explain_retained,
     judge_baseline,
     judge_blind_spots,
     judge_limits,
@@ -203,18 +204,18 @@ class Body:
         """Record what was measured until the body's own exception, for reports."""
         settings, rootdir = self.run.settings, self.run.rootdir
         result, picture = portable(raw, rootdir), None
-        sentences: tuple[str, ...] = ()
+        told: tuple[str, ...] = ()
         memory_ran_out = is_out_of_memory(error)
         if memory_ran_out or settings.timelines is not Timelines.NONE:
             picture = picture_of(self.measurement, True, settings, rootdir)
         if memory_ran_out:
             live = portable_live(live_then(self.measurement), rootdir)
-            sentences = out_of_memory_sentences(result, live)
+            told = out_of_memory_sentences(result, live)
             timeline = drawn(picture, self.item.config)
-            section = out_of_memory_section(sentences, live, timeline, room(self.item.config))
+            section = out_of_memory_section(told, live, timeline, room(self.item.config))
             self.item.add_report_section("call", "torchmem", section)
         kept = picture if settings.timelines is not Timelines.NONE else None
-        body = unjudged(result, kept, sentences)
+        body = unjudged(result, kept, told)
         windows = (body, *self._regions(failed=True))
         self._send(self._record(unjudged=windows, raised=raised(error)))
         self._pack_trace()
@@ -311,7 +312,7 @@ class Body:
             change,
             before,
             verdict.sentence,
-            sentences=tuple(finding.sentence for finding in verdict.findings),
+            sentences=sentences([verdict], name_regions=False),
             baseline=self._entries.get(key) if settings.reports else None,
             picture=picture if settings.timelines is not Timelines.NONE else None,
             reference=verdict.reference,

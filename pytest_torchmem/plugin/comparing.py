@@ -7,7 +7,7 @@ from pathlib import Path
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.environments import Environment
 from pytest_torchmem.analysis.verdict import Finding
-from pytest_torchmem.plugin.baseline_file import ChangedTwiceError
+from pytest_torchmem.plugin.baseline_file import EntryError
 from pytest_torchmem.plugin.baselines import BaselineStore, Reference
 from pytest_torchmem.plugin.options import Settings
 
@@ -16,12 +16,17 @@ def find_reference(
     store: BaselineStore, settings: Settings, module: Path, environment: Environment, key: str
 ) -> Reference | None:
     """Return what to compare an entry with; None where it counts as new. Raises `BaselineError`."""
+    stores_new = Change.NEW in settings.accepted
     try:
-        return store.reference(module, environment, key)
-    except ChangedTwiceError:
-        if Change.NEW in settings.accepted:
-            return None  # which of the two is right, the new measurement says
+        reference = store.reference(module, environment, key)
+        if reference and stores_new:
+            # Contributors are read late. Damage to them has to show before the entry is trusted.
+            len(reference.entry.live), len(reference.entry.retained_live)
+    except EntryError:
+        if stores_new:
+            return None  # what is right, the new measurement says
         raise
+    return reference
 
 
 def missing_baseline(settings: Settings, key: str, shown: str, near: str) -> tuple[Finding, ...]:

@@ -118,6 +118,7 @@ class Torchmem:
                 "for that name; name them apart"
             )
         self._body.checked.append((region, self._allowance(tolerance, floor)))
+        region.note_holders()
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what was recorded of the body so far to ``path``, for the ``torchmem`` command.

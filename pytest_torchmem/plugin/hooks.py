@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from pytest_torchmem.plugin.fixture import Torchmem
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    add_options(parser)
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    config = pluginmanager.get_plugin("pytestconfig")
+    assert isinstance(config, pytest.Config)
+    add_options(parser, config)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_torchmem.analysis.baseline import Allowance, Change
 from pytest_torchmem.errors import ReportError, SizeError
-from pytest_torchmem.plugin.registration import CHANGE_WORDS, OPTIONS, Option
+from pytest_torchmem.plugin.registration import CHANGE_WORDS, OPTIONS, Option, given
 from pytest_torchmem.ranks import environment_rank, path_of_rank
 from pytest_torchmem.report.files import FOLDER, kind_of
 from pytest_torchmem.units import parse_fraction, parse_size
@@ -110,7 +110,7 @@ def read_settings(config: pytest.Config) -> Settings:
     )
     summary = _choice(SummaryKind, "summary", values["summary"])
     level = _choice(LevelChoice, "level", values["level"])
-    accepted = _accepted(values["update-baseline"])
+    accepted = _accepted(config, values["update-baseline"])
     if values["dry-run"] and not accepted and not values["follow-renames"]:
         raise pytest.UsageError(
             "--torchmem-dry-run shows what --torchmem-update-baseline would change; give that, too "
@@ -156,10 +156,11 @@ def _choice(kinds: type[_Choice], name: str, given: str | bool) -> _Choice:
         raise pytest.UsageError(text) from None
 
 
-def _accepted(given: str | bool) -> frozenset[Change]:
+def _accepted(config: pytest.Config, value: str | bool) -> frozenset[Change]:
     """Return the changes that an update accepts; the bare flag accepts all that delete nothing."""
-    text = str(given).strip().lower()
-    if text in ("", "0", "false", "no", "off"):
+    text = str(value).strip().lower()
+    empty = config.getoption("--torchmem-update-baseline") == ""
+    if not empty and text in ("", "0", "false", "no", "off"):
         return frozenset()
     if text in ("1", "true", "yes", "on"):
         return frozenset({Change.NEW, Change.GROWN, Change.SHRUNK})
@@ -168,10 +169,19 @@ def _accepted(given: str | bool) -> frozenset[Change]:
     for word in words:
         if word not in known:
             raise pytest.UsageError(
-                f"--torchmem-update-baseline: {word!r} is not one of {', '.join(known)} "
+                f"{_place(config, 'update-baseline')}: {word!r} is not one of {', '.join(known)} "
                 "[bad-argument]"
             )
     return frozenset(known[word] for word in words)
+
+
+def _place(config: pytest.Config, name: str) -> str:
+    """Return an option as it was given, and where: one that was not typed may be hard to find."""
+    option = next(option for option in OPTIONS if option.name == name)
+    if config.getoption(option.flag) is None:
+        return f"{option.ini} in {config.inipath}"
+    where = (where for where, text in given(config) if text.startswith(f"{option.flag}="))
+    return f"{option.flag} {next(where, '')}".rstrip()
 
 
 def _repeat_count(text: str) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
+import os
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -131,7 +132,8 @@ OPTIONS: Final = (
     ),
     Option(
         "report",
-        "write a report of the run to PATH: .json, .md or .html, or a folder with all of them",
+        "write a report of the run to PATH: .json, .md or .html, a folder with all of them, or an "
+        ".svg or .png of one test",
         "",
         "PATH",
     ),
@@ -155,16 +157,16 @@ MARKERS: Final = (
 )
 
 
-def add_options(parser: pytest.Parser) -> None:
+def add_options(parser: pytest.Parser, config: pytest.Config) -> None:
     """Register each option and its ini twin."""
     group = parser.getgroup("torchmem", "memory of PyTorch code")
     for option in OPTIONS:
         if option.words:
             # `nargs="?"` would take a path that follows for the words. What argparse finds whole
             # among its option strings it does not split, so each choice of words is one of them.
-            # So is what was typed: of other words, the settings say more than argparse.
+            # So is what was given: of other words, the settings say more than argparse.
             strings = [f"{option.flag}={choice}" for choice in _choices(option.words)]
-            typed = (a for a in sys.argv if a.startswith(f"{option.flag}=") and a[-1] != "=")
+            typed = (a for _, a in given(config) if a.startswith(f"{option.flag}="))
             strings = list(dict.fromkeys([*strings, *typed]))
             group.addoption(
                 *strings, action=_Words, dest=option.ini, default=None, help=argparse.SUPPRESS
@@ -179,6 +181,21 @@ def add_options(parser: pytest.Parser) -> None:
         plain = isinstance(option.default, bool) and not option.words
         kind: Literal["bool", "string"] = "bool" if plain else "string"
         parser.addini(option.ini, f"the same as {option.flag}", type=kind, default=None)
+
+
+def given(config: pytest.Config) -> Iterator[tuple[str, str]]:
+    """Yield where each argument of the run was given, and the argument; the first one wins.
+
+    Those of the ini file are left out while pytest has not read it.
+    """
+    yield from (("on the command line", str(a)) for a in reversed(config.invocation_params.args))
+    variable = "PYTEST_ADDOPTS"
+    yield from ((f"in {variable}", a) for a in reversed(shlex.split(os.environ.get(variable, ""))))
+    try:
+        stored = config.getini("addopts")
+    except ValueError:
+        return
+    yield from ((f"in addopts of {config.inipath or 'the ini file'}", a) for a in reversed(stored))
 
 
 class _Words(argparse.Action):

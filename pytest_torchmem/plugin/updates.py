@@ -52,6 +52,7 @@ class FilePlan:
         renames: Keys of entries that a new test has the numbers of, and that test's key.
         removes: Unused entries are to be deleted.
         follows: Entries with a new name are to be moved.
+        repaired: Keys of written windows whose entry is there, and cannot be used.
     """
 
     path: Path
@@ -61,6 +62,7 @@ class FilePlan:
     renames: Mapping[str, str] = field(default_factory=dict)
     removes: bool = False
     follows: bool = False
+    repaired: frozenset[str] = frozenset()
 
     @property
     def file_changes(self) -> FileChanges:
@@ -87,7 +89,8 @@ class FilePlan:
             change = BaselineChange(
                 shown, window.key, window.change, before_bytes, after_bytes, done
             )
-            yield replace(change, renamed_from=moved.get(window.key, ""))
+            repaired = window.key in self.repaired
+            yield replace(change, renamed_from=moved.get(window.key, ""), repaired=repaired)
         for key, entry in self.unused.items():
             if key not in moved.values():
                 before_bytes = entry.total if entry else 0
@@ -112,8 +115,19 @@ def plan_updates(
         }
         unused = _Unused(path, environment, store).find(tests, outcomes, elsewhere)
         windows = [w for t in tests if t.test in outcomes.passed for w in t.windows]
-        plans.append(_plan(path, environment, windows, unused, settings))
+        plan = _plan(path, environment, windows, unused, settings)
+        new = {w.key for w in plan.written if w.change is Change.NEW}
+        there = _keys(path, environment, store) if new else frozenset()
+        plans.append(replace(plan, repaired=there & new))
     return plans
+
+
+def _keys(path: Path, environment: Environment, store: BaselineStore) -> frozenset[str]:
+    """Return the keys in a file; none where it cannot be read, which its tests have said."""
+    try:
+        return store.keys(path, environment)
+    except BaselineError:
+        return frozenset()
 
 
 def _plan(
@@ -183,10 +197,7 @@ class _Unused:
         ran = {test for test in outcomes.seen if _module_of(test) == _module_of(tests[0].test)}
         if outcomes.partial or ran & outcomes.skipped:
             return {}
-        try:
-            keys = self.store.keys(self.path, self.environment)
-        except BaselineError:
-            return {}  # the tests that use it have said so
+        keys = _keys(self.path, self.environment, self.store)
         here = {t.test for t in tests}
         pending = {entry_key(test) for test in (ran - outcomes.passed) | (elsewhere - here)}
         used = {w.key for t in tests for w in t.windows if w.change in _COMPARED}

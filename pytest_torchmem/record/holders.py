@@ -37,7 +37,7 @@ _HOLDING: Final = (torch.Tensor, torch.UntypedStorage)
 class Kept:
     """Why a storage is alive: by the way to it, or, in garbage, by what closes the cycle."""
 
-    size_bytes: int
+    place: Place
     in_garbage: bool
     by: str
 
@@ -52,14 +52,14 @@ def find_holders(sizes: Mapping[Place, int]) -> list[Kept]:
     freed = _freed_by_a_collection()
     holding = _Holding(wanted)
 
-    def kept(place: Place, size_bytes: int) -> Kept:
+    def kept(place: Place) -> Kept:
         if place in holding:
-            return Kept(size_bytes, False, holding.path(place))
+            return Kept(place, False, holding.path(place))
         if freed is None or place in freed or place in cycles:
-            return Kept(size_bytes, True, cycles.get(place, ""))
-        return Kept(size_bytes, False, NO_TENSOR)
+            return Kept(place, True, cycles.get(place, ""))
+        return Kept(place, False, NO_TENSOR)
 
-    return [kept(place, size_bytes) for place, size_bytes in wanted.items()]
+    return [kept(place) for place in wanted]
 
 
 def _freed_by_a_collection() -> set[Place] | None:
@@ -105,8 +105,9 @@ def _held_by(
         for place in places_of(tensor.grad):
             yield place, ".grad"
     if tensor.grad_fn is not None:
-        for saved in graphs.holdings([tensor]).saved:
-            for place in places_of(saved):
+        holdings = graphs.holdings([tensor])
+        for held in (*holdings.saved, *holdings.leaves):
+            for place in places_of(held):
                 yield place, ", in its autograd graph"
 
 

@@ -30,7 +30,10 @@ def instances_of(classes: Iterable[type[Any]]) -> list[Any]:
 
     Looks at the type and never at ``__class__``: a proxy among the objects must not be woken.
     """
-    return _selected([*gc.get_objects(), *frozen_objects()], classes)
+    # A copy of so long a list would take as long as the look itself.
+    objects = gc.get_objects()
+    objects += frozen_objects()
+    return _selected(objects, classes)
 
 
 class Census:

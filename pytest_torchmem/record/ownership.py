@@ -75,14 +75,14 @@ class OwnershipLog:
         self.edges.append((mark, id(child), parent_id, number(name), number(type(child).__name__)))
 
 
-def _quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
+def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
     """Keep what a method does from the body's function modes and from the collector.
 
     What it makes on the way would start a collection that without us came later.
     """
 
     @wraps(method)
-    def quiet(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def quietly(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         enabled = gc.isenabled()
         gc.disable()
         try:
@@ -92,7 +92,7 @@ def _quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
             if enabled:
                 gc.enable()
 
-    return quiet
+    return quietly
 
 
 class OwnershipWatch:
@@ -144,7 +144,7 @@ class OwnershipWatch:
         while self._undo:
             self._undo.pop()()
 
-    @_quiet
+    @quiet
     def scan(self, mark: int) -> None:
         """Log every live tensor, and learn the modules and optimizers that exist already."""
         live = find_live()
@@ -164,17 +164,17 @@ class OwnershipWatch:
         for optimizer in live.optimizers:
             self._log_optimizer(mark, optimizer)
 
-    @_quiet
+    @quiet
     def sample(self, mark: int) -> None:
         """Log what the known modules hold now."""
         for module in list(self._modules):
             self._log_held(mark, module)
 
-    def _log_held(self, mark: int, module: torch.nn.Module) -> None:
+    def _log_held(self, mark: int, module: torch.nn.Module, gradients: bool = True) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 self._log.owner(mark, Ownership.PARAMETER, parameter, id(module), name)
-                if parameter.grad is not None:
+                if gradients and parameter.grad is not None:
                     self._log.owner(mark, Ownership.GRADIENT, parameter.grad, id(module), name)
         for name, buffer in module._buffers.items():
             if buffer is not None:
@@ -183,13 +183,13 @@ class OwnershipWatch:
             if child is not None:
                 self._log.edge(mark, child, module, name)
 
-    @_quiet
+    @quiet
     def sample_graphs(self, mark: int) -> None:
         """Log what the graphs of all live tensors keep for a backward pass that may follow."""
         roots = (t for t in find_live().tensors if t.grad_fn is not None)
         self._log_holdings(mark, self._graphs.holdings(roots))
 
-    @_quiet
+    @quiet
     def note_use(self, tensor: torch.Tensor) -> None:
         """Log that a storage which was there at the start is used."""
         for device, ptr in places_of(tensor):
@@ -198,13 +198,15 @@ class OwnershipWatch:
                 self._used.add(place)
                 self._log.owner(self._mark(MarkKind.MODULE_SEEN, ""), Ownership.USED, tensor)
 
-    @_quiet
+    @quiet
     def sample_end(self, mark: int) -> None:
-        """Log what `sample` and `sample_graphs` do, and what on the CPU is new since the start.
+        """Log what modules and graphs hold, and what on the CPU is new since the start.
 
-        The profiler saw most of that being made, and what it did not see is found by this.
+        The profiler saw most of that being made, and what it did not see is found by this. What is
+        in a ``.grad`` is known from the backward pass.
         """
-        self.sample(mark)
+        for module in list(self._modules):
+            self._log_held(mark, module, gradients=False)
         live = find_live()
         roots = (t for t in live.tensors if t.grad_fn is not None)
         self._log_holdings(mark, self._graphs.holdings(roots))
@@ -218,7 +220,7 @@ class OwnershipWatch:
             if storage.device.type == "cpu":
                 self._log.owner(mark, Ownership.SURVIVOR, storage)
 
-    @_quiet
+    @quiet
     def before_backward(
         self, roots: Iterable[Any], gradients: Iterable[Any], create_graph: bool
     ) -> list[torch.Tensor]:
@@ -244,13 +246,13 @@ class OwnershipWatch:
             for node in nodes_below(roots)
         ]
 
-    @_quiet
+    @quiet
     def _on_gradients(self, node: str, gradients: tuple[Any, ...]) -> None:
         mark = self._mark(MarkKind.GRADIENT_PASSED, node)
         for gradient in gradients:
             self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
 
-    @_quiet
+    @quiet
     def after_backward(self, leaves: Iterable[torch.Tensor], gradients: Iterable[Any]) -> None:
         mark = self._mark(MarkKind.BACKWARD_END, "")
         self._depth -= 1
@@ -287,7 +289,7 @@ class OwnershipWatch:
             mark = self._mark(MarkKind.MODULE_SEEN, "")
             self._log.edge(mark, module, None, "")
 
-    @_quiet
+    @quiet
     def _see_copy(self, module: torch.nn.Module) -> None:
         """Log a module that got everything that it holds at once."""
         self._see(module)
@@ -299,7 +301,7 @@ class OwnershipWatch:
     def _on_buffer(self, module: torch.nn.Module, name: str, buffer: Any) -> None:
         self._on_registered(module, name, buffer, Ownership.BUFFER)
 
-    @_quiet
+    @quiet
     def _on_registered(
         self, module: torch.nn.Module, name: str, tensor: Any, kind: Ownership
     ) -> None:
@@ -317,7 +319,7 @@ class OwnershipWatch:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._mark(MarkKind.OPTIMIZER_BEGIN, "")
 
-    @_quiet
+    @quiet
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._log_optimizer(self._mark(MarkKind.OPTIMIZER_END, ""), optimizer)
 
@@ -401,7 +403,7 @@ class _WatchedEngine:
         return gradients
 
 
-@_quiet
+@quiet
 def _has_memory(roots: Iterable[Any]) -> bool:
     """False for the roots of a backward pass that a compiler traces."""
     return any(isinstance(r, GradientEdge) or next(places_of(r), None) for r in roots)

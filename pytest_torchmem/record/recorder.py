@@ -213,9 +213,16 @@ class Recorder:
         if self._profiler is None or not self._ranges.none_open():
             return
         if kind is MarkKind.STOP or not self._segments or self._may_keep():
-            ended = self._pause()
-            self._resume()
-            del ended
+            # What a collection frees between two sessions nobody would see.
+            collecting = gc.isenabled()
+            gc.disable()
+            try:
+                ended = self._pause()
+                self._resume()
+                del ended
+            finally:
+                if collecting:
+                    gc.enable()
 
     def _may_keep(self) -> bool:
         names = self._reader.strings.values()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pytest_torchmem.record.frozen_objects import frozen_objects, referrers_among
 
-_DEPTH: Final = 12
+_DEPTH: Final = 20
 _WIDTH: Final = 300
 _KEY_LENGTH: Final = 40
 _SHORT_MODULE = re.compile(r"\._(?:parameters|buffers|modules)\['([^'\]]+)'\]")
@@ -49,7 +49,7 @@ class Searcher:
             above = [*gc.get_referrers(*front), *referrers_among(self._frozen, front)]
             following: list[Any] = []
             for holder in above:
-                if id(holder) in ways or id(holder) in skipped or _is_machinery(holder):
+                if id(holder) in ways or id(holder) in skipped or _holds_for_machinery(holder):
                     continue
                 held = next((h for h in gc.get_referents(holder) if id(h) in ways), None)
                 if held is None:
@@ -72,7 +72,7 @@ class Searcher:
         while at is not None:
             self._known[at] = path.removesuffix(ways[at])
             at = below.get(at)
-        return _tidy(path)
+        return tidy(path)
 
 
 def _step(holder: Any, held: Any, way: str) -> str:
@@ -175,7 +175,7 @@ def _local_variables() -> _Names:
     for top in list(sys._current_frames().values()):
         frame: types.FrameType | None = top
         while frame is not None:
-            if not _of_machinery(frame.f_globals.get("__name__", "")):
+            if not is_machinery(frame.f_globals.get("__name__", "")):
                 names.containers.add(id(frame))
                 if (values := frame.f_locals) is not frame.f_globals:
                     names.containers.add(id(values))
@@ -192,22 +192,30 @@ def _place(frame: types.FrameType) -> str:
     return f"{frame.f_code.co_name} ({file}:{frame.f_lineno})"
 
 
-def _is_machinery(holder: Any) -> bool:
+def _holds_for_machinery(holder: Any) -> bool:
     if _is(holder, types.FrameType):
-        return _of_machinery(holder.f_globals.get("__name__", ""))
-    return _of_machinery(type(holder).__module__) and type(holder).__name__ != "FixtureDef"
+        return is_machinery(holder.f_globals.get("__name__", ""))
+    return is_machinery(type(holder).__module__) and type(holder).__name__ != "FixtureDef"
 
 
-def _of_machinery(module: Any) -> bool:
+def is_machinery(module: Any) -> bool:
+    """Return whether a module is part of what runs the tests, and not of the program."""
     return str(module).partition(".")[0] in _MACHINERY
 
 
 def _key(holder: dict[Any, Any], held: Any) -> str:
     for key, value in holder.items():
         if value is held or key is held:
-            text = repr(key) if isinstance(key, (str, int, bytes, tuple)) else type(key).__name__
-            return text if len(text) <= _KEY_LENGTH else f"{text[:_KEY_LENGTH]}..."
+            return key_text(key)
     return "..."
+
+
+def key_text(key: Any) -> str:
+    """Return a key as it is shown between brackets."""
+    plain = isinstance(key, tuple) and all(isinstance(part, (str, int)) for part in key)
+    shown = plain or isinstance(key, (str, int, bytes))
+    text = repr(key) if shown else type(key).__name__
+    return text if len(text) <= _KEY_LENGTH else f"{text[:_KEY_LENGTH]}..."
 
 
 def _kind(holder: Any) -> Sequence[str]:
@@ -215,7 +223,7 @@ def _kind(holder: Any) -> Sequence[str]:
     return [] if plain else [f"{type(holder).__module__}.{type(holder).__qualname__}"]
 
 
-def _tidy(path: str) -> str:
+def tidy(path: str) -> str:
     """The way as one would type it: ``model.fc.weight``, ``cache['last']``."""
     path = _SHORT_MODULE.sub(r".\1", path).replace(": .", ": ")
     return path.replace(": cached_result[0]", "")

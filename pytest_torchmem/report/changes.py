@@ -18,6 +18,8 @@ DIFF_LINES: Final = 400
 
 SHOWN: Final = 10
 
+REPAIRED: Final = "in place of an entry that was damaged or there twice"
+
 
 def percent(before_bytes: int, after_bytes: int) -> str:
     """Return a change as ``+30 %``; ``""`` where there is nothing to compare with."""
@@ -37,7 +39,7 @@ def change_table(changes: Sequence[BaselineChange], room: int = ANY_WIDTH) -> li
     rows = [
         [
             change.change.value,
-            change.key + (f" (was {change.renamed_from})" if change.renamed_from else ""),
+            change.key + _remark(change),
             format_size(change.before_bytes) if change.before_bytes else "-",
             format_size(change.after_bytes) if change.after_bytes else "-",
             percent(change.before_bytes, change.after_bytes),
@@ -51,6 +53,12 @@ def change_table(changes: Sequence[BaselineChange], room: int = ANY_WIDTH) -> li
     counts = Counter(change.change for change in changes)
     told = ", ".join(f"{counts[change]} {change.value}" for change in order if counts[change])
     return [*lines, f"dry run: {told}; nothing written"]
+
+
+def _remark(change: BaselineChange) -> str:
+    was = f"was {change.renamed_from}" if change.renamed_from else ""
+    remark = REPAIRED if change.repaired else was
+    return f" ({remark})" if remark else ""
 
 
 def _slim(change: str, entry: str, before: str, now: str, share: str, file: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Final
 from pytest_torchmem.errors import ReportError
 from pytest_torchmem.report.html import run_page
 from pytest_torchmem.report.markdown import run_markdown
+from pytest_torchmem.report.png import png, require_png
 from pytest_torchmem.report.run import RunReport, TestReport, render_run
 from pytest_torchmem.report.svg import timeline_svg
 
@@ -30,11 +31,16 @@ def _svg(run: RunReport) -> str:
     return timeline_svg(body.picture, test.measured.test, body.baseline_bytes)
 
 
-RENDERERS: Final[Mapping[str, Callable[[RunReport], str]]] = {
+def _png(run: RunReport) -> bytes:
+    return png(_svg(run))
+
+
+RENDERERS: Final[Mapping[str, Callable[[RunReport], str | bytes]]] = {
     ".json": render_run,
     ".md": run_markdown,
     ".html": run_page,
     ".svg": _svg,
+    ".png": _png,
 }
 
 
@@ -42,7 +48,7 @@ def kind_of(path: Path) -> str:
     """Return the ending that decides the kind of a report, or `FOLDER`.
 
     A name without an ending is a folder, and so is one that exists as such. Raises `ReportError`
-    for an ending that stands for nothing.
+    for an ending that stands for nothing, and for one that asks for a library that is missing.
     """
     if path.is_dir() or not path.suffix:
         return FOLDER
@@ -52,11 +58,13 @@ def kind_of(path: Path) -> str:
             f"{path.name} asks for a report of a kind that there is not: the name must end in "
             f"one of {known}, or have no ending for a folder"
         )
+    if path.suffix == ".png":
+        require_png()
     return path.suffix
 
 
-def rendered(run: RunReport, path: Path) -> str:
-    """Return the text of the report that ``path`` asks for. Raises `ReportError`."""
+def rendered(run: RunReport, path: Path) -> str | bytes:
+    """Return the content of the report that ``path`` asks for. Raises `ReportError`."""
     return RENDERERS[kind_of(path)](run)
 
 

@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Any, Final
 
 from pytest_torchmem.analysis.differences import differences, whole_entry
+from pytest_torchmem.analysis.holders import holders_title
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import (
     Category,
@@ -78,6 +79,8 @@ def picture_page(picture: Picture, title: str) -> str:
         "sentences": [],
         "remarks": [],
         "notes": [],
+        "holders": [],
+        "grown": [],
         "live": [contributor_to_json(c) for c in _live_at(picture, picture.peak)],
         "picture": picture.to_json(),
     }
@@ -190,6 +193,8 @@ def _window(window: Window, with_pictures: bool) -> dict[str, Any]:
         "growth": result.growth,
         "sentences": list(window.sentences or filter(None, [window.sentence])),
         "remarks": _remarks(window),
+        "holders": [(h.size_bytes, h.count, str(h)) for h in result.retained.holders],
+        "holders_title": holders_title(result.retained.holders),
         "picture": None,
     }
     if window.picture and with_pictures:

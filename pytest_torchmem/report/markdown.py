@@ -74,10 +74,18 @@ def _table_rows(tests: Sequence[TestReport]) -> Iterator[str]:
             continue
         retained = _size(body.result.retained.total, body.result.estimated)
         peak = _size(body.result.peak.total, body.result.estimated)
-        yield f"| {symbol} | {name} | {peak} | {_against(body)} | {retained} |"
+        regions = (w for w in test.failed_windows if w.result.name)
+        told = [_against(body), *(f"{_code(w.result.name)} {_against(w)}" for w in regions)]
+        against = "; ".join(text for text in told if text)
+        yield f"| {symbol} | {name} | {peak} | {against} | {retained} |"
 
 
 def _against(window: Window) -> str:
+    """What its limits and its baseline say of a window; ``""`` where it had neither."""
+    return ", ".join(filter(None, [window.limit_failure, _against_baseline(window)]))
+
+
+def _against_baseline(window: Window) -> str:
     if not window.baseline_bytes:
         return "new" if window.change.value == "new" else ""
     change_bytes = window.result.peak.total - window.baseline_bytes

@@ -6,6 +6,7 @@ Format" of Chromium, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQ
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -25,12 +26,13 @@ def chrome_trace(profile: MemoryProfile) -> dict[str, Any]:
     """Return a profile as a JSON value in Chrome's trace event format.
 
     Times are in microseconds since the start of the recording. ``memory`` has one counter for each
-    category that ever held bytes, at every change; ``footprint`` is their sum.
+    category that ever held bytes, at every change; ``footprint`` is their sum. There is no
+    ``displayTimeUnit``: Perfetto took it for the unit of the times until 2022, and its default is
+    the same.
     """
     events = [*_metadata(profile), *_operators(profile), *_counters(profile), *_spans(profile)]
     return {
         "traceEvents": events,
-        "displayTimeUnit": "ms",
         "otherData": {"device": profile.device, "source": "pytest-torchmem"},
     }
 
@@ -72,8 +74,8 @@ def _operators(profile: MemoryProfile) -> Iterator[dict[str, Any]]:
             "tid": threads[thread],
             "cat": "operator" if kind == EventKind.TORCH_OP else "python",
             "name": tree.trace.strings[name],
-            "ts": (begin_ns - start_ns) / 1e3,
-            "dur": max(0, end_ns - begin_ns) / 1e3,
+            "ts": _microseconds(begin_ns - start_ns),
+            "dur": _microseconds(max(0, end_ns - begin_ns)),
             "args": {"phase": phases[phase].value},
         }
 
@@ -90,10 +92,20 @@ def _begin(open_ends: list[int], begin_ns: int, end_ns: int) -> int:
     return begin_ns
 
 
+def _microseconds(time_ns: int) -> float:
+    """Return what readers turn back into ``time_ns``, whether they round or cut off.
+
+    Perfetto cuts off: 1.001 µs would be 1000 ns, and a slice that begins as another ends would lie
+    in it.
+    """
+    time_us = time_ns / 1e3
+    return time_us if int(time_us * 1e3) == time_ns else math.nextafter(time_us, math.inf)
+
+
 def _counters(profile: MemoryProfile) -> Iterator[dict[str, Any]]:
     """Yield a counter event for each category when its bytes change, and once at the start."""
     timeline = profile.timeline
-    times_us = (timeline.times_ns / 1e3).tolist()
+    times_us = [_microseconds(at) for at in timeline.times_ns.tolist()]
     for category in Category:
         levels = timeline.of(category).tolist()
         if any(levels):
@@ -117,8 +129,8 @@ def _changes(times_us: list[float], levels: list[int]) -> Iterator[tuple[float, 
 def _spans(profile: MemoryProfile) -> Iterator[dict[str, Any]]:
     for span in find_spans(profile):
         event = {"pid": _PID, "tid": _SPANS_TID, "cat": span.kind, "name": span.name or span.kind}
-        event["ts"] = span.begin_ns / 1e3
+        event["ts"] = _microseconds(span.begin_ns)
         if span.end_ns > span.begin_ns:
-            yield {**event, "ph": "X", "dur": (span.end_ns - span.begin_ns) / 1e3}
+            yield {**event, "ph": "X", "dur": _microseconds(span.end_ns - span.begin_ns)}
         else:
             yield {**event, "ph": "i", "s": "p"}

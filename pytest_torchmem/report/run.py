@@ -157,6 +157,7 @@ class RunReport:
                     "after_bytes": c.after_bytes,
                     "written": c.written,
                     "renamed_from": c.renamed_from,
+                    "repaired": c.repaired,
                 }
                 for c in self.changes
             ],

@@ -44,6 +44,13 @@ class Window:
     nearest: str = ""
     notice: str = ""
 
+    @property
+    def limit_failure(self) -> str:
+        """What became of a limit, in two or three words; ``""`` where none failed."""
+        if not self.sentence or "limit" not in self.sentence:
+            return ""
+        return "over limit" if "over the limit" in self.sentence else "limit not judged"
+
     def to_json(self) -> dict[str, Any]:
         """Return plain builtins; `from_json` gives the same value back."""
         return {
@@ -151,6 +158,7 @@ class BaselineChange:
         after_bytes: The measured peak; 0 for an unused one.
         written: False where it is only shown: an unused entry that was kept, a dry run.
         renamed_from: The key that a new entry had before, and whose numbers it keeps.
+        repaired: A new entry stands in place of one that was damaged or there twice.
     """
 
     file: str
@@ -160,6 +168,7 @@ class BaselineChange:
     after_bytes: int = 0
     written: bool = True
     renamed_from: str = ""
+    repaired: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ _PLOT: Final = (78, 44, 800, 300)
 """Left, top, width and height of the area that the data are drawn in."""
 
 _LEGEND_COLUMNS: Final = 4
-_FONT: Final = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif"
+FONT: Final = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif"
 
 
 def timeline_svg(picture: Picture, title: str, baseline_bytes: int = 0) -> str:
@@ -29,7 +29,7 @@ def timeline_svg(picture: Picture, title: str, baseline_bytes: int = 0) -> str:
     scale = _PLOT[3] / top_bytes
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" role="img" font-family="{_FONT}" font-size="12">',
+        f'width="{_WIDTH}" height="{height}" role="img" font-family="{FONT}" font-size="12">',
         f"<title>{escape(title)}</title>",
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
         _text(_PLOT[0], 24, title, 'font-size="15" font-weight="600"'),

@@ -5,14 +5,17 @@ from __future__ import annotations
 import enum
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from pytest_torchmem.analysis.baseline import Change
+from pytest_torchmem.analysis.holders import holders_title
 from pytest_torchmem.analysis.results import CategoryBytes, Holder, Level
+from pytest_torchmem.analysis.sentences import sentences
 from pytest_torchmem.analysis.verdict import RETAINED, Verdict, is_estimated, rank, words
+from pytest_torchmem.report.changes import REPAIRED
 from pytest_torchmem.report.summary import MeasuredTest, RunSummary, Window
 from pytest_torchmem.report.tables import (
     ANY_WIDTH,
@@ -69,15 +72,15 @@ def failure_text(
     Tables that do not fit into ``width`` columns become lists.
     """
     ranked = rank_verdicts(verdicts)
-    sentences = [*([problem] if problem else []), *(s for v in ranked for s in _sentences(v))]
-    lines = sentences[:1]
-    if sentences[1:]:
-        lines += ["", *(f"also: {sentence}" for sentence in sentences[1:])]
+    told = [*([problem] if problem else []), *sentences(ranked)]
+    lines = told[:1]
+    if told[1:]:
+        lines += ["", *(f"also: {sentence}" for sentence in told[1:])]
     for verdict in ranked:
         lines += _sections(verdict, timelines.get(verdict.result.name, ()), width)
     if any(verdict.change is Change.GROWN for verdict in ranked):
         lines += ["", "if this change is wanted, accept it with", f"    {command}"]
-    elif any("[no-baseline]" in sentence for sentence in sentences):
+    elif any("[no-baseline]" in sentence for sentence in told):
         lines += ["", "store one with", f"    {command}"]
     return "\n".join(lines)
 
@@ -86,11 +89,6 @@ def rank_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Sort failed verdicts by their first finding, the most telling first."""
     order = list(rank(verdict.findings[0] for verdict in verdicts))
     return sorted(verdicts, key=lambda verdict: order.index(verdict.findings[0]))
-
-
-def _sentences(verdict: Verdict) -> Iterator[str]:
-    where = f"in {verdict.result.name!r}, " if verdict.result.name else ""
-    return (where + finding.sentence for finding in verdict.findings)
 
 
 def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str]:
@@ -125,7 +123,7 @@ def holder_lines(holders: Sequence[Holder]) -> list[str]:
         f"{'storage' if holder.count == 1 else 'storages'}: {holder}"
         for holder in holders[:ROWS]
     ]
-    lines = ["", "what keeps it alive:", *lines] if lines else []
+    lines = ["", f"{holders_title(holders)}:", *lines] if lines else []
     return lines + left_out([holder.size_bytes for holder in holders[ROWS:]])
 
 
@@ -247,8 +245,8 @@ def _status(window: Window) -> str:
 
 
 def _limit_status(window: Window) -> str:
-    if window.sentence and "limit" in window.sentence:
-        return "over limit" if "over the limit" in window.sentence else "limit not judged"
+    if window.limit_failure:
+        return window.limit_failure
     total = window.limits.get("total")
     status = f"{window.result.peak.total / total:.0%} of limit" if total else "within limits"
     # A row that is estimated as a whole says so at its peak.
@@ -267,6 +265,7 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
                 continue  # a dry run has a table of its own
             if change is Change.NEW:
                 amount = format_size(item.after_bytes)
+                amount += f", {REPAIRED}" if item.repaired else ""
             elif change is Change.UNUSED:
                 amount = f"no test asked for it; {'removed' if item.written else 'kept'}"
             else:

@@ -13,6 +13,16 @@ def test_items_of_one_list_are_one_holder():
     assert grouped == (Holder(24, 2, Fate.HELD, "net.LOSSES[*]"),)
 
 
+def test_numbered_children_of_a_module_are_one_holder():
+    singles = [held(8, f"'net'.blocks.{number}.fc2.weight.grad") for number in range(3)]
+    assert group_holders(singles)[0].by == "'net'.blocks.*.fc2.weight.grad"
+
+
+def test_what_is_as_large_is_in_the_order_of_its_text():
+    singles = [held(8, name) for name in ("net.B", "net.A")]
+    assert [holder.by for holder in group_holders(singles)] == ["net.A", "net.B"]
+
+
 def test_a_single_item_keeps_its_index():
     assert group_holders([held(8, "net.LOSSES[3]")]) == (held(8, "net.LOSSES[3]"),)
     both = [held(8, "net.LOSSES[3]"), held(4, "net.LOSSES[3]")]

@@ -8,6 +8,7 @@ import contextlib
 import sys
 import types
 
+from pytest_torchmem.analysis.holders import Held
 from pytest_torchmem.analysis.picture import Picture, Track
 from pytest_torchmem.analysis.results import (
     Category,
@@ -147,6 +148,9 @@ class Region:
     def picture(self):
         return picture_of(state["used"][self._start : self._stop])
 
+    def note_holders(self):
+        pass
+
     def find_holders(self):
         return ()
 
@@ -206,8 +210,11 @@ class BodyMeasurement:
         return picture_of(state["used"])
 
     def find_holders(self):
-        kept = [contributor.size_bytes for contributor, retained in state["used"] if retained]
-        return (Holder(sum(kept), len(kept), Fate.HELD, "net.CACHE"),) if kept else ()
+        return tuple(
+            Held(Holder(contributor.size_bytes, 1, Fate.HELD, "net.CACHE"), contributor)
+            for contributor, retained in state["used"]
+            if retained
+        )
 
     def profile_so_far(self):
         trace = types.SimpleNamespace(trace=Trace())

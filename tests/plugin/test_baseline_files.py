@@ -12,7 +12,7 @@ from pytest_torchmem.errors import BaselineError
 from pytest_torchmem.plugin.baseline_file import (
     FORMAT,
     FORMATS,
-    ChangedTwiceError,
+    EntryError,
     FileChanges,
     read_file,
     write_file,
@@ -102,7 +102,7 @@ def test_an_entry_that_is_there_twice_names_both_numbers(tmp_path):
     other = '["test_a", "total", 20971520],\n["test_b", "total"'
     path.write_text(text.replace('["test_b", "total"', other, 1))
     stored = read_file(path, CPU)
-    with pytest.raises(ChangedTwiceError, match=r"as 10.0 MiB and as 20.0 MiB. Two branches"):
+    with pytest.raises(EntryError, match=r"as 10.0 MiB and as 20.0 MiB. Two branches"):
         stored.entry("test_a", path)
     assert stored.entry("test_b", path) == entry(1)
     write(path, {"test_b": entry(3)})
@@ -221,19 +221,49 @@ def test_a_corrupt_file_fails_the_tests_that_use_it_and_no_other(project):
         assert project.baseline().read_text() == "{"
 
 
-def test_a_damaged_entry_fails_its_own_test_only(project):
+DAMAGE = {
+    "a number is missing": ('["test_a", "total", 1048576],\n', "", "'total'"),
+    "it does not add up": ('["test_a", "total", 1048576]', '["test_a", "total", 9]', "1048576 B"),
+    "a row is no JSON": (
+        '["test_a", "total", 1048576]',
+        '["test_a", "total" 1048576]',
+        "delimiter",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_entry_fails_its_own_test_only_and_an_update_replaces_it(project, damage):
     body = "@pytest.mark.memory_baseline\ndef test_{}(): use(MiB)\n"
     project.write(body.format("a") + body.format("b"))
     project.update().assert_outcomes(passed=2)
-    lines = project.baseline().read_text().splitlines()
-    project.baseline().write_text(
-        "\n".join(line for line in lines if not line.startswith('["test_a", "total"'))
-    )
+    whole = project.baseline().read_text()
+    before, after, told = DAMAGE[damage]
+    assert before in whole
+    project.baseline().write_text(whole.replace(before, after))
     result = project.run()
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        ["*the entry 'test_a' is damaged ('total'). *delete that entry (the rows that begin with *"]
+        [f"*the entry 'test_a' is damaged (*{told}*). *--torchmem-update-baseline, which*"]
     )
+    project.run("--torchmem-update-baseline=grown").assert_outcomes(passed=1, failed=1)
+    place = "in place of an entry that was damaged or there twice"
+    dry = project.update("--torchmem-dry-run")
+    dry.stdout.fnmatch_lines([f"new *test_a ({place})*"])
+    result = project.update()
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines([f"new: test_a: 1.0 MiB, {place} (*)", "*1 entry in 1 file*"])
+    assert project.baseline().read_text() == whole
+
+
+def test_a_damaged_contributor_is_replaced_too(project, monkeypatch):
+    project.write("@pytest.mark.memory_baseline\ndef test_a(): use(MiB)\n")
+    project.update()
+    whole = project.baseline().read_text()
+    assert '"live", {"bytes": 1048576' in whole
+    project.baseline().write_text(whole.replace('"live", {"bytes"', '"live", {"byte"'))
+    project.update().stdout.fnmatch_lines(["new: test_a: 1.0 MiB, in place of an entry that *"])
+    assert project.baseline().read_text() == whole
 
 
 def test_a_failing_body_keeps_its_own_error_over_a_corrupt_file(project):

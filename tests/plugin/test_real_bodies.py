@@ -115,3 +115,45 @@ def test_the_stand_in_is_called_as_the_real_engine_is(name):
         if inspect.isfunction(function) and not method.startswith("_"):
             expected = inspect.signature(getattr(real, method)).parameters
             assert list(inspect.signature(function).parameters) == list(expected)
+
+
+HELD = """
+import os
+
+import pytest
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        if os.environ.get("KEEPS"):
+            self.last = torch.ones(1 << 20)
+        return x + 1
+
+
+def test_region(torchmem):
+    model = Model()
+    with torchmem.measure("forward") as forward:
+        out = model(torch.ones(1 << 19))
+    torchmem.check(forward)
+    del model, out
+"""
+
+
+def test_a_region_s_failure_names_who_held_what_it_retained(pytester, monkeypatch):
+    pytester.makepyfile(test_held=HELD)
+    arguments = ("-p", "no:asyncio", "-p", "no:cacheprovider", "--torchmem-device=cpu")
+    pytester.runpytest_subprocess(*arguments, "--torchmem-update-baseline").assert_outcomes(
+        passed=1
+    )
+    monkeypatch.setenv("KEEPS", "1")
+    result = pytester.runpytest_subprocess(*arguments)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "in 'forward', retained 6.0 MiB, 4.0 MiB over *, held at its end by model.last in "
+            "test_region, freed later",
+            "what held it:",
+            "    4.0 MiB in 1 storage: held at its end by model.last in test_region, freed later",
+        ]
+    )

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from sample_run import made, picture, report_of, result_of, sample_run, window
 
+from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.picture import Picture, Track
-from pytest_torchmem.analysis.results import Category, Counters
+from pytest_torchmem.analysis.results import Category, Counters, Fate, Holder
 from pytest_torchmem.report.colours import COLOURS
 from pytest_torchmem.report.html import picture_page, run_page
 from pytest_torchmem.report.run import RunReport
@@ -164,6 +165,52 @@ def test_whatever_is_estimated_says_so(browser, tmp_path):
 def test_a_peak_that_is_narrower_than_a_pixel_is_drawn(browser, tmp_path):
     page = drawn(browser, tmp_path, SPIKE)
     assert page.evaluate(COUNT_PIXELS, rgb(COLOURS[Category.TEMPORARY])) > 100
+    page.close()
+
+
+def alone(browser, tmp_path, shown):
+    """Returns the page of a run of one test, opened there."""
+    path = tmp_path / "one.html"
+    one = report_of("test_a.py::test_x", shown, outcome="failed")
+    path.write_text(run_page(RunReport((one,))), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(f"{path.as_uri()}#test=test_a.py::test_x")
+    page.wait_for_selector("details.test[open] .window")
+    return page
+
+
+def test_a_body_without_a_footprint_has_a_sentence_and_no_bare_axis(browser, tmp_path):
+    nothing = replace(
+        window("test_x", Change.NOT_COMPARED, "the body used no memory", 0),
+        picture=Picture((0,), (0,), 1, {}),
+    )
+    page = alone(browser, tmp_path, nothing)
+    assert page.locator(".uplot").count() == 0
+    assert page.get_by_text("There is no timeline: nothing was allocated").is_visible()
+    page.close()
+
+
+def test_each_sentence_stands_apart_and_holders_are_told(browser, tmp_path):
+    shown = window("test_x", Change.NOT_COMPARED, "one")
+    held = (
+        Holder(3 * MiB, 2, Fate.HELD, "net.CACHE[*]"),
+        Holder(MiB, 1, Fate.FREED_LATER, "loss in test_x"),
+    )
+    result = replace(
+        shown.result,
+        retained=replace(shown.result.retained, holders=held),
+        grown=shown.result.peak.live[:1],
+    )
+    page = alone(browser, tmp_path, replace(shown, result=result, sentences=("one", "two")))
+    first, second = (page.locator(".sentences li").nth(n).bounding_box() for n in (0, 1))
+    assert second["y"] - (first["y"] + first["height"]) >= 4
+    rows = page.get_by_role("region", name="holders").locator("tbody tr").all_inner_texts()
+    assert [row.split("\t") for row in rows] == [
+        ["3.0 MiB", "2", "still held by net.CACHE[*]"],
+        ["1.0 MiB", "1", "held at its end by loss in test_x, freed later"],
+    ]
+    assert page.get_by_role("heading", name="what held it").is_visible()
+    assert page.get_by_role("region", name="made by the steps").is_visible()
     page.close()
 
 

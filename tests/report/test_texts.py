@@ -1,8 +1,12 @@
 """Markdown, annotations, sparklines and pictures for documents."""
 
+import io
 import re
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,9 +16,12 @@ from sample_run import GROWN, picture, report_of, sample_run, window
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Category
+from pytest_torchmem.errors import ReportError
 from pytest_torchmem.report.colours import COLOURS
+from pytest_torchmem.report.files import kind_of
 from pytest_torchmem.report.github import ANNOTATIONS, error_commands
 from pytest_torchmem.report.markdown import COMMENT_LIMIT, MARKER, run_markdown
+from pytest_torchmem.report.png import png
 from pytest_torchmem.report.run import RunReport
 from pytest_torchmem.report.sparkline import ASCII, BLOCKS, sparkline, timeline_lines
 from pytest_torchmem.report.summary import unjudged
@@ -47,6 +54,17 @@ def test_a_sentence_says_which_region_it_is_about():
     assert "- memory peaked" in before
     assert "- memory peaked" not in after
     assert "In `" not in before
+
+
+def test_a_row_tells_what_failed_without_a_baseline_and_in_which_region():
+    over = replace(
+        window("a", Change.NOT_COMPARED, "memory peaked at 9 B, 1 B over the limit of 8 B"),
+        baseline=None,
+    )
+    region = window("a::forward", Change.GROWN, "memory peaked", share=0.75)
+    region = replace(region, result=replace(region.result, name="forward"))
+    text = run_markdown(RunReport((report_of("a", over, region, outcome="failed"),)))
+    assert "| over limit; `forward` +16.0 MiB (+21.6%) |" in text
 
 
 def test_what_ended_a_test_early_is_told():
@@ -184,6 +202,52 @@ def test_the_highest_point_of_an_svg_is_the_peak():
 
 def test_an_svg_of_nothing_is_still_a_picture():
     ElementTree.fromstring(timeline_svg(Picture((), (), 0, {}), "nothing"))
+
+
+# --- PNG
+
+
+def pixels(content):
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    return image.open(io.BytesIO(content)).convert("RGB")
+
+
+def test_a_png_is_the_svg_with_two_pixels_for_each_unit():
+    root = ElementTree.fromstring(timeline_svg(picture(), "t"))
+    image = pixels(png(timeline_svg(picture(), "t")))
+    assert image.size == (2 * int(root.get("width")), 2 * int(root.get("height")))
+
+
+def test_a_png_has_areas_in_the_colours_of_its_categories_and_no_others():
+    image = pixels(png(timeline_svg(picture(), "t")))
+    plot = image.crop((156, 88, 156 + 1600, 88 + 600))
+    counts = Counter({colour: count for count, colour in plot.getcolors(1 << 20)})
+    for category, colour in COLOURS.items():
+        shown = counts[tuple(bytes.fromhex(colour[1:]))]
+        assert (shown > 100) == (category in picture().levels), category
+
+
+def test_the_text_of_a_png_is_drawn():
+    dark = []
+    for title in ("short", "a longer title"):
+        shown = pixels(png(timeline_svg(picture(), title))).crop((156, 16, 1756, 60))
+        dark.append(sum(shown.convert("L").histogram()[:90]))
+    assert 100 < dark[0] < dark[1]
+
+
+def test_a_png_without_its_library_names_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr("pytest_torchmem.report.png.find_spec", lambda name: None)
+    with pytest.raises(ReportError, match=r"pip install 'pytest-torchmem\[png\]'.*\[bad-report\]$"):
+        kind_of(Path("x.png"))
+
+
+def test_a_png_without_a_font_is_refused_not_drawn_without_its_text(monkeypatch):
+    import resvg_py
+
+    draw = partial(resvg_py.svg_to_bytes, skip_system_fonts=True)
+    monkeypatch.setattr("resvg_py.svg_to_bytes", draw)
+    with pytest.raises(ReportError, match="needs a font"):
+        png(timeline_svg(picture(), "t"))
 
 
 def test_each_category_has_a_colour_of_its_own():

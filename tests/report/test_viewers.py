@@ -82,21 +82,6 @@ def test_operators_regions_and_phases_are_beside_them(events):
     assert {"aten::addmm", "both", "backward", "optimizer"} <= names
 
 
-def test_perfetto_reads_the_trace(profile, tmp_path):
-    processor = pytest.importorskip("perfetto.trace_processor")
-    path = tmp_path / "x.perfetto.json"
-    path.write_text(json.dumps(chrome_trace(profile)))
-    try:
-        opened = processor.TraceProcessor(trace=str(path))
-    except Exception as error:  # its program is fetched from the network when first used
-        pytest.skip(f"Perfetto's trace processor is not here: {error}")
-    query = "select t.name, max(value) as top from counter c join track t on c.track_id = t.id "
-    with opened:
-        tops = {row.name: row.top for row in opened.query(query + "group by t.name")}
-    assert max(tops.values()) == profile.peak.total
-    assert tops["memory activation"] == profile.peak.activation
-
-
 # --- memory_viz. torch's own reader of the form is the judge.
 
 

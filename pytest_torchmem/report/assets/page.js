@@ -85,6 +85,8 @@
   const place = (c) => [c.operator || "-", c.module || "-", c.source ? at(c.source) : c.phase];
   const PLACE = [["operator", "code mono"], ["module", "code mono"], ["source", "code mono"]];
 
+  const NO_FOOTPRINT = "There is no timeline: nothing was allocated on this device, and nothing that was there before was used.";
+
   // --- one window -------------------------------------------------------------------------------
 
   function readout(data, moment, estimated) {
@@ -228,6 +230,11 @@
     return long([["size", "number"], ["count", "number"], ["category", "category"], ...PLACE], rows, label);
   }
 
+  function holders(list) {
+    const rows = list.map(([bytes, count, how]) => [size(bytes), number(count), how]);
+    return long([["size", "number"], ["count", "number"], ["how"]], rows, "holders");
+  }
+
   function operators(list) {
     const rows = list.map(([name, calls, allocated, live_bytes]) =>
       [name, number(calls), size(allocated), size(live_bytes)]);
@@ -265,19 +272,28 @@
     if (window.sentences.length) {
       parts.push(make("ul", { class: "sentences" }, window.sentences.map((s) => make("li", {}, s))));
     }
-    if (window.picture) parts.push(drawing(window));
+    const empty = window.picture && !Object.keys(window.picture.levels).length;
+    if (empty) parts.push(make("p", { class: "faint" }, NO_FOOTPRINT));
+    else if (window.picture) parts.push(drawing(window));
     else if (window.no_picture) parts.push(make("p", { class: "faint" }, window.no_picture));
     const notes = [...window.remarks, ...window.notes];
     if (notes.length) parts.push(make("ul", { class: "notes" }, notes.map((n) => make("li", {}, n))));
     const tables = make("div", { class: "tables" });
     if (window.baseline) tables.append(block(marked("differences against the baseline, each category at its own peak"), differences(window), true));
-    tables.append(block(marked("composition at the peak, by category"), composition(window)));
+    if (window.total || window.baseline) {
+      tables.append(block(marked("composition at the peak, by category"), composition(window)));
+    }
     if (window.picture?.operators.length) {
       tables.append(block(marked("operators that allocated"), operators(window.picture.operators)));
     }
     if (window.live.length) tables.append(block(marked("live at the peak"), live(window.live, "live at the peak"), true));
     if (window.retained.live.length) {
       tables.append(block(marked("retained at the end"), live(window.retained.live, "retained at the end"), true));
+    }
+    if (window.holders.length) tables.append(block(window.holders_title, holders(window.holders), true));
+    if (window.grown.length) {
+      const title = "made by the steps and still there after the last";
+      tables.append(block(marked(title), live(window.grown, title), true));
     }
     parts.push(tables);
     return make("section", { class: "window" }, parts);

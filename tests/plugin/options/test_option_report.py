@@ -54,6 +54,18 @@ def test_what_is_written_can_be_read_back(two):
     assert run.counts() == {"failed": 1, "ok": 1}
 
 
+def test_png_is_a_picture_of_the_one_test_that_there_is(two):
+    two.run("--torchmem-report=run.png", "-k", "over")
+    assert (two.path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_png_without_its_library_is_told_before_any_test_runs(two, monkeypatch):
+    monkeypatch.setattr("pytest_torchmem.report.png.find_spec", lambda name: None)
+    result = two.run("--torchmem-report=run.png")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--torchmem-report: a .png needs *pytest-torchmem?png?'*"])
+
+
 def test_nothing_of_the_machine_is_in_a_results_file(two):
     two.run("--torchmem-report=run.json")
     assert str(two.path) not in (two.path / "run.json").read_text()

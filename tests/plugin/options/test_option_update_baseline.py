@@ -271,14 +271,35 @@ def test_a_test_that_is_measured_elsewhere_keeps_its_entry_here(project):
 def test_words_nobody_knows_are_refused(sized):
     result = sized.run("--torchmem-update-baseline=all")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "'all'" in result.stderr.str()
+    result.stderr.fnmatch_lines(["*: 'all' is not one of *"])
     result = sized.run_apart("--torchmem-update-baseline=nwe")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*'nwe' is not one of new, grown, shrunk, unused*"])
     sized.ini("torchmem_update_baseline = new, all")
     result = sized.run()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*'all' is not one of new, grown, shrunk, unused*"])
+    place = "ERROR: torchmem_update_baseline in *tox.ini"
+    result.stderr.fnmatch_lines([f"{place}: 'all' is not one of new, grown, shrunk, unused*"])
+
+
+@pytest.mark.parametrize("word", ["nwe", "", "new,", "NEW grown"])
+def test_words_nobody_knows_are_refused_with_where_they_were_given(sized, monkeypatch, word):
+    argument = f"--torchmem-update-baseline={word}"
+    told = (
+        f"'{word.split(',')[-1].lower()}' is not one of new, grown, shrunk, unused *bad-argument?"
+    )
+
+    def refused(where, *arguments):
+        result = sized.run(*arguments)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"ERROR: --torchmem-update-baseline {where}: {told}"])
+
+    refused("on the command line", argument)
+    monkeypatch.setenv("PYTEST_ADDOPTS", f"'{argument}'")
+    refused("in PYTEST_ADDOPTS")
+    monkeypatch.delenv("PYTEST_ADDOPTS")
+    sized.pytester.makeini(f"[pytest]\naddopts = -q '{argument}'")
+    refused("in addopts of *tox.ini")
 
 
 def test_git_is_told_once_how_to_merge(project, sized):
