@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import pytest
 import torch
 
@@ -37,3 +40,35 @@ def test_the_same_body_has_one_number_ten_times(cuda: torch.device, name: str) -
             torch.cuda.empty_cache()
             kept.append(torch.ones(MiB // (n + 1), device=cuda))
     assert len(numbers) == 1, numbers
+
+
+class Keeping(torch.autograd.Function):
+    """Holds memory in its node, which is the last one that autograd's thread works on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.kept = torch.ones(2 * MiB, device=x.device)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> None:
+        return None
+
+
+def test_what_autograds_thread_still_holds_is_gone_when_the_backward_pass_is(
+    cuda: torch.device,
+) -> None:
+    def run(device: torch.device) -> None:
+        x = torch.ones(1, device=device, requires_grad=True)
+        Keeping.apply(x).backward()
+        torch.ones(2 * MiB, device=device)
+
+    interval = sys.getswitchinterval()
+    # The thread needs Python to let go of the node, and does not get it while this one works.
+    sys.setswitchinterval(60)
+    try:
+        run(cuda)
+        totals = {record(run, cuda).profile_so_far().peak.total for _ in range(3)}
+    finally:
+        sys.setswitchinterval(interval)
+    assert totals == {8 * MiB + 4}
