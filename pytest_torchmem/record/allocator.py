@@ -71,7 +71,8 @@ class AllocatorHistory:
         entries = [
             Entry(entry["action"] == "alloc", entry["addr"], entry["size"], entry["time_us"] * 1000)
             for entry in torch_api.history(self._device.index or 0)
-            if entry["action"] in ("alloc", "free_requested") and entry["time_us"] >= self._since_us
+            if entry["action"] in ("alloc", "free_requested")
+            and self._since_us <= entry["time_us"] <= self._until_us
         ]
         made = [(entry.pointer, entry.size_bytes) for entry in entries if entry.is_allocation]
         self.requests = [*(self.requests or ()), *made]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pytest_torchmem.record.allocator import requested_bytes
+import pytest
+import torch
+
+from pytest_torchmem.record import torch_api
+from pytest_torchmem.record.allocator import AllocatorHistory, Entry, requested_bytes
 
 MIB = 1024 * 1024
 
@@ -30,3 +34,43 @@ def test_an_address_with_other_counts_on_both_sides_is_not_believed() -> None:
 
 def test_without_a_history_nothing_is_known() -> None:
     assert requested_bytes([512], [512], []) == [0]
+
+
+def test_what_happens_between_two_sessions_is_none_of_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[dict[str, object]] = []
+    switched: list[bool] = []
+    monkeypatch.setattr(torch_api, "history", lambda device: told)
+    monkeypatch.setattr(torch_api, "history_is_recorded", lambda: False)
+    monkeypatch.setattr(torch_api, "record_history", switched.append)
+    now = 0
+
+    def at(time_us: int, action: str, address: int) -> None:
+        nonlocal now
+        now = time_us
+        told.append({"time_us": time_us, "action": action, "addr": address, "size": 10})
+
+    monkeypatch.setattr("time.time_ns", lambda: now * 1000 + 500)
+    history = AllocatorHistory(torch.device("cuda", 0))
+    history.start()
+    sessions = []
+    for first in (100, 200):
+        at(first, "alloc", 1)
+        now = first + 1
+        history.begin()
+        at(first + 2, "alloc", 2)
+        at(first + 3, "segment_alloc", 3)
+        at(first + 4, "free_requested", 2)
+        at(first + 4, "free_completed", 2)
+        now = first + 5
+        history.end()
+        at(first + 6, "alloc", 4)
+        sessions.append(history.read())
+    history.stop()
+    assert sessions == [
+        [Entry(True, 2, 10, first + 2_000), Entry(False, 2, 10, first + 4_000)]
+        for first in (100_000, 200_000)
+    ]
+    assert history.requests == [(2, 10), (2, 10)]
+    assert switched == [True, False]
