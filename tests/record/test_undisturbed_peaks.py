@@ -35,7 +35,8 @@ def test_a_profiled_peak_is_the_unprofiled_one_and_the_measured_one(tmp_path: Pa
     )
     done = subprocess.run(
         [sys.executable, HERE / "peaks_unprofiled.py"],
-        env={**os.environ, "LD_PRELOAD": str(library)},
+        # The team of threads that OpenMP sets up takes its memory from there, too.
+        env={**os.environ, "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
