@@ -298,7 +298,9 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
                 meta=header["meta"],
             )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise TraceError(f"cannot read {path} as a trace: {error}") from error
+        # What numpy takes for its own old format it would have us open without care.
+        reason = "it is none" if "pickle" in str(error) else error
+        raise TraceError(f"cannot read {path} as a trace: {reason}") from error
 
 
 def _typed(table: NDArray[Any], dtype: np.dtype[Any], path: object) -> NDArray[Any]:

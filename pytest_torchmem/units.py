@@ -45,7 +45,10 @@ def parse_size(value: object) -> int:
         number, unit = match.groups()
         if "." not in number:
             return int(number) * _FACTORS[unit.lower()]
-        return int(float(number) * _FACTORS[unit.lower()])
+        size_bytes = int(float(number) * _FACTORS[unit.lower()])
+        if not size_bytes and float(number):
+            raise SizeError(f"{value!r} is less than a byte")
+        return size_bytes
     raise SizeError(
         f"cannot read {value!r} as a size; give an int in bytes or text such as '64MiB' or '2GB'"
     )

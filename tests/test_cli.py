@@ -26,6 +26,7 @@ from pytest_torchmem.plugin.baseline_file import FileChanges, write_file
 from pytest_torchmem.report.run import RunReport, TestReport, read_run, render_run
 from pytest_torchmem.report.summary import MeasuredTest, Window, unjudged
 from pytest_torchmem.units import MiB
+from tests.builders import TraceBuilder
 
 CPU = {"device": "cpu", "capability": "", "torch": "2.13", "allocator": ""}
 GPU = {"device": "Fake 100", "capability": "9.0", "torch": "2.13", "allocator": ""}
@@ -382,3 +383,27 @@ def test_a_reader_who_stops_early_is_no_error(tmp_path):
     assert len(done.stdout.splitlines()) == 1
     assert done.stderr == ""
     assert Path(one).exists()
+
+
+def test_a_test_in_two_files_is_told(torchmem, tmp_path):
+    one = results(tmp_path / "a.json", A)
+    two = results(tmp_path / "b.json", {"test_y": 7 * MiB, "test_z": MiB})
+    code, _, err = torchmem("report", one, two, "-o", "both.json")
+    assert code == Exit.OK
+    assert (
+        err
+        == "torchmem: 1 results are of tests that stand in a later file, too, and are left out\n"
+    )
+    tests = json.loads((tmp_path / "both.json").read_text())["tests"]
+    assert len(tests) == 3
+
+
+def test_a_file_of_another_kind_is_named(torchmem, tmp_path):
+    trace, told = str(tmp_path / "body.trace"), results(tmp_path / "a.json", A)
+    builder = TraceBuilder()
+    builder.alloc(8)
+    builder.build().save(trace)
+    assert "body.trace is a recording; torchmem report, fits" in torchmem("show", trace)[2]
+    code, _, err = torchmem("fits", told, "--capacity=1GiB")
+    assert code == Exit.BAD_INPUT
+    assert err == f"torchmem: cannot read {told} as a trace: it is none [bad-trace]\n"

@@ -80,3 +80,9 @@ def test_sizes_that_differ_read_differently(sizes):
 @given(st.integers(0, 1 << 50))
 def test_what_is_shown_can_be_read_and_is_near(size):
     assert abs(parse_size(format_size(size)) - size) <= max(size * 0.06, 0)
+
+
+def test_a_size_that_is_not_a_byte_is_refused():
+    with pytest.raises(SizeError, match=r"'0\.3B' is less than a byte"):
+        parse_size("0.3B")
+    assert parse_size("0.0MiB") == 0

@@ -132,10 +132,15 @@ def _of_trace(path: Path) -> RunReport:
 
 
 def _parsed(path: Path) -> object:
+    if is_trace(path):
+        raise ReportError(
+            f"{path} is a recording; torchmem report, fits and reserved read it, and here results "
+            "or baselines are needed"
+        )
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ReportError(f"{path} cannot be read: {error}") from None
+        raise ReportError(f"{path} cannot be read as results: {error}") from None
 
 
 def windows_of(run: RunReport, unjudged: bool = False) -> Iterator[tuple[Key, Window]]:

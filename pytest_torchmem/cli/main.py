@@ -183,7 +183,15 @@ def _report(options: argparse.Namespace) -> Exit:
                 raise ReportError(f"{output} cannot be written: {error}") from None
             print(f"report written: {output}")
             return Exit.OK
-    run = _only(merged(read_report(path) for path in options.files), options.test)
+    runs = [read_report(path) for path in options.files]
+    run = merged(runs)
+    if again := sum(len(one.tests) for one in runs) - len(run.tests):
+        print(
+            f"torchmem: {again} results are of tests that stand in a later file, too, and are left "
+            "out",
+            file=sys.stderr,
+        )
+    run = _only(run, options.test)
     print(f"report written: {write_run(run, output)}")
     return Exit.OK
 

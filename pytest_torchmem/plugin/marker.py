@@ -134,8 +134,8 @@ def _keywords(mark: pytest.Mark, keys: tuple[str, ...]) -> dict[str, object]:
 def _allowance(given: Mapping[str, object], defaults: Allowance) -> Allowance:
     try:
         return Allowance(
-            parse_fraction(given.get("tolerance", defaults.tolerance)),
-            parse_size(given.get("floor", defaults.floor_bytes)),
+            parse_fraction(given["tolerance"]) if "tolerance" in given else defaults.tolerance,
+            parse_size(given["floor"]) if "floor" in given else defaults.floor_bytes,
         )
     except SizeError as error:
         raise MarkerError(f"{BASELINE}: {error.sentence}") from None

@@ -99,10 +99,15 @@ def _time_axis(picture: Picture) -> Iterator[str]:
     for quarter in range(5):
         x = _PLOT[0] + _PLOT[2] * quarter / 4
         at = (last - first) * quarter / 4
-        label = f"node {at:.0f}" if picture.estimated else f"{at / 1e6:.3g} ms"
+        label = f"node {at:.0f}" if picture.estimated else _time(at)
         y = _PLOT[1] + _PLOT[3] + 18
         anchor = {0: "start", 4: "end"}.get(quarter, "middle")
         yield _text(x, y, label, f'text-anchor="{anchor}" fill="#5b6672"')
+
+
+def _time(time_ns: float) -> str:
+    """Three digits: ``730 ms``, ``1.46 s``."""
+    return f"{time_ns / 1e6:.3g} ms" if time_ns < 999.5e6 else f"{time_ns / 1e9:.3g} s"
 
 
 def _peak(picture: Picture, scale: float) -> Iterator[str]:

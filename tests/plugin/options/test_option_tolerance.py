@@ -53,3 +53,31 @@ def test_the_message_names_the_option_and_the_missing_sign(sized):
         result.stderr.fnmatch_lines([f"ERROR: --torchmem-tolerance: cannot read {said}"])
     result = sized.run("--torchmem-floor=2")
     result.stderr.fnmatch_lines(["ERROR: --torchmem-floor: cannot read '2' as a size*[[]bad-size]"])
+
+
+@pytest.mark.parametrize("tolerance", ["100%", "200%"])
+def test_a_number_may_be_twice_and_three_times_its_baseline(sized, monkeypatch, tolerance):
+    sized.update()
+    monkeypatch.setenv("SIZE", "199")
+    sized.run(f"--torchmem-tolerance={tolerance}").assert_outcomes(passed=1)
+    monkeypatch.setenv("SIZE", "301")
+    sized.run(f"--torchmem-tolerance={tolerance}").assert_outcomes(failed=1)
+
+
+def test_where_a_limit_fails_too_the_advice_says_so(project, monkeypatch):
+    project.write(
+        """
+        import os
+
+        @pytest.mark.memory_budget("120MiB")
+        @pytest.mark.memory_baseline
+        def test_a(): use(int(os.environ.get("SIZE", "100")) * MiB)
+        """
+    )
+    project.update()
+    monkeypatch.setenv("SIZE", "110")
+    project.run().stdout.fnmatch_lines(["if this change is wanted, accept it with"])
+    monkeypatch.setenv("SIZE", "130")
+    project.run().stdout.fnmatch_lines(
+        ["if this change is wanted, raise the limit that fails, too, and accept it with"]
+    )
