@@ -107,6 +107,9 @@ def main() -> int:
     options = parser.parse_args()
     if not options.command:
         parser.error("a command is needed")
+    if missing := [tool for tool in ("g++", "gcc", "nm", "readelf") if not shutil.which(tool)]:
+        print(f"{', '.join(missing)} must be installed first", file=sys.stderr)
+        return _NOT_FETCHED
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-torchmem"
     try:
         environment = prepare(options.torch, cache, options.patience)
