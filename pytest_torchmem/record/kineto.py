@@ -6,6 +6,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ class _DeviceNumbers(dict[Any, int]):
         return number
 
 
+@cache
 def device_name(device: Any) -> str:
     """``cpu`` or ``cuda:1``; the CPU has one memory, whatever index torch gives it."""
     return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"

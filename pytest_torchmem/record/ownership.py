@@ -37,6 +37,8 @@ from pytest_torchmem.trace import CREATE_GRAPH, MODULE_EDGE, OWNER, MarkKind, Ow
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+# Notes of a storage that say how large it is.
+_WITH_BYTES = (Ownership.LIVE, Ownership.SURVIVOR)
 
 
 @dataclass(slots=True)
@@ -58,16 +60,15 @@ class OwnershipLog:
         if kind is Ownership.GRADIENT and isinstance(tensor, torch.Tensor):
             # The indices of an embedding's sparse gradient are the input that was looked up.
             tensor = torch_api.values_of(tensor)
-        number = self.devices.number
-        rows = (
-            storages_of(tensor)
-            if kind in (Ownership.LIVE, Ownership.SURVIVOR)
-            else ((device, ptr, 0) for device, ptr in places_of(tensor))
-        )
-        for device, ptr, size_bytes in rows:
-            self.owners.append(
-                (mark, kind, number(device), ptr, size_bytes, module, self.strings.number(name))
-            )
+        name_number = self.strings.number(name)
+        if kind in _WITH_BYTES:
+            for device, ptr, size_bytes in storages_of(tensor):
+                place = (self.devices.number(device), ptr, size_bytes)
+                self.owners.append((mark, kind, *place, module, name_number))
+        else:
+            for device, ptr in places_of(tensor):
+                place = (self.devices.number(device), ptr, 0)
+                self.owners.append((mark, kind, *place, module, name_number))
 
     def edge(self, mark: int, child: Any, parent: Any | None, name: str) -> None:
         number = self.strings.number
@@ -406,4 +407,4 @@ class _WatchedEngine:
 @quiet
 def _has_memory(roots: Iterable[Any]) -> bool:
     """False for the roots of a backward pass that a compiler traces."""
-    return any(isinstance(r, GradientEdge) or next(places_of(r), None) for r in roots)
+    return any(isinstance(r, GradientEdge) or any(places_of(r)) for r in roots)

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.kineto import device_name
 
+# Of these, and of no class derived from them, it is known at once what they are made of.
+_ORDINARY = frozenset({torch.Tensor, torch.nn.Parameter})
 
-def places_of(tensor: object) -> Iterator[tuple[str, int]]:
+
+def places_of(tensor: object) -> Iterable[tuple[str, int]]:
     """Device and pointer of the storages that hold ``tensor``; none for one without data.
 
     Asks the tensor and never its storage. A storage that has been seen from Python has one owner
     more, and autograd, which adds gradients up in place only if nobody else owns them, would
     allocate where it does not when nobody looks.
     """
-    for part in plain_tensors(tensor):
-        if ptr := _data_ptr(part):
-            yield device_name(part.device), ptr - part.storage_offset() * part.element_size()
+    # Asked some thousand times while a body runs, nearly always of an ordinary tensor.
+    if type(tensor) in _ORDINARY and _has_storage(tensor):
+        return _place_of(tensor)
+    return [place for part in plain_tensors(tensor) for place in _place_of(part)]
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    """Whether an ordinary tensor has a storage of its own."""
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_meta
+        and not torch_api.is_functorch_wrapper(tensor)
+    )
+
+
+def _place_of(part: torch.Tensor) -> tuple[tuple[str, int], ...]:
+    ptr = _data_ptr(part)
+    if not ptr:
+        return ()
+    return ((device_name(part.device), ptr - part.storage_offset() * part.element_size()),)
 
 
 def _data_ptr(holder: torch.Tensor | torch.UntypedStorage) -> int:

@@ -195,6 +195,10 @@ def raw_saved(saved_tensor: Any) -> Any:
     return getattr(saved_tensor, "data", None)
 
 
+#: Whether a tensor stands for another one within a ``torch.func`` transform.
+is_functorch_wrapper: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+
+
 def unwrap_functorch(tensor: Any) -> Any:
     """The plain tensor below the wrappers of ``torch.func`` transforms."""
     return functorch_levels(tensor)[-1]
@@ -205,10 +209,9 @@ def functorch_levels(tensor: Any) -> list[Any]:
 
     Each level of ``func.grad`` has a graph of its own.
     """
-    functorch = torch._C._functorch
     levels = [tensor]
-    while functorch.is_functorch_wrapped_tensor(levels[-1]):
-        levels.append(functorch.get_unwrapped(levels[-1]))
+    while is_functorch_wrapper(levels[-1]):
+        levels.append(torch._C._functorch.get_unwrapped(levels[-1]))
     return levels
 
 
