@@ -268,18 +268,25 @@ def running() -> BodyMeasurement | None:
 
 
 class CounterMeasurement:
-    """Reads a device allocator's counters around a body. Nothing is recorded, so it costs nothing.
+    """Reads a GPU allocator's counters around a body, and its history where that is asked for.
+
+    Neither slows the body down much: the operators, Python's calls and who owns what are not
+    recorded.
 
     Attributes:
+        level: `Level.COUNTERS`, or `Level.EVENTS` for the history, and so what is retained, too.
         least: After `stop`, the same result with the smallest footprint that the counters allow:
             nothing of what was there before is in it.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, level: Level = Level.COUNTERS) -> None:
+        from pytest_torchmem.record.allocator import AllocatorHistory
         from pytest_torchmem.record.devices import CounterReader, find_device
 
+        self.level = level
         self._device = find_device(device)
         self._reader = CounterReader(self._device)
+        self._history = AllocatorHistory(self._device) if level is Level.EVENTS else None
 
     def start(self) -> None:
         """Settle the device and reset its counters."""
@@ -287,6 +294,9 @@ class CounterMeasurement:
 
         gc.collect()
         settle(self._device)
+        if self._history:
+            self._history.start()
+            self._history.begin()
         self._reader.start()
 
     def stop(self) -> Result:
@@ -295,28 +305,42 @@ class CounterMeasurement:
 
         synchronize(self._device)
         self._reader.stop()
+        retained_bytes = self._retained()
         peaks = self._reader.peaks() or {}
         requested, allocated = peaks.get("requested", 0), peaks.get("allocated", 0)
         active, reserved = peaks.get("active", 0), peaks.get("reserved", 0)
         counters = Counters(requested, allocated, active, reserved)
         most_bytes = peaks.get(self._reader.of_footprint, 0)
-        result = _counted(str(self._device), counters, most_bytes)
         least_bytes = most_bytes - self._reader.before.get(self._reader.of_footprint, 0)
-        self.least = _counted(str(self._device), counters, max(0, least_bytes))
-        return result
+        self.least = self._counted(counters, max(0, least_bytes), retained_bytes)
+        return self._counted(counters, most_bytes, retained_bytes)
 
+    def _retained(self) -> int:
+        from pytest_torchmem.record import torch_api
+        from pytest_torchmem.record.devices import settle
 
-def _counted(device: str, counters: Counters, total_bytes: int) -> Result:
-    nothing = CategoryBytes()
-    return Result(
-        name="",
-        device=device,
-        estimated=False,
-        peak=Peak(total_bytes, 0, nothing, nothing),
-        retained=Retained(0, nothing),
-        counters=counters,
-        level=Level.COUNTERS,
-    )
+        if self._history is None:
+            return 0
+        torch_api.await_autograd(self._device)
+        # The workspaces that libraries made in the body are given back: it does not retain them.
+        settle(self._device)
+        self._history.end()
+        try:
+            return self._history.made_and_kept()
+        finally:
+            self._history.stop()
+
+    def _counted(self, counters: Counters, total_bytes: int, retained_bytes: int) -> Result:
+        nothing = CategoryBytes()
+        return Result(
+            name="",
+            device=str(self._device),
+            estimated=False,
+            peak=Peak(total_bytes, 0, nothing, nothing),
+            retained=Retained(retained_bytes, nothing),
+            counters=counters,
+            level=self.level,
+        )
 
 
 def find_holders(profile: MemoryProfile, noted: _Noted = _NOTHING_NOTED) -> tuple[Held, ...]:

@@ -43,10 +43,12 @@ class Level(enum.Enum):
     """How closely a body was looked at.
 
     COUNTERS are the allocator's own: its peaks, and nothing of what they are made of. Then the
-    footprint is at most what they say, because they also hold what others left behind.
+    footprint is at most what they say, because they also hold what others left behind. EVENTS are
+    each allocation and free beside them, without who made it: what is retained is exact then.
     """
 
     COUNTERS = "counters"
+    EVENTS = "events"
     FULL = "full"
 
 

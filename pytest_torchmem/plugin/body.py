@@ -16,7 +16,7 @@ import pytest
 from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.analysis.holders import explain_retained
 from pytest_torchmem.analysis.picture import Picture
-from pytest_torchmem.analysis.results import Result
+from pytest_torchmem.analysis.results import Level, Result
 from pytest_torchmem.analysis.sentences import sentences
 from pytest_torchmem.analysis.spread import judge_spread
 from pytest_torchmem.analysis.verdict import (
@@ -39,7 +39,7 @@ from pytest_torchmem.plugin.baselines import (
     portable_live,
 )
 from pytest_torchmem.plugin.comparing import find_reference, missing_baseline
-from pytest_torchmem.plugin.counting import CountedRun, counters_may_do
+from pytest_torchmem.plugin.counting import CountedRun, level_for
 from pytest_torchmem.plugin.estimates import Estimates, simulated
 from pytest_torchmem.plugin.marker import can_rerun, read_markers
 from pytest_torchmem.plugin.options import Settings, Timelines
@@ -141,10 +141,11 @@ class Body:
     def begin(self) -> None:
         """Begin to measure, at the lowest level that may answer all that is asked."""
         device = self.measurement.device
-        if not counters_may_do(self.item, self.asked, self.run.settings, device):
+        level = level_for(self.item, self.asked, self.run.settings, device)
+        if level is Level.FULL:
             self.start()
             return
-        self._counted = CountedRun(_engine().CounterMeasurement(device))
+        self._counted = CountedRun(_engine().CounterMeasurement(device, level))
         self._counted.start()
         self.state = State.COUNTING
 

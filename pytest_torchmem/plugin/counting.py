@@ -1,8 +1,9 @@
-"""Levels: where a limit on a GPU can be answered by the allocator's counters, nothing is recorded.
+"""Levels: what a GPU's allocator can answer by itself is not recorded.
 
-The counters hold what others left behind, too, so they prove that a body stays within a limit and
-not that it does not. Where they prove nothing the body runs again and is recorded: then the number
-is exact, and a failure can say what it is made of.
+Its counters prove a limit on the total or on their own figures, its history one on what is
+retained. The counters hold what others left behind, too, so they prove that a body stays within a
+limit and not that it does not. Where nothing is proved the body runs again and is recorded: then
+the number is exact, and a failure can say what it is made of.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pytest_torchmem.analysis.results import Result
+from pytest_torchmem.analysis.results import Level, Result
 from pytest_torchmem.analysis.verdict import COUNTERS, Finding, judge_limits
 from pytest_torchmem.plugin.marker import Asked, can_rerun
 from pytest_torchmem.plugin.options import LevelChoice, Settings
@@ -21,28 +22,38 @@ from pytest_torchmem.plugin.options import LevelChoice, Settings
 if TYPE_CHECKING:
     from pytest_torchmem.measurement import CounterMeasurement
 
-_KEYS: Final = frozenset(("total", *COUNTERS))
+_COUNTED: Final = frozenset(("total", *COUNTERS))
+_IN_HISTORY: Final = _COUNTED | {"retained"}
 
 
-def counters_may_do(item: pytest.Item, asked: Asked, settings: Settings, device: str) -> bool:
-    """Return whether counters can answer all that is asked of a test."""
+def level_for(item: pytest.Item, asked: Asked, settings: Settings, device: str) -> Level:
+    """Return the lowest level that may answer all that is asked of a test."""
+    if (
+        settings.level is LevelChoice.FULL
+        or device == "cpu"
+        or not asked.limits
+        or asked.baseline
+        or settings.reports
+        or "torchmem" in getattr(item, "fixturenames", ())
+        or not can_rerun(item)
+    ):
+        return Level.FULL
+    if _COUNTED.issuperset(asked.limits):
+        return Level.COUNTERS
+    # Of accelerators other than CUDA's only the counters can be read.
+    has_history = device.partition(":")[0] == "cuda"
     return (
-        settings.level is LevelChoice.AUTO
-        and device != "cpu"
-        and bool(asked.limits)
-        and _KEYS.issuperset(asked.limits)
-        and not asked.baseline
-        and not settings.reports
-        and "torchmem" not in getattr(item, "fixturenames", ())
-        and can_rerun(item)
+        Level.EVENTS
+        if has_history and asked.limits.keys() <= _COUNTED | {"retained"}
+        else Level.FULL
     )
 
 
 class CountedRun:
-    """The run of a body that is only counted.
+    """The run of a body whose allocator is asked, and which is not recorded.
 
     Attributes:
-        enough: False where the body turned out to ask for more than the counters know.
+        enough: False where the body turned out to ask for more than the allocator knows.
     """
 
     def __init__(self, counters: CounterMeasurement) -> None:
@@ -59,6 +70,6 @@ class CountedRun:
 
     def certain(self, limits: Mapping[str, int]) -> tuple[Finding, ...]:
         """Return what was over a limit in the counted run whatever else was in the counters."""
-        told = "; so said the counters of a first run, and the recorded second run stayed below"
+        told = "; so said the allocator in a first run, and the recorded second run stayed below"
         found = judge_limits(self._counters.least, limits)
         return tuple(replace(finding, sentence=finding.sentence + told) for finding in found)

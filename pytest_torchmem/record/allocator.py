@@ -78,6 +78,16 @@ class AllocatorHistory:
         self.requests = [*(self.requests or ()), *made]
         return entries
 
+    def made_and_kept(self) -> int:
+        """Return the bytes asked for between `begin` and `end` that were not freed in between."""
+        alive: dict[int, int] = {}
+        for entry in self.read():
+            if entry.is_allocation:
+                alive[entry.pointer] = entry.size_bytes
+            else:
+                alive.pop(entry.pointer, None)
+        return sum(alive.values())
+
     def stop(self) -> None:
         """Leave the history as it was found."""
         self._reads = False

@@ -192,7 +192,7 @@ def _compositions(shown: Sequence[tuple[MeasuredTest, Window]]) -> list[Line]:
 
 def _peak(window: Window) -> str:
     mark = " (estimated)" if window.result.estimated else ""
-    most = "at most " if window.result.level is Level.COUNTERS else ""
+    most = "" if window.result.level is Level.FULL else "at most "
     return most + format_size(window.result.peak.total) + mark
 
 

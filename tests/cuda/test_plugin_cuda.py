@@ -84,6 +84,31 @@ def test_a_kept_limit_is_proved_by_counters_and_a_broken_one_is_recorded(project
     assert "at most 30.0 MiB" in said
 
 
+def test_what_is_retained_is_proved_by_the_history_and_else_recorded(project: Project) -> None:
+    project.write(
+        """
+        KEPT, RUNS = [], []
+
+        @pytest.mark.memory_budget(retained="0B")
+        def test_nothing():
+            RUNS.append("nothing")
+            step()
+
+        @pytest.mark.memory_budget(retained="4MiB")
+        def test_too_much():
+            RUNS.append("too much")
+            KEPT[:] = [ones(5)]
+
+        def test_runs():
+            assert RUNS == ["nothing", "too much", "too much"]
+        """
+    )
+    said, outcomes = project.run()
+    assert outcomes == {"passed": 2, "failed": 1}, said
+    assert "5.0 MiB of temporary from aten::ones" in said
+    assert "still held by test_it.KEPT[0]" in said
+
+
 def test_with_level_full_every_body_is_recorded_and_runs_once(project: Project) -> None:
     project.write(
         """

@@ -160,7 +160,7 @@ class Region:
 
 class BodyMeasurement:
     def __init__(self, device=None):
-        if device and device not in ("cpu", "cuda", "cuda:0"):
+        if device and device not in ("cpu", "cuda", "cuda:0", "xpu"):
             if not device.startswith("cuda"):
                 raise DeviceNameError(f"there is no device called {device!r} on any machine")
             raise DeviceError(f"there is no device {device}; this machine has cpu, cuda:0")
@@ -224,8 +224,8 @@ class BodyMeasurement:
 class CounterMeasurement:
     """Counts what the body uses and ``state["rubbish"]``, which others left behind."""
 
-    def __init__(self, device):
-        self.device = device
+    def __init__(self, device, level):
+        self.device, self.level = device, level
 
     def start(self):
         assert not state["recording"]
@@ -240,12 +240,13 @@ class CounterMeasurement:
     def _result(self, size_bytes):
         nothing = CategoryBytes()
         counters = Counters(size_bytes, size_bytes, size_bytes, 4 * MiB)
+        kept = sum(contributor.size_bytes for contributor, retained in state["used"] if retained)
         return Result(
             name="",
             device=self.device,
             estimated=False,
             peak=Peak(size_bytes, 0, nothing, nothing),
-            retained=Retained(0, nothing),
+            retained=Retained(kept if self.level is Level.EVENTS else 0, nothing),
             counters=counters,
-            level=Level.COUNTERS,
+            level=self.level,
         )

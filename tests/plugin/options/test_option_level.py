@@ -39,6 +39,51 @@ def test_the_ini_name_does_the_same(limited):
     limited.run(ON_GPU, "-s").stdout.fnmatch_lines(["*ran as number 0 1*"])
 
 
+def test_what_is_retained_is_answered_without_a_recording(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget("10MiB", retained="2MiB")
+        def test_limit():
+            use(6 * MiB)
+            use(2 * MiB, retained=True)
+            print("ran as number", fake_measure.state["counted"], fake_measure.state["starts"])
+        """
+    )
+    result = project.run(ON_GPU, "-s")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        ["*ran as number 1 0*", "test_it.py::test_limit *at most 8.0 MiB * 2.0 MiB *"]
+    )
+
+
+def test_more_retained_than_allowed_is_explained_by_a_second_run(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget(retained="1MiB")
+        def test_limit():
+            use(2 * MiB, retained=True)
+            print("ran as number", fake_measure.state["counted"], fake_measure.state["starts"])
+        """
+    )
+    result = project.run(ON_GPU, "-s")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*ran as number 1 0*", "*ran as number 1 1*", "*2.0 MiB *still held by net.CACHE*"]
+    )
+
+
+def test_an_accelerator_without_a_history_is_recorded_for_what_is_retained(project):
+    project.write(
+        """
+        @pytest.mark.memory_budget(retained="1MiB")
+        def test_limit():
+            print("ran as number", fake_measure.state["counted"], fake_measure.state["starts"])
+        """
+    )
+    result = project.run("--torchmem-device=xpu", "-s")
+    result.stdout.fnmatch_lines(["*ran as number 0 1*"])
+
+
 def test_on_the_cpu_which_has_no_counters_everything_is_recorded(limited):
     limited.run("-s").stdout.fnmatch_lines(["*ran as number 0 1*"])
 
@@ -91,8 +136,8 @@ def test_a_first_run_that_was_over_for_certain_fails_though_the_second_is_not(pr
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "memory peaked at 12.0 MiB, 2.0 MiB over the limit of 10.0 MiB; so said the counters "
-            "of a first run, and the recorded second run stayed below"
+            "memory peaked at 12.0 MiB, 2.0 MiB over the limit of 10.0 MiB; so said the allocator "
+            "in a first run, and the recorded second run stayed below"
         ]
     )
 
@@ -129,14 +174,15 @@ def test_an_exception_of_the_counted_run_is_the_tests_own(project):
     "test",
     [
         '@pytest.mark.memory_budget(activation="9MiB")\ndef test_a(): use(MiB); look()',
-        '@pytest.mark.memory_budget(retained="9MiB")\ndef test_a(): use(MiB); look()',
+        '@pytest.mark.memory_budget(retained="9MiB", temporary="9MiB")\n'
+        "def test_a(): use(MiB); look()",
         '@pytest.mark.memory_budget("9MiB")\n@pytest.mark.memory_baseline\n'
         "def test_a(): use(MiB); look()",
         '@pytest.mark.memory_budget("9MiB")\ndef test_a(torchmem): use(MiB); look()',
         "import unittest\nclass TestA(unittest.TestCase):\n"
         '    @pytest.mark.memory_budget("9MiB")\n    def test_a(self): use(MiB); look()',
     ],
-    ids=["category", "retained", "baseline", "fixture", "TestCase"],
+    ids=["category", "retained and a category", "baseline", "fixture", "TestCase"],
 )
 def test_what_counters_cannot_answer_is_recorded_at_once(project, test):
     project.write(
