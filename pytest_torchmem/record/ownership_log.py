@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from pytest_torchmem.record import torch_api
+from pytest_torchmem.record.inner_tensors import values_of
 from pytest_torchmem.record.places import places_of, storages_of
 from pytest_torchmem.record.rows import Rows
 from pytest_torchmem.record.strings import StringTable
@@ -38,7 +39,7 @@ class OwnershipLog:
         """
         if kind is Ownership.GRADIENT and isinstance(tensor, torch.Tensor):
             # The indices of an embedding's sparse gradient are the input that was looked up.
-            tensor = torch_api.values_of(tensor)
+            tensor = values_of(tensor)
         number = self.devices.number
         rows = (
             storages_of(tensor)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from pytest_torchmem.record import torch_api
+from pytest_torchmem.record.inner_tensors import data_ptr, inner_tensors
 from pytest_torchmem.record.kineto import device_name
 
 
@@ -18,23 +19,15 @@ def places_of(tensor: object) -> Iterator[tuple[str, int]]:
     allocate where it does not when nobody looks.
     """
     for part in plain_tensors(tensor):
-        if ptr := _data_ptr(part):
+        if ptr := data_ptr(part):
             yield device_name(part.device), ptr - part.storage_offset() * part.element_size()
-
-
-def _data_ptr(holder: torch.Tensor | torch.UntypedStorage) -> int:
-    try:
-        return int(holder.data_ptr())
-    except (RuntimeError, NotImplementedError):
-        # Opaque tensors, and others that a compiler traces with, have no data to point at.
-        return 0
 
 
 def storages_of(holder: object) -> Iterator[tuple[str, int, int]]:
     """Device, pointer and bytes of the storages of a tensor, see `places_of`, or of a storage."""
     if isinstance(holder, torch.UntypedStorage):
         # One that a compiler traces with is on the device "meta", whatever its tensor says.
-        if holder.device.type != "meta" and (ptr := _data_ptr(holder)):
+        if holder.device.type != "meta" and (ptr := data_ptr(holder)):
             yield device_name(holder.device), ptr, holder.nbytes()
         return
     for part in plain_tensors(holder):
@@ -42,16 +35,20 @@ def storages_of(holder: object) -> Iterator[tuple[str, int, int]]:
             yield device, ptr, part.untyped_storage().nbytes()
 
 
-def plain_tensors(tensor: object) -> Iterator[torch.Tensor]:
-    """The tensors with a storage of their own that ``tensor`` is made of."""
+def plain_tensors(tensor: object, around: tuple[object, ...] = ()) -> Iterator[torch.Tensor]:
+    """The tensors with a storage of their own that ``tensor`` is made of.
+
+    ``around`` are wrappers that it was found in: one may well refer to another in a circle.
+    """
     if not isinstance(tensor, torch.Tensor):
         # None, where backward gives no gradient, or an edge of a graph in a tensor's place.
         return
     tensor = torch_api.unwrap_functorch(tensor)
     if not torch_api.has_memory(tensor):
         return
-    if parts := torch_api.inner_tensors(tensor):
+    if parts := inner_tensors(tensor):
         for part in parts:
-            yield from plain_tensors(part)
+            if not any(part is wrapper for wrapper in (*around, tensor)):
+                yield from plain_tensors(part, (*around, tensor))
     else:
         yield tensor
