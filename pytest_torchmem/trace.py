@@ -49,7 +49,7 @@ class EventKind(enum.IntEnum):
 class Scope(enum.IntEnum):
     """torch's ``RecordScope``, as far as the analysis looks at it.
 
-    UNOBSERVED is an operator of which nothing but the name is known.
+    UNOBSERVED is an operator of which the name is known, and at a CALL mark what it is called with.
     """
 
     FUNCTION = 0
@@ -91,6 +91,7 @@ class Ownership(enum.IntEnum):
     GRADIENT_ROOT = 7
     SURVIVOR = 8
     USED = 9
+    WRITTEN = 10
 
 
 class MarkKind(enum.IntEnum):
@@ -108,6 +109,7 @@ class MarkKind(enum.IntEnum):
     STORAGE_FREED = 9
     MODULE_SEEN = 10
     GRADIENT_PASSED = 11
+    CALL = 12
 
 
 class DeviceEventKind(enum.IntEnum):
@@ -219,6 +221,7 @@ class Trace:
             `events`, or -1 if only its time is known.
         owners: `OWNER`, which storages were held by whom at a mark; ``module`` is the ``id()`` of
             the module that holds it under ``name``, or 0. At a STORAGE_FREED mark: what was freed.
+            At a CALL mark: what the UNOBSERVED operator reads (USED) and writes to (WRITTEN).
         module_edges: `MODULE_EDGE`, which module was found under which name of which parent
             (parent 0: a module that stood alone).
         compiled_lines: `COMPILED_LINE`, what a line of generated code stands for: the ``operator``

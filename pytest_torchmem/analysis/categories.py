@@ -151,8 +151,7 @@ def set_inputs(evidence: Evidence, labels: Labels) -> Labels:
     Assumes that everything the model owns is labelled.
     """
     unowned = labels == UNLABELLED
-    read = evidence.read_in(FORWARD, RECOMPUTE) | evidence.owned(Ownership.USED)
-    there_before = evidence.touched & unowned & read
+    there_before = evidence.touched & unowned & evidence.read_in(FORWARD, RECOMPUTE)
     labels = _labelled(labels, there_before, Category.INPUT)
     return _labelled(labels, made_from_data(evidence, labels), Category.INPUT)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,24 @@ class Window:
     begin: float
     end: float
     may_go_on: bool = False
+
+
+# What an operator was called with that was not observed.
+_OPERANDS: Final = (Ownership.USED, Ownership.WRITTEN)
+
+
+class Operands(NamedTuple):
+    """What operators were called with, one row for each mention. All columns have shape (I,).
+
+    Attributes:
+        event: int32, row of the operator.
+        storage: int64, the storage that it was called with, or -1.
+        written: bool, whether it writes to it.
+    """
+
+    event: NDArray[np.int32]
+    storage: NDArray[np.int64]
+    written: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,14 +72,14 @@ class Evidence:
         Compiled code names no inputs. But who calls a module uses all that it and its children
         hold, and what a graph keeps or gives gradients to was used by what built the graph. A graph
         that an earlier test left behind was not built in the window. Within ``torch.func``'s
-        transforms operators are not observed, and what they are called with is USED.
+        transforms operators are not observed, and what they are called with is USED or WRITTEN.
         """
         inside = self._tensor_ranks
         mentioned = (inside >= self.window.begin) & (inside <= self.window.end)
         owners, at = self.tree.trace.owners, self._owner_ranks
         used = np.isin(owners["module"], self._modules_called)
         used |= (at >= self.window.begin) & np.isin(
-            owners["kind"], (Ownership.SAVED, Ownership.LEAF, Ownership.USED)
+            owners["kind"], (Ownership.SAVED, Ownership.LEAF, *_OPERANDS)
         )
         used &= (at <= self.window.end) & ~self._left_behind
         alive = (self.storages.born < self.window.begin) & (self.storages.died > self.window.begin)
@@ -223,12 +241,25 @@ class Evidence:
         rows = np.isin(self.tree.trace.tensors["role"], roles)
         return self._of_tensors(rows & (self._tensor_ranks <= self.window.end))
 
+    @cached_property
+    def operands(self) -> Operands:
+        """What operators were called with, those that were not observed included."""
+        trace = self.tree.trace
+        tensors = np.flatnonzero(trace.tensors["role"] == Role.OPERATOR_INPUT)
+        at = trace.marks["event"][trace.owners["mark"]]
+        owners = np.flatnonzero(np.isin(trace.owners["kind"], _OPERANDS) & (at >= 0))
+        written = trace.owners["kind"][owners] == Ownership.WRITTEN
+        return Operands(
+            np.concatenate([trace.tensors["event"][tensors], at[owners]]),
+            np.concatenate([self.storages.of_tensor[tensors], self.storages.of_owner[owners]]),
+            np.concatenate([trace.tensors["mutable"][tensors] == Mutable.YES, written]),
+        )
+
     def read_in(self, *phases: int) -> NDArray[np.bool_]:
         """Read by an operator of one of ``phases``, up to the end of the window."""
-        tensors = self.tree.trace.tensors
-        rows = (tensors["role"] == Role.OPERATOR_INPUT) & (tensors["mutable"] != Mutable.YES)
-        rows &= np.isin(self.tree.phase[tensors["event"]], phases)
-        return self._of_tensors(rows & (self._tensor_ranks <= self.window.end))
+        event, storage, written = self.operands
+        rows = ~written & np.isin(self.tree.phase[event], phases)
+        return self._mask(storage[rows & (self.tree.rank[event] <= self.window.end)])
 
     @cached_property
     def read_by_backward(self) -> NDArray[np.bool_]:

@@ -13,7 +13,6 @@ import numpy as np
 from pytest_torchmem.analysis.evidence import Evidence
 from pytest_torchmem.analysis.op_tree import FORWARD
 from pytest_torchmem.analysis.results import Category
-from pytest_torchmem.trace import Mutable, Role, Scope
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,23 +69,15 @@ def _numbers(evidence: Evidence) -> NDArray[np.bool_]:
 
 def _forward_steps(evidence: Evidence) -> Iterator[_Step]:
     """The leaf operators of the forward pass within the window, in the order they ran."""
-    tree, trace = evidence.tree, evidence.tree.trace
-    tensors = trace.tensors
-    rows = np.flatnonzero(
-        (tensors["role"] == Role.OPERATOR_INPUT)
-        & (tree.phase[tensors["event"]] == FORWARD)
-        & (tree.leaf[tensors["event"]] >= 0)
-    )
+    tree = evidence.tree
+    event, storages, written = evidence.operands
+    rows = (tree.phase[event] == FORWARD) & (tree.leaf[event] >= 0)
     reads: dict[int, set[int]] = {}
     writes: dict[int, set[int]] = {}
-    columns = (
-        tree.leaf[tensors["event"][rows]],
-        evidence.storages.of_tensor[rows],
-        tensors["mutable"][rows],
-    )
-    for leaf, storage, mutable in zip(*(c.tolist() for c in columns), strict=True):
+    columns = (tree.leaf[event[rows]], storages[rows], written[rows])
+    for leaf, storage, is_written in zip(*(c.tolist() for c in columns), strict=True):
         reads.setdefault(leaf, set()).add(storage)
-        if mutable == Mutable.YES:
+        if is_written:
             writes.setdefault(leaf, set()).add(storage)
     makes: dict[int, list[int]] = {}
     born = np.flatnonzero(evidence.made & (evidence.birth_leaf >= 0))
@@ -95,8 +86,6 @@ def _forward_steps(evidence: Evidence) -> Iterator[_Step]:
     forward = np.array([*reads.keys() | makes.keys()], np.int64)
     forward = forward[tree.phase[forward] == FORWARD]
     forward = forward[np.argsort(tree.rank[forward])]
-    # What an operator reads that was not observed, nobody knows: it is as if within a module.
-    unobserved = trace.events["scope"][forward] == Scope.UNOBSERVED
-    in_module = ((evidence.module_call[forward] >= 0) | unobserved).tolist()
+    in_module = (evidence.module_call[forward] >= 0).tolist()
     for leaf, inside in zip(forward.tolist(), in_module, strict=True):
         yield _Step(inside, reads.get(leaf, set()), writes.get(leaf, set()), makes.get(leaf, []))

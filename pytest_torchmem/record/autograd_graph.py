@@ -40,33 +40,39 @@ class GraphReader:
             saved += self._saved_by(node)
         return GraphHoldings(saved, leaves)
 
-    def _saved_by(self, node: Any) -> Iterator[torch.Tensor]:
-        names = self._saved_names.get(type(node))
-        if names is None:
-            names = tuple(n for n in dir(type(node)) if n.startswith("_raw_saved_"))
-            self._saved_names[type(node)] = names
-        for name in names:
+    def _saved_by(self, node: Any) -> list[torch.Tensor]:
+        kind, found = type(node), []
+        if kind not in self._saved_names:
+            names = tuple(n for n in dir(kind) if n.startswith("_raw_saved_"))
+            self._saved_names[kind] = names
+        for name in self._saved_names[kind]:
             try:
                 value = getattr(node, name)
             except RuntimeError:  # the graph was freed by an earlier backward
                 continue
-            for item in value if isinstance(value, (tuple, list)) else (value,):
-                yield from tensors_in(torch_api.raw_saved(item))
+            for item in value if type(value) in (tuple, list) else (value,):
+                found += tensors_in(torch_api.raw_saved(item))
         # A custom Function may also keep tensors as attributes of its context.
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            for value in vars(node).values():
-                yield from tensors_in(value)
+            found += tensors_in(vars(node))
+        return found
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Tensors in a value and in the tuples, lists and dicts it is made of."""
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
+        return [value]
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if not isinstance(value, (tuple, list)):
+        return []
+    found = []
+    for item in value:
+        if type(item) is torch.Tensor:
+            found.append(item)
+        else:
+            found += tensors_in(item)
+    return found
 
 
 def nodes_below(roots: Iterable[Any]) -> Iterator[Any]:

@@ -6,11 +6,12 @@ tensor's object, and the object of a wrapper holds the tensor that it wraps unti
 everything that passes through ``vmap`` or ``func.grad`` would live until the recording ends.
 
 Within a transform operators are therefore not observed. Allocations still are, and a function mode
-stands in for the rest: it names what is called, and logs which tensors are used.
+stands in for the rest: it names what is called, and logs which tensors it reads and writes.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,24 +23,29 @@ from torch.overrides import TorchFunctionMode
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.autograd_graph import tensors_in
 
-#: What the events begin with that stand for operators which were not observed.
-OPERATOR_NAME: Final = "pytest-torchmem operator "
+#: The name of an event that stands for an operator which was not observed: mark and operator.
+OPERATOR_NAME: Final = re.compile(r"pytest-torchmem operator (\d+) (.+)")
+# Functions that write to their first argument.
+_IN_PLACE: Final = re.compile(
+    r"\w*[^_]_|__(setitem|i(add|and|div|floordiv|lshift|mod|mul|or|pow|rshift|sub|truediv|xor))__"
+)
+
+#: Logs the tensors that an operator reads and those that it writes to; returns the mark.
+NoteCall = Callable[[list[torch.Tensor], list[torch.Tensor]], int]
 
 
 class FunctorchWatch:
     """Notices when the recording thread enters and leaves the outermost transform.
 
-    ``used`` is told of each tensor that something within a transform is called with, ``left`` is
-    called when the outermost one is over.
+    ``called`` is told what each operator within a transform is called with, ``left`` is called when
+    the outermost transform is over.
 
     Attributes:
         entered: Whether any transform was entered.
     """
 
-    def __init__(
-        self, used: Callable[[torch.Tensor], None], left: Callable[[], None] = lambda: None
-    ) -> None:
-        self._used = used
+    def __init__(self, called: NoteCall, left: Callable[[], None] = lambda: None) -> None:
+        self._called = called
         self._after = left
         self._thread = 0
         self._depth = 0
@@ -89,7 +95,7 @@ class FunctorchWatch:
         self.entered = True
         if self._depth == 1:
             torch_api.observe_operators(False)
-            self._mode = _Calls(self._used)
+            self._mode = _Calls(self._called)
             self._mode.__enter__()
 
     def _left(self) -> None:
@@ -108,23 +114,38 @@ class FunctorchWatch:
 class _Calls(TorchFunctionMode):  # type: ignore[misc]  # has no annotations in torch
     """Puts an event around each function of torch's that is called."""
 
-    def __init__(self, used: Callable[[torch.Tensor], None]) -> None:
+    def __init__(self, called: NoteCall) -> None:
         super().__init__()
-        self._used = used
+        self._called = called
 
     def __torch_function__(
         self, func: Any, types: Iterable[Any], args: Any = (), kwargs: Any = None
     ) -> Any:
-        name = str(getattr(func, "__name__", "")).strip("_")
-        with torch_api.unseen_by_modes():
-            for value in (*args, *(kwargs or {}).values()):
-                for tensor in tensors_in(value):
-                    self._used(tensor)
+        name, kwargs = str(getattr(func, "__name__", "")), kwargs or {}
         # Neither a property such as ``shape`` nor a whole backward pass is an operator.
-        if name == "get" or getattr(func, "__module__", "") == "torch.autograd":
-            return func(*args, **(kwargs or {}))
+        if name == "__get__" or getattr(func, "__module__", "") == "torch.autograd":
+            return func(*args, **kwargs)
+        with torch_api.unseen_by_modes():
+            mark = self._called(*_read_and_written(name, args, kwargs))
         torch_api.observe_operators(True)
         # Not by calling `__enter__`: the profiler closes what begins in a call when that returns.
-        with torch_api.RecordFunction(f"{OPERATOR_NAME}aten::{name}"):
+        with torch_api.RecordFunction(operator_event(mark, f"aten::{name.strip('_')}")):
             torch_api.observe_operators(False)
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
+
+
+def operator_event(mark: int, operator: str) -> str:
+    """The name of an event that `OPERATOR_NAME` matches."""
+    return f"pytest-torchmem operator {mark} {operator}"
+
+
+def _read_and_written(
+    name: str, args: Any, kwargs: dict[str, Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors that a call of the function of this name reads, and those that it writes to."""
+    in_place = bool(args) and (kwargs.get("inplace") is True or _IN_PLACE.fullmatch(name))
+    written = [*tensors_in(args[0])] if in_place else []
+    written += tensors_in(kwargs.get("out"))
+    read = [*args[1:]] if in_place else [*args]
+    read += (value for key, value in kwargs.items() if key != "out")
+    return [*tensors_in(read)], written

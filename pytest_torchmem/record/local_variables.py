@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from pytest_torchmem.record.autograd_graph import GraphReader
-from pytest_torchmem.record.ownership import quiet
+from pytest_torchmem.record.ownership_log import quiet
 from pytest_torchmem.record.places import places_of
 from pytest_torchmem.record.referrers import is_machinery, key_text, tidy
 

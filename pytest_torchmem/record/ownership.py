@@ -7,15 +7,12 @@ when a backward pass begins and ends, after an optimizer's step.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
+from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge
 from torch.nn.modules import module as nn_module
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -29,71 +26,11 @@ from pytest_torchmem.record.autograd_graph import (
     nodes_below,
     tensors_in,
 )
+from pytest_torchmem.record.backward_passes import WatchedEngine
 from pytest_torchmem.record.live_tensors import find_live
+from pytest_torchmem.record.ownership_log import OwnershipLog, quiet
 from pytest_torchmem.record.places import places_of, plain_tensors, storages_of
-from pytest_torchmem.record.rows import Rows
-from pytest_torchmem.record.strings import StringTable
-from pytest_torchmem.trace import CREATE_GRAPH, MODULE_EDGE, OWNER, MarkKind, Ownership
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-# Notes of a storage that say how large it is.
-_WITH_BYTES = (Ownership.LIVE, Ownership.SURVIVOR)
-
-
-@dataclass(slots=True)
-class OwnershipLog:
-    """Rows of `trace.OWNER` and `trace.MODULE_EDGE` in the making."""
-
-    strings: StringTable
-    devices: StringTable
-    owners: Rows = field(default_factory=partial(Rows, OWNER))
-    edges: Rows = field(default_factory=partial(Rows, MODULE_EDGE))
-
-    def owner(
-        self, mark: int, kind: Ownership, tensor: object, module: int = 0, name: str = ""
-    ) -> None:
-        """Note that ``tensor``'s storage is held as ``kind``; one without storage is skipped.
-
-        Bytes are noted for LIVE, the mark at which a storage is met first, and for SURVIVOR.
-        """
-        if kind is Ownership.GRADIENT and isinstance(tensor, torch.Tensor):
-            # The indices of an embedding's sparse gradient are the input that was looked up.
-            tensor = torch_api.values_of(tensor)
-        name_number = self.strings.number(name)
-        if kind in _WITH_BYTES:
-            for device, ptr, size_bytes in storages_of(tensor):
-                place = (self.devices.number(device), ptr, size_bytes)
-                self.owners.append((mark, kind, *place, module, name_number))
-        else:
-            for device, ptr in places_of(tensor):
-                place = (self.devices.number(device), ptr, 0)
-                self.owners.append((mark, kind, *place, module, name_number))
-
-    def edge(self, mark: int, child: Any, parent: Any | None, name: str) -> None:
-        number = self.strings.number
-        parent_id = 0 if parent is None else id(parent)
-        self.edges.append((mark, id(child), parent_id, number(name), number(type(child).__name__)))
-
-
-def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Keep what a method does from the body's function modes and from the collector.
-
-    What it makes on the way would start a collection that without us came later.
-    """
-
-    @wraps(method)
-    def quietly(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
-            with torch_api.unseen_by_modes():
-                return method(*args, **kwargs)
-        finally:
-            if enabled:
-                gc.enable()
-
-    return quietly
+from pytest_torchmem.trace import CREATE_GRAPH, MarkKind, Ownership
 
 
 class OwnershipWatch:
@@ -109,7 +46,6 @@ class OwnershipWatch:
         self._graphs = GraphReader()
         self._undo: list[Callable[[], None]] = []
         self._storages: dict[tuple[int, int], weakref.ref[Any]] = {}
-        self._used: set[tuple[int, int]] = set()
         self._depth = 0
 
     def install(self) -> None:
@@ -133,7 +69,7 @@ class OwnershipWatch:
         torch.nn.Module.__setstate__ = watched_set_state
         self._undo.append(lambda: setattr(torch.nn.Module, "__setstate__", set_state))
         engine = torch_api.autograd_engine()
-        torch_api.set_autograd_engine(_WatchedEngine(engine, self))
+        torch_api.set_autograd_engine(WatchedEngine(engine, self))
         self._undo.append(lambda: torch_api.set_autograd_engine(engine))
 
     def remove(self) -> None:
@@ -191,13 +127,14 @@ class OwnershipWatch:
         self._log_holdings(mark, self._graphs.holdings(roots))
 
     @quiet
-    def note_use(self, tensor: torch.Tensor) -> None:
-        """Log that a storage which was there at the start is used."""
-        for device, ptr in places_of(tensor):
-            place = (self._log.devices.number(device), ptr)
-            if (place in self._storages or device != "cpu") and place not in self._used:
-                self._used.add(place)
-                self._log.owner(self._mark(MarkKind.MODULE_SEEN, ""), Ownership.USED, tensor)
+    def note_call(self, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> int:
+        """Log which tensors an operator is called with that is not observed; return the mark."""
+        mark = self._mark(MarkKind.CALL, "")
+        for tensor in read:
+            self._log.owner(mark, Ownership.USED, tensor)
+        for tensor in written:
+            self._log.owner(mark, Ownership.WRITTEN, tensor)
+        return mark
 
     @quiet
     def sample_end(self, mark: int) -> None:
@@ -242,15 +179,23 @@ class OwnershipWatch:
         """
         if not torch_api.within_functorch():
             return []
-        return [
-            node.register_prehook(partial(self._on_gradients, node.name()))
-            for node in nodes_below(roots)
-        ]
+        hooks = []
+        for node in nodes_below(roots):
+            hooks.append(node.register_prehook(partial(self._on_gradients, node.name())))
+            hooks.append(node.register_hook(self._on_results))
+        return hooks
 
     @quiet
     def _on_gradients(self, node: str, gradients: tuple[Any, ...]) -> None:
         mark = self._mark(MarkKind.GRADIENT_PASSED, node)
         for gradient in gradients:
+            self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
+
+    @quiet
+    def _on_results(self, results: tuple[Any, ...], _: tuple[Any, ...]) -> None:
+        """Log what a node hands on to an input of the pass, which is no node of its own."""
+        mark = self._mark(MarkKind.MODULE_SEEN, "")
+        for gradient in results:
             self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
 
     @quiet
@@ -362,49 +307,3 @@ class OwnershipWatch:
         mark = self._mark(MarkKind.STORAGE_FREED, "")
         self._log.owners.append((mark, Ownership.LIVE, *row, 0, 0))
         self._storages.pop(row[:2], None)
-
-
-class _WatchedEngine:
-    """Stands in for the autograd engine while a body runs, and notes each backward pass."""
-
-    def __init__(self, engine: Any, watch: OwnershipWatch) -> None:
-        self._engine = engine
-        self._watch = watch
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def run_backward(
-        self,
-        tensors: Any,
-        grad_tensors: Any,
-        keep_graph: bool,
-        create_graph: bool,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        if not _has_memory(tensors):
-            # A compiler traces: nothing that runs in there has memory.
-            return self._engine.run_backward(
-                tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs
-            )
-        leaves = self._watch.before_backward(tensors, grad_tensors, create_graph)
-        hooks = self._watch.follow_gradients(tensors)
-        gradients: Any = ()
-        try:
-            gradients = self._engine.run_backward(
-                tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs
-            )
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for device in {root.device for root in tensors if isinstance(root, torch.Tensor)}:
-                torch_api.await_autograd(device, self._engine)
-            self._watch.after_backward(leaves, gradients or ())
-        return gradients
-
-
-@quiet
-def _has_memory(roots: Iterable[Any]) -> bool:
-    """False for the roots of a backward pass that a compiler traces."""
-    return any(isinstance(r, GradientEdge) or any(places_of(r)) for r in roots)

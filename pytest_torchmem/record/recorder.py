@@ -23,7 +23,8 @@ from pytest_torchmem.record.kineto import Tables, TreeReader
 from pytest_torchmem.record.live_tensors import collect_garbage
 from pytest_torchmem.record.lost_allocations import with_lost
 from pytest_torchmem.record.open_ranges import OpenRanges
-from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch
+from pytest_torchmem.record.ownership import OwnershipWatch
+from pytest_torchmem.record.ownership_log import OwnershipLog
 from pytest_torchmem.record.python_calls import library_paths
 from pytest_torchmem.record.rows import Rows
 from pytest_torchmem.record.swaps import SwapWatch
@@ -44,7 +45,7 @@ from pytest_torchmem.trace import (
 # they happened.
 _MARK_NAME = re.compile(r"pytest-torchmem mark (\d+)")
 # These need no place in the tree; the clock is good enough to order them.
-_OFF_TREE = frozenset({MarkKind.MODULE_SEEN})
+_OFF_TREE = frozenset({MarkKind.MODULE_SEEN, MarkKind.CALL})
 # What is alive at these is what somebody is told of.
 _NUMBERS_END = frozenset({MarkKind.STEP, MarkKind.REGION_END, MarkKind.STOP})
 
@@ -70,7 +71,7 @@ class Recorder:
         self._ranges = OpenRanges()
         self._threads = ThreadWatch()
         self._functorch = FunctorchWatch(
-            self._watch.note_use, lambda: torch_api.await_autograd(self._device)
+            self._watch.note_call, lambda: torch_api.await_autograd(self._device)
         )
         self._sources = CompiledSources(self._reader.strings)
         self._compilations = CompilationWatch(self._sources.learn)
@@ -268,7 +269,7 @@ class Recorder:
         events = _joined([s.events for s in self._segments], EVENT, ("parent", "end"))
         marks = self._marks.table()
         self._place_marks(events, marks)
-        self._name_operators(events)
+        self._name_operators(events, marks)
         starts = np.cumsum([0, *(len(s.events) for s in self._segments)])
         allocations = _shifted([s.allocations for s in self._segments], ALLOCATION, starts)
         self._fill_requested(events, allocations)
@@ -309,18 +310,22 @@ class Recorder:
             marks["time_ns"][mark] = events["start_ns"][row]
             events["kind"][row] = EventKind.OTHER
 
-    def _name_operators(self, events: Any) -> None:
-        """Make operators of the events that stand for those within ``torch.func``'s transforms."""
-        strings = self._reader.strings
-        names = {
-            number: strings.number(text.removeprefix(OPERATOR_NAME))
-            for number, text in enumerate(strings.values())
-            if text.startswith(OPERATOR_NAME)
-        }
-        for row in np.flatnonzero(np.isin(events["name"], list(names))).tolist():
-            events["name"][row] = names[int(events["name"][row])]
+    def _name_operators(self, events: Any, marks: Any) -> None:
+        """Make operators of the events that stand for those within ``torch.func``'s transforms.
+
+        Each begins at a mark, which says what it was called with.
+        """
+        strings, found = self._reader.strings, {}
+        for number, text in enumerate(strings.values()):
+            if match := OPERATOR_NAME.fullmatch(text):
+                found[number] = int(match[1]), strings.number(match[2])
+        for row in np.flatnonzero(np.isin(events["name"], list(found))).tolist():
+            mark, name = found[int(events["name"][row])]
+            events["name"][row] = name
             events["is_operator"][row] = True
             events["scope"][row] = Scope.UNOBSERVED
+            marks["event"][mark] = row
+            marks["time_ns"][mark] = events["start_ns"][row]
 
     def _meta(self) -> dict[str, Any]:
         return {

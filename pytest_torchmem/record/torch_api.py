@@ -326,24 +326,13 @@ def cuda_clear_cublas_workspaces() -> None:
         clear()
 
 
-# The public accessors of the first refuse a tensor with duplicate indices, as most gradients are.
-_SPARSE: dict[Any, tuple[str, ...]] = {
-    torch.sparse_coo: ("_indices", "_values"),
-    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
-}
+def undispatched() -> Any:
+    """A context manager: operators in it go to no dispatch mode of the user's."""
+    return torch._C._DisableTorchDispatch()
 
 
-def inner_tensors(tensor: Any) -> list[Any]:
-    """The tensors that a wrapper subclass (quantised, nested) or a sparse tensor is made of."""
-    if tensor.layout in _SPARSE:
-        # These are operators: a dispatch mode of the user's would see them.
-        with torch._C._DisableTorchDispatch():
-            return [getattr(tensor, part)() for part in _SPARSE[tensor.layout]]
-    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-        return []
+def flattened(tensor: Any) -> list[Any]:
+    """The tensors that a wrapper subclass says it is made of; none where it does not say."""
     if not is_traceable_wrapper_subclass(tensor):
         return []
     names, _ = tensor.__tensor_flatten__()
@@ -353,11 +342,6 @@ def inner_tensors(tensor: Any) -> list[Any]:
 def has_memory(tensor: torch.Tensor) -> bool:
     """False for a stand-in: asking one for its data warns on some releases, raises on others."""
     return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
-
-
-def values_of(tensor: Any) -> Any:
-    """The tensor itself, or the values of a sparse one."""
-    return inner_tensors(tensor)[1] if tensor.layout is torch.sparse_coo else tensor
 
 
 class Profiler:

@@ -137,7 +137,8 @@ class Program:
             self.builder.mark(MarkKind.BACKWARD_BEGIN)
             self.builder.owner(block, kind)
             self.builder.mark(MarkKind.BACKWARD_END)
-            if kind in (Ownership.SAVED, Ownership.LEAF, Ownership.USED):
+            uses = (Ownership.SAVED, Ownership.LEAF, Ownership.USED, Ownership.WRITTEN)
+            if kind in uses:
                 self.log.append(("use", block))
 
     def enter(self, what: str) -> None:

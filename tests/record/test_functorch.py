@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -211,3 +212,79 @@ def test_a_pullback_may_be_called_later():
 
     body()
     assert measured(body).peak.by_category.input <= 2 * MEGABYTE
+
+
+def product(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return (weight * x).sin().sum()
+
+
+def with_noise(weight: torch.Tensor) -> torch.Tensor:
+    return product(weight, torch.randn(SIZE))
+
+
+def leaf() -> torch.Tensor:
+    return torch.randn(SIZE, requires_grad=True)
+
+
+# What runs in a transform, and what autograd alone would run.
+ALIKE: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "closed over": (
+        lambda: grad(partial(product, x=torch.randn(SIZE)))(torch.randn(SIZE)),
+        lambda: torch.autograd.grad(product(w := leaf(), torch.randn(SIZE)), w),
+    ),
+    "argument": (
+        lambda: grad(product)(torch.randn(SIZE), torch.randn(SIZE)),
+        lambda: torch.autograd.grad(product(w := leaf(), torch.randn(SIZE)), w),
+    ),
+    "made within": (
+        lambda: grad(with_noise)(torch.randn(SIZE)),
+        lambda: torch.autograd.grad(with_noise(w := leaf()), w),
+    ),
+    "written to": (
+        lambda: torch.vmap(lambda row: torch.zeros(SIZE // 64).add_(3).mul(row))(
+            torch.randn(64, SIZE // 64)
+        ),
+        lambda: torch.zeros(SIZE // 64).add_(3).mul(torch.randn(64, SIZE // 64)),
+    ),
+    "vmap": (
+        lambda: torch.vmap(lambda row: row.exp() * 2)(torch.randn(64, SIZE // 64)),
+        lambda: torch.randn(64, SIZE // 64).exp() * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize(("transformed", "plain"), ALIKE.values(), ids=ALIKE.keys())
+def test_labels_are_those_of_the_same_body_without_a_transform(transformed, plain):
+    expected, got = measured(plain), measured(transformed)
+    assert expected.peak.by_category.input
+    # A number that is made a tensor may be kept by one of the two.
+    for category, size_bytes in expected.peak.by_category.items():
+        assert got.peak.by_category[category] == pytest.approx(size_bytes, abs=64), category
+
+
+def into_zeros(row: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(row).copy_(row.exp()) + 1
+
+
+def test_what_a_model_writes_its_results_to_is_no_input():
+    def body() -> None:
+        torch.vmap(into_zeros)(torch.randn(64, 1024))
+
+    assert measured(body).peak.by_category.input == MEGABYTE
+
+
+def test_a_gradient_that_only_the_input_gets_is_on_its_way_there():
+    """Its last step is the sum of two, and no node is handed either of them."""
+    got = measured(lambda: grad(energy)(torch.randn(SIZE))).peak.by_category
+    assert got.autograd_detail == pytest.approx(3 * MEGABYTE, abs=64)
+
+
+def test_what_is_used_again_in_a_later_region_counts_there():
+    x = torch.ones(64, 1024)
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    torch.vmap(torch.sin)(x)
+    with measurement.region("again") as region:
+        torch.vmap(torch.cos)(x)
+    measurement.stop()
+    assert region.peak.by_category.input == MEGABYTE

@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem.record import torch_api
-from pytest_torchmem.record.ownership import OwnershipLog, OwnershipWatch
+from pytest_torchmem.record.ownership import OwnershipWatch
+from pytest_torchmem.record.ownership_log import OwnershipLog
 from pytest_torchmem.record.places import places_of, storages_of
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.strings import StringTable
