@@ -112,8 +112,8 @@ OPTIONS: Final = (
     ),
     Option(
         "level",
-        "how closely to look: full records every test; auto only reads the allocator's counters "
-        "where all that is asked is a limit on a GPU which they can answer (default: auto)",
+        "how closely to look: full records every test; auto only asks the allocator where limits "
+        "on a GPU are all that is asked and it can answer them (default: auto)",
         "auto",
         "LEVEL",
     ),
