@@ -192,7 +192,7 @@ def _processor_seconds(command: list[str], environment: dict[str, str]) -> float
 
 
 _SIMULATED = [
-    "The device is simulated and runs no kernels, so this is host time: what a step costs that a GPU "
+    "The device is simulated and runs no kernels. This is host time: what a step costs that a GPU "
     "finishes sooner than Python asks for it.",
     "",
 ]
