@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 import re
 import textwrap
 from pathlib import Path
@@ -375,7 +376,13 @@ def test_reports_for_other_viewers(project: Project) -> None:
     assert project.run()[1] == {"passed": 2}
     for name in ("x.perfetto.json", "x.pickle", "x.svg"):
         done = project.pytester.run(
-            "torchmem", "report", str(project.path / "body.trace"), "-o", name
+            sys.executable,
+            "-m",
+            "pytest_torchmem",
+            "report",
+            str(project.path / "body.trace"),
+            "-o",
+            name,
         )
         assert done.ret == 0, done.stderr.str()
     snapshot = pickle.loads(Path(project.path / "x.pickle").read_bytes())
