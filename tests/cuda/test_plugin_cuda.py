@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 import re
+import sys
 import textwrap
 from pathlib import Path
 
