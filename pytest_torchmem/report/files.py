@@ -12,6 +12,7 @@ from typing import Final
 from pytest_torchmem.errors import ReportError
 from pytest_torchmem.report.html import run_page
 from pytest_torchmem.report.markdown import run_markdown
+from pytest_torchmem.report.marks import marks_of
 from pytest_torchmem.report.png import png, require_png
 from pytest_torchmem.report.run import RunReport, TestReport, render_run
 from pytest_torchmem.report.svg import timeline_svg
@@ -28,7 +29,7 @@ def _svg(run: RunReport) -> str:
         )
     test, body = drawable[0]
     assert body.picture is not None
-    return timeline_svg(body.picture, test.measured.test, body.baseline_bytes)
+    return timeline_svg(body.picture, test.measured.test, marks_of(body))
 
 
 def _png(run: RunReport) -> bytes:

@@ -24,6 +24,7 @@ from pytest_torchmem.analysis.results import (
 )
 from pytest_torchmem.analysis.verdict import words
 from pytest_torchmem.report.colours import COLOURS
+from pytest_torchmem.report.marks import marks_of
 from pytest_torchmem.report.run import RunReport, TestReport
 from pytest_torchmem.report.summary import Window
 from pytest_torchmem.units import format_size
@@ -76,6 +77,7 @@ def picture_page(picture: Picture, title: str) -> str:
         "own": own,
         "retained": {"total": last.total, "by_category": _amounts(last), "live": []},
         "limits": {},
+        "marks": [],
         "sentences": [],
         "remarks": [],
         "notes": [],
@@ -190,6 +192,7 @@ def _window(window: Window, with_pictures: bool) -> dict[str, Any]:
         "own": _amounts(result.peak.by_category),
         "live": [contributor_to_json(c) for c in result.peak.live],
         "limits": dict(window.limits),
+        "marks": [mark.to_json() for mark in marks_of(window)],
         "growth": result.growth,
         "sentences": list(window.sentences or filter(None, [window.sentence])),
         "remarks": _remarks(window),

@@ -10,6 +10,7 @@ from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Category
 from pytest_torchmem.analysis.verdict import words
 from pytest_torchmem.report.colours import COLOURS
+from pytest_torchmem.report.marks import Mark, MarkKind
 from pytest_torchmem.units import format_size
 
 _WIDTH: Final = 900
@@ -17,29 +18,39 @@ _PLOT: Final = (78, 44, 800, 300)
 """Left, top, width and height of the area that the data are drawn in."""
 
 _LEGEND_COLUMNS: Final = 4
+_TITLE_LETTERS: Final = 100
+"""As many as there is room for at most; a longer title loses letters in its middle."""
+
+_LINES: Final = {MarkKind.BASELINE: ("#0b5cad", "7 5"), MarkKind.LIMIT: ("#b3261e", "2 4")}
+"""The colour and the dashes of each kind of line."""
+
 FONT: Final = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif"
 
 
-def timeline_svg(picture: Picture, title: str, baseline_bytes: int = 0) -> str:
-    """Return a timeline as an SVG document: stacked categories, the peak, the baseline's peak."""
+def timeline_svg(picture: Picture, title: str, marks: Sequence[Mark] = ()) -> str:
+    """Return a timeline as an SVG document: stacked categories, the peak, and ``marks`` as lines.
+
+    Marks that are not drawn are named at the upper edge.
+    """
+    lines = sorted((mark for mark in marks if mark.drawn), key=lambda mark: -mark.size_bytes)
     shown = [c for c in Category if c in picture.levels]
     rows = -(-len(shown) // _LEGEND_COLUMNS)
     height = _PLOT[1] + _PLOT[3] + 66 + 22 * rows
-    top_bytes = max([1, baseline_bytes, *picture.totals]) * 1.08
+    top_bytes = max([1, *(mark.size_bytes for mark in lines), *picture.totals]) * 1.08
     scale = _PLOT[3] / top_bytes
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         f'width="{_WIDTH}" height="{height}" role="img" font-family="{FONT}" font-size="12">',
         f"<title>{escape(title)}</title>",
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
-        _text(_PLOT[0], 24, title, 'font-size="15" font-weight="600"'),
+        _text(_PLOT[0], 20, _elided(title), 'font-size="14" font-weight="600"'),
         *_grid(top_bytes, scale),
     ]
     if picture.times_ns:
         parts += [*_areas(picture, shown, scale), *_time_axis(picture)]
+        parts += _lines(lines, scale, _peak_is_late(picture))
         parts += _peak(picture, scale)
-    if baseline_bytes:
-        parts += _baseline(baseline_bytes, scale)
+    parts += _above([mark.text for mark in marks if not mark.drawn])
     parts += [*_legend(picture, shown), "</svg>"]
     return "\n".join(parts) + "\n"
 
@@ -113,7 +124,7 @@ def _time(time_ns: float) -> str:
 def _peak(picture: Picture, scale: float) -> Iterator[str]:
     x, total = _xs(picture)[picture.peak], max(picture.totals)
     y = _y(total, scale)
-    side = "end" if x > _PLOT[0] + _PLOT[2] / 2 else "start"
+    side = "end" if _peak_is_late(picture) else "start"
     estimated = "estimated " if picture.estimated else ""
     yield f'<path d="M{x:.1f} {y:.1f} l-5 -8 h10 z" fill="#1b2128"/>'
     label = f"{estimated}peak {format_size(total)}"
@@ -121,14 +132,34 @@ def _peak(picture: Picture, scale: float) -> Iterator[str]:
     yield _text(x + offset, y - 1, label, f'text-anchor="{side}" font-weight="600"')
 
 
-def _baseline(baseline_bytes: int, scale: float) -> Iterator[str]:
-    y = _y(baseline_bytes, scale)
-    yield (
-        f'<line x1="{_PLOT[0]}" x2="{_PLOT[0] + _PLOT[2]}" y1="{y:.1f}" y2="{y:.1f}" '
-        'stroke="#0b5cad" stroke-width="2" stroke-dasharray="7 5"/>'
-    )
-    label = f"baseline {format_size(baseline_bytes)}"
-    yield _text(_PLOT[0] + 6, y - 6, label, 'fill="#0b5cad" font-weight="600"')
+def _peak_is_late(picture: Picture) -> bool:
+    return _xs(picture)[picture.peak] > _PLOT[0] + _PLOT[2] / 2
+
+
+def _lines(marks: Sequence[Mark], scale: float, peak_is_late: bool) -> Iterator[str]:
+    """Yield a labelled line for each mark, the highest first; labels keep clear of the peak's."""
+    x, anchor = (_PLOT[0] + 6, "start") if peak_is_late else (_PLOT[0] + _PLOT[2] - 6, "end")
+    for number, mark in enumerate(marks):
+        colour, dashes = _LINES[mark.kind]
+        y = _y(mark.size_bytes, scale)
+        place = f'x1="{_PLOT[0]}" x2="{_PLOT[0] + _PLOT[2]}" y1="{y:.1f}" y2="{y:.1f}"'
+        yield f'<line {place} stroke="#ffffff" stroke-width="4" stroke-opacity="0.7"/>'
+        yield f'<line {place} stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>'
+        # Of two lines that are close, the lower one has its label below it.
+        below = number > 0 and y - _y(marks[number - 1].size_bytes, scale) < 22
+        style = f'text-anchor="{anchor}" fill="{colour}" font-weight="600"'
+        yield _text(x, y + 15 if below else y - 6, mark.text, style)
+
+
+def _above(texts: Sequence[str]) -> Iterator[str]:
+    if texts:
+        style = f'text-anchor="end" fill="{_LINES[MarkKind.LIMIT][0]}" font-weight="600"'
+        yield _text(_PLOT[0] + _PLOT[2], _PLOT[1] - 6, f"not drawn: {', '.join(texts)}", style)
+
+
+def _elided(title: str) -> str:
+    half = (_TITLE_LETTERS - 1) // 2
+    return title if len(title) <= _TITLE_LETTERS else f"{title[:half]}…{title[-half:]}"
 
 
 def _legend(picture: Picture, shown: Sequence[Category]) -> Iterator[str]:
@@ -148,6 +179,6 @@ def _legend(picture: Picture, shown: Sequence[Category]) -> Iterator[str]:
 
 def _text(x: float, y: float, text: str, attributes: str = "") -> str:
     # A halo keeps labels readable where they lie on data.
-    halo = 'stroke="#ffffff" stroke-width="3" paint-order="stroke"'
+    halo = 'stroke="#ffffff" stroke-width="4" paint-order="stroke"'
     fill = "" if "fill=" in attributes else 'fill="#1b2128" '
     return f'<text x="{x:.1f}" y="{y:.1f}" {halo} {fill}{attributes}>{escape(text)}</text>'

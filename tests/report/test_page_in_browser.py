@@ -102,6 +102,19 @@ def test_the_baseline_is_a_line_where_there_is_one(opened, chart):
     assert page.evaluate(COUNT_PIXELS, accent) == 0
 
 
+def test_a_limit_far_above_the_data_is_named_and_leaves_them_their_room(browser, tmp_path):
+    counts = []
+    for limit_bytes in (100 * MiB, 4 * GiB):
+        shown = replace(window("test_x", Change.NEW), limits={"total": limit_bytes})
+        page = alone(browser, tmp_path, shown)
+        page.wait_for_selector(".uplot canvas")
+        counts.append(page.evaluate(COUNT_PIXELS, rgb(COLOURS[Category.ACTIVATION])))
+        named = page.get_by_text("not drawn: limit 4.0 GiB").count()
+        assert named == (limit_bytes == 4 * GiB)
+        page.close()
+    assert counts[1] > 0.9 * counts[0] > 1000
+
+
 def test_sizes_read_as_they_do_on_the_terminal(opened):
     near = [unit + part for unit in (1, KiB, MiB, GiB) for part in (-1, 0, 1, 51, 512, 51 * KiB)]
     sizes = [0, 131_328, 264_448, -131_328, *near, *(number * 256 for number in range(2000))]

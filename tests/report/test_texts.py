@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_run import GROWN, picture, report_of, sample_run, window
+from sample_run import GROWN, picture, report_of, result_of, sample_run, window
 
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.picture import Picture
@@ -21,6 +21,7 @@ from pytest_torchmem.report.colours import COLOURS
 from pytest_torchmem.report.files import kind_of
 from pytest_torchmem.report.github import ANNOTATIONS, error_commands
 from pytest_torchmem.report.markdown import COMMENT_LIMIT, MARKER, run_markdown
+from pytest_torchmem.report.marks import Mark, MarkKind, marks_of
 from pytest_torchmem.report.png import png
 from pytest_torchmem.report.run import RunReport
 from pytest_torchmem.report.sparkline import ASCII, BLOCKS, sparkline, timeline_lines
@@ -178,7 +179,8 @@ def test_an_estimated_timeline_says_so():
 
 
 def test_an_svg_is_well_formed_and_its_areas_have_the_colours_of_their_categories():
-    root = ElementTree.fromstring(timeline_svg(picture(), "a <b> & 'c'", 74 * MiB))
+    baseline = Mark(MarkKind.BASELINE, 74 * MiB, "baseline 74.0 MiB")
+    root = ElementTree.fromstring(timeline_svg(picture(), "a <b> & 'c'", (baseline,)))
     fills = {polygon.get("fill") for polygon in root.iter(f"{SVG}polygon")}
     assert fills == {COLOURS[category] for category in picture().levels}
     texts = [text.text for text in root.iter(f"{SVG}text")]
@@ -198,6 +200,63 @@ def test_the_highest_point_of_an_svg_is_the_peak():
     x, y = map(float, re.match(r"M([\d.]+) ([\d.]+)", marker).groups())
     assert y == pytest.approx(min(corner[1] for corner in corners), abs=0.1)
     assert any(abs(corner[0] - x) < 0.1 and abs(corner[1] - y) < 0.1 for corner in corners)
+
+
+def lines_of(shown):
+    """The height of each line above the axis in bytes, by its colour, and all texts."""
+    root = ElementTree.fromstring(timeline_svg(shown.picture, "t", marks_of(shown)))
+    corners = [
+        float(point.split(",")[1])
+        for polygon in root.iter(f"{SVG}polygon")
+        for point in polygon.get("points").split()
+    ]
+    top, bottom = min(corners), max(corners)
+    per_pixel = shown.result.peak.total / (bottom - top)
+    lines = [line for line in root.iter(f"{SVG}line") if line.get("stroke-dasharray")]
+    assert all(44 <= float(line.get("y1")) <= bottom for line in lines)
+    heights = {n.get("stroke"): (bottom - float(n.get("y1"))) * per_pixel for n in lines}
+    return heights, [text.text for text in root.iter(f"{SVG}text")]
+
+
+def test_a_limit_is_a_line_beside_the_baseline_in_an_svg():
+    heights, texts = lines_of(replace(window("a", share=0.75), limits={"total": 120 * MiB}))
+    assert "limit 120.0 MiB" in texts
+    assert heights["#b3261e"] == pytest.approx(120 * MiB, rel=0.01)
+    assert "baseline 74.1 MiB" in texts
+    assert len(heights) == 2
+
+
+def test_a_limit_far_above_the_peak_is_named_and_leaves_the_data_their_room():
+    far = replace(window("a", Change.NEW), limits={"total": 900 * MiB, "activation": 70 * MiB})
+    heights, texts = lines_of(far)
+    assert heights == {}
+    assert "not drawn: limit 900.0 MiB, limit on activation 70.0 MiB" in texts
+
+
+def test_a_category_s_limit_is_a_line_where_nothing_else_is_in_the_picture():
+    levels = {Category.ACTIVATION: (MiB, 4 * MiB, 0)}
+    drawn = Picture((0, 5, 9), (0, 1, 2), 3, levels)
+    one = unjudged(result_of(drawn), drawn)
+    heights, texts = lines_of(replace(one, limits={"activation": 3 * MiB}))
+    assert heights["#b3261e"] == pytest.approx(3 * MiB, rel=0.01)
+    assert "limit on activation 3.0 MiB" in texts
+
+
+def test_labels_of_lines_that_are_close_do_not_overlap():
+    shown = replace(window("a", share=0.75), limits={"total": 75 * MiB})
+    root = ElementTree.fromstring(timeline_svg(shown.picture, "t", marks_of(shown)))
+    places = {node.text: float(node.get("y")) for node in root.iter(f"{SVG}text")}
+    assert places["baseline 74.1 MiB"] - places["limit 75.0 MiB"] >= 15
+
+
+def test_a_long_title_is_cut_in_its_middle_and_whole_in_the_svg_s_title():
+    name = f"tests/test_a.py::test_b[{'x' * 200}-last]"
+    root = ElementTree.fromstring(timeline_svg(picture(), name))
+    shown = next(root.iter(f"{SVG}text")).text
+    assert len(shown) <= 100
+    assert shown.startswith("tests/test_a.py::")
+    assert shown.endswith("-last]")
+    assert root.findtext(f"{SVG}title") == name
 
 
 def test_an_svg_of_nothing_is_still_a_picture():

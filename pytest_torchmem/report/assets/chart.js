@@ -74,20 +74,27 @@ const torchmemChart = (() => {
   const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
 
   // The label stands at the end that the peak's label does not need.
-  function line(u, bytes, text, dash, colour, atRight) {
+  function line(u, { bytes, text, dash, colour: name }, atRight, above) {
     const { ctx } = u;
+    const colour = variable(name);
     const y = u.valToPos(bytes, "y", true);
     const { left, width } = u.bbox;
     ctx.save();
-    ctx.strokeStyle = ctx.fillStyle = colour;
+    const across = new Path2D();
+    across.moveTo(left, y);
+    across.lineTo(left + width, y);
+    // A halo keeps the dashes apart from the data that they cross.
+    ctx.strokeStyle = variable("--ground");
+    ctx.globalAlpha = 0.7;
+    ctx.lineWidth = 4 * devicePixelRatio;
+    ctx.stroke(across);
+    ctx.strokeStyle = colour;
+    ctx.globalAlpha = 1;
     ctx.lineWidth = 2 * devicePixelRatio;
     ctx.setLineDash(dash.map((d) => d * devicePixelRatio));
-    ctx.beginPath();
-    ctx.moveTo(left, y);
-    ctx.lineTo(left + width, y);
-    ctx.stroke();
+    ctx.stroke(across);
     const x = atRight ? left + width - 6 * devicePixelRatio : left + 6 * devicePixelRatio;
-    label(ctx, text, x, y - 5 * devicePixelRatio, atRight ? "right" : "left", colour);
+    label(ctx, text, x, y + (above ? -5 : 18) * devicePixelRatio, atRight ? "right" : "left", colour);
     ctx.restore();
   }
 
@@ -198,7 +205,8 @@ const torchmemChart = (() => {
   }
 
   // Draws `data` (from `decode`) into `host` and calls `show(moment)` when the cursor moves.
-  function draw(host, data, { categories, marks, by, show, first = data.peak }) {
+  function draw(host, data, { categories, marks: given, by, show, first = data.peak }) {
+    const marks = [...given].sort((a, b) => b.bytes - a.bytes);
     const xs = by === "changes" ? data.rows : data.times.map((ns) => ns / 1e6);
     // A moment reaches as far as the next one; the last needs some room, too.
     const [first_x, last_x] = [xs[0], xs[xs.length - 1]];
@@ -252,10 +260,11 @@ const torchmemChart = (() => {
       hooks: {
         draw: [(u) => {
           lanes(u, spans, toX);
-          for (const mark of marks) {
-            line(u, mark.bytes, `${mark.text} ${size(mark.bytes)}`, mark.dash,
-              variable(mark.colour), peakIsLeft(u));
-          }
+          marks.forEach((mark, i) => {
+            // Of two lines that are close, the lower one has its label below it.
+            const close = i > 0 && u.valToPos(mark.bytes, "y") - u.valToPos(marks[i - 1].bytes, "y") < 22;
+            line(u, mark, peakIsLeft(u), !close);
+          });
           peakBar(u, [xs[data.peak], xs[data.peak + 1] ?? end_x], data, present);
           peakMark(u, xs[data.peak], data.totals[data.peak], data.estimated);
         }],

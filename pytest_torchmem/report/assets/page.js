@@ -125,16 +125,10 @@
     return `${when}: ${estimated ? "estimated " : ""}${size(data.totals[moment])}; ${amounts.join(", ")}`;
   }
 
-  function marksOf(window) {
-    const marks = [];
-    if (window.baseline) {
-      marks.push({ bytes: window.baseline.total, text: "baseline", dash: [7, 5], colour: "--accent" });
-    }
-    if (window.limits.total != null) {
-      marks.push({ bytes: window.limits.total, text: "limit", dash: [2, 4], colour: "--bad" });
-    }
-    return marks;
-  }
+  const LINES = {
+    baseline: { dash: [7, 5], colour: "--accent" },
+    limit: { dash: [2, 4], colour: "--bad" },
+  };
 
   function drawing(window) {
     const data = torchmemChart.decode(window.picture);
@@ -152,7 +146,8 @@
     const start = (by) => {
       const first = chart?.moment();
       if (chart) { charts.delete(chart); chart.destroy(); }
-      const marks = marksOf(window);
+      const marks = window.marks.filter((mark) => mark.drawn)
+        .map((mark) => ({ ...mark, ...LINES[mark.kind] }));
       chart = torchmemChart.draw(host, data, { categories: run.categories, marks, by, show, first });
       charts.add(chart);
     };
@@ -185,7 +180,9 @@
       make("span", {}, "drag to zoom; arrow keys move, P goes to the peak"));
     const legend = make("ul", { class: "legend" }, run.categories
       .filter(({ key }) => data.columns[key])
-      .map(({ key }) => make("li", {}, named(key))));
+      .map(({ key }) => make("li", {}, named(key))),
+    window.marks.filter((mark) => !mark.drawn)
+      .map((mark) => make("li", { class: "faint" }, `not drawn: ${mark.text}`)));
     const grid = make("div", { class: "drawing" }, make("div", { class: "plot" }, bars, host, legend), text);
     requestAnimationFrame(() => start("changes"));
     return grid;
