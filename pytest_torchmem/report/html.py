@@ -20,6 +20,7 @@ from pytest_torchmem.analysis.results import (
     Category,
     CategoryBytes,
     Contributor,
+    Level,
     contributor_to_json,
 )
 from pytest_torchmem.analysis.verdict import words
@@ -33,6 +34,14 @@ PICTURES_BUDGET_BYTES: Final = 24 * 1024 * 1024
 """How much of a page timelines may take; a browser still opens it on a phone."""
 
 _PLAIN_ROWS: Final = 1000
+_NOT_KEPT: Final = (
+    "There is no timeline of this in the report; --torchmem-report-timelines chooses which tests "
+    "have one, and of a test its first regions do."
+)
+_NOT_RECORDED: Final = (
+    "There is no timeline: only the allocator's counters were read, which was enough for the "
+    "limits; --torchmem-level=full records one."
+)
 _LEFT_OUT: Final = (
     "The timeline of this test was left out to keep this file small; "
     "a report into a folder has a page for each test."
@@ -113,6 +122,7 @@ def _page(title: str, blocks: Sequence[tuple[str, str]], plain: str) -> str:
         page_css=_asset("page.css"),
         uplot_js=_asset("uPlot.iife.min.js"),
         chart_js=_asset("chart.js"),
+        tables_js=_asset("tables.js"),
         page_js=_asset("page.js"),
     )
 
@@ -179,6 +189,7 @@ def _content(test: TestReport, with_pictures: bool) -> dict[str, Any]:
         "problem": measured.problem,
         "not_measured": measured.not_measured,
         "raised": measured.raised,
+        "expected": test.outcome == "xfailed",
         "windows": [_window(w, with_pictures) for w in (*measured.windows, *measured.unjudged)],
     }
 
@@ -204,6 +215,8 @@ def _window(window: Window, with_pictures: bool) -> dict[str, Any]:
         data["picture"] = window.picture.to_json()
     elif window.picture:
         data["no_picture"] = _LEFT_OUT
+    else:
+        data["no_picture"] = _NOT_RECORDED if result.level is Level.COUNTERS else _NOT_KEPT
     if entry := window.baseline:
         data["baseline"] = {"total": entry.total, "own": _amounts(entry.peaks)}
         data["differences"] = [

@@ -17,6 +17,7 @@ _WIDTH: Final = 900
 _PLOT: Final = (78, 44, 800, 300)
 """Left, top, width and height of the area that the data are drawn in."""
 
+_FAINT: Final = "#5b6672"
 _LEGEND_COLUMNS: Final = 4
 _TITLE_LETTERS: Final = 100
 """As many as there is room for at most; a longer title loses letters in its middle."""
@@ -79,6 +80,9 @@ def _areas(picture: Picture, shown: Sequence[Category], scale: float) -> Iterato
             f'points="{points}"><title>{words(category.value)}</title></polygon>'
         )
         below = above
+    # Not every colour stands out from white: the footprint has a line of its own.
+    total = " ".join(f"{x:.1f},{y:.1f}" for x, y in _steps(xs, [_y(b, scale) for b in below]))
+    yield f'<polyline fill="none" stroke="{_FAINT}" points="{total}"/>'
 
 
 def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, float]]:
@@ -102,7 +106,7 @@ def _grid(top_bytes: float, scale: float) -> Iterator[str]:
             f'<line x1="{_PLOT[0]}" x2="{_PLOT[0] + _PLOT[2]}" y1="{y:.1f}" y2="{y:.1f}" '
             'stroke="#d9dde3"/>'
         )
-        yield _text(_PLOT[0] - 8, y + 4, label, 'text-anchor="end" fill="#5b6672"')
+        yield _text(_PLOT[0] - 8, y + 4, label, f'text-anchor="end" fill="{_FAINT}"')
 
 
 def _time_axis(picture: Picture) -> Iterator[str]:
@@ -113,7 +117,7 @@ def _time_axis(picture: Picture) -> Iterator[str]:
         label = f"node {at:.0f}" if picture.estimated else _time(at)
         y = _PLOT[1] + _PLOT[3] + 18
         anchor = {0: "start", 4: "end"}.get(quarter, "middle")
-        yield _text(x, y, label, f'text-anchor="{anchor}" fill="#5b6672"')
+        yield _text(x, y, label, f'text-anchor="{anchor}" fill="{_FAINT}"')
 
 
 def _time(time_ns: float) -> str:
@@ -174,7 +178,7 @@ def _legend(picture: Picture, shown: Sequence[Category]) -> Iterator[str]:
         )
         yield _text(x + 17, y, f"{words(category.value)}{size}")
     y = _PLOT[1] + _PLOT[3] + 46 + 22 * (-(-len(shown) // _LEGEND_COLUMNS))
-    yield _text(_PLOT[0], y, "sizes at the peak", 'fill="#5b6672"')
+    yield _text(_PLOT[0], y, "sizes at the peak", f'fill="{_FAINT}"')
 
 
 def _text(x: float, y: float, text: str, attributes: str = "") -> str:

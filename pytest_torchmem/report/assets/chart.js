@@ -158,7 +158,7 @@ const torchmemChart = (() => {
     ctx.beginPath();
     ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
     ctx.clip();
-    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
     ctx.textBaseline = "middle";
     ctx.textAlign = "left";
     for (const span of spans) {
@@ -241,12 +241,12 @@ const torchmemChart = (() => {
           stroke: () => variable("--faint"), grid: { show: false }, size: 42,
           label: data.estimated ? "graph node" : by === "changes" ? "changes of the footprint" : "ms",
           ...ticks,
-          labelSize: 16, labelFont: "12px system-ui", font: "11px system-ui",
+          labelSize: 16, labelFont: "12px system-ui", font: "12px system-ui",
         },
         {
           stroke: () => variable("--faint"), grid: { stroke: () => variable("--grid"), width: 1 },
           incrs: INCREMENTS, values: (_, ticks) => ticks.map(tick), size: narrow ? 60 : 74,
-          font: "11px system-ui",
+          font: "12px system-ui",
         },
       ],
       series: [
@@ -256,6 +256,11 @@ const torchmemChart = (() => {
           fill: colour, stroke: () => variable("--ground"), width: 0.75,
           paths: uPlot.paths.stepped({ align: 1 }), points: { show: false },
         })).reverse(),
+        // Not every colour stands out from the ground: the footprint has a line of its own.
+        {
+          stroke: () => variable("--faint"), width: 1.25,
+          paths: uPlot.paths.stepped({ align: 1 }), points: { show: false },
+        },
       ],
       hooks: {
         draw: [(u) => {
@@ -272,7 +277,7 @@ const torchmemChart = (() => {
           if (u.cursor.left >= 0) set(momentAt(xs, u.posToVal(u.cursor.left, "x")), false);
         }],
       },
-    }, [[...xs, end_x], ...stacked.reverse().map(again)], host);
+    }, [[...xs, end_x], ...stacked.reverse().map(again), again(data.totals)], host);
 
     function peakIsLeft(u) {
       return u.valToPos(xs[data.peak], "x", true) < u.bbox.left + u.bbox.width / 2;

@@ -4,86 +4,11 @@
   const { size, milliseconds } = torchmemChart;
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
   const run = read("torchmem-run");
-  const colours = Object.fromEntries(run.categories.map((c) => [c.key, c]));
   const charts = new Set();
   const number = new Intl.NumberFormat("en").format;
   const signed = (bytes) => (bytes >= 0 ? "+" : "") + size(bytes);
 
-  function make(tag, attributes = {}, ...children) {
-    const node = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) {
-      if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-      else if (value !== false && value != null) node.setAttribute(name, value === true ? "" : value);
-    }
-    node.append(...children.flat().filter((child) => child != null && child !== ""));
-    return node;
-  }
-
-  function swatch(category) {
-    const node = make("i", { class: "swatch", "aria-hidden": "true" });
-    node.style.background = colours[category].colour;
-    return node;
-  }
-
-  const named = (category) => [swatch(category), colours[category].name];
-
-  function bar(amounts, total, className) {
-    const parts = run.categories.filter(({ key }) => amounts[key]).map(({ key, name, colour }) => {
-      const part = make("i", { title: `${name} ${size(amounts[key])}` });
-      part.style.width = `${(100 * amounts[key]) / total}%`;
-      part.style.background = colour;
-      return part;
-    });
-    const text = run.categories.filter(({ key }) => amounts[key])
-      .map(({ key, name }) => `${name} ${size(amounts[key])}`).join(", ");
-    const label = text ? `composition at the peak: ${text}` : "nothing measured";
-    return make("div", { class: className, role: "img", "aria-label": label }, parts);
-  }
-
-  function table(headers, rows, label) {
-    const cell = (tag, content, column) =>
-      make(tag, { class: headers[column][1] || null, scope: tag === "th" ? "col" : null }, content);
-    return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
-      make("table", {},
-        make("thead", {}, make("tr", {}, headers.map(([text], i) => cell("th", text, i)))),
-        make("tbody", {}, rows.map((row) =>
-          make("tr", {}, row.map((content, i) => cell("td", content, i)))))));
-  }
-
-  function block(title, content, wide = false) {
-    return make("section", { class: wide ? "block wide" : "block" }, make("h3", {}, title), content);
-  }
-
-  // Long tables show their largest rows first and the rest when asked.
-  function long(headers, rows, label, first = 10) {
-    if (rows.length <= first + 2) return [table(headers, rows, label)];
-    const rest = table(headers, rows.slice(first), `${label}, the rest`);
-    return [
-      table(headers, rows.slice(0, first), label),
-      make("details", { class: "more" },
-        make("summary", {}, `${rows.length - first} more`), rest),
-    ];
-  }
-
-  const fileName = (file) => file.split("/").pop();
-  const at = ([file, line, name]) => (line ? `${file}:${line} ${name}` : `${name} in ${file}`);
-
-  // The end of a module's path tells layers apart; the tables have all of it.
-  function short(module) {
-    const parts = module.split(".");
-    return parts.length > 3 ? `…${parts.slice(-3).join(".")}` : module;
-  }
-
-  function who(contributor) {
-    const { operator, source } = contributor;
-    const module = short(contributor.module);
-    const where = source ? ` (${fileName(source[0])}${source[1] ? `:${source[1]}` : ""})` : "";
-    const text = [operator, module && (operator ? `in ${module}` : module)].filter(Boolean).join(" ");
-    return (text || `${colours[contributor.category].name}, ${contributor.phase}`) + where;
-  }
-
-  const place = (c) => [c.operator || "-", c.module || "-", c.source ? at(c.source) : c.phase];
-  const PLACE = [["operator", "code mono"], ["module", "code mono"], ["source", "code mono"]];
+  const { make, swatch, named, bar, table, block, long, who, fullWho, place, PLACE } = torchmemTables(run.categories);
 
   const NO_FOOTPRINT = "There is no timeline: nothing was allocated on this device, and nothing that was there before was used.";
 
@@ -106,7 +31,7 @@
         make("li", {}, make("span", {}, named(key)), make("span", { class: "number" }, size(bytes))))),
       live.length ? make("div", { class: "faint" }, "largest live then") : null,
       make("ul", {}, live.map(([c, bytes]) =>
-        make("li", { class: "who" }, swatch(c.category), make("span", {}, who(c)),
+        make("li", { class: "who" }, swatch(c.category), make("span", { title: fullWho(c) }, who(c)),
           make("span", { class: "number" }, size(bytes))))),
     ].filter(Boolean);
   }
@@ -130,11 +55,15 @@
     limit: { dash: [2, 4], colour: "--bad" },
   };
 
+  let helps = 0;
+
   function drawing(window) {
     const data = torchmemChart.decode(window.picture);
     const text = make("div", { class: "readout" });
+    const help = `torchmem-help-${(helps += 1)}`;
     const host = make("div", {
       class: "plot", tabindex: "0", role: "slider", "aria-label": "memory over time, by category",
+      "aria-describedby": help,
       "aria-valuemin": "0", "aria-valuemax": String(data.times.length - 1),
     });
     let chart;
@@ -177,7 +106,7 @@
       data.estimated ? null : choice("changes", "by change"),
       data.estimated ? null : choice("time", "by time"),
       make("button", { type: "button", onclick: () => chart.reset() }, "whole range"),
-      make("span", {}, "drag to zoom; arrow keys move, P goes to the peak"));
+      make("span", { id: help }, "drag to zoom; arrow keys move, P goes to the peak"));
     const legend = make("ul", { class: "legend" }, run.categories
       .filter(({ key }) => data.columns[key])
       .map(({ key }) => make("li", {}, named(key))),
@@ -190,7 +119,7 @@
 
   function composition(window) {
     const before = window.baseline;
-    const headers = [["category", "category"], ["at the peak", "number"], ["own peak", "number"]];
+    const headers = [["category", "category", "row"], ["at the peak", "number"], ["own peak", "number"]];
     if (before) headers.push(["baseline", "number"], ["change", "number"]);
     headers.push([run.single ? "at the end" : "retained", "number"]);
     const rows = run.categories
@@ -203,7 +132,7 @@
     const total = ["total", size(window.total), ""];
     if (before) total.push(size(before.total), change(window.total - before.total));
     rows.push([...total, size(window.retained.total)]);
-    return [bar(window.at_peak, window.total || 1, "bar big"), table(headers, rows, "composition")];
+    return [bar(window.at_peak, window.total || 1, "bar big"), table(headers, rows, "composition", "stack")];
   }
 
   function change(bytes, word = "") {
@@ -218,13 +147,13 @@
       named(d.who.category), ...place(d.who),
     ]);
     if (!rows.length) return [make("p", { class: "faint" }, "nothing changed")];
-    return long([["change", "number"], [""], ["category", "category"], ...PLACE], rows, "differences");
+    return long([["change", "number"], ["kind"], ["category", "category"], ...PLACE], rows, "differences", "stack places");
   }
 
   function live(contributors, label) {
     const rows = contributors.map((c) =>
       [size(c.bytes), number(c.count), named(c.category), ...place(c)]);
-    return long([["size", "number"], ["count", "number"], ["category", "category"], ...PLACE], rows, label);
+    return long([["size", "number"], ["count", "number count"], ["category", "category"], ...PLACE], rows, label, "stack places");
   }
 
   function holders(list) {
@@ -235,7 +164,7 @@
   function operators(list) {
     const rows = list.map(([name, calls, allocated, live_bytes]) =>
       [name, number(calls), size(allocated), size(live_bytes)]);
-    return long([["operator", "code mono"], ["calls", "number"], ["allocated", "number"],
+    return long([["operator", "code mono", "row"], ["calls", "number"], ["allocated", "number"],
       ["live at the peak", "number"]], rows, "operators");
   }
 
@@ -243,7 +172,7 @@
     const mark = window.estimated ? "an estimated " : "";
     const texts = [`${window.estimated ? "estimated " : ""}peak ${size(window.total)}`];
     if (window.baseline) texts.push(`baseline ${size(window.baseline.total)} (${signed(window.total - window.baseline.total)})`);
-    for (const [key, bytes] of Object.entries(window.limits)) texts.push(`limit on ${key.replaceAll("_", " ")} ${size(bytes)}`);
+    for (const [key, bytes] of Object.entries(window.limits)) texts.push(`limit ${key === "total" ? "" : `on ${key.replaceAll("_", " ")} `}${size(bytes)}`);
     texts.push(`${run.single ? "at the end" : "retained"} ${mark}${size(window.retained.total)}`);
     if (window.growth != null) texts.push(`growth ${signed(window.growth)} per step`);
     const { estimated, ...counters } = window.counters ?? {};
@@ -259,7 +188,7 @@
     return window.estimated ? window.name : `region ${window.name}`;
   }
 
-  function windowView(window) {
+  function windowView(window, expected = false) {
     const marked = (title) => (window.estimated ? `${title}, estimated` : title);
     const parts = [
       make("div", { class: "title" },
@@ -267,7 +196,8 @@
         make("span", { class: "faint" }, `${window.device}, ${figures(window).join(", ")}`)),
     ];
     if (window.sentences.length) {
-      parts.push(make("ul", { class: "sentences" }, window.sentences.map((s) => make("li", {}, s))));
+      if (expected) parts.push(make("p", { class: "faint" }, "failed as expected:"));
+      parts.push(make("ul", { class: expected ? "sentences expected" : "sentences" }, window.sentences.map((s) => make("li", {}, s))));
     }
     const empty = window.picture && !Object.keys(window.picture.levels).length;
     if (empty) parts.push(make("p", { class: "faint" }, NO_FOOTPRINT));
@@ -318,7 +248,7 @@
       if (!node.open || node.childElementCount > 1) return;
       const inside = read(test.id);
       if (inside.raised) node.append(make("p", { class: "sentences" }, inside.raised));
-      node.append(...inside.windows.map(windowView));
+      node.append(...inside.windows.map((window) => windowView(window, inside.expected)));
       if (inside.problem) node.append(make("p", { class: "sentences" }, inside.problem));
       if (!inside.windows.length && inside.not_measured) {
         node.append(make("p", { class: "window faint" }, inside.not_measured));
@@ -385,6 +315,7 @@
       make("div", { class: "chips", role: "group", "aria-label": "status" }, chips),
       devices.length > 1 ? device : null, order);
     if (rows.length > 1) page.append(tools, shown);
+    if (!rows.length) page.append(make("p", { class: "faint" }, "No test of this run asked to be measured."));
     page.append(tests);
     apply();
     if (rows.length === 1) rows[0].node.open = true;
@@ -419,6 +350,6 @@
   if (run.problems.length) {
     page.append(make("div", { class: "problems", role: "alert" }, run.problems.map((p) => make("p", {}, p))));
   }
-  if (run.single) page.append(...read(run.single).windows.map(windowView));
+  if (run.single) page.append(...read(run.single).windows.map((window) => windowView(window)));
   else list(page);
 })();
