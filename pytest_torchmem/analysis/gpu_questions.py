@@ -137,8 +137,8 @@ def with_counters(
     note = (
         f"{' and '.join(asked)} memory is estimated: the allocations on {result.device}, given to "
         f"torch's CUDA caching allocator as simulated"
-        f"{f' with {settings}' if settings else ''}, reserve {format_size(run.peak.reserved)} "
-        f"with {run.fragmentation:.0%} fragmentation"
+        f"{f' with {settings}' if settings else ''}, reserve {format_size(run.peak.reserved)}; "
+        f"{run.reserved_peak}"
     )
     return replace(result, counters=run.peak, notes=(*result.notes, note))
 

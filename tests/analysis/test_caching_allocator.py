@@ -174,6 +174,38 @@ def test_a_hole_too_small_for_the_next_request_is_fragmentation():
     # Free: 6 and 8 of 20 MiB, none of which takes 9; a second segment brings 11 MiB more.
     assert last(result)["reserved"] == 40 * MiB
     assert result.fragmentation == (40 - 15) / 40
+    assert str(result.reserved_peak) == (
+        "fragmentation 62% (estimated): of 40.0 MiB, 25.0 MiB were free when the last 20.0 MiB "
+        "were reserved for an allocation of 9.0 MiB; none of that could be given back "
+        "(inactive split)"
+    )
+
+
+def test_a_cache_that_is_free_later_is_no_fragmentation():
+    log = log_of(("a", 12 * MiB), ("b", 30 * MiB), "a", "b")
+    result = run(log)
+    assert last(result)["active"] == 0
+    assert last(result)["reserved"] == 42 * MiB
+    assert result.fragmentation == 0.0
+    assert result.reserved_peak.row == 1
+
+
+def test_free_segments_are_told_from_what_could_not_be_given_back():
+    log = log_of(("a", 30 * MiB), ("b", 6 * MiB), "a", ("c", 40 * MiB))
+    peak = run(log).reserved_peak
+    # All of a's segment, and what b left of its own.
+    assert peak.free_bytes == (30 + 14) * MiB
+    assert peak.inactive_split_bytes == 14 * MiB
+    assert (peak.requested_bytes, peak.grown_bytes) == (40 * MiB, 40 * MiB)
+    assert str(peak).endswith("; 14.0 MiB of that could not be given back (inactive split)")
+
+
+def test_expandable_segments_have_no_inactive_split_bytes():
+    log = log_of(("a", 6 * MiB), ("b", 6 * MiB), "a", ("c", 40 * MiB))
+    peak = run(log, "expandable_segments:True").reserved_peak
+    assert peak.free_bytes > 0
+    assert peak.inactive_split_bytes == 0
+    assert str(peak).endswith("were reserved for an allocation of 40.0 MiB")
 
 
 # --- streams ---------------------------------------------------------------------------------

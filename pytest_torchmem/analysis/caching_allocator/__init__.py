@@ -14,6 +14,7 @@ from pytest_torchmem.analysis.caching_allocator.requests import (
     RequestLog,
     Requests,
 )
+from pytest_torchmem.analysis.caching_allocator.reserved_peak import ReservedPeak
 from pytest_torchmem.analysis.caching_allocator.run import (
     AllocatorRun,
     BlockState,
@@ -46,6 +47,7 @@ __all__ = [
     "RequestError",
     "RequestLog",
     "Requests",
+    "ReservedPeak",
     "fits",
     "read_history",
     "simulate",

@@ -13,6 +13,7 @@ import numpy as np
 from pytest_torchmem.analysis.caching_allocator.blocks import Block, DeviceMemory
 from pytest_torchmem.analysis.caching_allocator.device import Device, OutOfMemory
 from pytest_torchmem.analysis.caching_allocator.requests import Request, RequestError, Requests
+from pytest_torchmem.analysis.caching_allocator.reserved_peak import ReservedPeak
 from pytest_torchmem.analysis.caching_allocator.settings import (
     UNLIMITED_BYTES,
     AllocatorSettings,
@@ -88,6 +89,7 @@ class AllocatorRun:
             of expandable segments.
         segments: The layout at the end.
         limit_bytes: What could be reserved; `UNLIMITED_BYTES` when no capacity was given.
+        reserved_peak: What was free when the most was reserved; zeros if nothing was.
     """
 
     requested_bytes: NDArray[np.int64]
@@ -103,6 +105,7 @@ class AllocatorRun:
     segment_addresses: tuple[int, ...]
     segments: tuple[PlacedSegment, ...]
     limit_bytes: int
+    reserved_peak: ReservedPeak
 
     @property
     def peak(self) -> Counters:
@@ -117,16 +120,8 @@ class AllocatorRun:
 
     @property
     def fragmentation(self) -> float:
-        """The share of the reserved bytes that was free when most was reserved.
-
-        At the first such row a request had just been turned down by every free block, so what was
-        free then served no purpose. 0.0 for an empty run.
-        """
-        if not len(self.reserved_bytes) or not self.peak.reserved:
-            return 0.0
-        row = int(np.argmax(self.reserved_bytes))
-        reserved = int(self.reserved_bytes[row])
-        return (reserved - int(self.active_bytes[row])) / reserved
+        """See `ReservedPeak.fragmentation`."""
+        return self.reserved_peak.fragmentation
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +130,28 @@ class Fit:
 
     Attributes:
         capacity_bytes: What the device has for the allocator.
-        peak_reserved_bytes: The most that was reserved of it.
-        fragmentation: See `AllocatorRun.fragmentation`.
+        reserved_peak: What was free when the most was reserved of it.
         retry_count: How often cached memory had to be given back to make room.
         out_of_memory: The first allocation that failed; None when all fitted.
     """
 
     capacity_bytes: int
-    peak_reserved_bytes: int
-    fragmentation: float
+    reserved_peak: ReservedPeak
     retry_count: int
     out_of_memory: OutOfMemory | None
 
     def __bool__(self) -> bool:
         return self.out_of_memory is None
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that was reserved."""
+        return self.reserved_peak.reserved_bytes
+
+    @property
+    def fragmentation(self) -> float:
+        """See `ReservedPeak.fragmentation`."""
+        return self.reserved_peak.fragmentation
 
     @property
     def spare_bytes(self) -> int:
@@ -171,7 +174,7 @@ class Fit:
         )
         return (
             f"fits in {capacity} with {format_size(self.spare_bytes)} to spare{retries}; "
-            f"fragmentation {self.fragmentation:.0%} (estimated)"
+            f"{self.reserved_peak}"
         )
 
 
@@ -213,6 +216,7 @@ def simulate(
         segment_addresses=tuple(memory.segment_addresses),
         segments=_layout(device),
         limit_bytes=memory.limit_bytes,
+        reserved_peak=_reserved_peak(requests, reserved, active, inactive_split),
     )
 
 
@@ -224,8 +228,7 @@ def fits(requests: Requests, capacity_bytes: int, settings: AllocatorSettings = 
     run = simulate(requests, settings, capacity_bytes)
     return Fit(
         capacity_bytes=run.limit_bytes,
-        peak_reserved_bytes=run.peak.reserved,
-        fragmentation=run.fragmentation,
+        reserved_peak=run.reserved_peak,
         retry_count=run.retry_count,
         out_of_memory=run.out_of_memory[0] if run.out_of_memory else None,
     )
@@ -321,6 +324,26 @@ def _layout(device: Device) -> tuple[PlacedSegment, ...]:
             blocks=tuple(PlacedBlock(b.address, b.size, states[b]) for b in chain),
         )
         for chain in chains
+    )
+
+
+def _reserved_peak(
+    requests: Requests,
+    reserved: NDArray[np.int64],
+    active: NDArray[np.int64],
+    inactive_split: NDArray[np.int64],
+) -> ReservedPeak:
+    if not reserved.any():
+        return ReservedPeak()
+    row = int(np.argmax(reserved))
+    before_bytes = int(reserved[row - 1]) if row else 0
+    return ReservedPeak(
+        row=row,
+        requested_bytes=int(requests.size_bytes[row]),
+        grown_bytes=int(reserved[row]) - before_bytes,
+        reserved_bytes=int(reserved[row]),
+        active_bytes=int(active[row]),
+        inactive_split_bytes=int(inactive_split[row]),
     )
 
 
