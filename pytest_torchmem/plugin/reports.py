@@ -6,7 +6,6 @@ import contextlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -14,11 +13,9 @@ from pytest_torchmem.errors import ReportError
 from pytest_torchmem.provenance import stamped
 from pytest_torchmem.ranks import environment_rank
 from pytest_torchmem.report.github import error_commands
-from pytest_torchmem.report.markdown import run_markdown
+from pytest_torchmem.report.markdown import step_summary
 from pytest_torchmem.report.run import RunReport, TestReport
 from pytest_torchmem.report.summary import MeasuredTest, RunSummary
-
-_STEP_SUMMARY_LIMIT: Final = 900_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ def github_lines(run: RunReport) -> list[str]:
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
         try:
             with Path(path).open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(run_markdown(run, _STEP_SUMMARY_LIMIT))
+                file.write(step_summary(run, file.tell()))
         except OSError as error:
             raise ReportError(f"the step summary {path} cannot be written: {error}") from None
     return error_commands(run)

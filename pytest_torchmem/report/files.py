@@ -86,6 +86,7 @@ def folder_files(run: RunReport) -> Iterator[tuple[str, str]]:
 def page_name(test: TestReport, ending: str = ".html") -> str:
     """Return a file name for a test: readable, and its own even where names differ in a sign."""
     nodeid = test.measured.test
-    readable = re.sub(r"[^A-Za-z0-9]+", "-", nodeid.rpartition("/")[2]).strip("-")[:80]
+    file, _, name = nodeid.partition("::")
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", f"{file.rpartition('/')[2]}-{name}").strip("-")[:80]
     digest = hashlib.sha256(nodeid.encode("utf-8", "replace")).hexdigest()
     return f"{readable}-{digest[:8]}{ending}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from pytest_torchmem.analysis.differences import differences, whole_entry
@@ -16,7 +16,13 @@ MARKER: Final = "<!-- pytest-torchmem -->"
 """The first line: a bot finds its own comment by it and replaces it."""
 
 COMMENT_LIMIT: Final = 65_536
-"""The most characters that GitHub takes in a comment; its job summary takes 16 times that."""
+"""The most characters that GitHub takes in a comment."""
+
+STEP_SUMMARY_LIMIT_BYTES: Final = 1024 * 1024
+"""The most that a step may add to its job's summary; GitHub drops all of it if there is more."""
+
+_FRAME: Final = 600
+"""Room for what stands around rows: headers, and how many more there are."""
 
 _SYMBOLS: Final = {
     "failed": "❌",
@@ -27,22 +33,63 @@ _SYMBOLS: Final = {
     "ok": "✅",
 }
 _CAUSES: Final = 5
+_OPEN_ROWS: Final = 20
+"""More tests than these that are well are folded away, below what is not."""
+
+_TABLE: Final = ("| | test | peak | against | retained |", "|---|---|---:|---:|---:|")
 
 
-def run_markdown(run: RunReport, limit: int = COMMENT_LIMIT) -> str:
-    """Return a run as Markdown of at most ``limit`` characters; what is left out is said."""
-    head = [MARKER, f"### Memory: {_headline(run)}", ""]
-    head += [f"> {_text(problem)}\n" for problem in run.problems]
+def run_markdown(
+    run: RunReport, limit: int = COMMENT_LIMIT, measure: Callable[[str], int] = len
+) -> str:
+    """Return a run as Markdown that ``measure`` finds no longer than ``limit``.
+
+    What is left out is said. What failed has at least half of the room.
+    """
+    problems, shown = _fitting((f"> {_text(p)}\n" for p in run.problems), limit // 4, measure)
+    head = [MARKER, f"### Memory: {_headline(run)}", "", problems]
+    head.append(_more(len(run.problems) - shown, "problems"))
     tail = ["", _facts(run)]
     ranked = run.ranked()
-    room = limit - sum(len(line) + 1 for line in (*head, *tail)) - 200
-    body, shown = _fitting(_table_rows(ranked), room)
-    failed = [test for test in ranked if test.status in ("failed", "grown")]
-    details, _ = _fitting((_details(test) for test in failed), room - len(body))
-    left_out = len(ranked) - shown
-    more = [f"... and {left_out} more, which the report of this run has"] if left_out else []
-    table = ["| | test | peak | against | retained |", "|---|---|---:|---:|---:|", body]
-    return "\n".join([*head, *(table if ranked else []), *more, "", details, *tail]) + "\n"
+    well = [test for test in ranked if test.status == "ok"]
+    well = well if len(well) > _OPEN_ROWS else []
+    others = [test for test in ranked if not well or test.status != "ok"]
+    failed = [test for test in others if test.status in ("failed", "grown")]
+    room = limit - sum(measure(line) + 1 for line in (*head, *tail)) - _FRAME
+    details, shown = _fitting((_details(test) for test in failed), room // 2, measure)
+    details += _more(len(failed) - shown, "that failed")
+    room -= measure(details)
+    rows, shown = _fitting(_table_rows(others), room, measure)
+    table = [*_TABLE, rows] if others else []
+    left_out = _more(len(others) - shown, "tests")
+    folded = _folded(well, room - measure(rows), measure) if well else ()
+    return "\n".join([*head, *table, left_out, details, *folded, *tail]) + "\n"
+
+
+def step_summary(run: RunReport, taken_bytes: int = 0) -> str:
+    """Return a run as Markdown for the summary of a job, beside ``taken_bytes`` that are there.
+
+    Without room for it, it is empty: GitHub would drop what is there, too.
+    """
+    limit_bytes = STEP_SUMMARY_LIMIT_BYTES - taken_bytes
+    text = run_markdown(run, limit_bytes, _bytes)
+    return text if _bytes(text) <= limit_bytes else ""
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "backslashreplace"))
+
+
+def _folded(tests: Sequence[TestReport], room: int, measure: Callable[[str], int]) -> Iterator[str]:
+    rows, shown = _fitting(_table_rows(tests), room, measure)
+    yield f"<details><summary>{len(tests)} ok</summary>\n"
+    if rows:
+        yield from (*_TABLE, rows)
+    yield f"{_more(len(tests) - shown, 'tests')}\n</details>"
+
+
+def _more(count: int, what: str) -> str:
+    return f"\n... and {count} more {what}, which the report of this run has\n" if count else ""
 
 
 def _headline(run: RunReport) -> str:
@@ -50,11 +97,11 @@ def _headline(run: RunReport) -> str:
     return counts or "nothing was measured"
 
 
-def _fitting(texts: Iterator[str], room: int) -> tuple[str, int]:
+def _fitting(texts: Iterator[str], room: int, measure: Callable[[str], int]) -> tuple[str, int]:
     """Return as many texts as there is room for, and how many these are."""
     kept: list[str] = []
     for text in texts:
-        room -= len(text) + 1
+        room -= measure(text) + 1
         if room < 0:
             break
         kept.append(text)
@@ -77,6 +124,8 @@ def _table_rows(tests: Sequence[TestReport]) -> Iterator[str]:
         regions = (w for w in test.failed_windows if w.result.name)
         told = [_against(body), *(f"{_code(w.result.name)} {_against(w)}" for w in regions)]
         against = "; ".join(text for text in told if text)
+        if test.outcome == "xfailed" and test.failed_windows:
+            against += ", as expected"
         yield f"| {symbol} | {name} | {peak} | {against} | {retained} |"
 
 
@@ -103,7 +152,8 @@ def _details(test: TestReport) -> str:
             lines += ["", f"In {_code(window.result.name)}:", ""]
         lines += [f"- {_text(sentence)}" for sentence in sentences]
         lines += list(_causes(window))
-    for text in filter(None, (test.measured.problem, test.measured.raised)):
+    measured = test.measured
+    for text in filter(None, (measured.problem, measured.raised, measured.not_measured)):
         lines.append(f"- {_text(text)}")
     return "\n".join([*lines, "", "</details>"])
 

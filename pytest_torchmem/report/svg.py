@@ -45,9 +45,12 @@ def timeline_svg(picture: Picture, title: str, marks: Sequence[Mark] = ()) -> st
         f"<title>{escape(title)}</title>",
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
         _text(_PLOT[0], 20, _elided(title), 'font-size="14" font-weight="600"'),
-        *_grid(top_bytes, scale),
+        *(_grid(top_bytes, scale) if shown else ()),
     ]
-    if picture.times_ns:
+    if not shown:
+        middle = _PLOT[0] + _PLOT[2] / 2, _PLOT[1] + _PLOT[3] / 2
+        parts.append(_text(*middle, "nothing was allocated", 'text-anchor="middle" font-size="14"'))
+    else:
         parts += [*_areas(picture, shown, scale), *_time_axis(picture)]
         parts += _lines(lines, scale, _peak_is_late(picture))
         parts += _peak(picture, scale)
@@ -61,9 +64,17 @@ def _y(size_bytes: float, scale: float) -> float:
 
 
 def _xs(picture: Picture) -> list[float]:
+    """Return where each moment is, and last where the data end.
+
+    Where all are one moment, they share the width.
+    """
     first, last = picture.times_ns[0], picture.times_ns[-1]
-    per_ns = _PLOT[2] / max(1, last - first)
-    return [_PLOT[0] + (at - first) * per_ns for at in picture.times_ns]
+    right = float(_PLOT[0] + _PLOT[2])
+    if last == first:
+        per_moment = _PLOT[2] / len(picture.times_ns)
+        return [*(_PLOT[0] + n * per_moment for n in range(len(picture.times_ns))), right]
+    per_ns = _PLOT[2] / (last - first)
+    return [*(_PLOT[0] + (at - first) * per_ns for at in picture.times_ns), right]
 
 
 def _areas(picture: Picture, shown: Sequence[Category], scale: float) -> Iterator[str]:
@@ -71,7 +82,8 @@ def _areas(picture: Picture, shown: Sequence[Category], scale: float) -> Iterato
     xs = _xs(picture)
     below = [0] * len(xs)
     for category in shown:
-        above = [b + level for b, level in zip(below, picture.levels[category], strict=True)]
+        levels = (*picture.levels[category], picture.levels[category][-1])
+        above = [b + level for b, level in zip(below, levels, strict=True)]
         upper = _steps(xs, [_y(level, scale) for level in above])
         lower = _steps(xs, [_y(level, scale) for level in below])
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (*upper, *reversed(lower)))
@@ -111,7 +123,7 @@ def _grid(top_bytes: float, scale: float) -> Iterator[str]:
 
 def _time_axis(picture: Picture) -> Iterator[str]:
     first, last = picture.times_ns[0], picture.times_ns[-1]
-    for quarter in range(5):
+    for quarter in range(5 if last > first else 1):
         x = _PLOT[0] + _PLOT[2] * quarter / 4
         at = (last - first) * quarter / 4
         label = f"node {at:.0f}" if picture.estimated else _time(at)
@@ -177,8 +189,9 @@ def _legend(picture: Picture, shown: Sequence[Category]) -> Iterator[str]:
             f'fill="{COLOURS[category]}"/>'
         )
         yield _text(x + 17, y, f"{words(category.value)}{size}")
-    y = _PLOT[1] + _PLOT[3] + 46 + 22 * (-(-len(shown) // _LEGEND_COLUMNS))
-    yield _text(_PLOT[0], y, "sizes at the peak", f'fill="{_FAINT}"')
+    if shown:
+        y = _PLOT[1] + _PLOT[3] + 46 + 22 * (-(-len(shown) // _LEGEND_COLUMNS))
+        yield _text(_PLOT[0], y, "sizes at the peak", f'fill="{_FAINT}"')
 
 
 def _text(x: float, y: float, text: str, attributes: str = "") -> str:

@@ -9,6 +9,7 @@ from sample_run import report_of, sample_run, window
 
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.errors import ReportError
+from pytest_torchmem.report.files import page_name
 from pytest_torchmem.report.github import error_commands
 from pytest_torchmem.report.run import (
     FORMAT,
@@ -130,3 +131,13 @@ def test_a_failure_that_was_expected_is_no_failure_of_the_run():
     assert report_of("a", over, outcome="failed").status == "failed"
     raised = report_of("a", outcome="xfailed", raised="ValueError: no")
     assert (raised.status, raised.sentence) == ("ok", "failed as expected: ValueError: no")
+
+
+def test_the_page_of_a_test_is_named_after_its_file_and_its_own_name():
+    test = sample_run().tests[0]
+    names = ["tests/net/test_a.py::test_x[</b>]", "test_a.py::test_url[https://x.org/y]"]
+    tests = [replace(test, measured=replace(test.measured, test=name)) for name in names]
+    assert [page_name(test).rpartition("-")[0] for test in tests] == [
+        "test-a-py-test-x-b",
+        "test-a-py-test-url-https-x-org-y",
+    ]

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,13 @@ from pytest_torchmem.errors import ReportError
 from pytest_torchmem.report.colours import COLOURS
 from pytest_torchmem.report.files import kind_of
 from pytest_torchmem.report.github import ANNOTATIONS, error_commands
-from pytest_torchmem.report.markdown import COMMENT_LIMIT, MARKER, run_markdown
+from pytest_torchmem.report.markdown import (
+    COMMENT_LIMIT,
+    MARKER,
+    STEP_SUMMARY_LIMIT_BYTES,
+    run_markdown,
+    step_summary,
+)
 from pytest_torchmem.report.marks import Mark, MarkKind, marks_of
 from pytest_torchmem.report.png import png
 from pytest_torchmem.report.run import RunReport
@@ -99,6 +106,91 @@ def test_a_comment_fits_and_says_what_it_leaves_out(limit):
     assert len(text) <= limit
     shown = len(re.findall(r"^\| ❌", text, re.MULTILINE))
     assert f"... and {900 - shown} more" in text
+
+
+def named(name, status="ok"):
+    """A test with a name, that is well or failed."""
+    if status == "ok":
+        body = replace(window("a"), picture=None)
+        test = report_of("a", body)
+    else:
+        test = report_of("a", window("a", Change.GROWN, GROWN, share=0.7), outcome="failed")
+    return replace(test, measured=replace(test.measured, test=f"tests/test_a.py::{name}"))
+
+
+def rendered(text):
+    """Markdown as GitHub renders it: tables, and HTML as it stands."""
+    markdown_it = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
+    return markdown_it.MarkdownIt("commonmark").enable("table").render(text)
+
+
+def test_failures_keep_their_sentences_beside_thousands_of_tests_that_are_well():
+    failed = tuple(named(f"test_bad[{n}]", "failed") for n in range(3))
+    run = RunReport((*failed, *(named(f"test_{n}") for n in range(2_000))))
+    text = run_markdown(run)
+    assert len(text) <= COMMENT_LIMIT
+    assert text.count(r"+16.0 MiB from aten::\_to\_copy") == 3
+    assert text.index("</details>") < text.index("<details><summary>2000 ok</summary>")
+    shown = len(re.findall(r"^\| ✅", text, re.MULTILINE))
+    assert shown > 100
+    assert f"... and {2_000 - shown} more tests" in text
+
+
+def test_the_summary_of_a_job_is_below_github_s_limit_in_bytes():
+    names = [f"test_größe[日本語-{n}-{'🙂' * 120}]" for n in range(2_000)]
+    states = ["failed" if n % 4 == 0 else "ok" for n in range(2_000)]
+    run = RunReport(tuple(map(named, names, states)))
+    text = step_summary(run)
+    assert 900_000 < len(text.encode()) <= STEP_SUMMARY_LIMIT_BYTES
+    shown = len(re.findall(r"^\| (?:✅|❌)", text, re.MULTILINE))
+    left_out = [int(n) for n in re.findall(r"and (\d+) more tests", text)]
+    assert shown + sum(left_out) == 2_000
+    assert left_out
+    assert len(step_summary(run, 500_000).encode()) <= STEP_SUMMARY_LIMIT_BYTES - 500_000
+    assert step_summary(run, STEP_SUMMARY_LIMIT_BYTES - 100) == ""
+
+
+def test_github_renders_each_row_of_a_table_with_its_name_as_it_is():
+    names = [
+        "test_a[x|y]",
+        "test_a[<b>bold</b>]",
+        "test_a[`one` ``two``]",
+        "test_a[a\\\\|b\\\\]",
+        "test_a[*x*_y_~z~]",
+        "test_a[https://x.org @me #1]",
+        "test_a[größe-日本語-🙂]",
+        "test_a[&amp;'\"]",
+        "`",
+    ]
+    states = ["failed", "ok"]
+    for state in states:
+        html = rendered(run_markdown(RunReport(tuple(named(name, state) for name in names))))
+        rows = re.findall(r"<tr>\n<td>(?:✅|❌).*?</tr>", html, re.DOTALL)
+        cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in rows]
+        assert [len(row) for row in cells] == [5] * len(names)
+        shown = {unescape(re.fullmatch(r"<code>(.*)</code>", row[1]).group(1)) for row in cells}
+        assert shown == {f"tests/test_a.py::{name}" for name in names}
+        assert "<b>" not in html
+
+
+def test_a_fold_holds_a_table_that_is_rendered():
+    html = rendered(run_markdown(RunReport(tuple(named(f"test_{n}") for n in range(30)))))
+    fold = re.search(r"<details><summary>30 ok</summary>(.*?)</details>", html, re.DOTALL).group(1)
+    assert fold.count("<tr>") == 31
+    assert "|" not in fold
+
+
+def test_what_was_not_measured_says_why_in_its_details():
+    test = report_of("test_a", outcome="failed", not_measured="another profiler [not-measured]")
+    text = run_markdown(RunReport((test,)))
+    assert r"- another profiler \[not-measured\]" in text.partition("<details>")[2]
+
+
+def test_a_failure_that_was_expected_is_told_as_such_in_a_comment():
+    over = window("a", Change.NOT_COMPARED, "memory peaked at 9 B, 1 B over the limit of 8 B")
+    over = replace(over, baseline=None, baseline_bytes=0)
+    text = run_markdown(RunReport((report_of("a", over, outcome="xfailed"),)))
+    assert "| over limit, as expected |" in text
 
 
 def test_an_estimated_number_is_named_so_in_a_comment():
@@ -259,8 +351,23 @@ def test_a_long_title_is_cut_in_its_middle_and_whole_in_the_svg_s_title():
     assert root.findtext(f"{SVG}title") == name
 
 
-def test_an_svg_of_nothing_is_still_a_picture():
-    ElementTree.fromstring(timeline_svg(Picture((), (), 0, {}), "nothing"))
+@pytest.mark.parametrize("empty", [Picture((), (), 0, {}), Picture((0,), (0,), 1, {})])
+def test_an_svg_of_nothing_has_a_sentence_and_no_bare_axis(empty):
+    root = ElementTree.fromstring(timeline_svg(empty, "nothing"))
+    assert [node.text for node in root.iter(f"{SVG}text")] == ["nothing", "nothing was allocated"]
+    assert not list(root.iter(f"{SVG}line"))
+
+
+@pytest.mark.parametrize("times", [(7,), (7, 7)])
+def test_a_timeline_of_one_moment_fills_its_svg(times):
+    still = Picture(
+        times, tuple(range(len(times))), len(times), {Category.INPUT: (MiB,) * len(times)}
+    )
+    root = ElementTree.fromstring(timeline_svg(still, "t"))
+    points = next(root.iter(f"{SVG}polygon")).get("points").split()
+    xs = [float(point.split(",")[0]) for point in points]
+    assert max(xs) - min(xs) == 800
+    assert [node.text for node in root.iter(f"{SVG}text")].count("0 ms") == 1
 
 
 # --- PNG
