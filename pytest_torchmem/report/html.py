@@ -254,13 +254,14 @@ def _live_at(picture: Picture, moment: int) -> list[Contributor]:
 def _plain_table(tests: Sequence[TestReport]) -> str:
     """The numbers for a reader without JavaScript, such as one whose CI server switches it off."""
     rows = "".join(
-        f"<tr><td>{escape(test.status)}</td><td>{escape(test.measured.test)}</td>"
-        f"<td>{_peak(test)}</td><td>{escape(test.sentence)}</td></tr>"
+        f'<tr><td>{escape(test.status)}</td><td class="number">{_peak(test)}</td>'
+        f"<td>{escape(test.measured.test)}<br>{escape(test.sentence)}</td></tr>"
         for test in tests[:_PLAIN_ROWS]
     )
     more = len(tests) - _PLAIN_ROWS
     cut = f"<p>... and {more} more</p>" if more > 0 else ""
-    return f"<table><tr><th>status<th>test<th>peak<th></tr>{rows}</table>{cut}"
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("status", "peak", "test"))
+    return f'<table class="plain"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{cut}'
 
 
 def _peak(test: TestReport) -> str:

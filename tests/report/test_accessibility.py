@@ -174,6 +174,18 @@ def test_only_what_scrolls_is_a_stop_of_the_tab_key(open_page):
     assert page.locator(".scroll[tabindex='0']").count() == len(stops)
 
 
+def test_the_table_for_who_has_no_scripts_fits_a_phone(browser, tmp_path):
+    path = tmp_path / "report.html"
+    long = report_of(f"test_a[{'long' * 60}]", window("a"))
+    path.write_text(run_page(RunReport((long, *sample_run().tests))), encoding="utf-8")
+    context = browser.new_context(java_script_enabled=False, viewport={"width": 390, "height": 844})
+    page = context.new_page()
+    page.goto(path.as_uri())
+    assert page.get_by_role("columnheader").all_inner_texts() == ["status", "peak", "test"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    context.close()
+
+
 # --- keyboard
 
 
