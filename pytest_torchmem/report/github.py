@@ -22,7 +22,7 @@ def error_commands(run: RunReport) -> list[str]:
 
 def _error(test: TestReport) -> str:
     properties = {"file": test.file, "line": str(test.line) if test.line else ""}
-    properties["title"] = f"memory: {test.measured.test.rpartition('::')[2]}"
+    properties["title"] = f"memory: {test.measured.test.partition('::')[2]}"
     given = ",".join(f"{name}={_property(value)}" for name, value in properties.items() if value)
     return f"::error {given}::{_data(test.sentence)}"
 

@@ -91,13 +91,23 @@ def _table(
     return lines
 
 
+def one_line(text: str) -> str:
+    """Return text without its line breaks."""
+    return " ".join(text.splitlines())
+
+
 def aligned(rows: Sequence[Sequence[object]], headers: Sequence[str], align: str) -> list[str]:
-    """Return the lines of a table; ``align`` has a letter for each of its first columns."""
+    """Return the lines of a table, one for the headers and one for each row.
+
+    ``align`` has a letter for each of its first columns.
+    """
     from tabulate import tabulate  # a run that measures nothing need not load it
 
     sides = {"r": "right", "l": "left"}
     columns = [sides[side] for side in align.ljust(len(headers), "l")]
+    # A name may have a line break in it: ids of tests, regions.
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
     text = tabulate(
-        rows, headers, tablefmt="plain", disable_numparse=True, colalign=columns if rows else None
+        cells, headers, tablefmt="plain", disable_numparse=True, colalign=columns if rows else None
     )
     return [line.rstrip() for line in text.splitlines()]

@@ -24,6 +24,7 @@ from pytest_torchmem.report.tables import (
     growth_table,
     left_out,
     live_table,
+    one_line,
 )
 from pytest_torchmem.units import format_change, format_size
 
@@ -225,7 +226,8 @@ def _importance(pair: tuple[MeasuredTest, Window]) -> tuple[bool, int, int, str]
 
 
 def _window_name(measured: MeasuredTest, window: Window) -> str:
-    return f"{measured.test}::{window.result.name}" if window.result.name else measured.test
+    name = f"{measured.test}::{window.result.name}" if window.result.name else measured.test
+    return one_line(name)
 
 
 def _shortened(name: str, width: int) -> str:
@@ -279,7 +281,8 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
                 before, after = format_size(item.before_bytes), format_size(item.after_bytes)
                 amount = f"{before} -> {after}"
             style = ("yellow",) if change is Change.GROWN else ()
-            lines.append(Line(f"{change.value}: {item.key}: {amount} ({item.file})", style))
+            key = one_line(item.key)
+            lines.append(Line(f"{change.value}: {key}: {amount} ({item.file})", style))
     written = [change for change in summary.changes if change.written]
     if written:
         entries = _count(len(written), "entry", "entries")
@@ -304,7 +307,7 @@ def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]
     """Return a line for each text among (text, test), with the first few of its tests."""
     tests_of: dict[str, list[str]] = {}
     for text, test in dict.fromkeys(pairs):  # a test and its regions say a thing once
-        tests_of.setdefault(text, []).append(test)
+        tests_of.setdefault(text, []).append(one_line(test))
     lines = []
     for text, tests in tests_of.items():
         names = ", ".join(tests[:3]) + (f" and {len(tests) - 3} more" if tests[3:] else "")

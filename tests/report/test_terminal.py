@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.growth import Growth
 from pytest_torchmem.analysis.results import (
@@ -54,6 +56,28 @@ def test_a_summary_without_room_becomes_a_list():
         "  1.0 MiB, same as baseline",
     ]
     assert summary_lines(run, Detail.SHORT, 70, widest) == table
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\x0b", "\x85", "\u2028"])
+def test_a_line_break_in_a_name_takes_no_line(width, end):
+    region = replace(window("test_a::two"), result=result(made(MiB), name=f"fore{end}ward"))
+    run = RunSummary(
+        (
+            one(f"t.py::test_a[x{end}y]", window("test_a", "over"), region),
+            one(f"t.py::test_b[{end}]", not_measured="no"),
+        ),
+        (BaselineChange("b.json", f"test_c[x{end}y]", Change.NEW, 0, MiB),),
+    )
+    for detail in Detail:
+        told = texts(run, detail, width)
+        assert all(line.splitlines() == [line] for line in told if line), told
+    assert any("test_a[x y]::fore ward" in line for line in texts(run, Detail.ALL, 120))
+
+
+def test_a_line_break_in_an_entry_takes_no_line_of_a_dry_run_s_table():
+    change = BaselineChange("b/t.json", "test_a[x\ny]", Change.GROWN, MiB, 2 * MiB, False)
+    assert len(change_table((change,))) == 3
 
 
 def test_a_dry_run_s_table_without_room_becomes_a_list():

@@ -220,6 +220,12 @@ def test_a_command_is_one_line_whatever_is_in_it():
     assert "title=memory%3A test_a%2Cb%3Ac%0Ad::50 %25%0D%0A::warning::x" in command
 
 
+def test_an_annotation_s_title_has_the_whole_name_of_its_test():
+    test = report_of("TestNet::test_a[aten::mm]", window("a", Change.GROWN, GROWN))
+    (command,) = error_commands(RunReport((test,)))
+    assert "title=memory%3A TestNet%3A%3Atest_a[aten%3A%3Amm]::" in command
+
+
 def test_github_is_given_no_more_than_it_shows():
     many = tuple(report_of(f"t{i}", window("a", Change.GROWN, GROWN)) for i in range(30))
     assert len(error_commands(RunReport(many))) == ANNOTATIONS
