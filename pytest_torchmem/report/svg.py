@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Final
@@ -22,6 +23,7 @@ _LEGEND_COLUMNS: Final = 4
 _TITLE_LETTERS: Final = 100
 """As many as there is room for at most; a longer title loses letters in its middle."""
 
+_NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _LINES: Final = {MarkKind.BASELINE: ("#0b5cad", "7 5"), MarkKind.LIMIT: ("#b3261e", "2 4")}
 """The colour and the dashes of each kind of line."""
 
@@ -33,6 +35,7 @@ def timeline_svg(picture: Picture, title: str, marks: Sequence[Mark] = ()) -> st
 
     Marks that are not drawn are named at the upper edge.
     """
+    title = _NOT_IN_XML.sub("\ufffd", title)
     lines = sorted((mark for mark in marks if mark.drawn), key=lambda mark: -mark.size_bytes)
     shown = [c for c in Category if c in picture.levels]
     rows = -(-len(shown) // _LEGEND_COLUMNS)

@@ -118,6 +118,17 @@ def test_the_footprint_stands_out_where_a_category_s_colour_does_not(open_page, 
     assert page.evaluate(COUNT_PIXELS, shown) > 1200  # labels alone have 500
 
 
+def test_colours_of_categories_stay_where_the_system_chooses_the_others(open_page):
+    page = open_page(width=1200, forced_colors="active")
+    page.wait_for_selector(".uplot canvas")
+    colours = page.evaluate(
+        "[...document.querySelectorAll('.legend .swatch, .bar.big i')]"
+        ".map((node) => getComputedStyle(node).backgroundColor)"
+    )
+    assert len(colours) > 6
+    assert len(set(colours)) == len(picture().levels)
+
+
 # --- tables
 
 

@@ -357,6 +357,13 @@ def test_a_long_title_is_cut_in_its_middle_and_whole_in_the_svg_s_title():
     assert root.findtext(f"{SVG}title") == name
 
 
+def test_a_name_with_what_xml_cannot_hold_is_drawn_all_the_same():
+    svg = timeline_svg(picture(), "test_a[\x00\x1b[31m-\udc80-\ufffe-é🙂]")
+    texts = [node.text for node in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    assert "test_a[\ufffd\ufffd[31m-\ufffd-\ufffd-é🙂]" in texts
+    assert png(svg)
+
+
 @pytest.mark.parametrize("empty", [Picture((), (), 0, {}), Picture((0,), (0,), 1, {})])
 def test_an_svg_of_nothing_has_a_sentence_and_no_bare_axis(empty):
     root = ElementTree.fromstring(timeline_svg(empty, "nothing"))
