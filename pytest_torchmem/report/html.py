@@ -20,7 +20,6 @@ from pytest_torchmem.analysis.results import (
     Category,
     CategoryBytes,
     Contributor,
-    Level,
     contributor_to_json,
 )
 from pytest_torchmem.analysis.verdict import words
@@ -39,8 +38,8 @@ _NOT_KEPT: Final = (
     "have one, and of a test its first regions do."
 )
 _NOT_RECORDED: Final = (
-    "There is no timeline: only the allocator's counters were read, which was enough for the "
-    "limits; --torchmem-level=full records one."
+    "There is no timeline: what the allocator counts was enough for the limits; "
+    "--torchmem-level=full records one."
 )
 _LEFT_OUT: Final = (
     "The timeline of this test was left out to keep this file small; "
@@ -82,6 +81,8 @@ def picture_page(picture: Picture, title: str) -> str:
         "device": title,
         "estimated": picture.estimated,
         "total": at_peak.total,
+        "bound": False,
+        "retained_known": True,
         "at_peak": _amounts(at_peak),
         "own": own,
         "retained": {"total": last.total, "by_category": _amounts(last), "live": []},
@@ -168,6 +169,7 @@ def _row(test: TestReport, order: int) -> dict[str, Any]:
         "device": body.result.device if body else "",
         "measured": body is not None,
         "estimated": bool(body and body.result.estimated),
+        "bound": bool(body and body.is_bound),
         "peak": test.peak_bytes,
         "at_peak": _amounts(body.result.peak.at_peak) if body else {},
         "baseline_bytes": body.baseline_bytes if body else 0,
@@ -199,6 +201,8 @@ def _window(window: Window, with_pictures: bool) -> dict[str, Any]:
     data: dict[str, Any] = {
         **result.to_json(),
         "total": result.peak.total,
+        "bound": window.is_bound,
+        "retained_known": window.retained_known,
         "at_peak": _amounts(result.peak.at_peak),
         "own": _amounts(result.peak.by_category),
         "live": [contributor_to_json(c) for c in result.peak.live],
@@ -216,7 +220,7 @@ def _window(window: Window, with_pictures: bool) -> dict[str, Any]:
     elif window.picture:
         data["no_picture"] = _LEFT_OUT
     else:
-        data["no_picture"] = _NOT_RECORDED if result.level is Level.COUNTERS else _NOT_KEPT
+        data["no_picture"] = _NOT_RECORDED if window.is_bound else _NOT_KEPT
     if entry := window.baseline:
         data["baseline"] = {"total": entry.total, "own": _amounts(entry.peaks)}
         data["differences"] = [
@@ -254,7 +258,8 @@ def _live_at(picture: Picture, moment: int) -> list[Contributor]:
 def _plain_table(tests: Sequence[TestReport]) -> str:
     """The numbers for a reader without JavaScript, such as one whose CI server switches it off."""
     rows = "".join(
-        f'<tr><td>{escape(test.status)}</td><td class="number">{_peak(test)}</td>'
+        f"<tr><td>{escape(test.status)}</td>"
+        f'<td class="number">{test.body.peak_text if test.body else ""}</td>'
         f"<td>{escape(test.measured.test)}<br>{escape(test.sentence)}</td></tr>"
         for test in tests[:_PLAIN_ROWS]
     )
@@ -262,10 +267,3 @@ def _plain_table(tests: Sequence[TestReport]) -> str:
     cut = f"<p>... and {more} more</p>" if more > 0 else ""
     heads = "".join(f'<th scope="col">{name}</th>' for name in ("status", "peak", "test"))
     return f'<table class="plain"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{cut}'
-
-
-def _peak(test: TestReport) -> str:
-    if test.body is None:
-        return ""
-    mark = " (estimated)" if test.body.result.estimated else ""
-    return format_size(test.peak_bytes) + mark

@@ -116,17 +116,14 @@ def _table_rows(tests: Sequence[TestReport]) -> Iterator[str]:
             yield f"| {symbol} | {name} | | {_text(test.sentence)} | |"
             continue
         if test.measured.raised:
-            peak = _size(body.result.peak.total, body.result.estimated)
-            yield f"| {symbol} | {name} | {peak} | {_text(test.sentence)} | |"
+            yield f"| {symbol} | {name} | {body.peak_text} | {_text(test.sentence)} | |"
             continue
-        retained = _size(body.result.retained.total, body.result.estimated)
-        peak = _size(body.result.peak.total, body.result.estimated)
         regions = (w for w in test.failed_windows if w.result.name)
         told = [_against(body), *(f"{_code(w.result.name)} {_against(w)}" for w in regions)]
         against = "; ".join(text for text in told if text)
         if test.outcome == "xfailed" and test.failed_windows:
             against += ", as expected"
-        yield f"| {symbol} | {name} | {peak} | {against} | {retained} |"
+        yield f"| {symbol} | {name} | {body.peak_text} | {against} | {_retained(body)} |"
 
 
 def _against(window: Window) -> str:
@@ -181,8 +178,9 @@ def _facts(run: RunReport) -> str:
     return f"<sub>{_text(', '.join(facts))}</sub>" if facts else ""
 
 
-def _size(size_bytes: int, estimated: bool) -> str:
-    return format_size(size_bytes) + (" (estimated)" if estimated else "")
+def _retained(window: Window) -> str:
+    mark = " (estimated)" if window.result.estimated else ""
+    return format_size(window.result.retained.total) + mark if window.retained_known else ""
 
 
 def _text(text: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 from pytest_torchmem.analysis.baseline import BaselineEntry, Change
 from pytest_torchmem.analysis.picture import Picture
-from pytest_torchmem.analysis.results import Result
+from pytest_torchmem.analysis.results import Level, Result
+from pytest_torchmem.units import format_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,22 @@ class Window:
     reference: str = ""
     nearest: str = ""
     notice: str = ""
+
+    @property
+    def is_bound(self) -> bool:
+        """True where the peak is only known to be no larger than what it says."""
+        return self.result.level is not Level.FULL
+
+    @property
+    def retained_known(self) -> bool:
+        """False where nobody looked at what the window left behind."""
+        return self.result.level is not Level.COUNTERS
+
+    @property
+    def peak_text(self) -> str:
+        """The peak, with what must be known of it: ``at most 3.0 GiB``, ``1.0 MiB (estimated)``."""
+        mark = " (estimated)" if self.result.estimated else ""
+        return ("at most " if self.is_bound else "") + format_size(self.result.peak.total) + mark
 
     @property
     def limit_failure(self) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.holders import holders_title
-from pytest_torchmem.analysis.results import CategoryBytes, Holder, Level
+from pytest_torchmem.analysis.results import CategoryBytes, Holder
 from pytest_torchmem.analysis.sentences import sentences
 from pytest_torchmem.analysis.verdict import RETAINED, Verdict, is_estimated, rank, words
 from pytest_torchmem.report.changes import REPAIRED
@@ -176,7 +176,9 @@ def _slim_list(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> list
     for measured, window in shown:
         styles = ("red",) if window.sentence else ()
         lines.append(Line(_shortened(_window_name(measured, window), width - 1), styles))
-        lines.append(Line(f"  {', '.join(filter(None, [_peak(window), _status(window)]))}", styles))
+        lines.append(
+            Line(f"  {', '.join(filter(None, [window.peak_text, _status(window)]))}", styles)
+        )
     return lines
 
 
@@ -191,12 +193,6 @@ def _compositions(shown: Sequence[tuple[MeasuredTest, Window]]) -> list[Line]:
     return lines
 
 
-def _peak(window: Window) -> str:
-    mark = " (estimated)" if window.result.estimated else ""
-    most = "" if window.result.level is Level.FULL else "at most "
-    return most + format_size(window.result.peak.total) + mark
-
-
 def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> list[Line]:
     wide = width >= _NARROW
     headers = ["test", "peak", *(["largest at the peak"] if wide else []), "retained", "against"]
@@ -205,9 +201,8 @@ def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> lis
         result = window.result
         name = _shortened(_window_name(measured, window), _TEST_WIDTH if wide else width // 2)
         largest = [_largest(result.peak.at_peak)] if wide else []
-        counted = result.level is Level.COUNTERS
-        retained = "" if counted else format_size(result.retained.total)
-        rows.append([name, _peak(window), *largest, retained, _status(window)])
+        retained = format_size(result.retained.total) if window.retained_known else ""
+        rows.append([name, window.peak_text, *largest, retained, _status(window)])
     lines = aligned(rows, headers, "lrlr" if wide else "lrr")
     styled = [Line(lines[0])]
     styled += [

@@ -11,6 +11,8 @@ from pytest_torchmem.analysis.results import (
     Category,
     CategoryBytes,
     Contributor,
+    Counters,
+    Level,
     Peak,
     Phase,
     Result,
@@ -122,6 +124,22 @@ def window(key, change=Change.SAME, sentence="", scale=MiB, share=1.0, device="c
         baseline=entry,
         picture=drawn,
     )
+
+
+def counted(key, level=Level.COUNTERS, **changes):
+    """A body of which only the allocator's counters are known."""
+    nothing = CategoryBytes()
+    result = Result(
+        name="",
+        device="cuda:0",
+        estimated=False,
+        peak=Peak(3 * MiB, 0, nothing, nothing),
+        retained=Retained(MiB if level is Level.EVENTS else 0, nothing),
+        counters=Counters(3 * MiB, 3 * MiB, 3 * MiB, 4 * MiB),
+        level=level,
+    )
+    limits = {"total": 4 * MiB}
+    return Window(key, result, limits, Change.NOT_COMPARED, 0, "", **changes)
 
 
 GROWN = (

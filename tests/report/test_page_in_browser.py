@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from sample_run import made, picture, report_of, result_of, sample_run, window
+from sample_run import counted, made, picture, report_of, result_of, sample_run, window
 
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.picture import Picture, Track
@@ -362,6 +362,22 @@ def test_counters_of_a_simulated_allocator_are_called_estimated(browser, tmp_pat
     page.close()
     assert "estimated reserved 4.0 MiB" in text
     assert "true" not in text
+
+
+def test_what_counters_say_is_at_most_and_has_no_composition(browser, tmp_path):
+    page = alone(browser, tmp_path, counted("a"))
+    assert page.locator("summary .number").first.inner_text().split() == [
+        "at",
+        "most",
+        "3.0",
+        "MiB",
+    ]
+    title = page.locator(".window .title").inner_text()
+    assert "peak at most 3.0 MiB" in title
+    assert "retained" not in title
+    assert page.get_by_text("--torchmem-level=full records one").is_visible()
+    assert page.get_by_role("region", name="composition").count() == 0
+    page.close()
 
 
 def test_notes_are_shown(opened):

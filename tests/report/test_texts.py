@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_run import GROWN, picture, report_of, result_of, sample_run, window
+from sample_run import GROWN, counted, picture, report_of, result_of, sample_run, window
 
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.picture import Picture
-from pytest_torchmem.analysis.results import Category
+from pytest_torchmem.analysis.results import Category, Level
 from pytest_torchmem.errors import ReportError
 from pytest_torchmem.report.colours import COLOURS
 from pytest_torchmem.report.files import kind_of
@@ -198,6 +198,13 @@ def test_an_estimated_number_is_named_so_in_a_comment():
     body = replace(body, result=replace(body.result, estimated=True))
     text = run_markdown(RunReport((report_of("a", body),)))
     assert "90.1 MiB (estimated)" in text
+
+
+def test_what_counters_say_is_at_most_and_claims_nothing_of_what_is_retained():
+    events = counted("a", Level.EVENTS)
+    text = run_markdown(RunReport((report_of("a", counted("a")), report_of("b", events))))
+    assert "`tests/test_step.py::a` | at most 3.0 MiB |  |  |" in text
+    assert "`tests/test_step.py::b` | at most 3.0 MiB |  | 1.0 MiB |" in text
 
 
 def test_a_run_without_tests_says_so():

@@ -170,10 +170,13 @@
 
   function figures(window) {
     const mark = window.estimated ? "an estimated " : "";
-    const texts = [`${window.estimated ? "estimated " : ""}peak ${size(window.total)}`];
+    const most = window.bound ? "at most " : "";
+    const texts = [`${window.estimated ? "estimated " : ""}peak ${most}${size(window.total)}`];
     if (window.baseline) texts.push(`baseline ${size(window.baseline.total)} (${signed(window.total - window.baseline.total)})`);
     for (const [key, bytes] of Object.entries(window.limits)) texts.push(`limit ${key === "total" ? "" : `on ${key.replaceAll("_", " ")} `}${size(bytes)}`);
-    texts.push(`${run.single ? "at the end" : "retained"} ${mark}${size(window.retained.total)}`);
+    if (window.retained_known) {
+      texts.push(`${run.single ? "at the end" : "retained"} ${mark}${size(window.retained.total)}`);
+    }
     if (window.growth != null) texts.push(`growth ${signed(window.growth)} per step`);
     const { estimated, ...counters } = window.counters ?? {};
     for (const [key, bytes] of Object.entries(counters)) {
@@ -207,7 +210,7 @@
     if (notes.length) parts.push(make("ul", { class: "notes" }, notes.map((n) => make("li", {}, n))));
     const tables = make("div", { class: "tables" });
     if (window.baseline) tables.append(block(marked("differences against the baseline, each category at its own peak"), differences(window), true));
-    if (window.total || window.baseline) {
+    if (Object.keys(window.own).length || window.baseline) {
       tables.append(block(marked("composition at the peak, by category"), composition(window)));
     }
     if (window.picture?.operators.length) {
@@ -240,7 +243,8 @@
         make("span", { class: "name mono" }, test.name,
           test.sentence ? make("small", {}, test.sentence) : null),
         bar(test.at_peak, test.peak || 1, "bar"),
-        make("span", { class: "number" }, test.measured ? size(test.peak) : "-",
+        make("span", { class: "number" }, test.bound ? make("small", {}, "at most") : null,
+          test.measured ? size(test.peak) : "-",
           test.estimated ? make("small", {}, "estimated") : null),
         make("span", { class: "number" }, against(test))));
     // What is inside is built when it is first opened: a run may have thousands of tests.

@@ -33,7 +33,7 @@ const torchmemTables = (categories) => {
     });
     const text = categories.filter(({ key }) => amounts[key])
       .map(({ key, name }) => `${name} ${size(amounts[key])}`).join(", ");
-    const label = text ? `composition at the peak: ${text}` : "nothing measured";
+    const label = text ? `composition at the peak: ${text}` : "no composition";
     return make("div", { class: className, role: "img", "aria-label": label }, parts);
   }
 
