@@ -47,8 +47,9 @@ def check_page(browser: Any, path: Path, run: Run, opened: str) -> None:
     for name, shown in run["tests"].items():
         window = body(shown)
         peak = window["result"]["peak"]["total"]
-        change = format_change(peak - window["baseline_bytes"])
-        against = change if window["baseline_bytes"] else "no baseline"
+        against = format_change(peak - window["baseline_bytes"])
+        if not window["baseline_bytes"]:
+            against = limit_status(window) or "no baseline"
         assert rows[name][3:] == [format_size(peak), against], name
     check_window(page, body(test))
     assert trouble == []
@@ -74,6 +75,15 @@ def check_window(page: Any, window: dict[str, Any]) -> None:
         assert composition["total"][3] == format_size(baseline["total"])
         for category, size in baseline["peaks"].items():
             assert composition[words(category)][3] == format_size(size)
+
+
+def limit_status(window: dict[str, Any]) -> str:
+    """Return what a row says of a window's limits."""
+    if any(" over the limit of " in sentence for sentence in window["sentences"]):
+        return "over limit"
+    if total := window["limits"].get("total"):
+        return f"{window['result']['peak']['total'] / total:.0%} of limit"
+    return "within limits" if window["limits"] else ""
 
 
 def differences(browser: Any, path: Path, test: str) -> list[list[str]]:

@@ -173,6 +173,7 @@ def _row(test: TestReport, order: int) -> dict[str, Any]:
         "peak": test.peak_bytes,
         "at_peak": _amounts(body.result.peak.at_peak) if body else {},
         "baseline_bytes": body.baseline_bytes if body else 0,
+        "limit": body.limit_status if body else "",
     }
 
 

@@ -47,8 +47,8 @@ def run_markdown(
     What is left out is said. What failed has at least half of the room.
     """
     problems, shown = _fitting((f"> {_text(p)}\n" for p in run.problems), limit // 4, measure)
-    head = [MARKER, f"### Memory: {_headline(run)}", "", problems]
-    head.append(_more(len(run.problems) - shown, "problems"))
+    problems += _more(len(run.problems) - shown, "problems")
+    head = [MARKER, f"### Memory: {_headline(run)}", "", *([problems] if problems else [])]
     tail = ["", _facts(run)]
     ranked = run.ranked()
     well = [test for test in ranked if test.status == "ok"]
@@ -61,9 +61,9 @@ def run_markdown(
     room -= measure(details)
     rows, shown = _fitting(_table_rows(others), room, measure)
     table = [*_TABLE, rows] if others else []
-    left_out = _more(len(others) - shown, "tests")
+    table.append(_more(len(others) - shown, "tests"))
     folded = _folded(well, room - measure(rows), measure) if well else ()
-    return "\n".join([*head, *table, left_out, details, *folded, *tail]) + "\n"
+    return "\n".join([*head, *table, details, *folded, *tail]) + "\n"
 
 
 def step_summary(run: RunReport, taken_bytes: int = 0) -> str:
@@ -128,7 +128,7 @@ def _table_rows(tests: Sequence[TestReport]) -> Iterator[str]:
 
 def _against(window: Window) -> str:
     """What its limits and its baseline say of a window; ``""`` where it had neither."""
-    return ", ".join(filter(None, [window.limit_failure, _against_baseline(window)]))
+    return ", ".join(filter(None, [window.limit_status, _against_baseline(window)]))
 
 
 def _against_baseline(window: Window) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from pytest_torchmem.analysis.baseline import BaselineEntry, Change
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Level, Result
+from pytest_torchmem.analysis.verdict import is_estimated
 from pytest_torchmem.units import format_size
 
 
@@ -67,6 +68,19 @@ class Window:
         if not self.sentence or "limit" not in self.sentence:
             return ""
         return "over limit" if "over the limit" in self.sentence else "limit not judged"
+
+    @property
+    def limit_status(self) -> str:
+        """How a window stands to its limits, in a few words; ``""`` where it had none."""
+        if self.limit_failure or not self.limits:
+            return self.limit_failure
+        total = self.limits.get("total")
+        status = f"{self.result.peak.total / total:.0%} of limit" if total else "within limits"
+        # A row that is estimated as a whole says so at its peak.
+        simulated = [key for key in self.limits if is_estimated(self.result, key)]
+        if simulated and not self.result.estimated:
+            return f"{status} ({', '.join(simulated)} estimated)"
+        return status
 
     def to_json(self) -> dict[str, Any]:
         """Return plain builtins; `from_json` gives the same value back."""

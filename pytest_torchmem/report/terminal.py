@@ -14,7 +14,7 @@ from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.analysis.holders import holders_title
 from pytest_torchmem.analysis.results import CategoryBytes, Holder
 from pytest_torchmem.analysis.sentences import sentences
-from pytest_torchmem.analysis.verdict import RETAINED, Verdict, is_estimated, rank, words
+from pytest_torchmem.analysis.verdict import RETAINED, Verdict, rank, words
 from pytest_torchmem.report.changes import REPAIRED
 from pytest_torchmem.report.summary import MeasuredTest, RunSummary, Window
 from pytest_torchmem.report.tables import (
@@ -237,7 +237,7 @@ def _largest(at_peak: CategoryBytes) -> str:
 def _status(window: Window) -> str:
     result, texts = window.result, []
     if window.limits:
-        texts.append(_limit_status(window))
+        texts.append(window.limit_status)
     change_bytes = result.peak.total - window.baseline_bytes
     if window.change is Change.SAME:
         texts.append("same as baseline")
@@ -246,18 +246,6 @@ def _status(window: Window) -> str:
     elif window.change in (Change.GROWN, Change.SHRUNK):
         texts.append(f"{window.change.value}, peak {format_change(change_bytes)}")
     return "; ".join(texts)
-
-
-def _limit_status(window: Window) -> str:
-    if window.limit_failure:
-        return window.limit_failure
-    total = window.limits.get("total")
-    status = f"{window.result.peak.total / total:.0%} of limit" if total else "within limits"
-    # A row that is estimated as a whole says so at its peak.
-    simulated = [key for key in window.limits if is_estimated(window.result, key)]
-    if simulated and not window.result.estimated:
-        return f"{status} ({', '.join(simulated)} estimated)"
-    return status
 
 
 def _changes_lines(summary: RunSummary) -> list[Line]:

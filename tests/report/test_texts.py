@@ -54,6 +54,15 @@ def test_a_failure_has_its_sentence_and_its_causes():
     assert f"| {' | '.join(cells)} |" in text
 
 
+def test_problems_are_told_and_cut_where_they_would_fill_a_comment():
+    run = replace(sample_run(), problems=tuple(f"problem {n}: {'x' * 300}" for n in range(900)))
+    text = run_markdown(run)
+    assert len(text) <= COMMENT_LIMIT
+    shown = text.count("> problem")
+    assert f"... and {900 - shown} more problems" in text
+    assert "`tests/test_step.py::test_train[bf16]`" in text
+
+
 def test_a_sentence_says_which_region_it_is_about():
     body = window("a", Change.GROWN, "memory peaked", share=0.75)
     region = replace(body, result=replace(body.result, name="forward"), sentences=("more",))
@@ -72,7 +81,7 @@ def test_a_row_tells_what_failed_without_a_baseline_and_in_which_region():
     region = window("a::forward", Change.GROWN, "memory peaked", share=0.75)
     region = replace(region, result=replace(region.result, name="forward"))
     text = run_markdown(RunReport((report_of("a", over, region, outcome="failed"),)))
-    assert "| over limit; `forward` +16.0 MiB (+21.6%) |" in text
+    assert "| over limit; `forward` 75% of limit, +16.0 MiB (+21.6%) |" in text
 
 
 def test_what_ended_a_test_early_is_told():
@@ -203,8 +212,8 @@ def test_an_estimated_number_is_named_so_in_a_comment():
 def test_what_counters_say_is_at_most_and_claims_nothing_of_what_is_retained():
     events = counted("a", Level.EVENTS)
     text = run_markdown(RunReport((report_of("a", counted("a")), report_of("b", events))))
-    assert "`tests/test_step.py::a` | at most 3.0 MiB |  |  |" in text
-    assert "`tests/test_step.py::b` | at most 3.0 MiB |  | 1.0 MiB |" in text
+    assert "`tests/test_step.py::a` | at most 3.0 MiB | 75% of limit |  |" in text
+    assert "`tests/test_step.py::b` | at most 3.0 MiB | 75% of limit | 1.0 MiB |" in text
 
 
 def test_a_run_without_tests_says_so():

@@ -232,8 +232,11 @@
   // --- the list ---------------------------------------------------------------------------------
 
   function against(test) {
-    if (test.baseline_bytes) return change(test.peak - test.baseline_bytes);
-    return make("span", { class: "faint" }, test.measured ? "no baseline" : "");
+    const texts = [];
+    if (test.baseline_bytes) texts.push(change(test.peak - test.baseline_bytes));
+    if (test.limit) texts.push(make("small", {}, test.limit));
+    if (!texts.length && test.measured) texts.push(make("span", { class: "faint" }, "no baseline"));
+    return texts;
   }
 
   function testView(test) {
