@@ -18,7 +18,7 @@ from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.autograd_graph import GraphReader
 from pytest_torchmem.record.garbage import collected_garbage, cycle_of
 from pytest_torchmem.record.kineto import device_name
-from pytest_torchmem.record.live_objects import instances_of
+from pytest_torchmem.record.live_tensors import instances
 from pytest_torchmem.record.places import places_of, storages_of
 from pytest_torchmem.record.referrers import Searcher
 
@@ -124,7 +124,7 @@ class _Holding:
         self._searcher = Searcher()
         graphs = GraphReader()
         # A storage may have a Python object that nobody holds: it counts where no tensor does.
-        for tensor in sorted(instances_of(_HOLDING), key=_is_storage):
+        for tensor in sorted(instances(*_HOLDING), key=_is_storage):
             for place, how in _held_by(tensor, graphs):
                 if place in wanted and not (_is_storage(tensor) and place in self._tensors):
                     self._tensors.setdefault(place, []).append((tensor, how))

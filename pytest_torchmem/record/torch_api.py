@@ -185,6 +185,17 @@ def await_autograd(device: torch.device, engine: Any = None) -> None:
             observe_operators(True)
 
 
+def hold(thing: Any) -> None:
+    """Let Python own a tensor or storage that was found by the collector or a weak reference.
+
+    Where only C++ held on to it, releases before 2.10 would free it while Python refers to it.
+    """
+    if issubclass(type(thing), torch.Tensor):
+        torch._C.TensorBase._fix_weakref(thing)
+    elif issubclass(type(thing), torch.UntypedStorage):
+        torch._C.StorageBase._fix_weakref(thing)
+
+
 def in_backward() -> bool:
     """Whether the calling thread is inside the autograd engine."""
     return bool(torch._C._current_graph_task_id() >= 0)
