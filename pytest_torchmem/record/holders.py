@@ -18,7 +18,7 @@ from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.autograd_graph import GraphReader
 from pytest_torchmem.record.garbage import collected_garbage, cycle_of
 from pytest_torchmem.record.kineto import device_name
-from pytest_torchmem.record.live_tensors import instances
+from pytest_torchmem.record.live_tensors import find_holding
 from pytest_torchmem.record.places import places_of, storages_of
 from pytest_torchmem.record.referrers import Searcher
 
@@ -29,8 +29,6 @@ SEARCHES: Final = 16
 
 #: Holds what is alive and what no tensor holds: a node of a graph, a compiled module.
 NO_TENSOR: Final = "something of torch's that is no tensor"
-
-_HOLDING: Final = (torch.Tensor, torch.UntypedStorage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def _in_garbage(wanted: Mapping[Place, int]) -> dict[Place, str]:
     garbage = collected_garbage()
     cycles: dict[Place, str] = {}
     for thing in garbage:
-        if issubclass(type(thing), _HOLDING):
+        if issubclass(type(thing), torch_api.HOLDING):
             for place, _ in _held_by(thing, GraphReader()):
                 if place in wanted and place not in cycles:
                     cycles[place] = cycle_of(thing, garbage)
@@ -124,7 +122,7 @@ class _Holding:
         self._searcher = Searcher()
         graphs = GraphReader()
         # A storage may have a Python object that nobody holds: it counts where no tensor does.
-        for tensor in sorted(instances(*_HOLDING), key=_is_storage):
+        for tensor in find_holding():
             for place, how in _held_by(tensor, graphs):
                 if place in wanted and not (_is_storage(tensor) and place in self._tensors):
                     self._tensors.setdefault(place, []).append((tensor, how))

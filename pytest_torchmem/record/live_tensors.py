@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.live_objects import Census, instances_of
 
-_KINDS = (torch.Tensor, torch.UntypedStorage, torch.nn.Module, torch.optim.Optimizer)
+_T = TypeVar("_T")
+
 # One for the process: what was found in one test is known in the next.
-_CENSUS = Census(*_KINDS)
+_CENSUS = Census(*torch_api.HOLDING, torch.nn.Module, torch.optim.Optimizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +28,31 @@ class Live:
 
 def find_live() -> Live:
     """Return everything of torch's that is alive."""
-    found = _held(_CENSUS.find())
-    return Live(*([o for o in found if issubclass(type(o), kind)] for kind in _KINDS))
+    found = _CENSUS.find()
+    return Live(
+        tensors=_tensors(found),
+        storages=_of(torch.UntypedStorage, found),
+        modules=_of(torch.nn.Module, found),
+        optimizers=_of(torch.optim.Optimizer, found),
+    )
 
 
-def instances(*classes: type[Any]) -> list[Any]:
-    """Return every living object of one of torch's classes, looking at all objects there are."""
-    return _held(instances_of(classes))
+def find_holding() -> list[torch.Tensor | torch.UntypedStorage]:
+    """Return every tensor and then every storage, looking at all objects there are."""
+    found = instances_of(torch_api.HOLDING)
+    return [*_tensors(found), *_of(torch.UntypedStorage, found)]
 
 
-def _held(found: list[Any]) -> list[Any]:
-    for thing in found:
-        torch_api.hold(thing)
-    return found
+def _tensors(found: list[Any]) -> list[torch.Tensor]:
+    tensors = _of(torch.Tensor, found)
+    for tensor in tensors:
+        torch_api.hold(tensor)
+    return tensors
+
+
+def _of(kind: type[_T], found: list[Any]) -> list[_T]:
+    # By the type, never by ``__class__``: a proxy must not be woken.
+    return [thing for thing in found if issubclass(type(thing), kind)]
 
 
 def collect_garbage() -> None:

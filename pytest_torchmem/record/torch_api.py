@@ -185,15 +185,21 @@ def await_autograd(device: torch.device, engine: Any = None) -> None:
             observe_operators(True)
 
 
-def hold(thing: Any) -> None:
-    """Let Python own a tensor or storage that was found by the collector or a weak reference.
+def hold(tensor: torch.Tensor) -> None:
+    """Let Python own a tensor that the collector or a weak reference gave.
 
-    Where only C++ held on to it, releases before 2.10 would free it while Python refers to it.
+    Where only C++ held on to it, releases before 2.10 could free it while Python refers to it.
     """
-    if issubclass(type(thing), torch.Tensor):
-        torch._C.TensorBase._fix_weakref(thing)
-    elif issubclass(type(thing), torch.UntypedStorage):
-        torch._C.StorageBase._fix_weakref(thing)
+    torch._C.TensorBase._fix_weakref(tensor)
+
+
+#: What holds memory and may be asked of the collector. Before 2.10 that has storages, too, whose
+#: memory C++ has freed already: to look at one ends the process.
+HOLDING: tuple[type[Any], ...] = (
+    (torch.Tensor, torch.UntypedStorage)
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+    else (torch.Tensor,)
+)
 
 
 def in_backward() -> bool:
