@@ -19,6 +19,7 @@ from pytest_torchmem.record.compilations import CompilationWatch
 from pytest_torchmem.record.compiled_source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
 from pytest_torchmem.record.functorch import OPERATOR_NAME, FunctorchWatch
+from pytest_torchmem.record.gloo_threads import GlooWatch
 from pytest_torchmem.record.kineto import Tables, TreeReader
 from pytest_torchmem.record.live_tensors import collect_garbage
 from pytest_torchmem.record.lost_allocations import with_lost
@@ -76,6 +77,7 @@ class Recorder:
         self._sources = CompiledSources(self._reader.strings)
         self._compilations = CompilationWatch(self._sources.learn)
         self._swaps = SwapWatch(self._between_sessions)
+        self._gloo = GlooWatch()
 
     def start(self) -> None:
         """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
@@ -94,6 +96,7 @@ class Recorder:
             self._threads.install()
             self._functorch.install()
             self._swaps.install()
+            self._gloo.install()
             try:
                 self._watch.scan(self._clock_mark(MarkKind.START))
                 self._sources.learn()
@@ -191,6 +194,7 @@ class Recorder:
         self._threads.remove()
         self._functorch.remove()
         self._swaps.remove()
+        self._gloo.remove()
         self._compilations.remove()
         self._watch.remove()
 

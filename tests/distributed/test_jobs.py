@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from launching import TORCHRUN, needs_gloo, run
+from launching import SEES_THREADS, TORCHRUN, needs_gloo, run
 from training import BATCH, LAYERS, PARAMETER_BYTES, RANKS, SHARDS_ON_CPU, WIDTH
 
 from pytest_torchmem import LimitError, MiB, RankResults, load_ranks
@@ -93,8 +93,11 @@ def test_a_rank_reads_the_same_in_two_jobs(jobs, rank):
 
 @needs_shards
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_a_sharded_rank_reads_the_same_in_two_jobs_but_for_what_gloo_holds(jobs, rank):
-    # Gloo's own thread lets go of full parameters and gradients in its own time.
+def test_a_sharded_rank_reads_the_same_in_two_jobs(jobs, rank):
     one, other = (job_of(place, "fsdp").of(rank) for place in jobs.values())
+    if SEES_THREADS:
+        assert one.peak.by_category == other.peak.by_category
+        assert (one.peak.total, one.retained) == (other.peak.total, other.retained)
+    # Elsewhere gloo's own thread lets go of full parameters and gradients in its own time.
     for category in ("parameter", "optimizer_state", "activation", "buffer"):
         assert one.peak.by_category[category] == other.peak.by_category[category]
