@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import re
 import time
@@ -80,7 +81,11 @@ class Recorder:
         self._gloo = GlooWatch()
 
     def start(self) -> None:
-        """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
+        """Settle the device and begin. Raises `RecordingError` if another profiler is active.
+
+        A recording that nobody has stopped when the interpreter ends is cancelled: the profiler
+        would go on to follow Python's calls while Python is taken down.
+        """
         if torch_api.profiler_is_active():
             raise RecordingError(
                 "another torch profiler session is active around the test body, and only one can "
@@ -107,6 +112,7 @@ class Recorder:
             except BaseException:
                 self._restore()
                 raise
+            atexit.register(self._cancel_at_exit)
 
     def mark(self, kind: MarkKind, text: str = "") -> int:
         """Note a moment; returns its number."""
@@ -188,7 +194,13 @@ class Recorder:
         finally:
             self._restore()
 
+    def _cancel_at_exit(self) -> None:
+        # Another thread's session cannot be ended from here.
+        if torch_api.profiler_is_active():
+            self.cancel()
+
     def _restore(self) -> None:
+        atexit.unregister(self._cancel_at_exit)
         self._history.stop()
         self._ranges.remove()
         self._threads.remove()
