@@ -132,6 +132,10 @@ class TraceBuilder:
             self.owner(block, kind, mark=self._start)
         return block
 
+    def unheard_of(self, size_bytes: int, device: int = 0) -> Block:
+        """A block that was there before or is another allocator's: no Python object has it."""
+        return self._block(size_bytes, None, device)
+
     def alloc(self, size_bytes: int, at: Block | None = None, device: int = 0) -> Block:
         """Allocate, in the place of a dead block if ``at`` is one."""
         block = self._block(size_bytes, at, device)
@@ -161,6 +165,7 @@ class TraceBuilder:
                 "id": block.number,
                 "allocation_id": block.number,
                 "ptr": block.ptr,
+                "size_bytes": block.size_bytes,
             }
         )
 

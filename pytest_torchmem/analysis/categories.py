@@ -106,7 +106,8 @@ def set_optimizer_state(evidence: Evidence, labels: Labels) -> Labels:
 
 
 def set_gradients(evidence: Evidence, labels: Labels) -> Labels:
-    """What was found in ``.grad``, was returned by ``autograd.grad``, or was on its way there.
+    """What was found in ``.grad``, was returned by ``autograd.grad``, or was on its way there; and
+    the buckets in which DDP reduces gradients.
 
     A hook may consume a gradient during the backward pass, so that nobody finds it afterwards. Then
     the node that accumulates into the leaf is the witness: what it keeps or adds to is a gradient.
@@ -118,6 +119,7 @@ def set_gradients(evidence: Evidence, labels: Labels) -> Labels:
     held = evidence.owned(Ownership.GRADIENT, in_operators=False) | evidence.mentioned(
         Role.MODULE_GRADIENT, Role.OPTIMIZER_GRADIENT
     )
+    held = held | evidence.buckets
     on_the_way = evidence.owned(Ownership.GRADIENT_ROOT)
     return _labelled(labels, held | (_accumulated(evidence) & ~on_the_way), Category.GRADIENT)
 

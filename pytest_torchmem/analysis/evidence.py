@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from pytest_torchmem.analysis.gradient_buckets import bucket_mentions
 from pytest_torchmem.analysis.op_tree import BACKWARD, FORWARD, OpTree
 from pytest_torchmem.analysis.storages import BEFORE, Storages
 from pytest_torchmem.trace import EventKind, MarkKind, Mutable, Ownership, Role
@@ -95,8 +96,9 @@ class Evidence:
         """Used, but neither allocated in the recording nor there when it began.
 
         It is the memory of another allocator, such as numpy's, or of another thread. Nobody knows
-        when it came and went, so it can be part of no footprint. Only the CPU's are looked for, and
-        only where somebody looked at what is alive when the recording began.
+        when it came and went, so it can be part of no footprint. DDP's buckets are known better.
+        Only the CPU's memory is looked at, and only where somebody looked at what is alive when the
+        recording began.
         """
         trace = self.tree.trace
         kinds = trace.marks["kind"][trace.owners["mark"]]
@@ -108,8 +110,13 @@ class Evidence:
         # What a compiler traces with has no memory.
         is_real = (self.storages.ptr > 0) & (self.storages.size_bytes > 0)
         came_before = (self.storages.born == BEFORE) & is_cpu[self.storages.device]
-        foreign: NDArray[np.bool_] = came_before & is_real & ~there
+        foreign: NDArray[np.bool_] = came_before & is_real & ~there & ~self.buckets
         return foreign
+
+    @cached_property
+    def buckets(self) -> NDArray[np.bool_]:
+        """What DDP copies gradients to."""
+        return self._mask(self.storages.of_tensor[bucket_mentions(self.tree.trace)])
 
     @cached_property
     def first_mentions(self) -> NDArray[np.float64]:

@@ -15,6 +15,7 @@ from pytest_torchmem.analysis.categories import label_storages
 from pytest_torchmem.analysis.device_queue import DeviceQueue, find_device_queue
 from pytest_torchmem.analysis.evidence import Evidence, Window
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
+from pytest_torchmem.analysis.gradient_buckets import without_old_buckets
 from pytest_torchmem.analysis.growth import Growth, attribute_growth
 from pytest_torchmem.analysis.holders import LeftBehind
 from pytest_torchmem.analysis.op_tree import OpTree, build_op_tree
@@ -322,4 +323,5 @@ def analyze(trace: Trace, device: str | None = None) -> MemoryProfile:
     stops = ranks[trace.marks["kind"] == MarkKind.STOP]
     end = float(stops[-1]) if len(stops) else float(len(trace.events))
     whole = Window(-0.5, end)
-    return MemoryProfile(tree, find_storages(tree), whole, whole, name)
+    storages = without_old_buckets(tree, find_storages(tree))
+    return MemoryProfile(tree, storages, whole, whole, name)

@@ -97,7 +97,7 @@ class Reconciliation:
         if self.foreign_is_used:
             spots.append(
                 "memory was used that is not in the figures: another allocator (such as numpy's) "
-                "or another thread made it, or torch holds it outside Python (as DDP its buckets)"
+                "or another thread made it, or torch holds it outside Python"
             )
         if self.unseen_bytes:
             spots.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import re
 import time
@@ -19,6 +20,7 @@ from pytest_torchmem.record.compilations import CompilationWatch
 from pytest_torchmem.record.compiled_source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
 from pytest_torchmem.record.functorch import OPERATOR_NAME, FunctorchWatch
+from pytest_torchmem.record.gloo_threads import GlooWatch
 from pytest_torchmem.record.kineto import Tables, TreeReader
 from pytest_torchmem.record.live_tensors import collect_garbage
 from pytest_torchmem.record.lost_allocations import with_lost
@@ -76,9 +78,14 @@ class Recorder:
         self._sources = CompiledSources(self._reader.strings)
         self._compilations = CompilationWatch(self._sources.learn)
         self._swaps = SwapWatch(self._between_sessions)
+        self._gloo = GlooWatch()
 
     def start(self) -> None:
-        """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
+        """Settle the device and begin. Raises `RecordingError` if another profiler is active.
+
+        A recording that nobody has stopped when the interpreter ends is cancelled: the profiler
+        would go on to follow Python's calls while Python is taken down.
+        """
         if torch_api.profiler_is_active():
             raise RecordingError(
                 "another torch profiler session is active around the test body, and only one can "
@@ -94,6 +101,7 @@ class Recorder:
             self._threads.install()
             self._functorch.install()
             self._swaps.install()
+            self._gloo.install()
             try:
                 self._watch.scan(self._clock_mark(MarkKind.START))
                 self._sources.learn()
@@ -104,6 +112,7 @@ class Recorder:
             except BaseException:
                 self._restore()
                 raise
+            atexit.register(self._cancel_at_exit)
 
     def mark(self, kind: MarkKind, text: str = "") -> int:
         """Note a moment; returns its number."""
@@ -185,12 +194,19 @@ class Recorder:
         finally:
             self._restore()
 
+    def _cancel_at_exit(self) -> None:
+        # Another thread's session cannot be ended from here.
+        if torch_api.profiler_is_active():
+            self.cancel()
+
     def _restore(self) -> None:
+        atexit.unregister(self._cancel_at_exit)
         self._history.stop()
         self._ranges.remove()
         self._threads.remove()
         self._functorch.remove()
         self._swaps.remove()
+        self._gloo.remove()
         self._compilations.remove()
         self._watch.remove()
 

@@ -6,17 +6,26 @@ import gc
 import re
 import sys
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 from pytest_torchmem.record.frozen_objects import frozen_objects, referrers_among
 
 _DEPTH: Final = 20
+# From a frame over its tracebacks and the exception to a name is not far.
+_DEPTH_ABOVE_FRAME: Final = 10
 _WIDTH: Final = 300
 _KEY_LENGTH: Final = 40
 _SHORT_MODULE = re.compile(r"\._(?:parameters|buffers|modules)\['([^'\]]+)'\]")
 _FIRST_INDEX = re.compile(r"\[(\d+)\]")
 _FIRST_KEY = re.compile(r"\['(\w+)'\]")
+# What stops in the middle, and where its variables are.
+_FRAME_OF: Final[dict[type, Callable[[Any], types.FrameType | None]]] = {
+    types.GeneratorType: attrgetter("gi_frame"),
+    types.CoroutineType: attrgetter("cr_frame"),
+    types.AsyncGeneratorType: attrgetter("ag_frame"),
+}
 # What these refer to, they refer to because somebody else does.
 _MACHINERY: Final = ("pytest_torchmem", "_pytest", "pytest", "pluggy")
 
@@ -26,6 +35,7 @@ class Searcher:
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}
+        self._keepers: dict[int, str] = {}
         self._frozen = frozen_objects()
 
     def path_to(self, target: object, ignored: Collection[int] = ()) -> str:
@@ -34,6 +44,11 @@ class Searcher:
         Breadth first, so the shortest way is found. ``ignored`` are the ``id()`` of objects that
         refer to the target for the caller's own sake.
         """
+        path, kind = self._search(target, ignored, _DEPTH)
+        return path or (f"an object of type {kind}" if kind else "")
+
+    def _search(self, target: object, ignored: Collection[int], depth: int) -> tuple[str, str]:
+        """The way, and where there is none the last type of object that was on one."""
         names = _local_variables()
         ways: dict[int, str] = {id(target): ""}
         below: dict[int, int] = {}
@@ -41,10 +56,10 @@ class Searcher:
         skipped = {*ignored, id(names), id(names.by_id), id(ways), *names.containers}
         skipped.add(id(self._frozen))
         kinds: list[str] = []
-        for _ in range(_DEPTH):
+        for _ in range(depth):
             for thing in front:
                 if name := names.by_id.get(id(thing)):
-                    return self._found(name, id(thing), ways, below)
+                    return self._found(name, id(thing), ways, below), ""
             skipped.add(id(front))
             above = [*gc.get_referrers(*front), *referrers_among(self._frozen, front)]
             following: list[Any] = []
@@ -56,15 +71,30 @@ class Searcher:
                     continue
                 ways[id(holder)] = _step(holder, held, ways[id(held)])
                 below[id(holder)] = id(held)
-                if root := self._known.get(id(holder)) or _root(holder):
-                    return self._found(root, id(holder), ways, below)
+                root = self._known.get(id(holder)) or _root(holder)
+                if not root and _is_stopped_code(holder, held):
+                    root = self._of_stopped_code(holder, {*skipped, id(above), id(following)})
+                if root:
+                    return self._found(root, id(holder), ways, below), ""
                 following.append(holder)
                 kinds += _kind(holder)
             skipped |= {id(above), id(following)}
             front = following[:_WIDTH]
             if not front:
                 break
-        return f"an object of type {kinds[-1]}" if kinds else ""
+        return "", kinds[-1] if kinds else ""
+
+    def _of_stopped_code(self, holder: Any, ignored: Collection[int]) -> str:
+        """What to call a frame or a generator: by what keeps it, if that has a name."""
+        if id(holder) not in self._keepers:
+            keeper, _ = self._search(holder, ignored, _DEPTH_ABOVE_FRAME)
+            # The interpreter's own note of the last exception is nothing that a program keeps.
+            self._keepers[id(holder)] = "" if keeper.startswith("sys.last_") else keeper
+        keeper, is_frame = self._keepers[id(holder)], _is(holder, types.FrameType)
+        what = f"frame of {_place(holder)}" if is_frame else f"suspended {holder.__qualname__}"
+        if keeper:
+            return f"{keeper}, {what}: "
+        return f"a {what} that a traceback keeps: " if is_frame else f"the {what}: "
 
     def _found(self, root: str, top: int, ways: dict[int, str], below: dict[int, int]) -> str:
         path = root + ways[top]
@@ -83,14 +113,14 @@ def _step(holder: Any, held: Any, way: str) -> str:
     if _is(holder, (list, tuple)):
         place = next((n for n, item in enumerate(holder) if item is held), 0)
         return f"[{place}]{way}"
-    if _is(holder, types.CellType):
+    if _is(holder, (types.CellType, types.TracebackType)):
         return way
     if _is(holder, types.FunctionType):
         return _step_of_function(holder, held, way)
     if _is(holder, types.FrameType):
-        return _from_named(holder.f_locals, held, way)
-    if _is(holder, (types.GeneratorType, types.CoroutineType)):
-        frame = holder.gi_frame if _is(holder, types.GeneratorType) else holder.cr_frame
+        return _step_of_frame(holder, held, way)
+    if (frame_of := _FRAME_OF.get(type(holder))) is not None:
+        frame = frame_of(holder)
         return _from_named(frame.f_locals, held, way) if frame else way
     is_namespace = held is _namespace(holder) or _is(holder, type)
     if is_namespace and (match := _FIRST_KEY.match(way)):
@@ -107,6 +137,16 @@ def _step_of_function(function: types.FunctionType, held: Any, way: str) -> str:
     if held is function.__defaults__ or held is function.__kwdefaults__:
         return f", a default argument{rest}"
     return _from_named(vars(function), held, way)
+
+
+def _step_of_frame(frame: types.FrameType, held: Any, way: str) -> str:
+    if _is(held, types.FrameType):
+        return way
+    names = frame.f_locals
+    # Before Python 3.13 somebody may have asked for the variables: then a dict holds them, too.
+    if held is names and (match := _FIRST_KEY.match(way)):
+        return f".{match[1]}{way[match.end() :]}"
+    return _from_named(names, held, way)
 
 
 def _from_named(names: Mapping[str, Any], held: Any, way: str) -> str:
@@ -152,13 +192,18 @@ def _root(holder: Any) -> str:
         module = sys.modules.get(holder.__module__ or "")
         known = getattr(module, holder.__name__, None) is holder
         return f"{holder.__module__}.{holder.__qualname__}" if known else ""
-    if _is(holder, types.FrameType):
-        return f"a frame of {_place(holder)} that a traceback keeps: "
     if type(holder).__name__ == "FixtureDef":
         return f"the fixture {getattr(holder, 'argname', '')!r}: "
-    if _is(holder, (types.GeneratorType, types.CoroutineType)):
-        return f"the suspended {holder.__qualname__}: "
     return ""
+
+
+def _is_stopped_code(holder: Any, held: Any) -> bool:
+    """Whether ``holder`` is a frame or a generator, which refers to ``held`` by a variable.
+
+    A frame also refers to the one that called it.
+    """
+    kinds = (types.FrameType, *_FRAME_OF)
+    return _is(holder, kinds) and not _is(held, types.FrameType)
 
 
 class _Names:

@@ -13,6 +13,9 @@ import torch
 
 TORCHRUN: Final = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
+#: Where it can be seen when gloo's threads are at rest.
+SEES_THREADS: Final = sys.platform == "linux"
+
 needs_gloo = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
     reason="this torch has no gloo",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
+import re
 import sys
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import ClassVar
 
 import pytest
@@ -130,15 +132,125 @@ def test_a_traceback_is_named_with_the_frame_that_it_keeps(models):
     def failing() -> None:
         tensor = torch.ones(8)
         models.size = sizes(tensor)
-        raise ValueError
+        raise ZeroDivisionError
 
-    try:
+    with pytest.raises(ZeroDivisionError) as caught:
         failing()
-    except ValueError as error:
-        models.error = error
     (found,) = find_holders(models.size)
     assert found.by.startswith("a frame of failing (test_holders.py:")
     assert found.by.endswith("that a traceback keeps: tensor")
+    del caught
+
+
+def failing(models: types.ModuleType, calls_count: int) -> None:
+    tensor = torch.ones(8 << calls_count)
+    models.sizes.update(sizes(tensor))
+    if calls_count:
+        failing(models, calls_count - 1)
+    raise ZeroDivisionError
+
+
+def test_frames_are_named_with_the_exception_that_keeps_them(models):
+    models.sizes = {}
+    try:
+        failing(models, 1)
+    except ZeroDivisionError as error:
+        models.LAST_ERROR = error
+    # The second time a frame has a dict of its variables.
+    for _ in range(2):
+        found = ways(find_holders(models.sizes))
+        folded = [re.sub(r"py:\d+", "py", way) for way in found]
+        assert folded == 2 * ["models.LAST_ERROR, frame of failing (test_holders.py): tensor"]
+
+
+def test_an_exception_may_be_the_cause_of_another(models):
+    models.sizes, models.trainer = {}, Trainer()
+    try:
+        try:
+            failing(models, 0)
+        except ZeroDivisionError as error:
+            raise RuntimeError from error
+    except RuntimeError as error:
+        models.trainer.held = [error]
+    (way,) = ways(find_holders(models.sizes))
+    assert way.startswith("models.trainer.held[0], frame of failing (test_holders.py:")
+
+
+def test_an_exception_in_a_local_variable_is_named_with_its_function(models):
+    models.sizes = {}
+    try:
+        failing(models, 0)
+    except ZeroDivisionError as error:
+        kept = error
+    (way,) = ways(find_holders(models.sizes))
+    assert way.startswith("kept in test_an_exception_in_a_local_variable")
+    assert way.endswith("): tensor")
+    del kept
+
+
+def test_the_interpreter_s_note_of_an_exception_is_no_name(models, monkeypatch):
+    models.sizes = {}
+    with pytest.raises(ZeroDivisionError) as caught:
+        failing(models, 0)
+    monkeypatch.setattr(sys, "last_value", caught.value, raising=False)
+    (way,) = ways(find_holders(models.sizes))
+    assert way.endswith("that a traceback keeps: tensor")
+
+
+def numbers(models: types.ModuleType) -> Iterator[int]:
+    tensor = torch.ones(8)
+    models.sizes = sizes(tensor)
+    yield len(tensor)
+
+
+async def awaited(models: types.ModuleType) -> None:
+    tensor = torch.ones(8)
+    models.sizes = sizes(tensor)
+    await Pause()
+    del tensor
+
+
+async def streamed(models: types.ModuleType) -> AsyncIterator[int]:
+    tensor = torch.ones(8)
+    models.sizes = sizes(tensor)
+    yield len(tensor)
+
+
+class Pause:
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+def suspended(found: list[Kept]) -> str:
+    """The only way; before Python 3.11 a generator's variables are in a frame like any other's."""
+    (way,) = ways(found)
+    return re.sub(r"frame of (\w+) \(test_holders.py:\d+\)", r"suspended \1", way)
+
+
+def test_a_generator_is_named_with_what_keeps_it(models):
+    models.LOADERS = [numbers(models)]
+    next(models.LOADERS[0])
+    assert suspended(find_holders(models.sizes)) == "models.LOADERS[0], suspended numbers: tensor"
+    (loader,) = models.LOADERS
+    del models.LOADERS
+    way = suspended(find_holders(models.sizes))
+    assert way.startswith("loader in test_a_generator_is_named_with_what_keeps_it (")
+    assert way.endswith("), suspended numbers: tensor")
+    loader.close()
+
+
+def test_a_coroutine_is_named_with_what_keeps_it(models):
+    models.task = awaited(models)
+    models.task.send(None)
+    assert suspended(find_holders(models.sizes)) == "models.task, suspended awaited: tensor"
+    models.task.close()
+
+
+def test_an_asynchronous_generator_is_named_with_what_keeps_it(models):
+    models.stream = streamed(models)
+    with contextlib.suppress(StopIteration):
+        models.stream.__anext__().send(None)
+    assert suspended(find_holders(models.sizes)) == "models.stream, suspended streamed: tensor"
 
 
 @pytest.fixture
