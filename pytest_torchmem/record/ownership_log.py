@@ -13,6 +13,7 @@ import torch
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.inner_tensors import values_of
 from pytest_torchmem.record.places import places_of, storages_of
+from pytest_torchmem.record.python_tracing import TracingPause
 from pytest_torchmem.record.rows import Rows
 from pytest_torchmem.record.strings import StringTable
 from pytest_torchmem.trace import MODULE_EDGE, OWNER, Ownership
@@ -59,19 +60,22 @@ class OwnershipLog:
 
 
 def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Keep what a method does from the body's function modes and from the collector.
+    """Keep what a method does from the body's function modes, the collector and the recording.
 
-    What it makes on the way would start a collection that without us came later.
+    What it makes on the way would start a collection that without us came later. And its calls
+    would be recorded, which takes longer than they do.
     """
 
     @wraps(method)
     def quietly(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        enabled = gc.isenabled()
+        tracing, enabled = TracingPause(), gc.isenabled()
         gc.disable()
+        tracing.suspend()
         try:
             with torch_api.unseen_by_modes():
                 return method(*args, **kwargs)
         finally:
+            tracing.resume()
             if enabled:
                 gc.enable()
 

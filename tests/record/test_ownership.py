@@ -256,6 +256,26 @@ def test_an_optimizers_step_is_noted_with_its_state(seen: Watched):
     assert pointer(w) in seen.pointers(Ownership.PARAMETER)
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 cannot suspend a tracer")
+def test_the_profiler_records_no_call_of_what_looks(seen: Watched):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    profiler = torch_api.Profiler()
+    profiler.start()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    waiting, names = list(profiler.stop().experimental_event_tree()), set()
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        names.add(torch_api.name_of(event))
+    assert seen.log.owners
+    assert any("adam.py" in name for name in names)
+    ours = {name for name in names if "pytest_torchmem" in name}
+    assert any("backward_passes.py" in name for name in ours)
+    assert not [name for name in ours if "places.py" in name or "autograd_graph.py" in name]
+
+
 def test_the_state_of_an_optimizer_that_was_there_is_found(seen: Watched):
     seen.watch.remove()
     w = nn.Parameter(torch.ones(4))
