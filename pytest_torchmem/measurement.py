@@ -369,6 +369,13 @@ def _holder(storage: LeftBehind, kept: Kept | None, noted: _Noted) -> Holder:
     return Holder(storage.size_bytes, 1, fate, kept.by)
 
 
+def require_device_name(name: str) -> None:
+    """Raise `DeviceNameError` for a name that no device has on any machine."""
+    from pytest_torchmem.record.devices import named_device
+
+    named_device(name)
+
+
 def allocator_settings() -> str:
     """The allocator settings that torch would find in the environment of this process."""
     return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")

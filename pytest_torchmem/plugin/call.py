@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from pytest_torchmem.errors import DeviceError, DeviceNameError, MarkerError
+from pytest_torchmem.errors import DeviceError, MarkerError
 from pytest_torchmem.plugin.activation import IN_CALL, RUN
 from pytest_torchmem.plugin.body import Body, Run
 from pytest_torchmem.plugin.marker import read_markers
@@ -53,13 +53,7 @@ def forget(item: pytest.Item) -> None:
 
 
 def refuse(item: pytest.Item, run: Run, error: DeviceError) -> None:
-    """Skip a test whose device is missing, or fail it where the run is strict.
-
-    A name that no device has is a bad argument, and fails anywhere.
-    """
-    if isinstance(error, DeviceNameError):
-        item.stash[BAD_ARGUMENT] = True
-        raise pytest.fail.Exception(f"{plain_nodeid(item)}: {error}", pytrace=False) from None
+    """Skip a test whose device is missing, or fail it where the run is strict."""
     record = MeasuredTest(plain_nodeid(item), str(item.path), {}, not_measured=str(error))
     item.stash[PAYLOAD] = record.to_json()
     if run.settings.strict:

@@ -9,10 +9,11 @@ import pytest
 
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.errors import BaselineError, ReportError
-from pytest_torchmem.plugin.body import Run, relative_path
+from pytest_torchmem.plugin.body import Run
 from pytest_torchmem.plugin.options import SummaryKind
 from pytest_torchmem.plugin.pictures import room
 from pytest_torchmem.plugin.progress import progress
+from pytest_torchmem.plugin.registration import relative_path
 from pytest_torchmem.plugin.reports import (
     Endings,
     github_lines,
@@ -141,17 +142,21 @@ class Collector:
         return self.run.store.unknown_fallbacks(compared) if compared else ()
 
     def _report(self) -> None:
-        """Write the report that was asked for, and what GitHub shows when it runs this."""
+        """Write the reports that were asked for, and what GitHub shows when it runs this."""
         settings, github = self.run.settings, on_github() and self.summary.anything
-        if settings.report is None and not github:
+        if not settings.reports and not github:
             return
         run = run_report(self.summary, self._endings, self.config.rootpath)
+        for asked in settings.report_paths:
+            try:
+                path = write_run(run, asked, self._traces)
+            except ReportError as error:
+                self.add_problem(str(error))
+                continue
+            shown = relative_path(path, self.config.invocation_params.dir)
+            shown = str(path) if shown.startswith("..") else shown
+            self._lines.append(f"report written: {shown}")
         try:
-            if settings.report is not None:
-                path = write_run(run, settings.report, self._traces)
-                shown = relative_path(path, self.config.invocation_params.dir)
-                shown = str(path) if shown.startswith("..") else shown
-                self._lines.append(f"report written: {shown}")
             self._lines += github_lines(run) if github else []
         except ReportError as error:
             self.add_problem(str(error))

@@ -62,6 +62,10 @@ def run_out():
     raise OutOfMemoryError("out of memory. Tried to allocate 20.00 GiB.\nand more")
 
 
+def require_device_name(name):
+    raise DeviceNameError(f"there is no device called {name!r} on any machine")
+
+
 def allocator_settings():
     return ""
 
@@ -162,7 +166,7 @@ class BodyMeasurement:
     def __init__(self, device=None):
         if device and device not in ("cpu", "cuda", "cuda:0", "xpu"):
             if not device.startswith("cuda"):
-                raise DeviceNameError(f"there is no device called {device!r} on any machine")
+                require_device_name(device)
             raise DeviceError(f"there is no device {device}; this machine has cpu, cuda:0")
         self.device = {"cuda": "cuda:0"}.get(device, device or "cpu")
         self.regions = []

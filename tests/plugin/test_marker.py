@@ -93,6 +93,32 @@ def test_none_lifts_a_limit_set_further_out(project):
     project.run().assert_outcomes(passed=1)
 
 
+def test_none_stands_for_what_the_run_has(project, monkeypatch):
+    project.write(
+        """
+        pytestmark = [
+            pytest.mark.memory_budget(warmup=3),
+            pytest.mark.memory_baseline(tolerance="90%", floor="1GiB"),
+        ]
+        runs = []
+
+        @pytest.mark.memory_baseline(tolerance=None, floor=None)
+        @pytest.mark.memory_budget(warmup=None)
+        def test_a():
+            runs.append(1)
+            use(3 * MiB if "GROWN" in __import__("os").environ else MiB)
+
+        def test_b(): assert runs == [1]
+        """
+    )
+    project.update().assert_outcomes(passed=2)
+    monkeypatch.setenv("GROWN", "1")
+    project.run("--torchmem-floor=4MiB").assert_outcomes(passed=2)
+    result = project.run()
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*2.0 MiB over the baseline of 1.0 MiB (floor 1.0 MiB)*"])
+
+
 def test_a_marker_added_by_a_conftest_counts(project):
     project.write("def test_a(): use(2 * MiB)")
     with (project.path / "conftest.py").open("a") as conftest:
