@@ -113,7 +113,7 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
     if result.peak.live:
         total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
         lines += ["", f"live at the peak{of_region}, {total}:"]
-        lines += live_table(result.peak.live, width)
+        lines += live_table(result.peak.live, width, result.peak.total)
     if "growth" in keys and result.growth is not None:
         lines += ["", f"growth from step to step{of_region}: {_growth_of_steps(result.steps)}"]
     if result.grown and "growth" in keys:
@@ -122,7 +122,7 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
     if result.retained.live and keys.intersection(RETAINED):
         total = f"{estimated}{format_size(result.retained.total)}"
         lines += ["", f"retained at the end{of_region}, {total}:"]
-        lines += live_table(result.retained.live, width)
+        lines += live_table(result.retained.live, width, result.retained.total)
         lines += holder_lines(result.retained.holders)
     if growths := verdict.growths:
         lines += ["", f"grown against the baseline{of_region}:", *growth_table(growths, width)]
