@@ -103,6 +103,11 @@ class Region(Numbers):
         return self._result
 
     @property
+    def was_read(self) -> bool:
+        """True when somebody has asked for its numbers."""
+        return self._result is not None
+
+    @property
     def allocator_requests(self) -> Requests:
         """Every allocation and free of the region, in order. Raises `RecordingError` if open."""
         return self._profile().allocator_requests

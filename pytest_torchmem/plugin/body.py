@@ -380,6 +380,11 @@ class Body:
             picture = picture_of(region, failed, settings, rootdir) if drawn_too else None
             yield unjudged(portable(region.result, rootdir), picture)
 
+    def results_read(self) -> Iterator[Result]:
+        """Yield the results whose numbers the body has read so far."""
+        yield from (region.result for region in self.measurement.regions if region.was_read)
+        yield from self.estimates.made
+
     @property
     def nodeid(self) -> str:
         return plain_nodeid(self.item)

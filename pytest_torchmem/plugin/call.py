@@ -9,6 +9,7 @@ import pytest
 from pytest_torchmem.errors import DeviceError, MarkerError
 from pytest_torchmem.plugin.activation import IN_CALL, RUN
 from pytest_torchmem.plugin.body import Body, Run
+from pytest_torchmem.plugin.comparisons import readable
 from pytest_torchmem.plugin.marker import read_markers
 from pytest_torchmem.plugin.pictures import set_properties
 from pytest_torchmem.plugin.state import State, WarmupOver
@@ -17,6 +18,8 @@ from pytest_torchmem.report.summary import MeasuredTest
 
 BAD_ARGUMENT: Final = pytest.StashKey[bool]()
 _BODY: Final = pytest.StashKey[Body]()
+_RUNNING: Final = pytest.StashKey[Body]()
+"""The body of the test that runs now, in the stash of the run."""
 
 
 def argument_problem(item: pytest.Item) -> str:
@@ -39,7 +42,7 @@ def prepare(item: pytest.Item) -> None:
     asked = read_markers(item, run.settings.allowance)
     try:
         if asked.anything or "torchmem" in getattr(item, "fixturenames", ()):
-            item.stash[_BODY] = Body(item, run)
+            _keep(item, Body(item, run))
     except DeviceError as error:
         refuse(item, run, error)
 
@@ -48,6 +51,7 @@ def forget(item: pytest.Item) -> None:
     """Drop what a run of a test left in its item, which lives on and may be run again."""
     if _BODY in item.stash:
         del item.stash[_BODY]
+        del item.config.stash[_RUNNING]
     if PAYLOAD in item.stash:
         del item.stash[PAYLOAD]
 
@@ -59,6 +63,18 @@ def refuse(item: pytest.Item, run: Run, error: DeviceError) -> None:
     if run.settings.strict:
         raise pytest.fail.Exception(f"not measured: {error}", pytrace=False) from None
     raise pytest.skip.Exception(f"not measured: {error}") from None
+
+
+def _keep(item: pytest.Item, body: Body) -> None:
+    item.stash[_BODY] = item.config.stash[_RUNNING] = body
+
+
+def explain_comparison(
+    config: pytest.Config, op: str, left: object, right: object
+) -> list[str] | None:
+    """Return the lines for a failed comparison in a body that has read its numbers."""
+    body = config.stash.get(_RUNNING, None)
+    return readable(op, left, right, body.results_read()) if body else None
 
 
 def begin(item: pytest.Item) -> None:
@@ -106,7 +122,7 @@ def body_of(item: pytest.Item) -> Body:
         except DeviceError as error:
             refuse(item, run, error)
             raise
-        item.stash[_BODY] = body
+        _keep(item, body)
         if item.stash.get(IN_CALL, False):
             body.start()
     body.needs_recording()

@@ -87,6 +87,16 @@ def _continues(item: pytest.Item, error: BaseException) -> bool:
     return ended_by(item, error)
 
 
+def pytest_assertrepr_compare(
+    config: pytest.Config, op: str, left: object, right: object
+) -> list[str] | None:
+    if not is_active(config):
+        return None
+    from pytest_torchmem.plugin.call import explain_comparison
+
+    return explain_comparison(config, op, left, right)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around the hook that handles xfail
 def pytest_runtest_makereport(
     item: pytest.Item,

@@ -145,8 +145,11 @@ class Region:
     def __init__(self, name, device, start):
         self.name, self._device, self._start, self._stop = name, device, start, None
 
+    was_read = False
+
     @property
     def result(self):
+        self.was_read = True
         return result_of(self.name, self._device, state["used"][self._start : self._stop])
 
     def picture(self):
