@@ -42,7 +42,7 @@ from pytest_torchmem.plugin.estimates import Estimates, simulated
 from pytest_torchmem.plugin.marker import can_rerun, read_markers
 from pytest_torchmem.plugin.options import Settings, Timelines
 from pytest_torchmem.plugin.pictures import drawn, packed_trace, picture_of, room, set_properties
-from pytest_torchmem.plugin.registration import relative_path
+from pytest_torchmem.plugin.registration import relative_path, typed_nodeid
 from pytest_torchmem.plugin.state import State, WarmupOver
 from pytest_torchmem.plugin.unfinished import (
     COUNTED_OUT_OF_MEMORY,
@@ -391,7 +391,5 @@ class Body:
 
     def _command(self) -> str:
         """Return the command that accepts what was measured, to be pasted where pytest was run."""
-        module, _, rest = self.nodeid.partition("::")
-        start = self.item.config.invocation_params.dir
-        test = relative_path(self.run.rootdir / module, start) + (f"::{rest}" if rest else "")
+        test = typed_nodeid(self.item.config, self.nodeid)
         return f"pytest {shlex.quote(test)} --torchmem-update-baseline"

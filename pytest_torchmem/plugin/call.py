@@ -10,14 +10,17 @@ from pytest_torchmem.errors import DeviceError, MarkerError
 from pytest_torchmem.plugin.activation import IN_CALL, RUN
 from pytest_torchmem.plugin.body import Body, Run
 from pytest_torchmem.plugin.comparisons import readable
-from pytest_torchmem.plugin.marker import read_markers
+from pytest_torchmem.plugin.marker import Asked, read_markers
 from pytest_torchmem.plugin.pictures import set_properties
+from pytest_torchmem.plugin.registration import BASELINE, BUDGET
 from pytest_torchmem.plugin.state import State, WarmupOver
 from pytest_torchmem.plugin.workers import PAYLOAD, attach, plain_nodeid
 from pytest_torchmem.report.summary import MeasuredTest
 
 BAD_ARGUMENT: Final = pytest.StashKey[bool]()
 _BODY: Final = pytest.StashKey[Body]()
+_MARKS: Final = pytest.StashKey[list[pytest.Mark]]()
+"""The markers of a test that were read."""
 _RUNNING: Final = pytest.StashKey[Body]()
 """The body of the test that runs now, in the stash of the run."""
 
@@ -36,15 +39,25 @@ def prepare(item: pytest.Item) -> None:
     forget(item)
     set_properties(item, None)
     run = item.config.stash[RUN]
-    if problem := argument_problem(item):
-        item.stash[BAD_ARGUMENT] = True
-        raise pytest.fail.Exception(problem, pytrace=False)
-    asked = read_markers(item, run.settings.allowance)
+    asked = _asked(item, run)
     try:
         if asked.anything or "torchmem" in getattr(item, "fixturenames", ()):
             _keep(item, Body(item, run))
     except DeviceError as error:
         refuse(item, run, error)
+
+
+def _asked(item: pytest.Item, run: Run) -> Asked:
+    """Return what the markers ask for. Raises pytest's failure for one that cannot be read."""
+    if problem := argument_problem(item):
+        item.stash[BAD_ARGUMENT] = True
+        raise pytest.fail.Exception(problem, pytrace=False)
+    item.stash[_MARKS] = _marks(item)
+    return read_markers(item, run.settings.allowance)
+
+
+def _marks(item: pytest.Item) -> list[pytest.Mark]:
+    return [mark for name in (BUDGET, BASELINE) for mark in item.iter_markers(name)]
 
 
 def forget(item: pytest.Item) -> None:
@@ -79,10 +92,31 @@ def explain_comparison(
 
 def begin(item: pytest.Item) -> None:
     """Warm up and begin to measure, right before the body."""
+    _heed_fixtures(item)
     if body := item.stash.get(_BODY, None):
         body.warm_up()
         body.measure_before()
         body.begin()
+
+
+def _heed_fixtures(item: pytest.Item) -> None:
+    """Take in the markers that fixtures have added."""
+    run = item.config.stash[RUN]
+    if _marks(item) == item.stash.get(_MARKS, []):
+        return
+    asked = _asked(item, run)
+    body = item.stash.get(_BODY, None)
+    try:
+        if body is None:
+            _keep(item, Body(item, run))
+        elif body.asked.device != asked.device:
+            raise MarkerError(f"{BUDGET}, device: a fixture sets it, after torchmem was set up")
+        else:
+            body.asked = asked
+    except DeviceError as error:
+        refuse(item, run, error)
+    except MarkerError as error:
+        raise pytest.fail.Exception(f"{plain_nodeid(item)}: {error}", pytrace=False) from None
 
 
 def ended_by(item: pytest.Item, error: BaseException) -> bool:
@@ -97,6 +131,14 @@ def ended_by(item: pytest.Item, error: BaseException) -> bool:
 
 def end(item: pytest.Item) -> None:
     """Judge what was measured, right after the body. Raises pytest's failure."""
+    if _marks(item) != item.stash.get(_MARKS, []):
+        error = MarkerError(
+            "a memory marker was added while the body ran, which is too late to measure it: write "
+            "it above the test, or add it in a fixture"
+        )
+        if body := item.stash.get(_BODY, None):
+            body.abandon(error)
+        raise pytest.fail.Exception(str(error), pytrace=False)
     if body := item.stash.get(_BODY, None):
         body.finish()
 

@@ -234,6 +234,12 @@ def relative_path(path: Path, start: Path) -> str:
         return str(path)
 
 
+def typed_nodeid(config: pytest.Config, nodeid: str) -> str:
+    """Return a node id as the user would type it where pytest was started."""
+    module, separator, rest = nodeid.partition("::")
+    return relative_path(config.rootpath / module, config.invocation_params.dir) + separator + rest
+
+
 def ini_value(config: pytest.Config, option: Option) -> str | bool | None:
     """Return what the ini file says; None if nothing. Raises `pytest.UsageError`."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ from pytest_torchmem.plugin.body import Run
 from pytest_torchmem.plugin.options import SummaryKind
 from pytest_torchmem.plugin.pictures import room
 from pytest_torchmem.plugin.progress import progress
-from pytest_torchmem.plugin.registration import relative_path
+from pytest_torchmem.plugin.registration import relative_path, typed_nodeid
 from pytest_torchmem.plugin.reports import (
     Endings,
     github_lines,
@@ -109,7 +110,7 @@ class Collector:
         self._partial = self._partial or session.exitstatus not in _WHOLE
         self.summary += RunSummary(tests=tuple(self._tests.values()))
         self._update()
-        self._lines += notices(self.summary, self.run.settings.accepted)
+        self._lines += notices(self._as_typed(), self.run.settings.accepted)
         self._report()
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -120,7 +121,7 @@ class Collector:
             return
         detail = _detail(self.run.settings.summary, terminalreporter.verbosity)
         width = self.config.get_terminal_writer().fullwidth
-        lines = summary_lines(self.summary, detail, width, room(self.config))
+        lines = summary_lines(self._as_typed(), detail, width, room(self.config))
         if lines or self._lines:
             terminalreporter.ensure_newline()  # or the first line of the table would see to it
             rank = environment_rank()  # of a job, each rank says its own
@@ -132,6 +133,11 @@ class Collector:
         for name in self._unknown_fallbacks():
             text = f"--torchmem-baseline-from={name}: there is no baseline of that name"
             terminalreporter.write_line(text, yellow=True)
+
+    def _as_typed(self) -> RunSummary:
+        """The summary with the tests as pytest names them where it was started."""
+        tests = (replace(t, test=typed_nodeid(self.config, t.test)) for t in self.summary.tests)
+        return replace(self.summary, tests=tuple(tests))
 
     def _unknown_fallbacks(self) -> tuple[str, ...]:
         compared = {
