@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pytest_torchmem.analysis.gpu_questions import Estimate
 from pytest_torchmem.analysis.static import join_pair, lifetimes_by_last_use
-from pytest_torchmem.errors import MarkerError, is_torchmem_error
+from pytest_torchmem.errors import DeviceNameError, MarkerError, is_torchmem_error
 from pytest_torchmem.record.devices import named_device
 from pytest_torchmem.record.fx import devices_of, is_program, read_graph, read_pair
 from pytest_torchmem.record.fx_run import record_fake_run
@@ -148,7 +148,10 @@ def _device_name(device: object) -> str | None:
         return None
     if not isinstance(device, str) and type(device).__module__ != "torch":
         raise MarkerError(f"estimate, device: {device!r} is not a device; give text such as 'cuda'")
-    return str(named_device(str(device)))
+    try:
+        return str(named_device(str(device)))
+    except DeviceNameError as error:
+        raise error.with_traceback(None) from None
 
 
 def _shown(value: object) -> str:

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_torchmem.analysis.baseline import Allowance
 from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.analysis.verdict import COUNTERS
-from pytest_torchmem.errors import MarkerError
+from pytest_torchmem.errors import MarkerError, is_torchmem_error
 from pytest_torchmem.plugin.engine import engine
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.gpu_questions import Estimate, GpuQuestions
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
 
 SUFFIX: Final = " (estimated)"
 

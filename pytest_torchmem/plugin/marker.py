@@ -11,10 +11,13 @@ import pytest
 from pytest_torchmem.analysis.baseline import Allowance
 from pytest_torchmem.analysis.limits import Size, read_limits, require_known, sizes_now
 from pytest_torchmem.analysis.verdict import LIMIT_KEYS
-from pytest_torchmem.errors import DeviceNameError, MarkerError, SizeError
+from pytest_torchmem.errors import DeviceNameError, MarkerError, SizeError, is_torchmem_error
 from pytest_torchmem.plugin.engine import require_device_name
 from pytest_torchmem.plugin.registration import BASELINE, BUDGET
 from pytest_torchmem.units import parse_fraction, parse_size
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
 
 _BUDGET_KEYS: Final = (*LIMIT_KEYS, "device", "warmup")
 _BASELINE_KEYS: Final = ("tolerance", "floor")
