@@ -62,9 +62,10 @@ def _marks(item: pytest.Item) -> list[pytest.Mark]:
 
 def forget(item: pytest.Item) -> None:
     """Drop what a run of a test left in its item, which lives on and may be run again."""
-    if _BODY in item.stash:
+    if body := item.stash.get(_BODY, None):
         del item.stash[_BODY]
-        del item.config.stash[_RUNNING]
+        if item.config.stash.get(_RUNNING, None) is body:
+            del item.config.stash[_RUNNING]
     if PAYLOAD in item.stash:
         del item.stash[PAYLOAD]
 
