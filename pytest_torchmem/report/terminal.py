@@ -327,13 +327,24 @@ def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]
 
 def _missing_lines(summary: RunSummary) -> list[Line]:
     written = {change.key for change in summary.changes}
-    new = [w for _, w in summary.windows if w.change is Change.NEW and w.key not in written]
+    new = [
+        window
+        for test in summary.tests
+        for window in test.windows
+        if window.change is Change.NEW and window.key not in written and _can_be_stored(test)
+    ]
     if not new or summary.problems:
         return []
     one = len(new) == 1
     text = f"{_count(len(new), 'measurement')} {'has' if one else 'have'} no baseline; "
     text += f"--torchmem-update-baseline stores {'it' if one else 'them'}"
     return [Line(text, ("yellow",))]
+
+
+def _can_be_stored(test: MeasuredTest) -> bool:
+    """Return whether an update would take the numbers of a test; a failed one keeps its entry."""
+    sentences = (sentence for window in test.windows for sentence in window.sentences)
+    return not test.problem and all("[no-baseline]" in sentence for sentence in sentences)
 
 
 def _counts(summary: RunSummary) -> str:

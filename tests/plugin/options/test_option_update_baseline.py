@@ -321,6 +321,23 @@ def test_a_body_that_uses_nothing_is_stored_and_told(project, dry):
     project.update(*dry).stdout.fnmatch_lines(["new *test_a *- *0 B*"] if dry else shown)
 
 
+def test_only_what_an_update_would_store_is_offered_to_be_stored(project):
+    project.write(
+        """
+        @pytest.mark.memory_baseline
+        def test_new(): use(MiB)
+
+        @pytest.mark.memory_budget("1MiB")
+        @pytest.mark.memory_baseline
+        def test_over(): use(2 * MiB)
+        """
+    )
+    told = "1 measurement has no baseline; --torchmem-update-baseline stores it"
+    project.run().stdout.fnmatch_lines([told])
+    project.run("--torchmem-require-baseline").stdout.fnmatch_lines([told])
+    project.update().stdout.no_fnmatch_line("*has no baseline;*")
+
+
 def test_growth_from_nothing_fails_with_both_numbers(project, monkeypatch):
     project.write(
         """
