@@ -8,16 +8,22 @@ assert result.peak.total <= 24 * GiB
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from pytest_torchmem.analysis.gpu_questions import Estimate
 from pytest_torchmem.analysis.static import join_pair, lifetimes_by_last_use
+from pytest_torchmem.errors import DeviceNameError, MarkerError, is_torchmem_error
+from pytest_torchmem.record.devices import named_device
 from pytest_torchmem.record.fx import devices_of, is_program, read_graph, read_pair
 from pytest_torchmem.record.fx_run import record_fake_run
 from pytest_torchmem.static_graph import EstimateError, StaticGraph, StaticRun
 
 __all__ = ["estimate", "estimate_graph", "estimate_pair"]
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
 
 
 def estimate(
@@ -44,13 +50,24 @@ def estimate(
 
     The result's sizes are bytes on that device, `Peak.time_ns` counts operators and ``notes`` say
     what the estimate rests on. Raises `EstimateError` if the program needs the value of a tensor or
-    calls an operator that has no rule for fake ones.
+    calls an operator that has no rule for fake ones, `MarkerError` for an argument without meaning
+    and `DeviceNameError` for such a device. What the program itself raises comes out as it is.
     """
     if is_program(module_or_fn) and not args and not kwargs:
         return estimate_graph(module_or_fn, device=device)
-    run = record_fake_run(
-        module_or_fn, args, kwargs, backward=backward, optimizer=optimizer, device=device
-    )
+    _require_program(module_or_fn)
+    _require_options(backward, optimizer)
+    name = _device_name(device)
+    try:
+        run = record_fake_run(
+            module_or_fn, args, kwargs, backward=backward, optimizer=optimizer, device=name
+        )
+    except TypeError:
+        _require_arguments(module_or_fn, args, kwargs)
+        raise
+    except EstimateError as error:
+        # The way to it is through torch; the sentence names the user's own line.
+        raise error.with_traceback(None) from None
     return _result(run)
 
 
@@ -62,8 +79,8 @@ def estimate_graph(graph: Any, device: str | None = None) -> Estimate:
     nodes carry fake tensors. ``device`` defaults to the one that holds most. Raises
     `EstimateError`.
     """
-    read = read_graph(graph)
-    return _result(StaticRun(read, lifetimes_by_last_use(read), _device_of([read], device)))
+    read, name = read_graph(graph), _device_name(device)
+    return _result(StaticRun(read, lifetimes_by_last_use(read), _device_of([read], name)))
 
 
 def estimate_pair(forward: Any, backward: Any, device: str | None = None) -> Estimate:
@@ -73,7 +90,81 @@ def estimate_pair(forward: Any, backward: Any, device: str | None = None) -> Est
     rest.
     """
     graphs = read_pair(forward, backward)
-    return _result(join_pair(*graphs, _device_of(graphs, device)))
+    return _result(join_pair(*graphs, _device_of(graphs, _device_name(device))))
+
+
+def _require_program(program: object) -> None:
+    """Raise `MarkerError` or `EstimateError` for what cannot be called for its memory."""
+    if not callable(program):
+        raise MarkerError(f"estimate needs a module or a function, got {_shown(program)}")
+    if isinstance(program, type) and hasattr(program, "forward"):
+        raise MarkerError(f"estimate needs a module, got its class {program.__name__}")
+    if is_program(program) and not hasattr(program, "forward"):
+        raise MarkerError("estimate takes no arguments for a graph: its inputs are part of it")
+    called = getattr(program, "forward", program)
+    if any(kind(called) for kind in _RUN_LATER):
+        raise MarkerError(
+            f"estimate needs a function that does its work when it is called; {_shown(program)} "
+            "does it later, as generators and async functions do"
+        )
+    if type(program).__module__.startswith("torch.jit"):
+        raise EstimateError("a scripted module cannot be followed; give the one it was made from")
+
+
+def _require_options(backward: object, optimizer: object) -> None:
+    if not isinstance(backward, bool):
+        raise MarkerError(f"estimate, backward: {backward!r} is not True or False")
+    if optimizer is not None and not callable(optimizer) and not hasattr(optimizer, "step"):
+        raise MarkerError(
+            f"estimate, optimizer: {_shown(optimizer)} is none; give an optimizer, its class, or a "
+            "function of the parameters"
+        )
+
+
+def _require_arguments(
+    program: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Raise `MarkerError` where a program could not be called with arguments at all."""
+    name = getattr(program, "__name__", type(program).__name__)
+    if len(args) == 1 and isinstance(args[0], tuple | list):
+        raise MarkerError(
+            f"estimate was given one {type(args[0]).__name__} for {name}, which cannot work with "
+            "it; give the arguments one by one: estimate(model, x, y)"
+        )
+    try:
+        inspect.signature(getattr(program, "forward", program)).bind(*args, **kwargs)
+    except TypeError as error:
+        raise MarkerError(
+            f"estimate cannot call {name} with these arguments: {error}; it calls "
+            f"{name}(*args, **kwargs) with all that follows the program"
+        ) from None
+    except ValueError:
+        return  # it has no signature
+
+
+def _device_name(device: object) -> str | None:
+    """Return a device as text. Raises `DeviceNameError` and `MarkerError`."""
+    if device is None:
+        return None
+    if not isinstance(device, str) and type(device).__module__ != "torch":
+        raise MarkerError(f"estimate, device: {device!r} is not a device; give text such as 'cuda'")
+    try:
+        return str(named_device(str(device)))
+    except DeviceNameError as error:
+        raise error.with_traceback(None) from None
+
+
+def _shown(value: object) -> str:
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    return str(getattr(value, "__name__", f"a {type(value).__name__}"))
+
+
+_RUN_LATER: Final = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
 
 
 def _device_of(graphs: Sequence[StaticGraph], device: str | None) -> str:
@@ -85,7 +176,12 @@ def _device_of(graphs: Sequence[StaticGraph], device: str | None) -> str:
 def _result(run: StaticRun) -> Estimate:
     """The run's result; a reading of nothing at all is an error, as no limit could fail on it."""
     devices = devices_of([run.graph])
-    if devices and run.device not in devices:
+    if not devices:
+        raise EstimateError(
+            "the program makes and reads no tensor, so there is nothing to estimate; what it works "
+            "on has to be among its arguments, or in its modules"
+        )
+    if run.device not in devices:
         raise EstimateError(
             f"nothing in the program is on {run.device}; its tensors are on {', '.join(devices)}"
         )

@@ -103,6 +103,11 @@ class Region(Numbers):
         return self._result
 
     @property
+    def was_read(self) -> bool:
+        """True when somebody has asked for its numbers."""
+        return self._result is not None
+
+    @property
     def allocator_requests(self) -> Requests:
         """Every allocation and free of the region, in order. Raises `RecordingError` if open."""
         return self._profile().allocator_requests
@@ -367,6 +372,13 @@ def _holder(storage: LeftBehind, kept: Kept | None, noted: _Noted) -> Holder:
         return Holder(storage.size_bytes, 1, Fate.FREED_LATER, by)
     fate = Fate.GARBAGE if kept.in_garbage else Fate.HELD
     return Holder(storage.size_bytes, 1, fate, kept.by)
+
+
+def require_device_name(name: str) -> None:
+    """Raise `DeviceNameError` for a name that no device has on any machine."""
+    from pytest_torchmem.record.devices import named_device
+
+    named_device(name)
 
 
 def allocator_settings() -> str:

@@ -5,27 +5,14 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pytest_torchmem import MiB, load_results
+from tests.documents import DOCS, blocks, run
 
-PAGE = Path(__file__).parent.parent / "docs" / "outside-pytest.md"
-
-
-def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**environment, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "-p no:cacheprovider"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+PAGE = DOCS / "outside-pytest.md"
 
 
 def run_script(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -175,11 +162,6 @@ with measure(device="cpu"):
     )
 
 
-def blocks(language: str) -> list[str]:
-    text = PAGE.read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
 def named(blocks_of_page: list[str]) -> dict[str, str]:
     """Return the examples by the file that their first line names."""
     return {
@@ -191,7 +173,7 @@ def named(blocks_of_page: list[str]) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("page")
-    for name, code in named(blocks("python")).items():
+    for name, code in named(blocks(PAGE, "python")).items():
         (folder / name).write_text(code, encoding="utf-8")
     return folder
 
@@ -213,7 +195,7 @@ def test_the_unittest_of_the_page_runs(examples):
 
 def test_the_commands_of_the_page_run(examples):
     (command,) = [
-        line for block in blocks("sh") for line in block.splitlines() if "torchrun" in line
+        line for block in blocks(PAGE, "sh") for line in block.splitlines() if "torchrun" in line
     ]
     words = command.partition("#")[0].split()
     assert words[0] == "torchrun"

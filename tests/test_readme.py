@@ -5,10 +5,8 @@ Run as a script, this prints the failure as it is today.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,8 +17,13 @@ import pytest
 from pytest_torchmem.plugin.fixture import Torchmem
 from pytest_torchmem.plugin.registration import MARKERS, OPTIONS
 
-ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.documents import ROOT, blocks, run, run_examples
+
+PAGE = ROOT / "README.md"
+README = PAGE.read_text(encoding="utf-8")
 FAILING = "test_training_fits_its_budget_and_does_not_grow"
 
 
@@ -31,23 +34,6 @@ def section(title: str) -> str:
 def first_cells(text: str) -> list[str]:
     """Return what stands in code font in the first column of the tables in ``text``."""
     return re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-
-
-def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run Python in ``folder``, with results that do not depend on who runs the tests."""
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": ""}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize("registered", MARKERS)
@@ -92,17 +78,7 @@ def test_every_name_of_the_fixture_is_in_the_table_and_no_other() -> None:
 
 
 def test_the_python_examples_run(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    for number, block in enumerate(blocks("python")):
-        kind = "test" if "def test_" in block else "script"
-        (tmp_path / f"{kind}_{number}.py").write_text(block)
-    stored = run(tmp_path, "-m", "pytest", "--torchmem-update-baseline", "-p", "no:randomly")
-    assert " passed" in stored.stdout, stored.stdout + stored.stderr
-    compared = run(tmp_path, "-m", "pytest", "--torchmem-require-baseline")
-    assert " passed" in compared.stdout, compared.stdout + compared.stderr
-    for script in tmp_path.glob("script_*.py"):
-        done = run(tmp_path, script)
-        assert done.returncode == 0, done.stderr
+    run_examples(tmp_path, blocks(PAGE, "python"))
 
 
 def test_links_lead_somewhere() -> None:
@@ -119,7 +95,9 @@ def test_the_list_of_pages_is_complete() -> None:
 
 def test_ci_runs_the_commands_that_the_readme_gives() -> None:
     script = (ROOT / ".ci" / "run").read_text()
-    commands = [line for block in blocks("sh") for line in block.splitlines() if "venv" in line]
+    commands = [
+        line for block in blocks(PAGE, "sh") for line in block.splitlines() if "venv" in line
+    ]
     assert len(commands) == 2
     for command in commands:
         arguments = command.rpartition(".venv/bin/pytest")[2]
@@ -130,7 +108,7 @@ def fail_as_the_readme_does(folder: Path) -> str:
     """Make the README's change to a copy of the example; return pytest's output."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     shutil.copytree(ROOT / "examples", folder / "examples", dirs_exist_ok=True)
-    (diff,) = blocks("diff")
+    (diff,) = blocks(PAGE, "diff")
     removed = "".join(line[1:] for line in diff.splitlines(True) if line.startswith("-"))
     added = "".join(line[1:] for line in diff.splitlines(True) if line.startswith("+"))
     source = folder / "examples" / "gpt.py"
@@ -147,7 +125,7 @@ def test_the_failure_shown_is_a_real_one(tmp_path: Path) -> None:
     if torch.__version__.partition("+")[0] != pin[1] or torch.cuda.is_available():
         pytest.skip("the README shows a failure of the pinned torch on the CPU")
     real = iter(fail_as_the_readme_does(tmp_path).splitlines())
-    (shown,) = blocks("text")
+    (shown,) = blocks(PAGE, "text")
     missing = [line for line in shown.splitlines() if line not in ("", "...") and line not in real]
     assert missing == []
 

@@ -49,11 +49,12 @@ def details(
         if entry.live:
             lines += [
                 "",
-                "largest, each at its category's own peak:",
-                *live_table(entry.live, room),
+                "largest, each at its category's own peak, as shares of the peak:",
+                *live_table(entry.live, room, entry.total),
             ]
         if entry.retained_live:
-            lines += ["", "retained at the end:", *live_table(entry.retained_live, room)]
+            table_lines = live_table(entry.retained_live, room, entry.retained.total)
+            lines += ["", "retained at the end:", *table_lines]
         lines += holder_lines(window.result.retained.holders) if window else []
         blocks.append("\n".join(lines))
     return "\n\n\n".join(blocks)

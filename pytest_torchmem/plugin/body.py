@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -40,10 +37,12 @@ from pytest_torchmem.plugin.baselines import (
 )
 from pytest_torchmem.plugin.comparing import find_reference, missing_baseline
 from pytest_torchmem.plugin.counting import CountedRun, level_for
+from pytest_torchmem.plugin.engine import engine
 from pytest_torchmem.plugin.estimates import Estimates, simulated
 from pytest_torchmem.plugin.marker import can_rerun, read_markers
 from pytest_torchmem.plugin.options import Settings, Timelines
 from pytest_torchmem.plugin.pictures import drawn, packed_trace, picture_of, room, set_properties
+from pytest_torchmem.plugin.registration import relative_path, typed_nodeid
 from pytest_torchmem.plugin.state import State, WarmupOver
 from pytest_torchmem.plugin.unfinished import (
     COUNTED_OUT_OF_MEMORY,
@@ -79,7 +78,7 @@ class Run:
     def environment(self, device: str) -> Mapping[str, str]:
         """Return what the baselines of a device are keyed by."""
         if device not in self._environments:
-            self._environments[device] = _engine().environment(device)
+            self._environments[device] = engine().environment(device)
         return self._environments[device]
 
 
@@ -103,7 +102,7 @@ class Body:
         self.measurement = self._new_measurement()
 
     def _new_measurement(self) -> BodyMeasurement:
-        measurement: BodyMeasurement = _engine().BodyMeasurement(
+        measurement: BodyMeasurement = engine().BodyMeasurement(
             self.asked.device or self.run.settings.device or None
         )
         return measurement
@@ -145,7 +144,7 @@ class Body:
         if level is Level.FULL:
             self.start()
             return
-        self._counted = CountedRun(_engine().CounterMeasurement(device, level))
+        self._counted = CountedRun(engine().CounterMeasurement(device, level))
         self._counted.start()
         self.state = State.COUNTING
 
@@ -381,26 +380,16 @@ class Body:
             picture = picture_of(region, failed, settings, rootdir) if drawn_too else None
             yield unjudged(portable(region.result, rootdir), picture)
 
+    def results_read(self) -> Iterator[Result]:
+        """Yield the results whose numbers the body has read so far."""
+        yield from (region.result for region in self.measurement.regions if region.was_read)
+        yield from self.estimates.made
+
     @property
     def nodeid(self) -> str:
         return plain_nodeid(self.item)
 
     def _command(self) -> str:
         """Return the command that accepts what was measured, to be pasted where pytest was run."""
-        module, _, rest = self.nodeid.partition("::")
-        start = self.item.config.invocation_params.dir
-        test = relative_path(self.run.rootdir / module, start) + (f"::{rest}" if rest else "")
+        test = typed_nodeid(self.item.config, self.nodeid)
         return f"pytest {shlex.quote(test)} --torchmem-update-baseline"
-
-
-def relative_path(path: Path, start: Path) -> str:
-    """Return a path as the user would type it in ``start``."""
-    try:
-        return Path(os.path.relpath(path, start)).as_posix()
-    except ValueError:  # another drive
-        return str(path)
-
-
-def _engine() -> Any:
-    # Imported when a test asks for it: this is where torch comes in.
-    return importlib.import_module("pytest_torchmem.measurement")

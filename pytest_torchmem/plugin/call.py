@@ -6,17 +6,23 @@ from typing import Final
 
 import pytest
 
-from pytest_torchmem.errors import DeviceError, DeviceNameError, MarkerError
+from pytest_torchmem.errors import DeviceError, MarkerError
 from pytest_torchmem.plugin.activation import IN_CALL, RUN
 from pytest_torchmem.plugin.body import Body, Run
-from pytest_torchmem.plugin.marker import read_markers
+from pytest_torchmem.plugin.comparisons import readable
+from pytest_torchmem.plugin.marker import Asked, read_markers
 from pytest_torchmem.plugin.pictures import set_properties
+from pytest_torchmem.plugin.registration import BASELINE, BUDGET
 from pytest_torchmem.plugin.state import State, WarmupOver
 from pytest_torchmem.plugin.workers import PAYLOAD, attach, plain_nodeid
 from pytest_torchmem.report.summary import MeasuredTest
 
 BAD_ARGUMENT: Final = pytest.StashKey[bool]()
 _BODY: Final = pytest.StashKey[Body]()
+_MARKS: Final = pytest.StashKey[list[pytest.Mark]]()
+"""The markers of a test that were read."""
+_RUNNING: Final = pytest.StashKey[Body]()
+"""The body of the test that runs now, in the stash of the run."""
 
 
 def argument_problem(item: pytest.Item) -> str:
@@ -33,33 +39,39 @@ def prepare(item: pytest.Item) -> None:
     forget(item)
     set_properties(item, None)
     run = item.config.stash[RUN]
-    if problem := argument_problem(item):
-        item.stash[BAD_ARGUMENT] = True
-        raise pytest.fail.Exception(problem, pytrace=False)
-    asked = read_markers(item, run.settings.allowance)
+    asked = _asked(item, run)
     try:
         if asked.anything or "torchmem" in getattr(item, "fixturenames", ()):
-            item.stash[_BODY] = Body(item, run)
+            _keep(item, Body(item, run))
     except DeviceError as error:
         refuse(item, run, error)
 
 
+def _asked(item: pytest.Item, run: Run) -> Asked:
+    """Return what the markers ask for. Raises pytest's failure for one that cannot be read."""
+    if problem := argument_problem(item):
+        item.stash[BAD_ARGUMENT] = True
+        raise pytest.fail.Exception(problem, pytrace=False)
+    item.stash[_MARKS] = _marks(item)
+    return read_markers(item, run.settings.allowance)
+
+
+def _marks(item: pytest.Item) -> list[pytest.Mark]:
+    return [mark for name in (BUDGET, BASELINE) for mark in item.iter_markers(name)]
+
+
 def forget(item: pytest.Item) -> None:
     """Drop what a run of a test left in its item, which lives on and may be run again."""
-    if _BODY in item.stash:
+    if body := item.stash.get(_BODY, None):
         del item.stash[_BODY]
+        if item.config.stash.get(_RUNNING, None) is body:
+            del item.config.stash[_RUNNING]
     if PAYLOAD in item.stash:
         del item.stash[PAYLOAD]
 
 
 def refuse(item: pytest.Item, run: Run, error: DeviceError) -> None:
-    """Skip a test whose device is missing, or fail it where the run is strict.
-
-    A name that no device has is a bad argument, and fails anywhere.
-    """
-    if isinstance(error, DeviceNameError):
-        item.stash[BAD_ARGUMENT] = True
-        raise pytest.fail.Exception(f"{plain_nodeid(item)}: {error}", pytrace=False) from None
+    """Skip a test whose device is missing, or fail it where the run is strict."""
     record = MeasuredTest(plain_nodeid(item), str(item.path), {}, not_measured=str(error))
     item.stash[PAYLOAD] = record.to_json()
     if run.settings.strict:
@@ -67,12 +79,45 @@ def refuse(item: pytest.Item, run: Run, error: DeviceError) -> None:
     raise pytest.skip.Exception(f"not measured: {error}") from None
 
 
+def _keep(item: pytest.Item, body: Body) -> None:
+    item.stash[_BODY] = item.config.stash[_RUNNING] = body
+
+
+def explain_comparison(
+    config: pytest.Config, op: str, left: object, right: object
+) -> list[str] | None:
+    """Return the lines for a failed comparison in a body that has read its numbers."""
+    body = config.stash.get(_RUNNING, None)
+    return readable(op, left, right, body.results_read()) if body else None
+
+
 def begin(item: pytest.Item) -> None:
     """Warm up and begin to measure, right before the body."""
+    _heed_fixtures(item)
     if body := item.stash.get(_BODY, None):
         body.warm_up()
         body.measure_before()
         body.begin()
+
+
+def _heed_fixtures(item: pytest.Item) -> None:
+    """Take in the markers that fixtures have added."""
+    run = item.config.stash[RUN]
+    if _marks(item) == item.stash.get(_MARKS, []):
+        return
+    asked = _asked(item, run)
+    body = item.stash.get(_BODY, None)
+    try:
+        if body is None:
+            _keep(item, Body(item, run))
+        elif body.asked.device != asked.device:
+            raise MarkerError(f"{BUDGET}, device: a fixture sets it, after torchmem was set up")
+        else:
+            body.asked = asked
+    except DeviceError as error:
+        refuse(item, run, error)
+    except MarkerError as error:
+        raise pytest.fail.Exception(f"{plain_nodeid(item)}: {error}", pytrace=False) from None
 
 
 def ended_by(item: pytest.Item, error: BaseException) -> bool:
@@ -87,6 +132,14 @@ def ended_by(item: pytest.Item, error: BaseException) -> bool:
 
 def end(item: pytest.Item) -> None:
     """Judge what was measured, right after the body. Raises pytest's failure."""
+    if _marks(item) != item.stash.get(_MARKS, []):
+        error = MarkerError(
+            "a memory marker was added while the body ran, which is too late to measure it: write "
+            "it above the test, or add it in a fixture"
+        )
+        if body := item.stash.get(_BODY, None):
+            body.abandon(error)
+        raise pytest.fail.Exception(str(error), pytrace=False)
     if body := item.stash.get(_BODY, None):
         body.finish()
 
@@ -112,7 +165,7 @@ def body_of(item: pytest.Item) -> Body:
         except DeviceError as error:
             refuse(item, run, error)
             raise
-        item.stash[_BODY] = body
+        _keep(item, body)
         if item.stash.get(IN_CALL, False):
             body.start()
     body.needs_recording()

@@ -7,17 +7,20 @@ its baseline entry: it is never compared with a measured number.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchmem.analysis.baseline import Allowance
 from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.analysis.verdict import COUNTERS
-from pytest_torchmem.errors import MarkerError
+from pytest_torchmem.errors import MarkerError, is_torchmem_error
+from pytest_torchmem.plugin.engine import engine
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.gpu_questions import Estimate, GpuQuestions
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
 
 SUFFIX: Final = " (estimated)"
 
@@ -93,7 +96,7 @@ def simulated(result: Result, limits: Mapping[str, int], source: GpuQuestions) -
     # A process that measures nothing imports neither numpy nor the engine.
     from pytest_torchmem.analysis.gpu_questions import with_counters
 
-    settings = importlib.import_module("pytest_torchmem.measurement").allocator_settings()
+    settings = engine().allocator_settings()
     return with_counters(result, limits, source, settings)
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_torchmem.analysis.baseline import Allowance
 from pytest_torchmem.analysis.results import Result
-from pytest_torchmem.errors import MarkerError, RecordingError, SizeError, is_torchmem_error
+from pytest_torchmem.errors import MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.plugin.body import Body
 from pytest_torchmem.plugin.estimates import SUFFIX, estimate_name
+from pytest_torchmem.plugin.marker import read_allowance
 from pytest_torchmem.plugin.state import State, WarmupOver
-from pytest_torchmem.units import parse_fraction, parse_size
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.gpu_questions import Estimate
@@ -142,13 +142,7 @@ class Torchmem:
 
     def _allowance(self, tolerance: object, floor: object) -> Allowance:
         default = self._body.asked.allowance
-        try:
-            return Allowance(
-                default.tolerance if tolerance is None else parse_fraction(tolerance),
-                default.floor_bytes if floor is None else parse_size(floor),
-            )
-        except SizeError as error:
-            raise MarkerError(f"torchmem.check: {error.sentence}") from None
+        return read_allowance("torchmem.check", tolerance, floor, default)
 
     def _state(self) -> State:
         state = self._body.state

@@ -59,7 +59,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     item.stash[IN_CALL] = True
     try:
-        if is_active(item.config):
+        if _asked_of(item):
             from pytest_torchmem.plugin.call import begin
 
             begin(item)
@@ -72,11 +72,18 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     finally:
         item.stash[IN_CALL] = False
     # The body itself may have been the first to ask.
-    if is_active(item.config):
+    if _asked_of(item):
         from pytest_torchmem.plugin.call import end
 
         end(item)
     return outcome
+
+
+def _asked_of(item: pytest.Item) -> bool:
+    """Return whether anything was asked of this run; a fixture may just have added a marker."""
+    if not is_active(item.config) and asks(item):
+        activate(item.config)
+    return is_active(item.config)
 
 
 def _continues(item: pytest.Item, error: BaseException) -> bool:
@@ -85,6 +92,16 @@ def _continues(item: pytest.Item, error: BaseException) -> bool:
     from pytest_torchmem.plugin.call import ended_by
 
     return ended_by(item, error)
+
+
+def pytest_assertrepr_compare(
+    config: pytest.Config, op: str, left: object, right: object
+) -> list[str] | None:
+    if not is_active(config):
+        return None
+    from pytest_torchmem.plugin.call import explain_comparison
+
+    return explain_comparison(config, op, left, right)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # around the hook that handles xfail

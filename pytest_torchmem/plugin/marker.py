@@ -11,9 +11,13 @@ import pytest
 from pytest_torchmem.analysis.baseline import Allowance
 from pytest_torchmem.analysis.limits import Size, read_limits, require_known, sizes_now
 from pytest_torchmem.analysis.verdict import LIMIT_KEYS
-from pytest_torchmem.errors import MarkerError, SizeError
+from pytest_torchmem.errors import DeviceNameError, MarkerError, SizeError, is_torchmem_error
+from pytest_torchmem.plugin.engine import require_device_name
 from pytest_torchmem.plugin.registration import BASELINE, BUDGET
 from pytest_torchmem.units import parse_fraction, parse_size
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
 
 _BUDGET_KEYS: Final = (*LIMIT_KEYS, "device", "warmup")
 _BASELINE_KEYS: Final = ("tolerance", "floor")
@@ -65,9 +69,11 @@ def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
     asked = Asked(
         limits=read_limits(BUDGET, budget),
         baseline=baseline,
-        allowance=_allowance(comparison, defaults),
+        allowance=read_allowance(
+            BASELINE, comparison.get("tolerance"), comparison.get("floor"), defaults
+        ),
         device=_device(device),
-        warmup=_warmup(item, warmup),
+        warmup=_warmup(item, 0 if warmup is None else warmup),
     )
     if (budget or device or warmup) and not asked.anything and None not in budget.values():
         _refuse_empty(item)
@@ -131,22 +137,34 @@ def _keywords(mark: pytest.Mark, keys: tuple[str, ...]) -> dict[str, object]:
     return dict(mark.kwargs)
 
 
-def _allowance(given: Mapping[str, object], defaults: Allowance) -> Allowance:
+def read_allowance(owner: str, tolerance: object, floor: object, defaults: Allowance) -> Allowance:
+    """Return how far from a baseline a number may be; None stands for the default.
+
+    Raises `MarkerError`, which begins with ``owner``.
+    """
     try:
         return Allowance(
-            parse_fraction(given["tolerance"]) if "tolerance" in given else defaults.tolerance,
-            parse_size(given["floor"]) if "floor" in given else defaults.floor_bytes,
+            defaults.tolerance if tolerance is None else parse_fraction(tolerance),
+            defaults.floor_bytes if floor is None else parse_size(floor),
         )
     except SizeError as error:
-        raise MarkerError(f"{BASELINE}: {error.sentence}") from None
+        raise MarkerError(f"{owner}: {error.sentence}") from None
 
 
 def _device(value: object) -> str:
     # A torch.device reads as its name, and asking for its type would mean importing torch.
     text = str(value) if type(value).__module__ == "torch" else value
-    if isinstance(text, str):
-        return text
-    raise MarkerError(f"{BUDGET}, device: {value!r} is not a device; give text such as 'cuda:1'")
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise MarkerError(
+            f"{BUDGET}, device: {value!r} is not a device; give text such as 'cuda:1'"
+        )
+    try:
+        require_device_name(text)
+    except DeviceNameError as error:
+        raise MarkerError(f"{BUDGET}, device: {error.sentence}") from None
+    return text
 
 
 def _warmup(item: pytest.Item, value: object) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -12,8 +12,9 @@ from typing import Final, TypeVar
 import pytest
 
 from pytest_torchmem.analysis.baseline import Allowance, Change
-from pytest_torchmem.errors import ReportError, SizeError
-from pytest_torchmem.plugin.registration import CHANGE_WORDS, OPTIONS, Option, given
+from pytest_torchmem.errors import DeviceNameError, ReportError, SizeError
+from pytest_torchmem.plugin.engine import require_device_name
+from pytest_torchmem.plugin.registration import CHANGE_WORDS, OPTIONS, given, ini_value, place_of
 from pytest_torchmem.ranks import environment_rank, path_of_rank
 from pytest_torchmem.report.files import FOLDER, kind_of
 from pytest_torchmem.units import parse_fraction, parse_size
@@ -62,8 +63,8 @@ class Settings:
         strict: A measurement that was asked for and not possible, or not whole, fails its test.
         baseline_dir: One folder for all baselines; None means beside each test module.
         summary: How much of the closing table is shown.
-        report: Where a report goes; None without one.
-        report_is_folder: The report is a folder of files.
+        report_paths: Where reports go.
+        reports_folder: One of the reports is a folder of files.
         timelines: Which tests have a timeline in the report; NONE without a report.
         dry_run: An update shows what it would change, and writes nothing.
         repeat_count: How often an update measures each test.
@@ -80,8 +81,8 @@ class Settings:
     strict: bool
     baseline_dir: Path | None
     summary: SummaryKind
-    report: Path | None = None
-    report_is_folder: bool = False
+    report_paths: tuple[Path, ...] = ()
+    reports_folder: bool = False
     timelines: Timelines = Timelines.NONE
     dry_run: bool = False
     repeat_count: int = 1
@@ -93,73 +94,126 @@ class Settings:
     @property
     def keeps_traces(self) -> bool:
         """True when the recording of a failed test becomes a file of the report."""
-        return self.report_is_folder and self.timelines is not Timelines.NONE
+        return self.reports_folder and self.timelines is not Timelines.NONE
 
     @property
     def reports(self) -> bool:
         """True when what was measured goes into a report, with all that is known of it."""
-        return self.report is not None
+        return bool(self.report_paths)
 
 
 def read_settings(config: pytest.Config) -> Settings:
     """Return the settings of this run. Raises `pytest.UsageError` for a value without meaning."""
-    values = {option.name: _value(config, option) for option in OPTIONS}
-    folder = str(values["baseline-dir"])
+    values = _Values(config)
+    folder = values.text("baseline-dir")
     allowance = Allowance(
-        _parsed("tolerance", parse_fraction, values), _parsed("floor", parse_size, values)
+        values.parsed("tolerance", parse_fraction), values.parsed("floor", parse_size)
     )
-    summary = _choice(SummaryKind, "summary", values["summary"])
-    level = _choice(LevelChoice, "level", values["level"])
-    accepted = _accepted(config, values["update-baseline"])
-    if values["dry-run"] and not accepted and not values["follow-renames"]:
-        raise pytest.UsageError(
-            "--torchmem-dry-run shows what --torchmem-update-baseline would change; give that, too "
-            "[bad-argument]"
-        )
-    report = _report_path(config, str(values["report"]))
-    folder_asked = report is not None and _report_kind(report) == FOLDER
-    return Settings(
-        device=str(values["device"]),
+    reports = _report_paths(values)
+    kinds = [_report_kind(values, path) for path in reports]
+    settings = Settings(
+        device=_device(values),
         allowance=allowance,
-        accepted=accepted,
-        require_baseline=bool(values["require-baseline"]),
-        strict=bool(values["strict"]),
-        level=level,
+        accepted=_accepted(values),
+        require_baseline=values.flag("require-baseline"),
+        strict=values.flag("strict"),
+        level=values.choice("level", LevelChoice),
         baseline_dir=config.rootpath / folder if folder else None,
-        summary=summary,
-        report=report,
-        report_is_folder=folder_asked,
-        timelines=_timelines(str(values["report-timelines"]), report, folder_asked),
-        dry_run=bool(values["dry-run"]),
-        repeat_count=_repeat_count(str(values["repeat"])),
-        follow_renames=bool(values["follow-renames"]),
-        fallbacks=tuple(filter(None, str(values["baseline-from"]).replace(" ", "").split(","))),
-        fail_shrunk=bool(values["fail-shrunk"]),
+        summary=values.choice("summary", SummaryKind),
+        report_paths=reports,
+        reports_folder=FOLDER in kinds,
+        timelines=_timelines(values, kinds),
+        dry_run=values.flag("dry-run"),
+        repeat_count=_repeat_count(values),
+        follow_renames=values.flag("follow-renames"),
+        fallbacks=tuple(filter(None, values.text("baseline-from").replace(" ", "").split(","))),
+        fail_shrunk=values.flag("fail-shrunk"),
     )
+    _require_effect(values, settings)
+    return settings
 
 
-def _parsed(
-    name: str, parse: Callable[[object], _Number], values: Mapping[str, str | bool]
-) -> _Number:
+def _require_effect(values: _Values, settings: Settings) -> None:
+    """Refuse what was typed and does nothing without another option."""
+    if not settings.accepted:
+        values.need("repeat", "--torchmem-update-baseline")
+        if not settings.follow_renames:
+            values.need("dry-run", "--torchmem-update-baseline")
+    if not settings.reports:
+        values.need("report-timelines", "--torchmem-report")
+
+
+class _Values:
+    """The options as they were given; what is wrong with one is told with where that was."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self._options = {option.name: option for option in OPTIONS}
+
+    def raw(self, name: str) -> str | bool:
+        option = self._options[name]
+        typed: str | bool | list[str] | None = self.config.getoption(option.flag)
+        if typed is not None:
+            return "\n".join(typed) if isinstance(typed, list) else typed
+        stored = ini_value(self.config, option)
+        return option.default if stored is None else stored
+
+    def text(self, name: str) -> str:
+        return str(self.raw(name))
+
+    def flag(self, name: str) -> bool:
+        return bool(self.raw(name))
+
+    def typed(self, name: str) -> bool:
+        """Return whether an option was given in any other way than in the ini file's own name."""
+        return self.config.getoption(self._options[name].flag) is not None
+
+    def refused(self, name: str, problem: object, slug: str = "") -> pytest.UsageError:
+        """Return the error that says what is wrong with an option."""
+        text = f"{place_of(self.config, self._options[name])}: {problem}"
+        return pytest.UsageError(f"{text} [{slug}]" if slug else text)
+
+    def need(self, name: str, other: str) -> None:
+        """Refuse an option that was typed and does nothing without another one.
+
+        What is configured for all runs waits for the one that has a use for it.
+        """
+        flag = self._options[name].flag
+        if any(not where and text.partition("=")[0] == flag for where, text in given(self.config)):
+            raise pytest.UsageError(
+                f"{flag} does nothing without {other}; give that, too [bad-argument]"
+            )
+
+    def parsed(self, name: str, parse: Callable[[object], _Number]) -> _Number:
+        try:
+            return parse(self.raw(name))
+        except SizeError as error:
+            raise self.refused(name, error) from None
+
+    def choice(self, name: str, kinds: type[_Choice]) -> _Choice:
+        given = self.raw(name)
+        try:
+            return kinds(given)
+        except ValueError:
+            words = ", ".join(kind.value for kind in kinds)
+            problem = f"{given!r} is not one of {words}"
+            raise self.refused(name, problem, "bad-argument") from None
+
+
+def _device(values: _Values) -> str:
+    name = values.text("device")
     try:
-        return parse(values[name])
-    except SizeError as error:
-        raise pytest.UsageError(f"--torchmem-{name}: {error}") from None
+        require_device_name(name)
+    except DeviceNameError as error:
+        raise values.refused("device", error) from None
+    return name
 
 
-def _choice(kinds: type[_Choice], name: str, given: str | bool) -> _Choice:
-    try:
-        return kinds(given)
-    except ValueError:
-        words = ", ".join(kind.value for kind in kinds)
-        text = f"--torchmem-{name}: {given!r} is not one of {words} [bad-argument]"
-        raise pytest.UsageError(text) from None
-
-
-def _accepted(config: pytest.Config, value: str | bool) -> frozenset[Change]:
+def _accepted(values: _Values) -> frozenset[Change]:
     """Return the changes that an update accepts; the bare flag accepts all that delete nothing."""
-    text = str(value).strip().lower()
-    empty = config.getoption("--torchmem-update-baseline") == ""
+    name = "update-baseline"
+    text = values.text(name).strip().lower()
+    empty = values.typed(name) and not text
     if not empty and text in ("", "0", "false", "no", "off"):
         return frozenset()
     if text in ("1", "true", "yes", "on"):
@@ -168,64 +222,41 @@ def _accepted(config: pytest.Config, value: str | bool) -> frozenset[Change]:
     known = {change.value: change for change in WORDS}
     for word in words:
         if word not in known:
-            raise pytest.UsageError(
-                f"{_place(config, 'update-baseline')}: {word!r} is not one of {', '.join(known)} "
-                "[bad-argument]"
-            )
+            problem = f"{word!r} is not one of {', '.join(known)}"
+            raise values.refused(name, problem, "bad-argument")
     return frozenset(known[word] for word in words)
 
 
-def _place(config: pytest.Config, name: str) -> str:
-    """Return an option as it was given, and where: one that was not typed may be hard to find."""
-    option = next(option for option in OPTIONS if option.name == name)
-    if config.getoption(option.flag) is None:
-        return f"{option.ini} in {config.inipath}"
-    where = (where for where, text in given(config) if text.startswith(f"{option.flag}="))
-    return f"{option.flag} {next(where, '')}".rstrip()
-
-
-def _repeat_count(text: str) -> int:
+def _repeat_count(values: _Values) -> int:
+    text = values.text("repeat")
     if not text.strip().isdecimal() or int(text) < 1:
-        raise pytest.UsageError(
-            f"--torchmem-repeat: {text!r} is not a number of runs, 1 or more [bad-argument]"
-        )
+        problem = f"{text!r} is not a number of runs, 1 or more"
+        raise values.refused("repeat", problem, "bad-argument")
     return int(text)
 
 
-def _report_path(config: pytest.Config, text: str) -> Path | None:
-    """Return where the report goes: a typed path starts here, a configured one at the rootdir.
+def _report_paths(values: _Values) -> tuple[Path, ...]:
+    """Return where the reports go: a typed path starts here, a configured one at the rootdir.
 
-    Of the ranks of a job each has a report of its own.
+    Of the ranks of a job each has reports of its own.
     """
-    if not text:
-        return None
-    typed = config.getoption("--torchmem-report") is not None
-    start = config.invocation_params.dir if typed else config.rootpath
-    path = start / Path(os.path.expandvars(text)).expanduser()
-    return path_of_rank(path, environment_rank())
+    config = values.config
+    start = config.invocation_params.dir if values.typed("report") else config.rootpath
+    lines = filter(None, map(str.strip, values.text("report").splitlines()))
+    paths = (start / Path(os.path.expandvars(line)).expanduser() for line in lines)
+    return tuple(dict.fromkeys(path_of_rank(path, environment_rank()) for path in paths))
 
 
-def _report_kind(path: Path) -> str:
+def _report_kind(values: _Values, path: Path) -> str:
     try:
         return kind_of(path)
     except ReportError as error:
-        raise pytest.UsageError(f"--torchmem-report: {error}") from None
+        raise values.refused("report", error) from None
 
 
-def _timelines(text: str, report: Path | None, folder: bool) -> Timelines:
-    try:
-        asked = Timelines(text) if text else (Timelines.FAILED if folder else Timelines.ALL)
-    except ValueError:
-        words = ", ".join(kind.value for kind in Timelines)
-        raise pytest.UsageError(
-            f"--torchmem-report-timelines: {text!r} is not one of {words} [bad-argument]"
-        ) from None
-    return asked if report else Timelines.NONE
-
-
-def _value(config: pytest.Config, option: Option) -> str | bool:
-    given: str | bool | None = config.getoption(option.flag)
-    if given is not None:
-        return given
-    stored: str | bool | None = config.getini(option.ini)
-    return option.default if stored is None else stored
+def _timelines(values: _Values, kinds: Sequence[str]) -> Timelines:
+    """Return which tests have a timeline; only a folder alone is content with those that failed."""
+    asked = Timelines.FAILED if set(kinds) == {FOLDER} else Timelines.ALL
+    if values.text("report-timelines"):
+        asked = values.choice("report-timelines", Timelines)
+    return asked if kinds else Timelines.NONE

@@ -11,6 +11,7 @@ import itertools
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 import pytest
@@ -32,6 +33,8 @@ class Option(NamedTuple):
     metavar: str = ""
     words: tuple[str, ...] = ()
     """Words that a flag also takes after ``=``, several of them with commas."""
+    several: bool = False
+    """Each time it is given counts; in the ini file, each line."""
 
     @property
     def flag(self) -> str:
@@ -40,6 +43,10 @@ class Option(NamedTuple):
     @property
     def ini(self) -> str:
         return "torchmem_" + self.name.replace("-", "_")
+
+    @property
+    def is_plain_flag(self) -> bool:
+        return isinstance(self.default, bool) and not self.words
 
 
 OPTIONS: Final = (
@@ -133,9 +140,10 @@ OPTIONS: Final = (
     Option(
         "report",
         "write a report of the run to PATH: .json, .md or .html, a folder with all of them, or an "
-        ".svg or .png of one test",
+        ".svg or .png of one test; can be given several times",
         "",
         "PATH",
+        several=True,
     ),
     Option(
         "report-timelines",
@@ -177,25 +185,73 @@ def add_options(parser: pytest.Parser, config: pytest.Config) -> None:
                 option.flag, action="store_true", dest=option.ini, default=None, help=option.help
             )
         else:
-            group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help)
-        plain = isinstance(option.default, bool) and not option.words
-        kind: Literal["bool", "string"] = "bool" if plain else "string"
+            action = "append" if option.several else "store"
+            group.addoption(
+                option.flag, action=action, default=None, metavar=option.metavar, help=option.help
+            )
+        kind: Literal["bool", "string"] = "bool" if option.is_plain_flag else "string"
         parser.addini(option.ini, f"the same as {option.flag}", type=kind, default=None)
 
 
 def given(config: pytest.Config) -> Iterator[tuple[str, str]]:
     """Yield where each argument of the run was given, and the argument; the first one wins.
 
-    Those of the ini file are left out while pytest has not read it.
+    ``""`` is the command line. Arguments in the ini file are left out while pytest has not read it.
     """
-    yield from (("on the command line", str(a)) for a in reversed(config.invocation_params.args))
+    yield from (("", str(a)) for a in reversed(config.invocation_params.args))
     variable = "PYTEST_ADDOPTS"
     yield from ((f"in {variable}", a) for a in reversed(shlex.split(os.environ.get(variable, ""))))
     try:
         stored = config.getini("addopts")
     except ValueError:
         return
-    yield from ((f"in addopts of {config.inipath or 'the ini file'}", a) for a in reversed(stored))
+    yield from ((f"in addopts of {_ini_file(config)}", a) for a in reversed(stored))
+
+
+def place_of(config: pytest.Config, option: Option) -> str:
+    """Return an option as it was given, and where: one that was not typed may be hard to find."""
+    if config.getoption(option.flag) is not None:
+        found = (where for where, text in given(config) if text.partition("=")[0] == option.flag)
+        return f"{option.flag} {next(found, '')}".rstrip()
+    overrides = config.getoption("override_ini") or ()
+    if any(text.partition("=")[0].strip() == option.ini for text in overrides):
+        return f"-o {option.ini}"
+    return f"{option.ini} in {_ini_file(config)}"
+
+
+def _ini_file(config: pytest.Config) -> str:
+    """Return the ini file as the user would type it where pytest was started."""
+    if config.inipath is None:
+        return "the ini file"
+    return relative_path(config.inipath, config.invocation_params.dir)
+
+
+def relative_path(path: Path, start: Path) -> str:
+    """Return a path as the user would type it in ``start``."""
+    try:
+        return Path(os.path.relpath(path, start)).as_posix()
+    except ValueError:  # another drive
+        return str(path)
+
+
+def typed_nodeid(config: pytest.Config, nodeid: str) -> str:
+    """Return a node id as the user would type it where pytest was started."""
+    module, separator, rest = nodeid.partition("::")
+    return relative_path(config.rootpath / module, config.invocation_params.dir) + separator + rest
+
+
+def ini_value(config: pytest.Config, option: Option) -> str | bool | None:
+    """Return what the ini file says; None if nothing. Raises `pytest.UsageError`."""
+    try:
+        stored: str | bool | None = config.getini(option.ini)
+    except (ValueError, pytest.UsageError):
+        if not option.is_plain_flag:
+            raise
+        # What pytest says of a flag may tell neither which one it is nor where.
+        raise pytest.UsageError(
+            f"{place_of(config, option)}: a flag is true or false [bad-argument]"
+        ) from None
+    return stored
 
 
 class _Words(argparse.Action):
@@ -228,8 +284,11 @@ def asks(item: pytest.Item) -> bool:
 
 
 def anything_set(config: pytest.Config) -> bool:
-    """Return whether the command line or the ini file sets any of the options."""
+    """Return whether the command line or the ini file sets any of the options.
+
+    Raises `pytest.UsageError` for an ini value that is none.
+    """
     return any(
-        config.getoption(option.flag) is not None or config.getini(option.ini) is not None
+        config.getoption(option.flag) is not None or ini_value(config, option) is not None
         for option in OPTIONS
     )

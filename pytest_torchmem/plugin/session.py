@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -9,10 +10,11 @@ import pytest
 
 from pytest_torchmem.analysis.baseline import Change
 from pytest_torchmem.errors import BaselineError, ReportError
-from pytest_torchmem.plugin.body import Run, relative_path
+from pytest_torchmem.plugin.body import Run
 from pytest_torchmem.plugin.options import SummaryKind
 from pytest_torchmem.plugin.pictures import room
 from pytest_torchmem.plugin.progress import progress
+from pytest_torchmem.plugin.registration import relative_path, typed_nodeid
 from pytest_torchmem.plugin.reports import (
     Endings,
     github_lines,
@@ -108,7 +110,7 @@ class Collector:
         self._partial = self._partial or session.exitstatus not in _WHOLE
         self.summary += RunSummary(tests=tuple(self._tests.values()))
         self._update()
-        self._lines += notices(self.summary, self.run.settings.accepted)
+        self._lines += notices(self._as_typed(), self.run.settings.accepted)
         self._report()
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -119,7 +121,7 @@ class Collector:
             return
         detail = _detail(self.run.settings.summary, terminalreporter.verbosity)
         width = self.config.get_terminal_writer().fullwidth
-        lines = summary_lines(self.summary, detail, width, room(self.config))
+        lines = summary_lines(self._as_typed(), detail, width, room(self.config))
         if lines or self._lines:
             terminalreporter.ensure_newline()  # or the first line of the table would see to it
             rank = environment_rank()  # of a job, each rank says its own
@@ -132,6 +134,11 @@ class Collector:
             text = f"--torchmem-baseline-from={name}: there is no baseline of that name"
             terminalreporter.write_line(text, yellow=True)
 
+    def _as_typed(self) -> RunSummary:
+        """The summary with the tests as pytest names them where it was started."""
+        tests = (replace(t, test=typed_nodeid(self.config, t.test)) for t in self.summary.tests)
+        return replace(self.summary, tests=tuple(tests))
+
     def _unknown_fallbacks(self) -> tuple[str, ...]:
         compared = {
             Path(test.file)
@@ -141,17 +148,21 @@ class Collector:
         return self.run.store.unknown_fallbacks(compared) if compared else ()
 
     def _report(self) -> None:
-        """Write the report that was asked for, and what GitHub shows when it runs this."""
+        """Write the reports that were asked for, and what GitHub shows when it runs this."""
         settings, github = self.run.settings, on_github() and self.summary.anything
-        if settings.report is None and not github:
+        if not settings.reports and not github:
             return
         run = run_report(self.summary, self._endings, self.config.rootpath)
+        for asked in settings.report_paths:
+            try:
+                path = write_run(run, asked, self._traces)
+            except ReportError as error:
+                self.add_problem(str(error))
+                continue
+            shown = relative_path(path, self.config.invocation_params.dir)
+            shown = str(path) if shown.startswith("..") else shown
+            self._lines.append(f"report written: {shown}")
         try:
-            if settings.report is not None:
-                path = write_run(run, settings.report, self._traces)
-                shown = relative_path(path, self.config.invocation_params.dir)
-                shown = str(path) if shown.startswith("..") else shown
-                self._lines.append(f"report written: {shown}")
             self._lines += github_lines(run) if github else []
         except ReportError as error:
             self.add_problem(str(error))

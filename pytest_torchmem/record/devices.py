@@ -24,12 +24,7 @@ def find_device(name: str | None = None) -> torch.device:
     """
     if name is None:
         name = "cpu" if _missing("cuda:0") else "cuda:0"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise DeviceNameError(
-            f"there is no device called {name!r} on any machine; they are called cpu, cuda, cuda:1"
-        ) from error
+    device = named_device(name)
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type != "cuda" and not torch_api.accelerator_counts(device.type):
@@ -43,6 +38,16 @@ def find_device(name: str | None = None) -> torch.device:
     _require_counters(device)
     _require_reports(device)
     return device
+
+
+def named_device(name: str) -> torch.device:
+    """Return the device called ``name``, there or not. Raises `DeviceNameError`."""
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise DeviceNameError(
+            f"there is no device called {name!r} on any machine; they are called cpu, cuda, cuda:1"
+        ) from error
 
 
 def _missing(name: str) -> str | None:

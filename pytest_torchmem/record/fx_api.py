@@ -111,15 +111,20 @@ def next_sequence_number() -> int:
     return number
 
 
-def lacks_cuda() -> bool:
-    """Whether autograd cannot work for CUDA here, not even on fake tensors.
+def lacks_device(kind: str) -> bool:
+    """Whether autograd cannot work for a kind of device here, not even on fake tensors.
 
-    A torch built without CUDA ends the process at its sight (``InputMetadata`` in
+    A torch built without it ends the process at its sight (``InputMetadata`` in
     ``torch/csrc/autograd/input_metadata.cpp`` wants a device guard). One built with CUDA puts a
     guard in the place of the missing device that does nothing (``ensureCUDADeviceGuardSet``), but
     the engine asks the driver all the same, and raises.
     """
-    return not torch.cuda._is_compiled() or torch.cuda.device_count() == 0
+    if kind in ("cpu", "meta"):
+        return False
+    if kind == "cuda":
+        return not torch.cuda._is_compiled() or torch.cuda.device_count() == 0
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is None or accelerator.type != kind or not torch.accelerator.is_available()
 
 
 @contextlib.contextmanager

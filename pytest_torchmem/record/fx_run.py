@@ -168,10 +168,10 @@ def _shown_device(tensors: Sequence[Any], device: str | None) -> Any:
 def _runnable_device(shown: Any, tensors: Sequence[Any], backward: bool) -> Any:
     """The device the fakes are said to be on: the CPU stands in where autograd lacks the real one.
 
-    See `fx_api.lacks_cuda`.
+    See `fx_api.lacks_device`.
     """
     wants_grad = backward or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
-    if shown.type == "cuda" and wants_grad and fx_api.lacks_cuda():
+    if wants_grad and fx_api.lacks_device(shown.type):
         return torch.device("cpu")
     return shown
 
@@ -238,7 +238,16 @@ def _optimizer_for(optimizer: Any, found: Reachable) -> Any:
             "an optimizer was asked for, but nothing that was given has trainable parameters; "
             "pass the module itself, or an optimizer that has them"
         )
-    return optimizer(trainable)
+    try:
+        made = optimizer(trainable)
+    except TypeError as error:
+        raise EstimateError(
+            f"the optimizer cannot be made of the parameters alone ({error}); give an instance, or "
+            "a function such as `lambda parameters: SGD(parameters, lr=0.1)`"
+        ) from error
+    if not hasattr(made, "step"):
+        raise EstimateError(f"what was given as optimizer makes {made!r}, which has no step()")
+    return made
 
 
 def _needs_closure(step: Callable[..., Any]) -> bool:

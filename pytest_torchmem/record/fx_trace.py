@@ -324,14 +324,14 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         return True
 
     def _require_runnable(self, tensors: Iterable[Any]) -> None:
-        if not torch.is_grad_enabled() or not fx_api.lacks_cuda():
+        if not torch.is_grad_enabled():
             return
-        cuda = next((t for t in tensors if t.device.type == "cuda"), None)
-        if cuda is not None:
+        kinds = {tensor.device.type for tensor in tensors}
+        if missing := next(filter(fx_api.lacks_device, kinds), ""):
             raise EstimateError(
-                "the program makes tensors on cuda and records them for a backward pass, which "
-                "autograd cannot follow without a GPU; make them on the device of the inputs and "
-                "pass device='cuda' to estimate"
+                f"the program makes tensors on {missing} and records them for a backward pass, "
+                "which autograd cannot follow without such a device; make them on the device of "
+                f"the inputs and pass device={missing!r} to estimate"
             )
 
 

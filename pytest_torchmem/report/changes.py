@@ -18,7 +18,11 @@ DIFF_LINES: Final = 400
 
 SHOWN: Final = 10
 
-REPAIRED: Final = "in place of an entry that was damaged or there twice"
+REPAIRED: Final = "replaces an entry that was damaged or that a merge left twice"
+
+NOTHING_USED: Final = (
+    "no memory was used; is the work done on another device, or in another process or thread?"
+)
 
 
 def percent(before_bytes: int, after_bytes: int) -> str:
@@ -40,8 +44,8 @@ def change_table(changes: Sequence[BaselineChange], room: int = ANY_WIDTH) -> li
         [
             change.change.value,
             change.key + _remark(change),
-            format_size(change.before_bytes) if change.before_bytes else "-",
-            format_size(change.after_bytes) if change.after_bytes else "-",
+            "-" if change.change is Change.NEW else format_size(change.before_bytes),
+            "-" if change.change is Change.UNUSED else format_size(change.after_bytes),
             percent(change.before_bytes, change.after_bytes),
             change.file,
         ]

@@ -20,13 +20,18 @@ ANY_WIDTH: Final = 10_000
 _PLACE: Final = ("operator", "module", "source")
 
 
-def live_table(live: Sequence[Contributor], width: int = ANY_WIDTH) -> list[str]:
-    """Return the largest contributors as the lines of a table."""
-    total_bytes = sum(c.size_bytes for c in live) or 1
+def live_table(
+    live: Sequence[Contributor], width: int = ANY_WIDTH, whole_bytes: int = 0
+) -> list[str]:
+    """Return the largest contributors as the lines of a table.
+
+    Shares are those of ``whole_bytes``, which may hold more than is listed; without it, of the sum.
+    """
+    whole_bytes = whole_bytes or sum(c.size_bytes for c in live) or 1
     rows = [
         [
             format_size(c.size_bytes),
-            f"{c.size_bytes / total_bytes:.0%}",
+            f"{c.size_bytes / whole_bytes:.0%}",
             words(c.category.value),
             c.count,
             *_place(c),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,8 +16,8 @@ from pytest_torchmem.analysis.holders import holders_title
 from pytest_torchmem.analysis.results import CategoryBytes, Holder
 from pytest_torchmem.analysis.sentences import sentences
 from pytest_torchmem.analysis.verdict import RETAINED, Verdict, rank, words
-from pytest_torchmem.report.changes import REPAIRED
-from pytest_torchmem.report.summary import MeasuredTest, RunSummary, Window
+from pytest_torchmem.report.changes import NOTHING_USED, REPAIRED
+from pytest_torchmem.report.summary import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.report.tables import (
     ANY_WIDTH,
     ROWS,
@@ -30,6 +31,9 @@ from pytest_torchmem.units import format_change, format_size
 
 _NARROW: Final = 100
 _SLIM: Final = 60
+_EACH_SHOWN: Final = 3
+"""How many equal numbers in a row are each written out."""
+
 _CHANGED: Final = (Change.GROWN, Change.SHRUNK)
 _TEST_WIDTH: Final = 60
 
@@ -109,19 +113,35 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
     if result.peak.live:
         total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
         lines += ["", f"live at the peak{of_region}, {total}:"]
-        lines += live_table(result.peak.live, width)
+        lines += live_table(result.peak.live, width, result.peak.total)
+    if "growth" in keys and result.growth is not None:
+        lines += ["", f"growth from step to step{of_region}: {_growth_of_steps(result.steps)}"]
     if result.grown and "growth" in keys:
         lines += ["", f"made by the steps and still there after the last{of_region}:"]
         lines += live_table(result.grown, width)
     if result.retained.live and keys.intersection(RETAINED):
         total = f"{estimated}{format_size(result.retained.total)}"
         lines += ["", f"retained at the end{of_region}, {total}:"]
-        lines += live_table(result.retained.live, width)
+        lines += live_table(result.retained.live, width, result.retained.total)
         lines += holder_lines(result.retained.holders)
     if growths := verdict.growths:
         lines += ["", f"grown against the baseline{of_region}:", *growth_table(growths, width)]
     lines += [f"note: {note}" for note in result.notes]
     return lines
+
+
+def _growth_of_steps(steps: Sequence[int]) -> str:
+    """Return ``+4.0 MiB, 20 times +0 B, ... and 3 more`` for what is alive after each step."""
+    growths = [after - before for before, after in itertools.pairwise(steps)]
+    runs = [(growth, len(list(equal))) for growth, equal in itertools.groupby(growths)]
+    shown = [
+        f"{count} times {format_change(growth)}"
+        if count > _EACH_SHOWN
+        else ", ".join([format_change(growth)] * count)
+        for growth, count in runs[:ROWS]
+    ]
+    more = sum(count for _, count in runs[ROWS:])
+    return ", ".join([*shown, *([f"... and {more} more"] if more else [])])
 
 
 def holder_lines(holders: Sequence[Holder]) -> list[str]:
@@ -249,29 +269,36 @@ def _status(window: Window) -> str:
 
 
 def _changes_lines(summary: RunSummary) -> list[Line]:
-    """Return what an update wrote, one line per entry, the four kinds in a fixed order."""
+    """Return what an update wrote: below each file its entries, the four kinds in a fixed order."""
+    order = (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)
+    # A dry run has a table of its own.
+    told = [c for c in summary.changes if c.written or c.change is Change.UNUSED]
     lines: list[Line] = []
-    for change in (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED):
-        for item in (c for c in summary.changes if c.change is change):
-            if not item.written and change is not Change.UNUSED:
-                continue  # a dry run has a table of its own
-            if change is Change.NEW:
-                amount = format_size(item.after_bytes)
-                amount += f", {REPAIRED}" if item.repaired else ""
-            elif change is Change.UNUSED:
-                amount = f"no test asked for it; {'removed' if item.written else 'kept'}"
-            else:
-                before, after = format_size(item.before_bytes), format_size(item.after_bytes)
-                amount = f"{before} -> {after}"
+    for file in dict.fromkeys(change.file for change in told):
+        lines.append(Line(f"{file}:"))
+        for change in order:
             style = ("yellow",) if change is Change.GROWN else ()
-            key = one_line(item.key)
-            lines.append(Line(f"{change.value}: {key}: {amount} ({item.file})", style))
+            items = (c for c in told if (c.file, c.change) == (file, change))
+            lines += [
+                Line(f"  {change.value}: {one_line(c.key)}: {_amount(c)}", style) for c in items
+            ]
     written = [change for change in summary.changes if change.written]
     if written:
         entries = _count(len(written), "entry", "entries")
         files = _count(len({change.file for change in written}), "file")
         lines.append(Line(f"baseline updated: {entries} in {files}"))
     return lines
+
+
+def _amount(item: BaselineChange) -> str:
+    after = format_size(item.after_bytes)
+    if item.change is Change.UNUSED:
+        return f"no test asked for it; {'removed' if item.written else 'kept'}"
+    if item.change is not Change.NEW:
+        return f"{format_size(item.before_bytes)} -> {after}"
+    remarks = [REPAIRED] if item.repaired else []
+    remarks += [] if item.after_bytes else [NOTHING_USED]
+    return "; ".join([after, *remarks])
 
 
 def _not_measured_lines(summary: RunSummary) -> list[Line]:
@@ -300,13 +327,24 @@ def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]
 
 def _missing_lines(summary: RunSummary) -> list[Line]:
     written = {change.key for change in summary.changes}
-    new = [w for _, w in summary.windows if w.change is Change.NEW and w.key not in written]
+    new = [
+        window
+        for test in summary.tests
+        for window in test.windows
+        if window.change is Change.NEW and window.key not in written and _can_be_stored(test)
+    ]
     if not new or summary.problems:
         return []
     one = len(new) == 1
     text = f"{_count(len(new), 'measurement')} {'has' if one else 'have'} no baseline; "
     text += f"--torchmem-update-baseline stores {'it' if one else 'them'}"
     return [Line(text, ("yellow",))]
+
+
+def _can_be_stored(test: MeasuredTest) -> bool:
+    """Return whether an update would take the numbers of a test; a failed one keeps its entry."""
+    sentences = (sentence for window in test.windows for sentence in window.sentences)
+    return not test.problem and all("[no-baseline]" in sentence for sentence in sentences)
 
 
 def _counts(summary: RunSummary) -> str:

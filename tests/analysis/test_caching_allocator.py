@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -363,10 +361,3 @@ def test_every_kind_of_request_is_served():
     # FREE comes before RECORD_STREAM in the enum: swap them.
     log.rows[1], log.rows[2] = log.rows[2], log.rows[1]
     assert last(run(log))["reserved"] == 0
-
-
-def test_the_example_in_the_documentation_prints_what_it_says(capsys):
-    page = Path(__file__).parents[2] / "docs" / "caching-allocator.md"
-    example = page.read_text().partition("```python\n")[2].partition("```")[0]
-    exec(example, {})
-    assert capsys.readouterr().out == example.rpartition("# ")[2]

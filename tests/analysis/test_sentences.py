@@ -8,19 +8,17 @@ from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry
 from pytest_torchmem.analysis.holders import Held, explain_retained
 from pytest_torchmem.analysis.results import (
     Category,
-    CategoryBytes,
     Contributor,
     Fate,
     Holder,
-    Peak,
     Phase,
     Result,
-    Retained,
     Source,
 )
 from pytest_torchmem.analysis.sentences import sentences
 from pytest_torchmem.analysis.verdict import Verdict, judge_baseline, judge_limits
 from pytest_torchmem.units import MiB
+from tests import results
 
 LEAK = Contributor(
     Category.TEMPORARY, 8 * MiB, 1, "aten::ones", "", Source("/x/net.py", 7, "f"), Phase.FORWARD
@@ -29,12 +27,8 @@ OTHER = Contributor(Category.GRADIENT, 20 * MiB, 2, "aten::mm", "fc", None, Phas
 
 
 def result(*live: Contributor, name: str = "") -> Result:
-    sizes: dict[Category, int] = {}
-    for one in live:
-        sizes[one.category] = sizes.get(one.category, 0) + one.size_bytes
-    amounts = CategoryBytes.of(sizes)
-    peak = Peak(amounts.total, 1, amounts, amounts, live, live)
-    return Result(name, "cpu", False, peak, Retained(amounts.total, amounts, live))
+    """A window that retains all that is live."""
+    return results.result(*live, name=name, retained=live)
 
 
 def test_a_leak_that_makes_three_numbers_too_large_is_named_once():

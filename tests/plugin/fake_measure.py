@@ -62,6 +62,10 @@ def run_out():
     raise OutOfMemoryError("out of memory. Tried to allocate 20.00 GiB.\nand more")
 
 
+def require_device_name(name):
+    raise DeviceNameError(f"there is no device called {name!r} on any machine")
+
+
 def allocator_settings():
     return ""
 
@@ -141,8 +145,11 @@ class Region:
     def __init__(self, name, device, start):
         self.name, self._device, self._start, self._stop = name, device, start, None
 
+    was_read = False
+
     @property
     def result(self):
+        self.was_read = True
         return result_of(self.name, self._device, state["used"][self._start : self._stop])
 
     def picture(self):
@@ -162,7 +169,7 @@ class BodyMeasurement:
     def __init__(self, device=None):
         if device and device not in ("cpu", "cuda", "cuda:0", "xpu"):
             if not device.startswith("cuda"):
-                raise DeviceNameError(f"there is no device called {device!r} on any machine")
+                require_device_name(device)
             raise DeviceError(f"there is no device {device}; this machine has cpu, cuda:0")
         self.device = {"cuda": "cuda:0"}.get(device, device or "cpu")
         self.regions = []

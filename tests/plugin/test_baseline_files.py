@@ -247,12 +247,12 @@ def test_a_damaged_entry_fails_its_own_test_only_and_an_update_replaces_it(proje
         [f"*the entry 'test_a' is damaged (*{told}*). *--torchmem-update-baseline, which*"]
     )
     project.run("--torchmem-update-baseline=grown").assert_outcomes(passed=1, failed=1)
-    place = "in place of an entry that was damaged or there twice"
+    place = "replaces an entry that was damaged or that a merge left twice"
     dry = project.update("--torchmem-dry-run")
     dry.stdout.fnmatch_lines([f"new *test_a ({place})*"])
     result = project.update()
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines([f"new: test_a: 1.0 MiB, {place} (*)", "*1 entry in 1 file*"])
+    result.stdout.fnmatch_lines([f"  new: test_a: 1.0 MiB; {place}", "*1 entry in 1 file*"])
     assert project.baseline().read_text() == whole
 
 
@@ -262,7 +262,7 @@ def test_a_damaged_contributor_is_replaced_too(project, monkeypatch):
     whole = project.baseline().read_text()
     assert '"live", {"bytes": 1048576' in whole
     project.baseline().write_text(whole.replace('"live", {"bytes"', '"live", {"byte"'))
-    project.update().stdout.fnmatch_lines(["new: test_a: 1.0 MiB, in place of an entry that *"])
+    project.update().stdout.fnmatch_lines(["  new: test_a: 1.0 MiB; replaces an entry that *"])
     assert project.baseline().read_text() == whole
 
 

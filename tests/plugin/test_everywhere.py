@@ -170,6 +170,33 @@ def test_xfail_expects_a_memory_failure_like_any_other(project):
     project.run().assert_outcomes(xfailed=2, failed=1)
 
 
+def test_xfail_can_tell_a_memory_failure_by_its_class(project):
+    project.write(
+        """
+        @pytest.mark.xfail(raises=pytest.fail.Exception, strict=True)
+        @pytest.mark.memory_budget("1MiB")
+        def test_over(): use(2 * MiB)
+
+        @pytest.mark.xfail(raises=pytest.fail.Exception)
+        @pytest.mark.memory_budget("1MiB")
+        def test_wrong(): assert use(2 * MiB)
+
+        @pytest.mark.xfail(raises=AssertionError)
+        @pytest.mark.memory_budget("1MiB")
+        def test_over_where_an_assert_was_expected(): use(2 * MiB)
+
+        @pytest.mark.xfail(raises=AssertionError)
+        def test_the_assert_of_a_region(torchmem):
+            with torchmem.measure("part") as part:
+                use(2 * MiB)
+            assert part.peak.total <= MiB
+        """
+    )
+    result = project.run("-rx")
+    result.assert_outcomes(xfailed=2, failed=2)
+    result.stdout.fnmatch_lines(["XFAIL *::test_over*", "XFAIL *::test_the_assert_of_a_region*"])
+
+
 def test_a_failing_body_keeps_its_own_error(project):
     project.write(
         """

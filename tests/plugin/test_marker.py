@@ -93,6 +93,32 @@ def test_none_lifts_a_limit_set_further_out(project):
     project.run().assert_outcomes(passed=1)
 
 
+def test_none_stands_for_what_the_run_has(project, monkeypatch):
+    project.write(
+        """
+        pytestmark = [
+            pytest.mark.memory_budget(warmup=3),
+            pytest.mark.memory_baseline(tolerance="90%", floor="1GiB"),
+        ]
+        runs = []
+
+        @pytest.mark.memory_baseline(tolerance=None, floor=None)
+        @pytest.mark.memory_budget(warmup=None)
+        def test_a():
+            runs.append(1)
+            use(3 * MiB if "GROWN" in __import__("os").environ else MiB)
+
+        def test_b(): assert runs == [1]
+        """
+    )
+    project.update().assert_outcomes(passed=2)
+    monkeypatch.setenv("GROWN", "1")
+    project.run("--torchmem-floor=4MiB").assert_outcomes(passed=2)
+    result = project.run()
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["*2.0 MiB over the baseline of 1.0 MiB (floor 1.0 MiB)*"])
+
+
 def test_a_marker_added_by_a_conftest_counts(project):
     project.write("def test_a(): use(2 * MiB)")
     with (project.path / "conftest.py").open("a") as conftest:
@@ -256,3 +282,83 @@ def test_a_test_case_cannot_be_warmed_up_and_says_so(project):
     result = project.run()
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*warmup: the body of a TestCaseFunction cannot be run twice*"])
+
+
+DYNAMIC = """
+@pytest.fixture
+def limited(request):
+    request.applymarker(pytest.mark.memory_budget("1MiB"))
+
+@pytest.fixture
+def bad(request):
+    request.applymarker(pytest.mark.memory_budget("1 Gibibyte"))
+
+@pytest.fixture
+def elsewhere(request):
+    request.applymarker(pytest.mark.memory_budget("1MiB", device="cuda"))
+"""
+
+
+def test_a_marker_added_by_a_fixture_counts(project):
+    project.write(
+        DYNAMIC
+        + """
+def test_over(limited): use(2 * MiB)
+
+def test_within(limited): use(1 * MiB)
+
+@pytest.mark.memory_budget("1GiB", activation="1GiB")
+def test_closest(limited): use(2 * MiB)
+
+def test_with_the_fixture(torchmem, limited): use(2 * MiB)
+
+def test_elsewhere(elsewhere): use(1 * MiB)
+"""
+    )
+    result = project.run()
+    result.assert_outcomes(failed=2, passed=3)
+    lines = [line for line in result.outlines if line.startswith("FAILED")]
+    assert [line.split("::")[1].split(" ")[0] for line in lines] == [
+        "test_over",
+        "test_with_the_fixture",
+    ]
+
+
+def test_a_marker_that_a_fixture_gets_wrong_fails_its_test(project):
+    project.write(
+        DYNAMIC
+        + """
+def test_bad(bad): use(1)
+
+@pytest.mark.xfail
+def test_expected_to_fail(bad): use(1)
+
+def test_late(torchmem, elsewhere): use(1)
+
+def test_other(): pass
+"""
+    )
+    result = project.run()
+    result.assert_outcomes(failed=3, passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*::test_bad: memory_budget, total: cannot read '1 Gibibyte' as a size*bad-argument?",
+            "*::test_late: memory_budget, device: a fixture sets it, after *bad-argument?",
+        ]
+    )
+
+
+@pytest.mark.parametrize("fixture", ["", ", torchmem"])
+def test_a_marker_added_by_the_body_is_too_late_and_is_told(project, fixture):
+    project.write(
+        f"""
+        def test_a(request{fixture}):
+            request.applymarker(pytest.mark.memory_budget("1MiB"))
+            use(2 * MiB)
+
+        def test_next(): pass
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(failed=1, passed=1)
+    result.stdout.fnmatch_lines(["a memory marker was added while the body ran, *bad-argument?"])

@@ -90,8 +90,8 @@ def test_every_kind_of_body_on_the_real_engine(pytester):
             "reserved memory peaked at an estimated 2.0 MiB, 1.0 MiB over the limit of 1.0 MiB: *",
             "the body used no memory on cpu: *",
             "not measured: test_it.py::test_missing_device: *cuda:99*",
-            "new: test_regions_and_steps: *",
-            "new: test_regions_and_steps::forward: *",
+            "  new: test_regions_and_steps: *",
+            "  new: test_regions_and_steps::forward: *",
         ]
     )
     arguments = (*arguments, "-k", "regions", "--torchmem-require-baseline")

@@ -102,7 +102,7 @@ def test_deselection_in_the_workers_calls_nothing_unused(project):
     result.stdout.no_fnmatch_line("unused:*")
     project.write(body.format("a"))
     result = project.run_apart(*arguments)
-    result.stdout.fnmatch_lines(["unused: test_b: *"])
+    result.stdout.fnmatch_lines(["  unused: test_b: *"])
 
 
 def test_a_run_without_xdist_does_not_need_it(project):

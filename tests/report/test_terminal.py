@@ -241,7 +241,29 @@ def test_changes_are_listed_in_the_order_of_the_four_words():
     changes = tuple(BaselineChange("f.json", f"k{i}", kind) for i, kind in enumerate(kinds))
     lines = texts(RunSummary(changes=changes))
     words = [line.split(":")[0] for line in lines]
-    assert words == ["new", "grown", "shrunk", "unused", "baseline updated"]
+    assert words == ["f.json", "  new", "  grown", "  shrunk", "  unused", "baseline updated"]
+
+
+def test_a_file_is_named_once_above_its_entries():
+    changes = tuple(
+        BaselineChange(file, f"k{i}", Change.NEW, 0, MiB) for i in range(2) for file in ("a", "b")
+    )
+    assert texts(RunSummary(changes=changes)) == [
+        *("a:", "  new: k0: 1.0 MiB", "  new: k1: 1.0 MiB"),
+        *("b:", "  new: k0: 1.0 MiB", "  new: k1: 1.0 MiB"),
+        "baseline updated: 4 entries in 2 files",
+    ]
+
+
+def test_a_failure_tells_the_growth_of_each_step():
+    def told(*steps):
+        grown = replace(result(made(MiB)), steps=steps)
+        text = failure_text([Verdict(grown, (Finding("growth", "it grew"),))], "", "pytest")
+        return next(line for line in text.splitlines() if line.startswith("growth from"))
+
+    assert told(0, MiB, MiB, 3 * MiB) == "growth from step to step: +1.0 MiB, +0 B, +2.0 MiB"
+    assert told(*range(0, 500, 5)) == "growth from step to step: 99 times +5 B"
+    assert told(*(n * n for n in range(20))).endswith("+17 B, +19 B, ... and 9 more")
 
 
 def test_problems_are_shown_at_every_detail():

@@ -61,7 +61,7 @@ def test_a_named_environment_is_compared_with_and_said(upgraded, monkeypatch):
 
 def test_an_update_stores_for_the_environment_of_the_run(upgraded):
     result = upgraded.update("--torchmem-baseline-from=cpu-torch2.98")
-    result.stdout.fnmatch_lines(["new: test_a: 200.0 MiB (__torchmem__/cpu-torch2.99/*)"])
+    result.stdout.fnmatch_lines(["__torchmem__/cpu-torch2.99/*:", "  new: test_a: 200.0 MiB"])
     upgraded.run("--torchmem-baseline-from=cpu-torch2.98").assert_outcomes(passed=1)
     assert (upgraded.baseline().parent.parent / "cpu-torch2.98/test_it.json").exists()
 

@@ -81,20 +81,49 @@ def test_a_name_that_no_device_has_fails_its_test(project):
     result = project.run()
     result.assert_outcomes(errors=2, passed=1)
     result.stdout.fnmatch_lines(
-        ["test_it.py::test_misspelt: there is no device called 'cpuu' on any machine [[]bad-arg*"]
+        ["*::test_misspelt: memory_budget, device: there is no device *'cpuu'*[[]bad-argument]"]
     )
 
 
-def test_a_misspelt_device_of_the_run_fails_its_tests(project):
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:01", "CPU"])
+def test_a_name_that_no_device_has_is_a_usage_error(project, name):
+    project.write("def test_a(torchmem): use(1)")
+    said = f"there is no device called {name!r} on any machine*[[]bad-argument]"
+    result = project.run(f"--torchmem-device={name}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: --torchmem-device: {said}"])
+    project.ini(f"torchmem_device = {name}")
+    result = project.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: torchmem_device in tox.ini: {said}"])
+
+
+def test_a_misspelt_device_of_a_marker_is_told_at_collection(project):
+    project.write('@pytest.mark.memory_budget("1KiB", device="gpu")\ndef test_a(): use(1)')
+    result = project.run("--collect-only")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*::test_a: memory_budget, device: there is no device *'gpu'*"])
+
+
+def test_torch_says_which_names_there_are(pytester):
+    pytester.makepyfile("def test_a(torchmem): pass")
+    for name in ("gpu", "cpuu"):
+        result = pytester.runpytest_subprocess(f"--torchmem-device={name}")
+        result.stderr.fnmatch_lines([f"ERROR: *called {name!r} *they are called cpu, cuda, *"])
+    for name in ("hpu", "vulkan"):  # torch knows them
+        result = pytester.runpytest_subprocess(f"--torchmem-device={name}")
+        result.assert_outcomes(skipped=1)
+
+
+def test_none_measures_where_the_run_does(project):
     project.write(
         """
-        def test_a(torchmem): use(1)
+        pytestmark = pytest.mark.memory_budget("1GiB", device="cuda:7")
 
-        def test_asks_in_its_body(request):
-            request.getfixturevalue("torchmem")
+        @pytest.mark.memory_budget(device=None)
+        def test_a(torchmem):
+            use(1)
+            assert torchmem.device == "cuda:0"
         """
     )
-    result = project.run("--torchmem-device=gpu")
-    result.assert_outcomes(errors=1, failed=1)
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.no_fnmatch_line("*pytest_torchmem*.py:*")
+    project.run("--torchmem-device=cuda").assert_outcomes(passed=1)

@@ -93,7 +93,8 @@ def test_a_spread_within_the_tolerance_is_stored(project):
 
 def test_without_an_update_the_body_runs_once(project):
     project.write(WOBBLY.format(size="(10 + 7 * len(RUNS))"))
-    result = project.run("--torchmem-repeat=3", "-s")
+    project.ini("torchmem_repeat = 3")
+    result = project.run("-s")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["*runs: 1*"])
 

@@ -31,6 +31,27 @@ def two(project):
     return project
 
 
+def test_several_reports_are_written_of_one_run(two):
+    options = ("--torchmem-report=run.json", "--torchmem-report", "run.md", "--torchmem-report=out")
+    result = two.run(*options, "--torchmem-report=run.json")
+    written = [line for line in result.outlines if line.startswith("report written: ")]
+    assert [line.rpartition(" ")[2] for line in written] == ["run.json", "run.md", "out/index.html"]
+    run = json.loads((two.path / "run.json").read_text())
+    pictured = [test["test"] for test in run["tests"] if test["windows"][0]["picture"]]
+    assert len(pictured) == 2, "a file has the timelines of all tests, beside a folder, too"
+    two.ini("torchmem_report =", "    a.json", "    b.md")
+    two.run()
+    assert (two.path / "a.json").exists()
+    assert (two.path / "b.md").exists()
+
+
+def test_a_report_that_cannot_be_written_keeps_no_other_from_it(two):
+    (two.path / "file").write_text("")
+    result = two.run("--torchmem-report=file/run.json", "--torchmem-report=run.md")
+    result.stdout.fnmatch_lines(["*file/run.json cannot be written*"])
+    assert (two.path / "run.md").exists()
+
+
 def test_json_holds_the_whole_run(two):
     two.run("--torchmem-report=run.json")
     run = json.loads((two.path / "run.json").read_text())

@@ -91,3 +91,16 @@ def test_nothing_is_said_where_nothing_was_asked(project):
     project.write("def test_a(): pass")
     result = project.run("--torchmem-summary=all", "--torchmem-update-baseline")
     assert "torchmem ==" not in result.stdout.str()
+
+
+def test_tests_are_named_as_pytest_names_them_where_it_was_started(sized, monkeypatch):
+    sized.update()
+    below = sized.path / "below"
+    below.mkdir()
+    monkeypatch.chdir(below)
+    monkeypatch.setenv("SIZE", "50")
+    result = sized.run("..", "-rA")
+    result.stdout.fnmatch_lines(
+        ["../test_it.py::test_a * 50.0 MiB *", "shrunk: ../test_it.py::test_a: *", "PASSED *"]
+    )
+    assert "PASSED ../test_it.py::test_a" in result.outlines

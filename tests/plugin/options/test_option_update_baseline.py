@@ -17,7 +17,8 @@ def test_a_new_entry_is_stored_and_compared_with_from_then_on(sized):
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [
-            "new: test_a: 100.0 MiB (__torchmem__/cpu-torch2.99/test_it.json)",
+            "__torchmem__/cpu-torch2.99/test_it.json:",
+            "  new: test_a: 100.0 MiB",
             "baseline updated: 1 entry in 1 file",
         ]
     )
@@ -30,7 +31,7 @@ def test_growth_is_accepted_and_the_test_passes(sized, monkeypatch):
     sized.run().assert_outcomes(failed=1)
     result = sized.update()
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["grown: test_a: 100.0 MiB -> 200.0 MiB (*)"])
+    result.stdout.fnmatch_lines(["  grown: test_a: 100.0 MiB -> 200.0 MiB"])
     sized.run().assert_outcomes(passed=1)
 
 
@@ -40,7 +41,7 @@ def test_shrinking_passes_and_is_stored_by_an_update(sized, monkeypatch):
     result = sized.run()
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["test_it.py::test_a *shrunk, peak -50.0 MiB"])
-    sized.update().stdout.fnmatch_lines(["shrunk: test_a: 100.0 MiB -> 50.0 MiB (*)"])
+    sized.update().stdout.fnmatch_lines(["  shrunk: test_a: 100.0 MiB -> 50.0 MiB"])
     assert sized.entries()["test_a"]["total"] == 50 << 20
 
 
@@ -108,7 +109,7 @@ def test_an_entry_that_no_test_asks_for_is_shown_and_kept(project):
     project.write(body.format("a") + body.format("b"))
     project.update()
     project.write(body.format("a"))
-    line = "unused: test_b: no test asked for it; kept (*)"
+    line = "  unused: test_b: no test asked for it; kept"
     project.update().stdout.fnmatch_lines([line])
     assert sorted(project.entries()) == ["test_a", "test_b"]
 
@@ -202,7 +203,7 @@ def test_what_is_removed_is_said(project):
     four(project)
     result = project.run("--torchmem-update-baseline=unused")
     result.stdout.fnmatch_lines(
-        ["unused: test_goes: no test asked for it; removed (*)", "baseline updated: 1 entry *"]
+        ["  unused: test_goes: no test asked for it; removed", "baseline updated: 1 entry *"]
     )
 
 
@@ -278,7 +279,7 @@ def test_words_nobody_knows_are_refused(sized):
     sized.ini("torchmem_update_baseline = new, all")
     result = sized.run()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    place = "ERROR: torchmem_update_baseline in *tox.ini"
+    place = "ERROR: torchmem_update_baseline in tox.ini"
     result.stderr.fnmatch_lines([f"{place}: 'all' is not one of new, grown, shrunk, unused*"])
 
 
@@ -292,14 +293,72 @@ def test_words_nobody_knows_are_refused_with_where_they_were_given(sized, monkey
     def refused(where, *arguments):
         result = sized.run(*arguments)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        result.stderr.fnmatch_lines([f"ERROR: --torchmem-update-baseline {where}: {told}"])
+        result.stderr.fnmatch_lines([f"ERROR: --torchmem-update-baseline{where}: {told}"])
 
-    refused("on the command line", argument)
+    refused("", argument)
     monkeypatch.setenv("PYTEST_ADDOPTS", f"'{argument}'")
-    refused("in PYTEST_ADDOPTS")
+    refused(" in PYTEST_ADDOPTS")
     monkeypatch.delenv("PYTEST_ADDOPTS")
     sized.pytester.makeini(f"[pytest]\naddopts = -q '{argument}'")
-    refused("in addopts of *tox.ini")
+    refused(" in addopts of tox.ini")
+
+
+@pytest.mark.parametrize("dry", [(), ("--torchmem-dry-run",)])
+def test_a_body_that_uses_nothing_is_stored_and_told(project, dry):
+    project.write(
+        """
+        import os
+
+        @pytest.mark.memory_baseline
+        def test_a(torchmem):
+            with torchmem.measure("part") as part:
+                if "GROWN" in os.environ: use(3 * MiB)
+            torchmem.check(part)
+        """
+    )
+    told = "0 B; no memory was used; is the work done on another device, or in another *"
+    shown = [f"  new: test_a: {told}", f"  new: test_a::part: {told}"]
+    project.update(*dry).stdout.fnmatch_lines(["new *test_a *- *0 B*"] if dry else shown)
+
+
+def test_only_what_an_update_would_store_is_offered_to_be_stored(project):
+    project.write(
+        """
+        @pytest.mark.memory_baseline
+        def test_new(): use(MiB)
+
+        @pytest.mark.memory_budget("1MiB")
+        @pytest.mark.memory_baseline
+        def test_over(): use(2 * MiB)
+        """
+    )
+    told = "1 measurement has no baseline; --torchmem-update-baseline stores it"
+    project.run().stdout.fnmatch_lines([told])
+    project.run("--torchmem-require-baseline").stdout.fnmatch_lines([told])
+    project.update().stdout.no_fnmatch_line("*has no baseline;*")
+
+
+def test_growth_from_nothing_fails_with_both_numbers(project, monkeypatch):
+    project.write(
+        """
+        import os
+
+        @pytest.mark.memory_baseline
+        def test_a():
+            if "SIZE" in os.environ: use(int(os.environ["SIZE"]) * MiB)
+        """
+    )
+    project.update()
+    project.run().stdout.fnmatch_lines(["*test_a * 0 B * same as baseline"])
+    monkeypatch.setenv("SIZE", "1")
+    project.run().assert_outcomes(passed=1)
+    monkeypatch.setenv("SIZE", "3")
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["activation peaked at 3.0 MiB, 3.0 MiB over the baseline of 0 B (floor 1.0 MiB): +3.0 *"]
+    )
+    project.update().stdout.fnmatch_lines(["  grown: test_a: 0 B -> 3.0 MiB"])
 
 
 def test_git_is_told_once_how_to_merge(project, sized):

@@ -1,80 +1,17 @@
-"""``torchmem diff``, ``show`` and ``report``: what they print and what they end with."""
+"""``torchmem diff`` and ``report``: what they print and what they end with."""
 
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.analysis.baseline import BaselineEntry, Change
-from pytest_torchmem.analysis.results import (
-    Category,
-    CategoryBytes,
-    Contributor,
-    Fate,
-    Holder,
-    Peak,
-    Phase,
-    Result,
-    Retained,
-    Source,
-)
-from pytest_torchmem.cli.main import Exit, main
-from pytest_torchmem.plugin.baseline_file import FileChanges, write_file
-from pytest_torchmem.report.run import RunReport, TestReport, read_run, render_run
-from pytest_torchmem.report.summary import MeasuredTest, Window, unjudged
+from pytest_torchmem.cli.main import Exit
+from pytest_torchmem.report.run import read_run
 from pytest_torchmem.units import MiB
 from tests.builders import TraceBuilder
-
-CPU = {"device": "cpu", "capability": "", "torch": "2.13", "allocator": ""}
-GPU = {"device": "Fake 100", "capability": "9.0", "torch": "2.13", "allocator": ""}
-
-
-def result_of(size, operator="aten::mm"):
-    source = Source("src/net.py", 3, "forward")
-    live = (Contributor(Category.ACTIVATION, size, 2, operator, "net.fc", source, Phase.FORWARD),)
-    amounts = CategoryBytes(activation=size)
-    peak = Peak(size, 0, amounts, amounts, live, live)
-    return Result("", "cpu", False, peak, Retained(0, CategoryBytes()))
-
-
-def measured(nodeid, size, environment, **changes):
-    result = result_of(size, **changes)
-    window = Window(nodeid.partition("::")[2], result, {}, Change.NOT_COMPARED, 0, "")
-    return TestReport(MeasuredTest(nodeid, "", environment, (window,)))
-
-
-def results(path, sizes, environment=CPU, **changes):
-    tests = tuple(
-        measured(name if "::" in name else f"tests/test_a.py::{name}", size, environment, **changes)
-        for name, size in sizes.items()
-    )
-    path.write_text(render_run(RunReport(tests, created="2026-01-01T00:00:00+00:00")))
-    return str(path)
-
-
-def baseline(path, sizes, environment=CPU):
-    entries = {name: BaselineEntry.of(result_of(size)) for name, size in sizes.items()}
-    write_file(path, environment, FileChanges(entries))
-    return str(path)
-
-
-@pytest.fixture
-def torchmem(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        code = main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
-A = {"test_x": 10 * MiB, "test_y": 5 * MiB}
-
+from tests.cli.files import CPU, GPU, A, baseline, results
 
 # --- diff
 
@@ -220,72 +157,6 @@ def test_a_bad_option_ends_with_2(torchmem, tmp_path):
     with pytest.raises(SystemExit) as end:
         torchmem("diff", one)
     assert end.value.code == Exit.BAD_INPUT
-
-
-# --- show
-
-
-def test_show_lists_the_largest_first(torchmem, tmp_path):
-    lines = torchmem("show", results(tmp_path / "a.json", A))[1].splitlines()
-    assert lines == [
-        "10.0 MiB  tests/test_a.py::test_x  (activation 10.0 MiB)",
-        " 5.0 MiB  tests/test_a.py::test_y  (activation 5.0 MiB)",
-        "2 measured on cpu, torch 2.13",
-    ]
-
-
-def test_why_a_test_failed_and_what_holds_its_memory_is_shown(torchmem, tmp_path):
-    test = measured("test_a.py::test_x", MiB, CPU)
-    (window,) = test.measured.windows
-    held = Holder(MiB, 1, Fate.HELD, "net.CACHE")
-    result = replace(window.result, retained=replace(window.result.retained, holders=(held,)))
-    window = replace(window, result=result, sentence="one", sentences=("one", "two"))
-    failed = replace(test, measured=replace(test.measured, windows=(window,)), outcome="failed")
-    (tmp_path / "a.json").write_text(render_run(RunReport((failed,))))
-    lines = torchmem("show", "a.json", "test_x")[1].splitlines()
-    assert lines[2:4] == ["  failed: one", "  failed: two"]
-    assert lines[-1] == "    1.0 MiB in 1 storage: still held by net.CACHE"
-
-
-def test_show_tells_everything_about_a_test(torchmem, tmp_path):
-    out = torchmem("show", results(tmp_path / "a.json", A), "test_x")[1]
-    assert "test_y" not in out
-    assert "peak 10.0 MiB, retained 0 B" in out
-    assert "aten::mm    net.fc    src/net.py:3 forward" in out
-
-
-def test_what_was_held_against_nothing_is_shown_and_not_compared(torchmem, tmp_path):
-    body, region = result_of(9 * MiB), replace(result_of(3 * MiB), name="part")
-    windows = (unjudged(body, None), unjudged(region, None))
-    test = MeasuredTest("t.py::test_a", "t.py", CPU, (), unjudged=windows, raised="ValueError")
-    path = tmp_path / "a.json"
-    path.write_text(render_run(RunReport((TestReport(test, "failed"),))))
-    code, out, _ = torchmem("show", path)
-    assert code == 0
-    assert "9.0 MiB  t.py::test_a (unfinished)" in out
-    assert "3.0 MiB  t.py::test_a::part" in out
-    results(tmp_path / "b.json", {"t.py::test_a": 1 * MiB})
-    code, out, _ = torchmem("diff", path, tmp_path / "b.json")
-    assert (code, "shrunk" in out) == (0, False)
-    assert "1 new" in out
-
-
-def test_show_of_a_test_that_is_not_there_ends_with_2(torchmem, tmp_path):
-    code, _, err = torchmem("show", results(tmp_path / "a.json", A), "nobody")
-    assert code == Exit.BAD_INPUT
-    assert "'nobody'" in err
-
-
-def test_an_estimated_number_is_named_so(torchmem, tmp_path):
-    test = measured("t.py::test_x", MiB, CPU)
-    (window,) = test.measured.windows
-    window = replace(window, result=replace(window.result, estimated=True))
-    test = replace(test, measured=replace(test.measured, windows=(window,)))
-    (tmp_path / "a.json").write_text(render_run(RunReport((test,))))
-    assert "estimated" in torchmem("show", "a.json")[1]
-    assert "estimated" in torchmem("show", "a.json", "test_x")[1]
-    grown = results(tmp_path / "b.json", {"t.py::test_x": 9 * MiB})
-    assert "estimated" in torchmem("diff", "a.json", grown)[1]
 
 
 # --- report

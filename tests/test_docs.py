@@ -1,0 +1,69 @@
+"""What the pages under docs show runs as it is written there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.documents import DOCS, blocks, run, run_examples
+
+PAGES = sorted(DOCS.glob("*.md"))
+OF_ITS_OWN_TEST = "outside-pytest.md"
+"""Its examples are files with names; tests/test_outside_pytest.py runs them."""
+
+FRAGMENTS = {"how-it-works.md": 4, "estimate.md": 1}
+"""How many blocks of Python say something about code and are none to be run: without an import."""
+
+
+def runnable(page: Path) -> list[str]:
+    found = blocks(page, "python")
+    return [b for b in found if re.search(r"^(import|from) ", b, re.MULTILINE)]
+
+
+def commands(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield each command of a page and what the page says that it prints."""
+    for block in blocks(page, "console"):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, output = part.partition("\n")
+            yield command, output
+
+
+def shown_output(example: str) -> str:
+    """Return what an example says that it prints: the comments at its end."""
+    lines = example.splitlines()
+    end = next(n for n, line in enumerate(reversed(lines)) if not line.startswith("# "))
+    return "".join(f"{line[2:]}\n" for line in lines[len(lines) - end :])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_example_is_run_or_known_to_be_a_fragment(page):
+    assert len(blocks(page, "python")) - len(runnable(page)) == FRAGMENTS.get(page.name, 0)
+    assert all(block.startswith("$ ") for block in blocks(page, "console"))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [p for p in PAGES if (runnable(p) or list(commands(p))) and p.name != OF_ITS_OWN_TEST],
+    ids=lambda page: page.name,
+)
+def test_the_examples_of_a_page_run_and_print_what_it_says(page, tmp_path):
+    pytest.importorskip("torch")
+    for example, printed in run_examples(tmp_path, runnable(page)).items():
+        assert shown_output(example) in ("", printed)
+    for command, output in commands(page):
+        program, *arguments = shlex.split(command, comments=True)
+        assert program == "torchmem"
+        done = run(tmp_path, "-m", "pytest_torchmem", *arguments)
+        assert done.returncode == 0, done.stderr
+        assert output in ("", done.stdout)
+
+
+def test_a_block_that_is_not_run_would_be_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = Net()\n```\n")
+    assert blocks(page, "python") == ["x = Net()\n"]
+    assert runnable(page) == []
