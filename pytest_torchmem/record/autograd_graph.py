@@ -1,7 +1,7 @@
 """What an autograd graph keeps, read from the graph itself.
 
-Nothing is unpacked: a pack hook's result is looked at, never turned back into a tensor, so that
-checkpointing does not recompute and offloading does not copy because we looked.
+What a pack hook made is never turned back into a tensor, so that checkpointing does not recompute
+and offloading does not copy because we looked. Since torch 2.10 nothing at all is unpacked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from pytest_torchmem.record import torch_api
+from pytest_torchmem.record import pack_hooks, torch_api
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,8 @@ class GraphReader:
         return GraphHoldings(saved, leaves)
 
     def _saved_by(self, node: Any) -> list[torch.Tensor]:
-        kind, found = type(node), []
-        if kind not in self._saved_names:
-            names = tuple(n for n in dir(kind) if n.startswith("_raw_saved_"))
-            self._saved_names[kind] = names
-        for name in self._saved_names[kind]:
+        found: list[torch.Tensor] = []
+        for name in self._names(node):
             try:
                 value = getattr(node, name)
             except RuntimeError:  # the graph was freed by an earlier backward
@@ -56,6 +53,23 @@ class GraphReader:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             found += tensors_in(vars(node))
         return found
+
+    def _names(self, node: Any) -> tuple[str, ...]:
+        """The attributes of a node in which what it saved can be looked at."""
+        if not torch_api.READS_SAVED and not pack_hooks.surely_without(node):
+            return ()
+        kind = type(node)
+        if kind not in self._saved_names:
+            raw = (n for n in dir(kind) if n.startswith("_raw_saved_"))
+            names = raw if torch_api.READS_SAVED else (_unpacked(kind, name) for name in raw)
+            self._saved_names[kind] = tuple(names)
+        return self._saved_names[kind]
+
+
+def _unpacked(kind: type[Any], raw_name: str) -> str:
+    """The attribute that unpacks what another one holds as it was saved."""
+    name = raw_name.removeprefix("_raw")
+    return name if hasattr(kind, name) else name.removeprefix("_")
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

@@ -207,9 +207,18 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() >= 0)
 
 
-def raw_saved(saved_tensor: Any) -> Any:
+#: Whether what a node saved can be looked at without unpacking it. Since 2.10.
+READS_SAVED: bool = hasattr(torch._C._autograd.SavedTensor, "data")
+
+
+def raw_saved(saved: Any) -> Any:
     """What autograd stored: a tensor, or whatever a pack hook returned. Unpacks nothing."""
-    return getattr(saved_tensor, "data", None)
+    return saved if isinstance(saved, torch.Tensor) else getattr(saved, "data", None)
+
+
+def next_sequence_number() -> int:
+    """The number that the next node of an autograd graph made by this thread gets."""
+    return int(torch._C._autograd._get_sequence_nr())
 
 
 #: Whether a tensor stands for another one within a ``torch.func`` transform.
