@@ -18,7 +18,7 @@ import torch
 
 from pytest_torchmem.record.ownership_log import quiet
 
-# Linux alone tells what a thread does.
+# Linux alone tells what a thread does. Torch 2.6 gives the threads no name yet.
 _THREADS: Final = Path("/proc/self/task")
 _NAME: Final = b"pt_gloo_runloop"
 # A thread may have work of another collective: nobody waits longer than this for it.

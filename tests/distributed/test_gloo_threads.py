@@ -17,4 +17,6 @@ pytestmark = [
 def test_a_wait_is_over_when_gloo_has_let_go():
     done = run(Path(__file__).with_name("slow_gloo.py"))
     assert done.returncode == 0, done.stderr
+    if done.stdout == "unnamed\n":
+        pytest.skip("this torch gives gloo's threads no name to know them by")
     assert done.stdout.split() == [str(PART_BYTES), "0"]

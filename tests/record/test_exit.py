@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import subprocess
 import sys
 
@@ -66,17 +65,6 @@ def test_a_measurement_that_was_ended_leaves_nothing_for_the_exit(end: str, monk
         assert len(kept) == 1
         getattr(measurement, end)()
     assert kept == []
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_child_that_is_forked_within_ends_as_it_wants():
-    after = """
-if (child := os.fork()) == 0:
-    sys.exit(7)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-measurement.stop()
-"""
-    assert ended(BODY, after)[:2] == (0, "7\n")
 
 
 def test_a_thread_may_be_in_the_middle_of_one():

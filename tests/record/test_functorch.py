@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch._functorch import eager_transforms, vmap
@@ -12,11 +13,16 @@ from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp
 from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 
-from pytest_torchmem.analysis.results import Result
+from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.results import Category, Result
 from pytest_torchmem.measurement import BodyMeasurement
+from pytest_torchmem.record.recorder import Recorder
+from pytest_torchmem.trace import MarkKind
 
 SIZE = 1 << 16
 MEGABYTE = 4 * SIZE
+# Some releases do not say what a node keeps without unpacking it.
+KEPT_IS_TOLD = hasattr(torch._C._autograd.SavedTensor, "data")
 
 
 def measured(body: Callable[[], object]) -> Result:
@@ -259,7 +265,9 @@ def test_labels_are_those_of_the_same_body_without_a_transform(transformed, plai
     assert expected.peak.by_category.input
     # A number that is made a tensor may be kept by one of the two.
     for category, size_bytes in expected.peak.by_category.items():
-        assert got.peak.by_category[category] == pytest.approx(size_bytes, abs=64), category
+        # Elsewhere it is an operator of the backward pass that tells, which is not observed here.
+        if KEPT_IS_TOLD or category not in (Category.ACTIVATION, Category.TEMPORARY):
+            assert got.peak.by_category[category] == pytest.approx(size_bytes, abs=64), category
 
 
 def into_zeros(row: torch.Tensor) -> torch.Tensor:
@@ -281,10 +289,11 @@ def test_a_gradient_that_only_the_input_gets_is_on_its_way_there():
 
 def test_what_is_used_again_in_a_later_region_counts_there():
     x = torch.ones(64, 1024)
-    measurement = BodyMeasurement("cpu")
-    measurement.start()
+    recorder = Recorder(torch.device("cpu"))
+    recorder.start()
     torch.vmap(torch.sin)(x)
-    with measurement.region("again") as region:
-        torch.vmap(torch.cos)(x)
-    measurement.stop()
-    assert region.peak.by_category.input == MEGABYTE
+    begin = recorder.mark(MarkKind.REGION_BEGIN, "again")
+    torch.vmap(torch.cos)(x)
+    trace = recorder.stop()
+    (stop,) = np.flatnonzero(trace.marks["kind"] == MarkKind.STOP).tolist()
+    assert analyze(trace).region(begin, stop).peak.by_category.input == MEGABYTE
