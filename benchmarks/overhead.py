@@ -144,14 +144,10 @@ def levels_table(device: torch.device, clock: Clock, repeat: int) -> str:
             # The bare body right before and right after: a slow moment slows all three.
             ratios[name].append(2 * seconds / (before + after))
             bare.append(before := after)
+    medians = {name: statistics.median(values) for name, values in ratios.items()}
     rows = [
-        [
-            name,
-            f"{statistics.median(values):.3f}x",
-            f"{min(values):.3f}x",
-            _goal(goals, name, values),
-        ]
-        for name, values in ratios.items()
+        [name, f"{median:.3f}x", f"{min(ratios[name]):.3f}x", _goal(goals.get(name), median)]
+        for name, median in medians.items()
     ]
     lines = [tabulate(rows, ["level", "median", "least", "goal"], "github"), ""]
     lines.append(f"The bare body takes {statistics.median(bare):.3f} s. Around a recorded one:")

@@ -16,7 +16,6 @@ from torch._functorch.partitioners import (
     default_partition,
     min_cut_rematerialization_partition,
 )
-from torch._inductor.fx_passes import memory_estimator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -41,6 +40,9 @@ from pytest_torchmem.static_graph import (
     StaticRun,
 )
 
+memory_estimator = pytest.importorskip(
+    "torch._inductor.fx_passes.memory_estimator", reason="torch's estimator came with torch 2.10"
+)
 KEYED_ON_STORAGES = hasattr(memory_estimator, "GraphAliasTracker")
 pytestmark = pytest.mark.skipif(
     not KEYED_ON_STORAGES, reason="this torch has the older estimator, which counts by node"

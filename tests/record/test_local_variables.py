@@ -49,7 +49,7 @@ def test_what_a_graph_keeps_is_found_by_its_end():
         return (leaf * 2).exp().sum()
 
     loss = loss_of(torch.ones(5, requires_grad=True))
-    saved = loss.grad_fn.next_functions[0][0]._raw_saved_result.data
+    saved = loss.grad_fn.next_functions[0][0]._saved_result
     test = "test_what_a_graph_keeps_is_found_by_its_end"
     ways = set(places_in_local_variables().values())
     assert f"loss in {test}, in its autograd graph" in ways
