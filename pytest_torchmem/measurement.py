@@ -6,8 +6,8 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -26,6 +26,7 @@ from pytest_torchmem.analysis.results import (
     Result,
     Retained,
 )
+from pytest_torchmem.contexts import Around
 from pytest_torchmem.errors import RecordingError, is_torchmem_error
 from pytest_torchmem.ranks import current_rank
 from pytest_torchmem.trace import LOOP, MarkKind
@@ -155,22 +156,24 @@ class BodyMeasurement(GpuQuestions):
         self._recorder = recorder
         _Running.now = _Running(self)
 
-    @contextmanager
-    def region(self, name: str, steps_of: str = "") -> Iterator[Region]:
+    def region(self, name: str, steps_of: str = "") -> Around[Region]:
         """Measure the block; its numbers can be read as soon as it is over.
 
         ``steps_of`` tells the steps that are its own from those of the body.
         """
+
+        def begin() -> Region:
+            mark = self._recording().mark(MarkKind.REGION_BEGIN, name)
+            self.regions.append(Region(name, self, mark, steps_of))
+            return self.regions[-1]
+
+        return Around(begin, self._close)
+
+    def _close(self, region: Region) -> None:
         recorder = self._recording()
-        begin = recorder.mark(MarkKind.REGION_BEGIN, name)
-        region = Region(name, self, begin, steps_of)
-        self.regions.append(region)
-        try:
-            yield region
-        finally:
-            end = recorder.mark(MarkKind.REGION_END, name)
-            recorder.sample_graphs(end)
-            region.close(end)
+        end = recorder.mark(MarkKind.REGION_END, region.name)
+        recorder.sample_graphs(end)
+        region.close(end)
 
     def new_loop(self, steps_of: str = "") -> str:
         """Return what to call the steps of one more loop of the body, or of a region."""
@@ -214,11 +217,9 @@ class BodyMeasurement(GpuQuestions):
         with self.paused():
             return estimate(program, *args, **options)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Leave what happens in the block out of the recording, if one is under way."""
-        with self._recorder.paused() if self._recorder else nullcontext():
-            yield
+        return self._recorder.paused() if self._recorder else nullcontext()
 
     def find_holders(self) -> tuple[Held, ...]:
         """Return what keeps alive what the body made and left behind; see `find_holders`."""

@@ -13,7 +13,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
@@ -27,6 +27,7 @@ from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.analysis.sentences import sentences
 from pytest_torchmem.analysis.verdict import Verdict, judge_limits
 from pytest_torchmem.collecting import gc_paused
+from pytest_torchmem.contexts import Around
 from pytest_torchmem.errors import LimitError, MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.measurement import (
     BodyMeasurement,
@@ -183,12 +184,15 @@ class Measure(Numbers):
                 "one must be within the other"
             )
 
-    @contextmanager
-    def region(self, name: str) -> Iterator[Region]:
+    def region(self, name: str) -> Around[Region]:
         """Measure a part of the block; its numbers can be read as soon as that part is over."""
-        with self._recording().region(name) as region:
-            self._inner.append(region)
-            yield region
+        part = self._recording().region(name)
+
+        def begin() -> Region:
+            self._inner.append(part.__enter__())
+            return self._inner[-1]
+
+        return Around(begin, lambda _: part.__exit__())
 
     def steps(self, n: int, *, warmup: int = 0) -> Iterator[int]:
         """Yield 0, 1, ... for ``warmup`` steps and ``n`` more; mark the end of each of the latter.

@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "pytest_torchmem"
 
 # Modules directly in the package that hold plain values, and may be imported by every room.
-VALUES = {"units", "errors", "trace", "static_graph"}
+VALUES = {"units", "errors", "contexts", "trace", "static_graph"}
 # Modules directly in the package that wire rooms together.
 WIRING = {
     "collecting",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pytest_torchmem.contexts import Around
 from pytest_torchmem.errors import RecordingError
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.allocator import AllocatorHistory, fill_requested
@@ -158,32 +159,33 @@ class Recorder:
             self._restore()
         return self._assemble()
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Around[None]:
         """Leave what happens in the block out of the recording.
 
-        Raises `RecordingError` where the recording cannot be interrupted.
+        Entering it raises `RecordingError` where the recording cannot be interrupted.
         """
-        self._ranges.require_none_open()
-        self._watch.suspend()
-        self._pause()
-        try:
-            yield
-        finally:
+
+        def begin() -> None:
+            self._ranges.require_none_open()
+            self._watch.suspend()
+            self._pause()
+
+        def end(_: None) -> None:
             self._watch.install()
             self._resume()
 
-    @contextmanager
-    def _between_sessions(self) -> Iterator[None]:
+        return Around(begin, end)
+
+    def _between_sessions(self) -> Around[bool]:
         """Have no profiler in the block, where that can be: it refers to tensors weakly."""
-        if self._profiler is None or not self._ranges.in_conversion_at_most():
-            yield
-            return
-        self._pause()
-        try:
-            yield
-        finally:
-            self._resume()
+
+        def begin() -> bool:
+            can_be = self._profiler is not None and self._ranges.in_conversion_at_most()
+            if can_be:
+                self._pause()
+            return can_be
+
+        return Around(begin, lambda paused: self._resume() if paused else None)
 
     def cancel(self) -> None:
         """End the recording and restore everything, without looking at what was recorded."""

@@ -23,7 +23,7 @@ class SwapWatch:
     ``interrupted()`` is to return a context without a profiler.
     """
 
-    def __init__(self, interrupted: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, interrupted: Callable[[], AbstractContextManager[object]]) -> None:
         self._interrupted = interrupted
         self._original: Any = None
 
