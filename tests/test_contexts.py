@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
@@ -11,26 +13,49 @@ from pytest_torchmem.contexts import Around
 
 def test_the_end_gets_what_the_beginning_returned_also_after_an_exception() -> None:
     ended: list[str] = []
-    with pytest.raises(ZeroDivisionError), Around(lambda: "begun", ended.append) as value:
-        assert value == "begun"
-        assert not ended
-        1 / 0  # noqa: B018
+
+    def fail() -> None:
+        with Around(lambda: "begun", ended.append) as value:
+            assert value == "begun"
+            assert not ended
+            raise ZeroDivisionError
+
+    pytest.raises(ZeroDivisionError, fail)
     assert ended == ["begun"]
 
 
-def test_no_call_of_c_stands_between_the_block_and_its_ends() -> None:
-    depth, depths = 0, []
+def calls_of_c_around(
+    context: Callable[[Callable[..., None]], AbstractContextManager[object]],
+) -> list[int]:
+    """How many calls of C are open where a context begins and where it ends."""
+    depths: list[int] = []
+    now = 0
 
     def trace(frame: object, event: str, _: object) -> None:
-        nonlocal depth
-        depth += {"c_call": 1, "c_return": -1, "c_exception": -1}.get(event, 0)
+        nonlocal now
+        now += {"c_call": 1, "c_return": -1, "c_exception": -1}.get(event, 0)
+        if event == "call" and frame.f_code.co_name == "note":  # type: ignore[attr-defined]
+            depths.append(now)
 
-    around = Around(lambda: depths.append(depth), lambda _: depths.append(depth))
+    def note(*_: object) -> None:
+        pass
+
+    around = context(note)
     sys.setprofile(trace)
     try:
         with around:
             pass
     finally:
         sys.setprofile(None)
-    assert [d - depths[0] for d in depths] == [0, 0]
-    assert depths[0] == 1  # the append itself
+    return depths
+
+
+def test_no_call_of_c_stands_between_the_block_and_its_ends() -> None:
+    @contextmanager
+    def generator(note: Callable[[], None]) -> Iterator[None]:
+        note()
+        yield
+        note()
+
+    assert calls_of_c_around(lambda note: Around(note, note)) == [0, 0]
+    assert calls_of_c_around(generator) == [1, 1]
