@@ -20,7 +20,8 @@ def test_the_end_gets_what_the_beginning_returned_also_after_an_exception() -> N
             assert not ended
             raise ZeroDivisionError
 
-    pytest.raises(ZeroDivisionError, fail)
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert ended == ["begun"]
 
 
