@@ -37,6 +37,8 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
 )
 
+from pytest_torchmem.errors import RecordingError
+
 AllocationFields: Any = _ExtraFields_Allocation
 OutOfMemoryFields: Any = _ExtraFields_OutOfMemory
 PyCallFields: Any = _ExtraFields_PyCall
@@ -392,9 +394,16 @@ class Profiler:
             torch.autograd._enable_profiler(self._config, self._activities)
 
     def stop(self) -> Any:
-        """End, and return the kineto result with the event tree."""
-        with _without_own_log():
-            return torch.autograd._disable_profiler()
+        """End, and return the kineto result with the event tree.
+
+        Raises `RecordingError` where torch cannot make sense of what it recorded: so it may be
+        before 2.8 when a thread waits in a call of C as the session begins.
+        """
+        try:
+            with _without_own_log():
+                return torch.autograd._disable_profiler()
+        except RuntimeError as error:
+            raise RecordingError(f"torch's profiler failed: {str(error).splitlines()[0]}") from None
 
 
 @contextmanager

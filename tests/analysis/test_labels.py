@@ -278,6 +278,8 @@ CLAIMS = {
 
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_labels_are_right_for(claim):
+    if claim == "scratch_of_an_optimizer" and not hasattr(torch.optim, "Muon"):
+        pytest.skip("Muon came with torch 2.9")
     row = graded(CLAIMS[claim])
     assert row.same_allocations
     assert row.ours.peak_bytes == row.ours.true_peak_bytes

@@ -67,6 +67,31 @@ def test_a_profiler_of_the_bodys_own_makes_it_unmeasured_not_zero() -> None:
     assert installed() == before
 
 
+def test_a_profiler_that_fails_makes_it_unmeasured_and_the_next_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end = torch.autograd._disable_profiler
+
+    def fail() -> None:
+        end()
+        raise RuntimeError("!stack.empty() INTERNAL ASSERT FAILED\nC++ frames")
+
+    before = installed()
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.autograd, "_disable_profiler", fail)
+        with pytest.raises(
+            RecordingError, match=r"profiler failed: !stack.empty\(\) INT.* FAILED \["
+        ):
+            measurement.stop()
+    assert installed() == before
+    again = BodyMeasurement("cpu")
+    again.start()
+    torch.ones(1000)
+    assert again.stop().peak.total == 4000
+
+
 def test_freeing_what_was_there_before_is_seen() -> None:
     kept = [torch.ones(1000)]
 
