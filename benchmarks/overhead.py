@@ -18,8 +18,8 @@ time, the least favourable one. On a CUDA device that is simulated (tests/cuda/w
 take no time at all, and the ratio is that of host time alone; ask for ``--clock processor`` there.
 
 The last table is what the installed plugin adds to a run of pytest that does not use it: the
-processor time to collect and run one empty test in a new process, with the plugin and with
-``-p no:torchmem``.
+processor time to collect and run one empty test in a new process that loads no other plugin, with
+ours and without.
 """
 
 from __future__ import annotations
