@@ -182,12 +182,8 @@ class Evidence:
     @cached_property
     def birth_leaf(self) -> NDArray[np.int32]:
         """Row of the leaf operator each storage was allocated in, or -1."""
-        return self._at_birth(self.tree.leaf)
-
-    @cached_property
-    def birth_module_call(self) -> NDArray[np.int32]:
-        """Row of the innermost module call each storage was allocated in, or -1."""
-        return self._at_birth(self.module_call)
+        event = self.storages.event
+        return np.where(event >= 0, self.tree.leaf[event], np.int32(-1))
 
     @cached_property
     def module_call(self) -> NDArray[np.int32]:
@@ -297,10 +293,6 @@ class Evidence:
     def _owner_ranks(self) -> NDArray[np.float64]:
         ranks: NDArray[np.float64] = self.tree.mark_ranks()[self.tree.trace.owners["mark"]]
         return ranks
-
-    def _at_birth(self, column: NDArray[np.int32]) -> NDArray[np.int32]:
-        event = self.storages.event
-        return np.where(event >= 0, column[event], np.int32(-1))
 
     def _of_tensors(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return self._mask(self.storages.of_tensor[rows])

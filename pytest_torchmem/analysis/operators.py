@@ -12,7 +12,7 @@ import numpy as np
 
 from pytest_torchmem.analysis.annotations import Annotations
 from pytest_torchmem.analysis.op_tree import OpTree
-from pytest_torchmem.trace import EventKind, MarkKind
+from pytest_torchmem.trace import EventKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -107,20 +107,6 @@ def out_of_memory_ranks(tree: OpTree) -> tuple[int, ...]:
     """Where the allocator ran out of memory, as ranks."""
     rows = np.flatnonzero(tree.trace.events["kind"] == EventKind.OUT_OF_MEMORY)
     return tuple(np.sort(tree.rank[rows]).tolist())
-
-
-def step_numbers(tree: OpTree) -> NDArray[np.int64]:
-    """The training step that each event belongs to, from 0: int64, shape (E,).
-
-    A step ends where one was marked; without marks, with each optimizer's step.
-    """
-    marks = tree.trace.marks
-    ranks = tree.mark_ranks()
-    ends = ranks[marks["kind"] == MarkKind.STEP]
-    if not len(ends):
-        ends = ranks[marks["kind"] == MarkKind.OPTIMIZER_END]
-    numbers: NDArray[np.int64] = np.searchsorted(np.sort(ends), tree.rank, side="left")
-    return numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,11 +42,7 @@ def level_for(item: pytest.Item, asked: Asked, settings: Settings, device: str) 
         return Level.COUNTERS
     # Of accelerators other than CUDA's only the counters can be read.
     has_history = device.partition(":")[0] == "cuda"
-    return (
-        Level.EVENTS
-        if has_history and asked.limits.keys() <= _COUNTED | {"retained"}
-        else Level.FULL
-    )
+    return Level.EVENTS if has_history and _IN_HISTORY.issuperset(asked.limits) else Level.FULL
 
 
 class CountedRun:
