@@ -188,9 +188,7 @@ class Evidence:
     @cached_property
     def module_call(self) -> NDArray[np.int32]:
         """For each event the row of the innermost module call around it, or -1: shape (E,)."""
-        is_call = np.zeros(len(self.tree.trace.events), np.bool_)
-        is_call[self.tree.trace.module_calls["event"]] = True
-        return self.tree.innermost(is_call)
+        return self.tree.innermost_module_calls()
 
     @cached_property
     def has_backward(self) -> bool:

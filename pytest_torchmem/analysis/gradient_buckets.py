@@ -49,17 +49,10 @@ def without_old_buckets(tree: OpTree, storages: Storages) -> Storages:
     np.maximum.at(last_use, storages.of_tensor[rows], used_at)
     is_bucket = last_use > -np.inf
     made = is_bucket & (storages.event >= 0)
-    made[made] = _in_module_call(tree)[storages.event[made]]
+    # Another DDP is made outside of every call of a module.
+    made[made] = tree.innermost_module_calls()[storages.event[made]] >= 0
     old = is_bucket & (storages.born == BEFORE)
     rebuilt = np.append(np.sort(storages.born[made]), NEVER)
     died = storages.died.copy()
     died[old] = np.minimum(died[old], rebuilt[np.searchsorted(rebuilt, last_use[old])])
     return replace(storages, died=died)
-
-
-def _in_module_call(tree: OpTree) -> NDArray[np.bool_]:
-    """Whether each event is within a call of a module: another DDP is made outside of them."""
-    is_call = np.zeros(len(tree.trace.events), np.bool_)
-    is_call[tree.trace.module_calls["event"]] = True
-    in_call: NDArray[np.bool_] = tree.innermost(is_call) >= 0
-    return in_call

@@ -51,6 +51,12 @@ class OpTree:
         """For each event the row of the nearest event at or above it that meets ``condition``."""
         return _innermost(self.trace.events["parent"], self.levels, condition)
 
+    def innermost_module_calls(self) -> NDArray[np.int32]:
+        """For each event the row of the innermost module call around it, or -1: shape (E,)."""
+        is_call = np.zeros(len(self.trace.events), np.bool_)
+        is_call[self.trace.module_calls["event"]] = True
+        return self.innermost(is_call)
+
     def mark_ranks(self) -> NDArray[np.float64]:
         """Where each mark stands among the ranks: float64, shape (M,).
 

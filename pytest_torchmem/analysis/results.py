@@ -107,9 +107,15 @@ class Source:
     line: int
     function: str
 
+    @property
+    def file_name(self) -> str:
+        """The end of the file's path, as a reader is told it."""
+        return self.file.replace("\\", "/").rpartition("/")[2]
+
     def __str__(self) -> str:
-        name = self.file.replace("\\", "/").rsplit("/", 1)[-1]
-        return f"{name}:{self.line}" if self.line else f"{self.function} in {name}"
+        if self.line:
+            return f"{self.file_name}:{self.line}"
+        return f"{self.function} in {self.file_name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +151,8 @@ class Contributor:
 
     @property
     def told_as(self) -> tuple[object, ...]:
-        """What a reader tells it by: like `origin`, it names a source by the end of its path."""
-        source = self.source
-        where = (source.file.replace("\\", "/").rpartition("/")[2], source.line) if source else ()
+        """What a reader tells it by: a sentence names a source by the end of its path."""
+        where = (self.source.file_name, self.source.line) if self.source else ()
         return (self.category, self.operator, self.module, self.phase, where)
 
 
