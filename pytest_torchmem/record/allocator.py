@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchmem.record import torch_api
+from pytest_torchmem.record import allocator_api
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,8 +52,8 @@ class AllocatorHistory:
 
     def start(self) -> None:
         self._reads = self._device.type == "cuda"
-        if self._reads and not torch_api.history_is_recorded():
-            torch_api.record_history(True)
+        if self._reads and not allocator_api.history_is_recorded():
+            allocator_api.record_history(True)
             self._switched_on = True
 
     def begin(self) -> None:
@@ -70,7 +70,7 @@ class AllocatorHistory:
             return []
         entries = [
             Entry(entry["action"] == "alloc", entry["addr"], entry["size"], entry["time_us"] * 1000)
-            for entry in torch_api.history(self._device.index or 0)
+            for entry in allocator_api.history(self._device.index or 0)
             if entry["action"] in ("alloc", "free_requested")
             and self._since_us <= entry["time_us"] <= self._until_us
         ]
@@ -93,7 +93,7 @@ class AllocatorHistory:
         self._reads = False
         if self._switched_on:
             self._switched_on = False
-            torch_api.record_history(False)
+            allocator_api.record_history(False)
 
 
 def requested_bytes(

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 
 from pytest_torchmem.errors import DeviceError, DeviceNameError
-from pytest_torchmem.record import torch_api
+from pytest_torchmem.record import allocator_api, torch_api
 from pytest_torchmem.units import KiB, MiB
 
 
@@ -27,7 +27,7 @@ def find_device(name: str | None = None) -> torch.device:
     device = named_device(name)
     if device.type == "cpu":
         return torch.device("cpu")
-    if device.type != "cuda" and not torch_api.accelerator_counts(device.type):
+    if device.type != "cuda" and not allocator_api.accelerator_counts(device.type):
         raise DeviceError(
             f"{name} cannot be measured: only the CPU, CUDA (or ROCm) and accelerators for which "
             "torch.accelerator has memory statistics report every allocation"
@@ -61,13 +61,13 @@ def _missing(name: str) -> str | None:
 
 def _require_counters(device: torch.device) -> None:
     """Raise `DeviceError` for a device whose allocator would report zero for everything."""
-    if (backend := torch_api.allocator_backend(device)) not in ("", "native"):
+    if (backend := allocator_api.allocator_backend(device)) not in ("", "native"):
         raise DeviceError(
             f"{device} cannot be measured: its allocator is {backend}, which does not say what was "
             "requested; take backend out of PYTORCH_CUDA_ALLOC_CONF"
         )
     held = torch.empty(1, dtype=torch.uint8, device=device)
-    counted = torch_api.memory_stats(device).get("allocated_bytes.all.current")
+    counted = allocator_api.memory_stats(device).get("allocated_bytes.all.current")
     del held
     if not counted:
         raise DeviceError(
@@ -104,7 +104,7 @@ _reporting: Final[set[str]] = set()
 
 def synchronize(device: torch.device) -> None:
     if device.type != "cpu":
-        torch_api.synchronize(device)
+        allocator_api.synchronize(device)
 
 
 def settle(device: torch.device) -> None:
@@ -116,9 +116,9 @@ def settle(device: torch.device) -> None:
     """
     synchronize(device)
     if device.type == "cuda":
-        torch_api.cuda_clear_cublas_workspaces()
+        allocator_api.cuda_clear_cublas_workspaces()
     elif device.type != "cpu":
-        torch_api.empty_cache()
+        allocator_api.empty_cache()
 
 
 def workspace_bytes(device: torch.device) -> list[int]:
@@ -161,7 +161,7 @@ class CounterReader:
 
     def start(self) -> None:
         if self._device.type != "cpu":
-            torch_api.reset_peak_memory_stats(self._device)
+            allocator_api.reset_peak_memory_stats(self._device)
             self.before = self._read("current")
 
     def stop(self) -> None:
@@ -169,7 +169,7 @@ class CounterReader:
             self._peaks = self._read("peak")
 
     def _read(self, what: str) -> dict[str, int]:
-        stats = torch_api.memory_stats(self._device)
+        stats = allocator_api.memory_stats(self._device)
         names = ("requested", "allocated", "active", "reserved")
         return {name: int(stats.get(f"{name}_bytes.all.{what}", 0)) for name in names}
 
@@ -190,7 +190,7 @@ def environment(device_name: str) -> dict[str, str]:
     if device.type != "cuda":
         is_cpu = device.type == "cpu"
         return {
-            "device": "cpu" if is_cpu else torch_api.accelerator_name(device),
+            "device": "cpu" if is_cpu else allocator_api.accelerator_name(device),
             "capability": _architecture() if is_cpu else "",
             "torch": version,
             "runtime": "",

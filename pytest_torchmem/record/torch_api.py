@@ -1,4 +1,4 @@
-"""Every private torch name the recorder uses, in one place.
+"""Every private torch name the recorder uses, but for those of allocators, in one place.
 
 Checked on torch 2.13; each line names what the public interface lacks. A name that a release may
 lack is looked up here, so that the rest of the package sees one shape.
@@ -173,7 +173,7 @@ def await_autograd(device: torch.device, engine: Any = None) -> None:
         return
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return
-    recorded = torch.autograd._profiler_enabled()
+    recorded = profiler_is_active()
     if recorded:
         observe_operators(False)
     try:
@@ -272,44 +272,6 @@ def unseen_by_modes() -> Any:
     return torch._C.DisableTorchFunction()
 
 
-def accelerator_counts(device_type: str) -> bool:
-    """Whether ``torch.accelerator`` stands for this kind of device and counts its memory."""
-    accelerator: Any = getattr(torch, "accelerator", None)
-    if not hasattr(accelerator, "memory_stats"):  # torch before 2.9
-        return False
-    current = accelerator.current_accelerator()
-    return current is not None and current.type == device_type
-
-
-def memory_stats(device: torch.device) -> dict[str, Any]:
-    """The caching allocator's statistics; keys as in ``torch.cuda.memory_stats``."""
-    source: Any = torch.cuda if device.type == "cuda" else torch.accelerator
-    return dict(source.memory_stats(device))
-
-
-def reset_peak_memory_stats(device: torch.device) -> None:
-    source: Any = torch.cuda if device.type == "cuda" else torch.accelerator
-    source.reset_peak_memory_stats(device)
-
-
-def synchronize(device: torch.device) -> None:
-    source: Any = torch.cuda if device.type == "cuda" else torch.accelerator
-    source.synchronize(device)
-
-
-def empty_cache() -> None:
-    """Let the accelerator that is not CUDA give back what it keeps and nobody uses."""
-    accelerator: Any = torch.accelerator
-    accelerator.empty_cache()
-
-
-def accelerator_name(device: torch.device) -> str:
-    """What the module of an accelerator calls its model; without a name its kind."""
-    module: Any = getattr(torch, device.type, None)
-    name: Callable[[torch.device], str] | None = getattr(module, "get_device_name", None)
-    return str(name(device)) if name else device.type
-
-
 def allocations_in(result: Any) -> list[Any]:
     """The fields of all allocations and frees in a kineto result."""
     waiting, found = list(result.experimental_event_tree()), []
@@ -320,38 +282,6 @@ def allocations_in(result: Any) -> list[Any]:
         if isinstance(fields, AllocationFields):
             found.append(fields)
     return found
-
-
-def allocator_backend(device: torch.device) -> str:
-    """``native`` or the name of another CUDA allocator; ``""`` for devices that have no choice."""
-    return str(torch.cuda.get_allocator_backend()) if device.type == "cuda" else ""
-
-
-def history_is_recorded() -> bool:
-    """Whether the CUDA allocator's history is switched on already."""
-    is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    return bool(is_enabled and is_enabled())
-
-
-def record_history(on: bool) -> None:
-    """Switch the allocator's history on, without stacks and from now, or off."""
-    record: Any = torch.cuda.memory._record_memory_history
-    if on:
-        record("all", context=None, stacks="python")
-    else:
-        record(None)
-
-
-def history(device: int) -> list[dict[str, Any]]:
-    """The entries of the allocator's history of one device, oldest first."""
-    traces: Any = torch.cuda.memory._snapshot(device)["device_traces"]
-    return list(traces[device]) if device < len(traces) else []
-
-
-def cuda_clear_cublas_workspaces() -> None:
-    clear: Callable[[], None] | None = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if clear is not None:
-        clear()
 
 
 def undispatched() -> Any:
@@ -387,7 +317,7 @@ class Profiler:
 
     def start(self) -> None:
         """Begin; raises `RuntimeError` when another session is active."""
-        if torch.autograd._profiler_enabled():
+        if profiler_is_active():
             raise RuntimeError("another profiler session is active")
         with _without_own_log():
             torch.autograd._prepare_profiler(self._config, self._activities)

@@ -12,7 +12,7 @@ from torch import nn
 from pytest_torchmem import MiB
 from pytest_torchmem.analysis.results import Level, Result
 from pytest_torchmem.measurement import CounterMeasurement
-from pytest_torchmem.record import torch_api
+from pytest_torchmem.record import allocator_api
 from tests.cuda.bodies import BODIES, record, run_bare
 
 Keeper = Callable[[torch.device, list[object]], object]
@@ -89,13 +89,13 @@ def test_what_a_body_keeps_is_what_a_recording_says(cuda: torch.device, name: st
 
 
 def test_the_history_is_left_as_it_was_found(cuda: torch.device) -> None:
-    assert not torch_api.history_is_recorded()
+    assert not allocator_api.history_is_recorded()
     counted(lambda: torch.ones(1, device=cuda), cuda)
-    assert not torch_api.history_is_recorded()
-    torch_api.record_history(True)
+    assert not allocator_api.history_is_recorded()
+    allocator_api.record_history(True)
     try:
         most, _ = counted(lambda: torch.ones(1, device=cuda), cuda)
         assert most.retained.total == 0
-        assert torch_api.history_is_recorded()
+        assert allocator_api.history_is_recorded()
     finally:
-        torch_api.record_history(False)
+        allocator_api.record_history(False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_torchmem.record import torch_api
+from pytest_torchmem.record import allocator_api
 from pytest_torchmem.record.allocator import AllocatorHistory, Entry, requested_bytes
 
 MIB = 1024 * 1024
@@ -41,9 +41,9 @@ def test_what_happens_between_two_sessions_is_none_of_theirs(
 ) -> None:
     told: list[dict[str, object]] = []
     switched: list[bool] = []
-    monkeypatch.setattr(torch_api, "history", lambda device: told)
-    monkeypatch.setattr(torch_api, "history_is_recorded", lambda: False)
-    monkeypatch.setattr(torch_api, "record_history", switched.append)
+    monkeypatch.setattr(allocator_api, "history", lambda device: told)
+    monkeypatch.setattr(allocator_api, "history_is_recorded", lambda: False)
+    monkeypatch.setattr(allocator_api, "record_history", switched.append)
     now = 0
 
     def at(time_us: int, action: str, address: int) -> None:

@@ -1,0 +1,84 @@
+"""What torch tells of a device's allocator: counters, history, workspaces; for CUDA and others.
+
+Checked on torch 2.13, private names included. A name that a release may lack is looked up here, so
+that the rest of the package sees one shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def accelerator_counts(device_type: str) -> bool:
+    """Whether ``torch.accelerator`` stands for this kind of device and counts its memory."""
+    accelerator: Any = getattr(torch, "accelerator", None)
+    if not hasattr(accelerator, "memory_stats"):  # torch before 2.9
+        return False
+    current = accelerator.current_accelerator()
+    return current is not None and current.type == device_type
+
+
+def _memory_of(device: torch.device) -> Any:
+    """The module of torch's that counts what is allocated on a device."""
+    return torch.cuda if device.type == "cuda" else torch.accelerator
+
+
+def memory_stats(device: torch.device) -> dict[str, Any]:
+    """The caching allocator's statistics; keys as in ``torch.cuda.memory_stats``."""
+    return dict(_memory_of(device).memory_stats(device))
+
+
+def reset_peak_memory_stats(device: torch.device) -> None:
+    _memory_of(device).reset_peak_memory_stats(device)
+
+
+def synchronize(device: torch.device) -> None:
+    _memory_of(device).synchronize(device)
+
+
+def empty_cache() -> None:
+    """Let the accelerator that is not CUDA give back what it keeps and nobody uses."""
+    accelerator: Any = torch.accelerator
+    accelerator.empty_cache()
+
+
+def accelerator_name(device: torch.device) -> str:
+    """What the module of an accelerator calls its model; without a name its kind."""
+    module: Any = getattr(torch, device.type, None)
+    name: Callable[[torch.device], str] | None = getattr(module, "get_device_name", None)
+    return str(name(device)) if name else device.type
+
+
+def allocator_backend(device: torch.device) -> str:
+    """``native`` or the name of another CUDA allocator; ``""`` for devices that have no choice."""
+    return str(torch.cuda.get_allocator_backend()) if device.type == "cuda" else ""
+
+
+def history_is_recorded() -> bool:
+    """Whether the CUDA allocator's history is switched on already."""
+    is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return bool(is_enabled and is_enabled())
+
+
+def record_history(on: bool) -> None:
+    """Switch the allocator's history on, without stacks and from now, or off."""
+    record: Any = torch.cuda.memory._record_memory_history
+    if on:
+        record("all", context=None, stacks="python")
+    else:
+        record(None)
+
+
+def history(device: int) -> list[dict[str, Any]]:
+    """The entries of the allocator's history of one device, oldest first."""
+    traces: Any = torch.cuda.memory._snapshot(device)["device_traces"]
+    return list(traces[device]) if device < len(traces) else []
+
+
+def cuda_clear_cublas_workspaces() -> None:
+    clear: Callable[[], None] | None = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
