@@ -21,17 +21,15 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
-from pytest_torchmem.analysis.environments import complete
-from pytest_torchmem.analysis.results import (
+from pytest_torchmem.analysis.contributors import (
     Category,
     CategoryBytes,
     Contributor,
-    Peak,
     Phase,
-    Result,
-    Retained,
     Source,
 )
+from pytest_torchmem.analysis.environments import complete
+from pytest_torchmem.analysis.results import Peak, Result, Retained
 from pytest_torchmem.analysis.verdict import judge_baseline
 from pytest_torchmem.plugin.baseline_file import FileChanges, write_file
 from pytest_torchmem.plugin.baselines import BaselineStore

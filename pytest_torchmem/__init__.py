@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _HOME = {
-    "Category": "pytest_torchmem.analysis.results",
+    "Category": "pytest_torchmem.analysis.contributors",
     "LimitError": "pytest_torchmem.errors",
     "RankResults": "pytest_torchmem.analysis.ranks",
     "Result": "pytest_torchmem.analysis.results",
@@ -37,8 +37,9 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
+    from pytest_torchmem.analysis.contributors import Category
     from pytest_torchmem.analysis.ranks import RankResults
-    from pytest_torchmem.analysis.results import Category, Result
+    from pytest_torchmem.analysis.results import Result
     from pytest_torchmem.errors import LimitError, TorchmemError
     from pytest_torchmem.estimates import estimate, estimate_graph, estimate_pair
     from pytest_torchmem.exports import (

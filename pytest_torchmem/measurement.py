@@ -12,20 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pytest_torchmem.analysis.caching_allocator import Requests
+from pytest_torchmem.analysis.contributors import CategoryBytes
 from pytest_torchmem.analysis.gpu_questions import Estimate, GpuQuestions
 from pytest_torchmem.analysis.holders import Held, LeftBehind
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.analysis.results import (
-    CategoryBytes,
-    Counters,
-    Fate,
-    Holder,
-    Level,
-    Peak,
-    Result,
-    Retained,
-)
+from pytest_torchmem.analysis.results import Counters, Fate, Holder, Level, Peak, Result, Retained
 from pytest_torchmem.contexts import Around
 from pytest_torchmem.errors import RecordingError, is_torchmem_error
 from pytest_torchmem.ranks import current_rank

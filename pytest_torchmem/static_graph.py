@@ -16,7 +16,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_torchmem.analysis.results import Category, Phase, Source
+from pytest_torchmem.analysis.contributors import Category, Phase, Source
 from pytest_torchmem.errors import TorchmemError
 
 if TYPE_CHECKING:

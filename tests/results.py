@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pytest_torchmem.analysis.results import (
+from pytest_torchmem.analysis.contributors import (
     Category,
     CategoryBytes,
     Contributor,
-    Peak,
     Phase,
-    Result,
-    Retained,
     Source,
 )
+from pytest_torchmem.analysis.results import Peak, Result, Retained
 
 
 def contributor(

@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import estimate, estimate_graph, estimate_pair
-from pytest_torchmem.analysis.results import Category, Phase, Result
+from pytest_torchmem.analysis.contributors import Category, Phase
+from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.measurement import BodyMeasurement
 from pytest_torchmem.static_graph import EstimateError
 

@@ -74,7 +74,7 @@ def test_a_room_imports_only_the_rooms_it_may(room: str) -> None:
         ("analysis", "import torch"),
         ("analysis", "from pytest_torchmem.record import kineto"),
         ("report", "import pytest"),
-        ("record", "from pytest_torchmem.analysis.results import Category"),
+        ("record", "from pytest_torchmem.analysis.results import Result"),
         ("analysis", "def late():\n    from pytest_torchmem import plugin"),
     ],
 )

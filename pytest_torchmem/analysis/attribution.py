@@ -13,10 +13,10 @@ import numpy as np
 
 from pytest_torchmem.analysis.annotations import Annotations
 from pytest_torchmem.analysis.compiled_code import CompiledCall, CompiledCode
+from pytest_torchmem.analysis.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.analysis.evidence import Evidence
 from pytest_torchmem.analysis.module_paths import ModulePaths, folded
 from pytest_torchmem.analysis.op_tree import BACKWARD, PHASES
-from pytest_torchmem.analysis.results import Category, Contributor, Phase, Source
 from pytest_torchmem.trace import EventKind, MarkKind, Ownership, Scope
 
 if TYPE_CHECKING:

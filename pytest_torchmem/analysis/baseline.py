@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from pytest_torchmem.analysis.results import (
+from pytest_torchmem.analysis.contributors import (
     Category,
     CategoryBytes,
     Contributor,
     Phase,
-    Result,
     Source,
 )
+from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.units import format_size
 
 Member = TypeVar("Member", bound=enum.Enum)

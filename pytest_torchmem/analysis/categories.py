@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.evidence import Evidence
 from pytest_torchmem.analysis.input_flow import made_from_data
 from pytest_torchmem.analysis.op_tree import BACKWARD, FORWARD, RECOMPUTE
-from pytest_torchmem.analysis.results import Category
 from pytest_torchmem.trace import Mutable, Ownership, Role
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchmem.analysis.results import Source
+from pytest_torchmem.analysis.contributors import Source
 from pytest_torchmem.trace import EventKind, Trace
 
 if TYPE_CHECKING:

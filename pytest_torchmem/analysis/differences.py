@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.analysis.contributors import Category, Contributor
 from pytest_torchmem.analysis.growth import attribute_growth
-from pytest_torchmem.analysis.results import Category, Contributor, Result
+from pytest_torchmem.analysis.results import Result
 
 
 @dataclass(frozen=True, slots=True)

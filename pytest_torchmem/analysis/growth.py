@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pytest_torchmem.analysis.results import Contributor
+from pytest_torchmem.analysis.contributors import Contributor
 
 Key = Callable[[Contributor], tuple[str, ...]]
 _Sides = tuple[list[Contributor], list[Contributor]]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pytest_torchmem.analysis.results import Contributor, Fate, Holder
+from pytest_torchmem.analysis.contributors import Contributor
+from pytest_torchmem.analysis.results import Fate, Holder
 from pytest_torchmem.analysis.verdict import RETAINED, Finding, Verdict
 
 # Of a list, and of a module's numbered child.

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.evidence import Evidence
 from pytest_torchmem.analysis.op_tree import FORWARD
-from pytest_torchmem.analysis.results import Category
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

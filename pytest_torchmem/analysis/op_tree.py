@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_torchmem.analysis.results import Phase
+from pytest_torchmem.analysis.contributors import Phase
 from pytest_torchmem.trace import CREATE_GRAPH, EventKind, MarkKind, Role, Scope, Trace
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pytest_torchmem.analysis.contributors import Category, CategoryBytes
 from pytest_torchmem.analysis.evidence import Evidence
-from pytest_torchmem.analysis.results import Category, CategoryBytes, Peak
+from pytest_torchmem.analysis.results import Peak
 from pytest_torchmem.analysis.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_torchmem.analysis.results import (
+from pytest_torchmem.analysis.contributors import (
     Category,
     CategoryBytes,
     Contributor,

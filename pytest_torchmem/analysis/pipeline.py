@@ -12,6 +12,7 @@ import numpy as np
 from pytest_torchmem.analysis.attribution import Attribution
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.categories import label_storages
+from pytest_torchmem.analysis.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.analysis.device_queue import DeviceQueue, find_device_queue
 from pytest_torchmem.analysis.evidence import Evidence, Window
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
@@ -28,15 +29,7 @@ from pytest_torchmem.analysis.operators import (
 )
 from pytest_torchmem.analysis.peaks import build_timeline, find_peak, live_at
 from pytest_torchmem.analysis.reconciliation import Reconciliation
-from pytest_torchmem.analysis.results import (
-    Category,
-    CategoryBytes,
-    Contributor,
-    Counters,
-    Peak,
-    Result,
-    Retained,
-)
+from pytest_torchmem.analysis.results import Counters, Peak, Result, Retained
 from pytest_torchmem.analysis.storages import NEVER, Storages, find_storages
 from pytest_torchmem.analysis.timeline import Timeline
 from pytest_torchmem.errors import TraceError

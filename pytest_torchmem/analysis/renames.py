@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_torchmem.analysis.baseline import BaselineEntry
-from pytest_torchmem.analysis.results import CategoryBytes
+from pytest_torchmem.analysis.contributors import CategoryBytes
 
 
 @dataclass(frozen=True, slots=True)

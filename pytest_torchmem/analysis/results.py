@@ -7,36 +7,16 @@ importing either.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from operator import attrgetter
 from typing import Any
 
-
-class Category(enum.Enum):
-    """What a storage is for. The order is the column order of every timeline."""
-
-    PARAMETER = "parameter"
-    GRADIENT = "gradient"
-    OPTIMIZER_STATE = "optimizer_state"
-    INPUT = "input"
-    AUTOGRAD_DETAIL = "autograd_detail"
-    ACTIVATION = "activation"
-    TEMPORARY = "temporary"
-    BUFFER = "buffer"
-    WORKSPACE = "workspace"
-    UNKNOWN = "unknown"
-
-    @property
-    def column(self) -> int:
-        """The category's column in a timeline of shape (T, C)."""
-        return _COLUMNS[self]
-
-
-_COLUMNS = {category: column for column, category in enumerate(Category)}
-# Iterating over an enum, or asking a member for its value, costs more than the sums made of them.
-_CATEGORIES = tuple(Category)
-_AMOUNTS = attrgetter(*(category.value for category in Category))
+from pytest_torchmem.analysis.contributors import (
+    CategoryBytes,
+    Contributor,
+    contributor_from_json,
+    contributor_to_json,
+)
 
 
 class Level(enum.Enum):
@@ -50,110 +30,6 @@ class Level(enum.Enum):
     COUNTERS = "counters"
     EVENTS = "events"
     FULL = "full"
-
-
-class Phase(enum.Enum):
-    """Which part of a training step an allocation was made in."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    RECOMPUTE = "recompute"
-    OPTIMIZER = "optimizer"
-    PREEXISTING = "preexisting"
-
-
-@dataclass(frozen=True, slots=True)
-class CategoryBytes:
-    """Bytes per category."""
-
-    parameter: int = 0
-    gradient: int = 0
-    optimizer_state: int = 0
-    input: int = 0
-    autograd_detail: int = 0
-    activation: int = 0
-    temporary: int = 0
-    buffer: int = 0
-    workspace: int = 0
-    unknown: int = 0
-
-    @classmethod
-    def of(cls, amounts: Mapping[Category, int]) -> CategoryBytes:
-        return cls(**{category.value: int(amount) for category, amount in amounts.items()})
-
-    def __getitem__(self, category: Category | str) -> int:
-        """Bytes of one category, given as a member or its value. Raises `ValueError` for others."""
-        name = category._value_ if isinstance(category, Category) else Category(category).value
-        amount: int = getattr(self, name)
-        return amount
-
-    def __iter__(self) -> Iterator[Category]:
-        return iter(_CATEGORIES)
-
-    def items(self) -> Iterator[tuple[Category, int]]:
-        return zip(_CATEGORIES, _AMOUNTS(self), strict=True)
-
-    @property
-    def total(self) -> int:
-        amounts: tuple[int, ...] = _AMOUNTS(self)
-        return sum(amounts)
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A line of the user's code. ``line`` 0 means that only the function is known."""
-
-    file: str
-    line: int
-    function: str
-
-    @property
-    def file_name(self) -> str:
-        """The end of the file's path, as a reader is told it."""
-        return self.file.replace("\\", "/").rpartition("/")[2]
-
-    def __str__(self) -> str:
-        if self.line:
-            return f"{self.file_name}:{self.line}"
-        return f"{self.function} in {self.file_name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Contributor:
-    """Storages of one origin that were live together: who made them, and how much they hold.
-
-    Attributes:
-        category: What the storages are for.
-        size_bytes: Their bytes together.
-        count: How many storages.
-        operator: The outermost operator that allocated them (``aten::_to_copy``), or ``""``.
-        module: Path of the innermost module with repeated layers folded
-            (``model.layers.*.norm``), or ``""``.
-        source: The user's line that called the operator; None when no user frame was seen.
-        phase: Where in the step they were made.
-        labels: Enclosing ``record_function`` labels, outermost first.
-    """
-
-    category: Category
-    size_bytes: int
-    count: int
-    operator: str
-    module: str
-    source: Source | None
-    phase: Phase
-    labels: tuple[str, ...] = ()
-
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """What stays the same when a line is inserted above the code: no line number in it."""
-        where = (self.source.file, self.source.function) if self.source else ("", "")
-        return (self.category.value, self.operator, self.module, *where, self.phase.value)
-
-    @property
-    def told_as(self) -> tuple[object, ...]:
-        """What a reader tells it by: a sentence names a source by the end of its path."""
-        where = (self.source.file_name, self.source.line) if self.source else ()
-        return (self.category, self.operator, self.module, self.phase, where)
 
 
 def _meant(name: str, others: Iterable[str]) -> str:
@@ -396,32 +272,3 @@ def _holder_to_json(holder: Holder) -> dict[str, Any]:
 
 def _holder_from_json(data: Mapping[str, Any]) -> Holder:
     return Holder(data["bytes"], data["count"], Fate[data["fate"].upper()], data["by"])
-
-
-def contributor_to_json(contributor: Contributor) -> dict[str, Any]:
-    """Return plain builtins; `contributor_from_json` gives the same value back."""
-    source = contributor.source
-    return {
-        "category": contributor.category.value,
-        "bytes": contributor.size_bytes,
-        "count": contributor.count,
-        "operator": contributor.operator,
-        "module": contributor.module,
-        "source": None if source is None else [source.file, source.line, source.function],
-        "phase": contributor.phase.value,
-        "labels": list(contributor.labels),
-    }
-
-
-def contributor_from_json(data: Mapping[str, Any]) -> Contributor:
-    """Return the value that `contributor_to_json` was given."""
-    return Contributor(
-        category=Category(data["category"]),
-        size_bytes=data["bytes"],
-        count=data["count"],
-        operator=data["operator"],
-        module=data["module"],
-        source=None if data["source"] is None else Source(*data["source"]),
-        phase=Phase(data["phase"]),
-        labels=tuple(data["labels"]),
-    )

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchmem.analysis.contributors import Category, Contributor
 from pytest_torchmem.analysis.picture import OperatorUse, Picture, Span, Track
 from pytest_torchmem.analysis.pipeline import MemoryProfile
-from pytest_torchmem.analysis.results import Category, Contributor
 from pytest_torchmem.analysis.static import build_estimated_timeline, grouped, storages_here
 from pytest_torchmem.analysis.timeline import Timeline
 from pytest_torchmem.static_graph import NodeKind, StaticRun

@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchmem.analysis.module_paths import folded
-from pytest_torchmem.analysis.results import (
+from pytest_torchmem.analysis.contributors import (
     Category,
     CategoryBytes,
     Contributor,
-    Peak,
     Phase,
-    Result,
-    Retained,
     Source,
 )
+from pytest_torchmem.analysis.module_paths import folded
+from pytest_torchmem.analysis.results import Peak, Result, Retained
 from pytest_torchmem.analysis.static_categories import makers_of, settle_categories
 from pytest_torchmem.analysis.timeline import Timeline
 from pytest_torchmem.static_graph import (

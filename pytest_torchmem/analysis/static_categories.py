@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_torchmem.analysis.results import Category, Phase
+from pytest_torchmem.analysis.contributors import Category, Phase
 from pytest_torchmem.static_graph import NodeKind, StaticGraph, StaticNode, StaticRun
 
 _BACKWARD_PHASES = (Phase.BACKWARD, Phase.RECOMPUTE)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchmem.analysis.results import Category, CategoryBytes
+from pytest_torchmem.analysis.contributors import Category, CategoryBytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.data_flow import DataFlowGraph
-from pytest_torchmem.analysis.results import Category
 from pytest_torchmem.trace import EventKind, Role, Scope
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.data_flow import DataFlowGraph, build_data_flow
 from pytest_torchmem.analysis.op_tree import OpTree
-from pytest_torchmem.analysis.results import Category
 from pytest_torchmem.analysis.timeline import Timeline
 from pytest_torchmem.analysis.torch_labels import NOTHING, label_versions
 from pytest_torchmem.trace import Role

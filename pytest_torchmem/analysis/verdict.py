@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.analysis.contributors import Category, Contributor
 from pytest_torchmem.analysis.growth import Growth, attribute_growth
-from pytest_torchmem.analysis.results import Category, Contributor, Result
+from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.units import format_apart, format_change, format_size
 
 COUNTERS: Final = ("allocated", "active", "reserved")

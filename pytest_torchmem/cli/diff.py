@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pytest_torchmem.analysis.baseline import Allowance, Change
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.differences import Comparison, Difference, compare
-from pytest_torchmem.analysis.results import Category
 from pytest_torchmem.analysis.verdict import origin, words
 from pytest_torchmem.cli.inputs import Key, Measurements
 from pytest_torchmem.units import format_apart, format_change, format_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pytest_torchmem.analysis.baseline import BaselineEntry
-from pytest_torchmem.analysis.results import CategoryBytes
+from pytest_torchmem.analysis.contributors import CategoryBytes
 from pytest_torchmem.analysis.verdict import words
 from pytest_torchmem.cli.inputs import Measurements, windows_of
 from pytest_torchmem.report.sparkline import timeline_lines

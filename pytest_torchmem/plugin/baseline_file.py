@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from pytest_torchmem.analysis.baseline import BaselineEntry, contributor_from_json
+from pytest_torchmem.analysis.contributors import Contributor
 from pytest_torchmem.analysis.environments import Environment, complete
-from pytest_torchmem.analysis.results import Contributor
 from pytest_torchmem.errors import BaselineError
 from pytest_torchmem.plugin.baseline_rows import (
     MANY,

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from pytest_torchmem.analysis.baseline import BaselineEntry
-from pytest_torchmem.analysis.results import Category, CategoryBytes, Contributor
+from pytest_torchmem.analysis.contributors import Category, CategoryBytes, Contributor
 
 Row: TypeAlias = list[Any]
 """``[key, part, value]``."""

@@ -9,13 +9,14 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from pytest_torchmem.analysis.baseline import BaselineEntry
+from pytest_torchmem.analysis.contributors import Contributor
 from pytest_torchmem.analysis.environments import (
     Environment,
     environment_name,
     nearest,
     same_kind,
 )
-from pytest_torchmem.analysis.results import Contributor, Result
+from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.errors import BaselineError
 from pytest_torchmem.plugin.baseline_file import StoredEntries, read_any, read_file
 from pytest_torchmem.plugin.file_lock import replace_file

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from pytest_torchmem.analysis.results import CategoryBytes, Result
+from pytest_torchmem.analysis.contributors import CategoryBytes
+from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.analysis.verdict import words
 from pytest_torchmem.units import KiB, format_apart, format_size
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pytest_torchmem.analysis.results import Contributor, Result
+from pytest_torchmem.analysis.contributors import Contributor
+from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.analysis.verdict import origin
 from pytest_torchmem.report.tables import live_table
 from pytest_torchmem.units import format_size

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pytest_torchmem.analysis.results import Category
+from pytest_torchmem.analysis.contributors import Category
 
 COLOURS: Final = {
     Category.PARAMETER: "#0072B2",

@@ -13,15 +13,15 @@ from html import escape
 from importlib import resources
 from typing import Any, Final
 
-from pytest_torchmem.analysis.differences import differences, whole_entry
-from pytest_torchmem.analysis.holders import holders_title
-from pytest_torchmem.analysis.picture import Picture
-from pytest_torchmem.analysis.results import (
+from pytest_torchmem.analysis.contributors import (
     Category,
     CategoryBytes,
     Contributor,
     contributor_to_json,
 )
+from pytest_torchmem.analysis.differences import differences, whole_entry
+from pytest_torchmem.analysis.holders import holders_title
+from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.verdict import words
 from pytest_torchmem.report.colours import COLOURS
 from pytest_torchmem.report.marks import marks_of

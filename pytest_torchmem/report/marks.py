@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pytest_torchmem.analysis.results import Category
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.verdict import words
 from pytest_torchmem.report.summary import Window
 from pytest_torchmem.units import format_size

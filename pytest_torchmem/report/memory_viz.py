@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from pytest_torchmem.analysis.attribution import Origin
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.pipeline import MemoryProfile
-from pytest_torchmem.analysis.results import Category
 
 _PROTOCOL: Final = 4
 _CATEGORIES: Final = tuple(Category)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final
 
+from pytest_torchmem.analysis.contributors import Category, Phase
 from pytest_torchmem.analysis.pipeline import MemoryProfile
-from pytest_torchmem.analysis.results import Category, Phase
 from pytest_torchmem.analysis.sampling import find_spans
 from pytest_torchmem.trace import EventKind
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Final
 
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.picture import Picture
-from pytest_torchmem.analysis.results import Category
 from pytest_torchmem.analysis.verdict import words
 from pytest_torchmem.report.colours import COLOURS
 from pytest_torchmem.report.marks import Mark, MarkKind

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+from pytest_torchmem.analysis.contributors import Contributor
 from pytest_torchmem.analysis.growth import Growth
-from pytest_torchmem.analysis.results import Contributor
 from pytest_torchmem.analysis.verdict import words
 from pytest_torchmem.units import format_change, format_size
 

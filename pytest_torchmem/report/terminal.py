@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Final
 
 from pytest_torchmem.analysis.baseline import Change
+from pytest_torchmem.analysis.contributors import CategoryBytes
 from pytest_torchmem.analysis.holders import holders_title
-from pytest_torchmem.analysis.results import CategoryBytes, Holder
+from pytest_torchmem.analysis.results import Holder
 from pytest_torchmem.analysis.sentences import sentences
 from pytest_torchmem.analysis.verdict import RETAINED, Verdict, rank, words
 from pytest_torchmem.report.changes import NOTHING_USED, REPAIRED

@@ -13,8 +13,8 @@ from torch import nn
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
+from pytest_torchmem.analysis.contributors import Contributor, Phase
 from pytest_torchmem.analysis.pipeline import analyze
-from pytest_torchmem.analysis.results import Contributor, Phase
 from pytest_torchmem.record.recorder import Recorder
 
 SIZE = 4096

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchmem.analysis.categories import CATEGORY_PASSES, label_storages
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.analysis.results import Category
 from pytest_torchmem.trace import MarkKind, Ownership, Role, Scope, Trace
 from tests.builders import Block, TraceBuilder
 

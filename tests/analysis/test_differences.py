@@ -3,8 +3,14 @@
 from dataclasses import replace
 
 from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.analysis.contributors import (
+    Category,
+    CategoryBytes,
+    Contributor,
+    Phase,
+    Source,
+)
 from pytest_torchmem.analysis.differences import compare, differences
-from pytest_torchmem.analysis.results import Category, CategoryBytes, Contributor, Phase, Source
 from pytest_torchmem.units import MiB
 
 ALLOWANCE = Allowance(0.02, MiB)

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_torchmem.analysis.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.analysis.growth import attribute_growth
-from pytest_torchmem.analysis.results import Category, Contributor, Phase, Source
 
 
 def made(size, operator="mm", module="net", function="forward", line=1, category="activation"):

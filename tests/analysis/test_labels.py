@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks import workloads, workloads_autograd
 from benchmarks.label_accuracy import Row, measure
 from benchmarks.label_truth import allocation_log
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.analysis.results import Category
 from pytest_torchmem.record.recorder import Recorder
 
 FLOAT = 4

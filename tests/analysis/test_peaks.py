@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.peaks import find_peak
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.analysis.results import Category
 from pytest_torchmem.analysis.timeline import Timeline
 from pytest_torchmem.trace import MarkKind, Ownership, load_trace
 from tests.builders import Block, TraceBuilder

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchmem.analysis.ranks import Rank, RankResults
-from pytest_torchmem.analysis.results import (
+from pytest_torchmem.analysis.contributors import (
     Category,
     CategoryBytes,
     Contributor,
-    Peak,
     Phase,
-    Result,
-    Retained,
     Source,
 )
+from pytest_torchmem.analysis.ranks import Rank, RankResults
+from pytest_torchmem.analysis.results import Peak, Result, Retained
 from pytest_torchmem.errors import LimitError, MarkerError, RankError
 from pytest_torchmem.units import MiB
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.peaks import live_at
 from pytest_torchmem.analysis.picture import Picture
-from pytest_torchmem.analysis.results import Category
 from pytest_torchmem.analysis.sampling import sketch, sketch_timeline
 from pytest_torchmem.analysis.timeline import Timeline
 from pytest_torchmem.measurement import BodyMeasurement

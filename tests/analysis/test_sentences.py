@@ -5,16 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry
+from pytest_torchmem.analysis.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.analysis.holders import Held, explain_retained
-from pytest_torchmem.analysis.results import (
-    Category,
-    Contributor,
-    Fate,
-    Holder,
-    Phase,
-    Result,
-    Source,
-)
+from pytest_torchmem.analysis.results import Fate, Holder, Result
 from pytest_torchmem.analysis.sentences import sentences
 from pytest_torchmem.analysis.verdict import Verdict, judge_baseline, judge_limits
 from pytest_torchmem.units import MiB

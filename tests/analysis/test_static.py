@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pytest_torchmem.analysis.results import Category, Phase, Source
+from pytest_torchmem.analysis.contributors import Category, Phase, Source
 from pytest_torchmem.analysis.static import (
     allocation_events,
     build_estimated_timeline,

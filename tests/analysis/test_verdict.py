@@ -7,17 +7,14 @@ from dataclasses import replace
 import pytest
 
 from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
-from pytest_torchmem.analysis.results import (
+from pytest_torchmem.analysis.contributors import (
     Category,
     CategoryBytes,
     Contributor,
-    Counters,
-    Peak,
     Phase,
-    Result,
-    Retained,
     Source,
 )
+from pytest_torchmem.analysis.results import Counters, Peak, Result, Retained
 from pytest_torchmem.analysis.spread import judge_spread
 from pytest_torchmem.analysis.verdict import (
     LIMIT_KEYS,

@@ -4,7 +4,8 @@ import re
 from dataclasses import replace
 
 from pytest_torchmem.analysis.baseline import Change
-from pytest_torchmem.analysis.results import Category, CategoryBytes, Fate, Holder
+from pytest_torchmem.analysis.contributors import Category, CategoryBytes
+from pytest_torchmem.analysis.results import Fate, Holder
 from pytest_torchmem.analysis.verdict import Finding, Verdict
 from pytest_torchmem.cli.main import Exit
 from pytest_torchmem.report.run import RunReport, TestReport, render_run

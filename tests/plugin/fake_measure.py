@@ -8,22 +8,16 @@ import contextlib
 import sys
 import types
 
-from pytest_torchmem.analysis.holders import Held
-from pytest_torchmem.analysis.picture import Picture, Track
-from pytest_torchmem.analysis.results import (
+from pytest_torchmem.analysis.contributors import (
     Category,
     CategoryBytes,
     Contributor,
-    Counters,
-    Fate,
-    Holder,
-    Level,
-    Peak,
     Phase,
-    Result,
-    Retained,
     Source,
 )
+from pytest_torchmem.analysis.holders import Held
+from pytest_torchmem.analysis.picture import Picture, Track
+from pytest_torchmem.analysis.results import Counters, Fate, Holder, Level, Peak, Result, Retained
 from pytest_torchmem.errors import DeviceError, DeviceNameError, RecordingError
 from pytest_torchmem.trace import Trace
 

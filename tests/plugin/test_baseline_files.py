@@ -6,8 +6,8 @@ import os
 import pytest
 
 from pytest_torchmem.analysis.baseline import BaselineEntry
+from pytest_torchmem.analysis.contributors import CategoryBytes
 from pytest_torchmem.analysis.environments import complete, environment_name
-from pytest_torchmem.analysis.results import CategoryBytes
 from pytest_torchmem.errors import BaselineError
 from pytest_torchmem.plugin.baseline_file import (
     FORMAT,

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_torchmem.analysis.baseline import BaselineEntry
-from pytest_torchmem.analysis.environments import complete
-from pytest_torchmem.analysis.results import (
+from pytest_torchmem.analysis.contributors import (
     Category,
     CategoryBytes,
     Contributor,
     Phase,
     Source,
 )
+from pytest_torchmem.analysis.environments import complete
 from pytest_torchmem.plugin.baseline_file import FileChanges, read_file, write_file
 from pytest_torchmem.plugin.baseline_rows import entry_lines, row_lines, rows_of
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from pytest_torchmem.analysis.contributors import Contributor, Phase
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.analysis.results import Contributor, Phase
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.from_profiler import trace_of
 from pytest_torchmem.record.recorder import Recorder

@@ -13,8 +13,9 @@ from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp
 from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.pipeline import analyze
-from pytest_torchmem.analysis.results import Category, Result
+from pytest_torchmem.analysis.results import Result
 from pytest_torchmem.measurement import BodyMeasurement
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.trace import MarkKind

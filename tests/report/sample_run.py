@@ -6,19 +6,15 @@ import math
 from dataclasses import replace
 
 from pytest_torchmem.analysis.baseline import BaselineEntry, Change
-from pytest_torchmem.analysis.picture import OperatorUse, Picture, Span, Track
-from pytest_torchmem.analysis.results import (
+from pytest_torchmem.analysis.contributors import (
     Category,
     CategoryBytes,
     Contributor,
-    Counters,
-    Level,
-    Peak,
     Phase,
-    Result,
-    Retained,
     Source,
 )
+from pytest_torchmem.analysis.picture import OperatorUse, Picture, Span, Track
+from pytest_torchmem.analysis.results import Counters, Level, Peak, Result, Retained
 from pytest_torchmem.report.run import RunReport, TestReport
 from pytest_torchmem.report.summary import MeasuredTest, Window
 from pytest_torchmem.units import MiB

@@ -6,8 +6,9 @@ import pytest
 from sample_run import counted, made, picture, report_of, result_of, sample_run, window
 
 from pytest_torchmem.analysis.baseline import Change
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.picture import Picture, Track
-from pytest_torchmem.analysis.results import Category, Counters, Fate, Holder
+from pytest_torchmem.analysis.results import Counters, Fate, Holder
 from pytest_torchmem.report.colours import COLOURS
 from pytest_torchmem.report.html import picture_page, run_page
 from pytest_torchmem.report.run import RunReport

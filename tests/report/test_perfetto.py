@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from pytest_torchmem.analysis.results import Category
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.report.perfetto import chrome_trace
 from pytest_torchmem.trace import EventKind
 from tests.trace_processor import ask, fetched

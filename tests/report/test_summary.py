@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_torchmem.analysis.baseline import Change
-from pytest_torchmem.analysis.results import CategoryBytes, Peak, Result, Retained
+from pytest_torchmem.analysis.contributors import CategoryBytes
+from pytest_torchmem.analysis.results import Peak, Result, Retained
 from pytest_torchmem.report.summary import BaselineChange, MeasuredTest, RunSummary, Window
 
 SIZE = CategoryBytes(activation=3)

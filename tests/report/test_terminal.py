@@ -5,17 +5,15 @@ from dataclasses import replace
 import pytest
 
 from pytest_torchmem.analysis.baseline import Change
-from pytest_torchmem.analysis.growth import Growth
-from pytest_torchmem.analysis.results import (
+from pytest_torchmem.analysis.contributors import (
     Category,
     CategoryBytes,
     Contributor,
-    Peak,
     Phase,
-    Result,
-    Retained,
     Source,
 )
+from pytest_torchmem.analysis.growth import Growth
+from pytest_torchmem.analysis.results import Peak, Result, Retained
 from pytest_torchmem.analysis.verdict import Finding, Verdict
 from pytest_torchmem.report.changes import change_table
 from pytest_torchmem.report.summary import BaselineChange, MeasuredTest, RunSummary, Window

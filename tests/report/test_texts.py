@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from sample_run import GROWN, counted, picture, report_of, result_of, sample_run, window
 
 from pytest_torchmem.analysis.baseline import Change
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.picture import Picture
-from pytest_torchmem.analysis.results import Category, Level
+from pytest_torchmem.analysis.results import Level
 from pytest_torchmem.errors import ReportError
 from pytest_torchmem.report.colours import COLOURS
 from pytest_torchmem.report.files import kind_of

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from pytest_torchmem import export_chrome_trace, export_memory_snapshot
-from pytest_torchmem.analysis.results import Category
+from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.report import svg
 from pytest_torchmem.report.memory_viz import pickled, snapshot
 from pytest_torchmem.report.perfetto import chrome_trace
