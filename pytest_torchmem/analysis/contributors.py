@@ -79,6 +79,10 @@ class CategoryBytes:
     def items(self) -> Iterator[tuple[Category, int]]:
         return zip(_CATEGORIES, _AMOUNTS(self), strict=True)
 
+    def to_json(self) -> dict[str, int]:
+        """Return plain builtins, without the categories of zero bytes."""
+        return {category.value: amount for category, amount in self.items() if amount}
+
     @property
     def total(self) -> int:
         amounts: tuple[int, ...] = _AMOUNTS(self)

@@ -202,14 +202,14 @@ class Result:
             "peak": {
                 "total": self.peak.total,
                 "time_ns": self.peak.time_ns,
-                "at_peak": _amounts(self.peak.at_peak),
-                "by_category": _amounts(self.peak.by_category),
+                "at_peak": self.peak.at_peak.to_json(),
+                "by_category": self.peak.by_category.to_json(),
                 "live": [contributor_to_json(c) for c in self.peak.live],
                 "live_by_category": [contributor_to_json(c) for c in self.peak.live_by_category],
             },
             "retained": {
                 "total": self.retained.total,
-                "by_category": _amounts(self.retained.by_category),
+                "by_category": self.retained.by_category.to_json(),
                 "live": [contributor_to_json(c) for c in self.retained.live],
                 "holders": [_holder_to_json(holder) for holder in self.retained.holders],
             },
@@ -255,10 +255,6 @@ class Result:
             notes=tuple(data["notes"]),
             level=Level(data.get("level", Level.FULL.value)),
         )
-
-
-def _amounts(amounts: CategoryBytes) -> dict[str, int]:
-    return {category.value: amount for category, amount in amounts.items() if amount}
 
 
 def _holder_to_json(holder: Holder) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from pytest_torchmem.analysis.contributors import (
     Category,
-    CategoryBytes,
     Contributor,
     contributor_to_json,
 )
@@ -83,9 +82,9 @@ def picture_page(picture: Picture, title: str) -> str:
         "total": at_peak.total,
         "bound": False,
         "retained_known": True,
-        "at_peak": _amounts(at_peak),
+        "at_peak": at_peak.to_json(),
         "own": own,
-        "retained": {"total": last.total, "by_category": _amounts(last), "live": []},
+        "retained": {"total": last.total, "by_category": last.to_json(), "live": []},
         "limits": {},
         "marks": [],
         "sentences": [],
@@ -171,7 +170,7 @@ def _row(test: TestReport, order: int) -> dict[str, Any]:
         "estimated": bool(body and body.result.estimated),
         "bound": bool(body and body.is_bound),
         "peak": test.peak_bytes,
-        "at_peak": _amounts(body.result.peak.at_peak) if body else {},
+        "at_peak": body.result.peak.at_peak.to_json() if body else {},
         "baseline_bytes": body.baseline_bytes if body else 0,
         "limit": body.limit_status if body else "",
     }
@@ -204,8 +203,8 @@ def _window(window: Window, with_pictures: bool) -> dict[str, Any]:
         "total": result.peak.total,
         "bound": window.is_bound,
         "retained_known": window.retained_known,
-        "at_peak": _amounts(result.peak.at_peak),
-        "own": _amounts(result.peak.by_category),
+        "at_peak": result.peak.at_peak.to_json(),
+        "own": result.peak.by_category.to_json(),
         "live": [contributor_to_json(c) for c in result.peak.live],
         "limits": dict(window.limits),
         "marks": [mark.to_json() for mark in marks_of(window)],
@@ -223,7 +222,7 @@ def _window(window: Window, with_pictures: bool) -> dict[str, Any]:
     else:
         data["no_picture"] = _NOT_RECORDED if window.is_bound else _NOT_KEPT
     if entry := window.baseline:
-        data["baseline"] = {"total": entry.total, "own": _amounts(entry.peaks)}
+        data["baseline"] = {"total": entry.total, "own": entry.peaks.to_json()}
         data["differences"] = [
             {
                 "who": contributor_to_json(d.contributor),
@@ -244,10 +243,6 @@ def _remarks(window: Window) -> list[str]:
     if window.nearest:
         remarks.append(f"there is no baseline for this environment; {window.nearest} has one")
     return remarks
-
-
-def _amounts(amounts: CategoryBytes) -> dict[str, int]:
-    return {category.value: amount for category, amount in amounts.items() if amount}
 
 
 def _live_at(picture: Picture, moment: int) -> list[Contributor]:
