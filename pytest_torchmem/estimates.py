@@ -25,6 +25,13 @@ __all__ = ["estimate", "estimate_graph", "estimate_pair"]
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
+# A call of these runs nothing yet.
+_RUN_LATER: Final = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
+
 
 def estimate(
     module_or_fn: Callable[..., Any],
@@ -158,13 +165,6 @@ def _shown(value: object) -> str:
     if value is None or isinstance(value, str | int | float):
         return repr(value)
     return str(getattr(value, "__name__", f"a {type(value).__name__}"))
-
-
-_RUN_LATER: Final = (
-    inspect.iscoroutinefunction,
-    inspect.isgeneratorfunction,
-    inspect.isasyncgenfunction,
-)
 
 
 def _device_of(graphs: Sequence[StaticGraph], device: str | None) -> str:

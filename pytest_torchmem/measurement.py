@@ -77,7 +77,7 @@ class Region(Numbers):
         self._begin = begin
         self._end: int | None = None
         self._result: Result | None = None
-        self._noted = _Noted()
+        self._noted = _NOTHING_NOTED
 
     def close(self, end: int) -> None:
         self._end = end

@@ -42,11 +42,6 @@ class Held:
     contributor: Contributor
 
 
-def holders_of(held: Iterable[Held], contributor: Contributor) -> tuple[Holder, ...]:
-    """Return what keeps alive what ``contributor`` stands for, grouped, largest first."""
-    return group_holders(h.holder for h in held if h.contributor.told_as == contributor.told_as)
-
-
 def explain_retained(
     verdict: Verdict, find_holders: Callable[[], tuple[Held, ...]] | None
 ) -> Verdict:
@@ -62,9 +57,10 @@ def explain_retained(
 
 def _with_holder(finding: Finding, held: tuple[Held, ...]) -> Finding:
     """Add who holds the cause that a finding names; something else may hold more."""
-    if finding.key not in RETAINED or not finding.excess_bytes:
+    if finding.key not in RETAINED or not finding.excess_bytes or not finding.causes:
         return finding
-    holders = holders_of(held, finding.causes[0]) if finding.causes else ()
+    cause = finding.causes[0].told_as
+    holders = group_holders(each.holder for each in held if each.contributor.told_as == cause)
     return replace(finding, sentence=f"{finding.sentence}, {holders[0]}") if holders else finding
 
 

@@ -286,7 +286,7 @@ def asks(item: pytest.Item) -> bool:
 def anything_set(config: pytest.Config) -> bool:
     """Return whether the command line or the ini file sets any of the options.
 
-    Raises `pytest.UsageError` for an ini value that is none.
+    Raises `pytest.UsageError` for a flag in the ini file that is neither true nor false.
     """
     return any(
         config.getoption(option.flag) is not None or ini_value(config, option) is not None

@@ -131,15 +131,16 @@ def workspace_bytes(device: torch.device) -> list[int]:
     """
     if device.type != "cuda":
         return []
-    own = [KiB * kib for kib in (_whole_number("CUBLASLT_WORKSPACE_SIZE"), 1024) if kib][:1]
+    own = KiB * (_whole_number("CUBLASLT_WORKSPACE_SIZE") or 1024)
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
-        return [sum(int(kib) * int(count) for kib, count in pairs) * KiB, *own]
+        return [sum(int(kib) * int(count) for kib, count in pairs) * KiB, own]
     properties: Any = torch.cuda.get_device_properties(device)
-    return [32 * MiB if properties.major >= 9 else 2 * 4 * MiB + 8 * 16 * KiB, *own]
+    return [32 * MiB if properties.major >= 9 else 2 * 4 * MiB + 8 * 16 * KiB, own]
 
 
 def _whole_number(variable: str) -> int:
+    """The number in a variable of the environment; 0 where there is none."""
     text = os.environ.get(variable, "")
     return int(text) if text.isdecimal() else 0
 

@@ -63,7 +63,7 @@ class Window:
         return ("at most " if self.is_bound else "") + format_size(self.result.peak.total) + mark
 
     @property
-    def limit_failure(self) -> str:
+    def _limit_failure(self) -> str:
         """What became of a limit, in two or three words; ``""`` where none failed."""
         if not self.sentence or "limit" not in self.sentence:
             return ""
@@ -72,8 +72,8 @@ class Window:
     @property
     def limit_status(self) -> str:
         """How a window stands to its limits, in a few words; ``""`` where it had none."""
-        if self.limit_failure or not self.limits:
-            return self.limit_failure
+        if self._limit_failure or not self.limits:
+            return self._limit_failure
         total = self.limits.get("total")
         status = f"{self.result.peak.total / total:.0%} of limit" if total else "within limits"
         # A row that is estimated as a whole says so at its peak.

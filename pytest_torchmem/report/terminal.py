@@ -344,8 +344,8 @@ def _missing_lines(summary: RunSummary) -> list[Line]:
 
 def _can_be_stored(test: MeasuredTest) -> bool:
     """Return whether an update would take the numbers of a test; a failed one keeps its entry."""
-    sentences = (sentence for window in test.windows for sentence in window.sentences)
-    return not test.problem and all("[no-baseline]" in sentence for sentence in sentences)
+    told = (sentence for window in test.windows for sentence in window.sentences)
+    return not test.problem and all("[no-baseline]" in sentence for sentence in told)
 
 
 def _counts(summary: RunSummary) -> str:
