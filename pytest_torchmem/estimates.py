@@ -123,8 +123,8 @@ def _require_options(backward: object, optimizer: object) -> None:
         raise MarkerError(f"estimate, backward: {backward!r} is not True or False")
     if optimizer is not None and not callable(optimizer) and not hasattr(optimizer, "step"):
         raise MarkerError(
-            f"estimate, optimizer: {_shown(optimizer)} is none; give an optimizer, its class, or a "
-            "function of the parameters"
+            f"estimate, optimizer: {_shown(optimizer)} is not an optimizer; give one, its class, "
+            "or a function of the parameters"
         )
 
 

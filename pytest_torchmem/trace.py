@@ -302,7 +302,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
             )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         # What numpy takes for its own old format it would have us open without care.
-        reason = "it is none" if "pickle" in str(error) else error
+        reason = "it is not one" if "pickle" in str(error) else error
         raise TraceError(f"cannot read {path} as a trace: {reason}") from error
 
 

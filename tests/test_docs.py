@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import DOCS, blocks, run, run_examples
+from tests.documents import DOCS, ROOT, blocks, run, run_examples
 
 PAGES = sorted(DOCS.glob("*.md"))
 OF_ITS_OWN_TEST = "outside-pytest.md"
 """Its examples are files with names; tests/test_outside_pytest.py runs them."""
+
+TEXTS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("benchmarks/**/*.md")])
 
 FRAGMENTS = {"how-it-works.md": 4, "estimate.md": 1}
 """How many blocks of Python say something about code and are none to be run: without an import."""
@@ -37,6 +39,23 @@ def shown_output(example: str) -> str:
     lines = example.splitlines()
     end = next(n for n, line in enumerate(reversed(lines)) if not line.startswith("# "))
     return "".join(f"{line[2:]}\n" for line in lines[len(lines) - end :])
+
+
+def dead_links(page: Path) -> list[str]:
+    """The files that a page links to and that are not there."""
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+    return [link for link in links if ":" not in link and not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file(page):
+    assert dead_links(page) == []
+
+
+def test_a_dead_link_would_be_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("[here](page.md), [there](gone.md#part), [far](https://pytest.org)\n")
+    assert dead_links(page) == ["gone.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

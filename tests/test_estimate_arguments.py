@@ -43,7 +43,10 @@ BAD = {
     "tuple": (lambda: estimate(model(), (X,)), "one tuple for Linear.*give the arguments one by"),
     "list": (lambda: estimate(model(), [X]), "one list for Linear.*give the arguments one by"),
     "backward": (lambda: estimate(model(), X, backward="no"), "'no' is not True or False"),
-    "optimizer": (lambda: estimate(model(), X, optimizer="adam"), "optimizer: 'adam' is none"),
+    "optimizer": (
+        lambda: estimate(model(), X, optimizer="adam"),
+        "optimizer: 'adam' is not an optimizer",
+    ),
     "device": (lambda: estimate(model(), X, device=3), "device: 3 is not a device"),
     "graph": (
         lambda: estimate(torch.export.export(model(), (X,)), X),

@@ -134,8 +134,8 @@ def _of_trace(path: Path) -> RunReport:
 def _parsed(path: Path) -> object:
     if is_trace(path):
         raise ReportError(
-            f"{path} is a recording; torchmem report, fits and reserved read it, and here results "
-            "or baselines are needed"
+            f"{path} is a recording; torchmem report, fits and reserved read it, but this command "
+            "needs results or baselines"
         )
     try:
         return json.loads(path.read_text(encoding="utf-8"))

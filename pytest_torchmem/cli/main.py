@@ -187,8 +187,7 @@ def _report(options: argparse.Namespace) -> Exit:
     run = merged(runs)
     if again := sum(len(one.tests) for one in runs) - len(run.tests):
         print(
-            f"torchmem: {again} results are of tests that stand in a later file, too, and are left "
-            "out",
+            f"torchmem: results left out because a later file has the same test: {again}",
             file=sys.stderr,
         )
     run = _only(run, options.test)

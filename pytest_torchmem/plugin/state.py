@@ -10,7 +10,7 @@ class State(enum.Enum):
 
     BEFORE = "before the test body"
     WARMING_UP = "in a warm-up run"
-    COUNTING = "in a run of which only the allocator's counters are read"
+    COUNTING = "in a run that is not recorded, and whose allocator is asked"
     MEASURING = "in the measured run"
     UNMEASURED = "in a run that cannot be measured"
     AFTER = "after the test body"

@@ -29,7 +29,7 @@ _CPU_TEXT: Final = "DefaultCPUAllocator"
 
 #: Said of a body that was not recorded when its memory ran out.
 COUNTED_OUT_OF_MEMORY: Final = (
-    "only the allocator's counters were read; --torchmem-level=full says what was live"
+    "only the allocator was asked, nothing was recorded; --torchmem-level=full says what was live"
 )
 
 

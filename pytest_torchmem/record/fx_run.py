@@ -246,7 +246,7 @@ def _optimizer_for(optimizer: Any, found: Reachable) -> Any:
             "a function such as `lambda parameters: SGD(parameters, lr=0.1)`"
         ) from error
     if not hasattr(made, "step"):
-        raise EstimateError(f"what was given as optimizer makes {made!r}, which has no step()")
+        raise EstimateError(f"what was given as the optimizer makes {made!r}, which has no step()")
     return made
 
 
