@@ -15,26 +15,14 @@ from torch.profiler import record_function
 
 from pytest_torchmem.analysis.contributors import Category
 from pytest_torchmem.analysis.pipeline import analyze
-from pytest_torchmem.analysis.results import Result
-from pytest_torchmem.measurement import BodyMeasurement
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.trace import MarkKind
+from tests.measured import measured
 
 SIZE = 1 << 16
 MEGABYTE = 4 * SIZE
 # Some releases do not say what a node keeps without unpacking it.
 KEPT_IS_TOLD = hasattr(torch._C._autograd.SavedTensor, "data")
-
-
-def measured(body: Callable[[], object]) -> Result:
-    measurement = BodyMeasurement("cpu")
-    measurement.start()
-    try:
-        body()
-    except BaseException:
-        measurement.cancel()
-        raise
-    return measurement.stop()
 
 
 def plain_peak(body: Callable[[], object]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +9,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from pytest_torchmem.analysis.results import Result
-from pytest_torchmem.measurement import BodyMeasurement
 from pytest_torchmem.record.places import storages_of
+from tests.measured import measured
 
 SIDE = 128
 WEIGHT = 4 * SIDE * SIDE
@@ -93,17 +91,6 @@ def test_attributes_of_a_tensor_with_data_of_its_own_are_not_its_memory():
     images = torch.ones(4).as_subclass(Labelled)
     images.labels = torch.ones(100)
     assert sizes_of(images) == [16]
-
-
-def measured(body: Callable[[], object]) -> Result:
-    measurement = BodyMeasurement("cpu")
-    measurement.start()
-    try:
-        body()
-    except BaseException:
-        measurement.cancel()
-        raise
-    return measurement.stop()
 
 
 def layer_of(wrapper: type[Wrapper]) -> nn.Linear:

@@ -25,13 +25,12 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchmem import Result
 from pytest_torchmem.analysis.pipeline import analyze
-from pytest_torchmem.measurement import BodyMeasurement
 from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.devices import find_device
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.trace import Role, Trace
+from tests.measured import measured
 
 
 def recorded(body: Callable[[], object]) -> Trace:
@@ -39,13 +38,6 @@ def recorded(body: Callable[[], object]) -> Trace:
     recorder.start()
     body()
     return recorder.stop()
-
-
-def measured(body: Callable[[], object]) -> Result:
-    measurement = BodyMeasurement("cpu")
-    measurement.start()
-    body()
-    return measurement.stop()
 
 
 def training() -> Callable[[], None]:

@@ -20,16 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from pytest_torchmem import Result
 from pytest_torchmem.measurement import BodyMeasurement
 from pytest_torchmem.record import torch_api
-
-
-def measured(body: Callable[[], object]) -> Result:
-    measurement = BodyMeasurement("cpu")
-    measurement.start()
-    body()
-    return measurement.stop()
+from tests.measured import measured
 
 
 def both(body: Callable[[], Any]) -> tuple[Any, Any]:
