@@ -144,8 +144,9 @@ def _phases(tree: OpTree) -> NDArray[np.uint8]:
     """Phase of each event.
 
     Backward is what happens while the engine runs, on whatever thread. Inside it gradients are
-    switched off, so an operator that was recorded with a sequence number is one that autograd
-    watches: a forward pass run again, unless the backward pass itself is being differentiated.
+    switched off, so what was recorded with a sequence number is watched by autograd: a forward pass
+    run again, unless the backward pass itself is being differentiated. So is all that a module does
+    that is called there and was called before: what it does for no gradient has no number.
     """
     events, marks = tree.trace.events, tree.trace.marks
     ranks = tree.mark_ranks()
@@ -167,7 +168,19 @@ def _phases(tree: OpTree) -> NDArray[np.uint8]:
     if not any(differentiated):
         # Below the innermost backward node only: the node itself carries its forward's number.
         phase[in_backward & (watched > tree.backward_node)] = RECOMPUTE
+        called = _called_again(tree, in_backward)
+        phase[in_backward & (tree.innermost(called) > tree.backward_node)] = RECOMPUTE
     return phase
+
+
+def _called_again(tree: OpTree, in_backward: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which events are calls, in a backward pass, of modules that were called outside of one."""
+    calls = tree.trace.module_calls
+    within = in_backward[calls["event"]]
+    again = within & np.isin(calls["module"], calls["module"][~within])
+    found = np.zeros(len(tree.trace.events), np.bool_)
+    found[calls["event"][again]] = True
+    return found
 
 
 def _calls_backward(tree: OpTree) -> NDArray[np.bool_]:

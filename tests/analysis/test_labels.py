@@ -345,3 +345,41 @@ def test_a_wrong_label_would_be_seen(monkeypatch):
     row = graded(workloads.in_place_chain)
     assert row.ours.right_share < 0.999
     assert row.ours.wrong[Category.TEMPORARY.value, Category.ACTIVATION.value] > 0
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * ctx.saved_tensors[0] * gradient
+
+
+class Squared(torch.nn.Module):
+    """Keeps 4 MiB for its own square and 4 MiB for the layer after it; has 16 MiB of scratch."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 256)
+
+    def forward(self, x):
+        mask = torch.ones(4096, 4096, dtype=torch.bool)
+        return self.down(Square.apply(self.up(x))) if mask.any() else x
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_what_a_checkpoint_computes_again_without_a_gradient_is_told_as_in_forward(use_reentrant):
+    model, x = Squared(), torch.ones(1024, 256, requires_grad=use_reentrant)
+    peak = (
+        profile_of(lambda: checkpoint(model, x, use_reentrant=use_reentrant).sum().backward())
+        .result()
+        .peak
+    )
+    assert peak.activation >= 8 << 20
+    masks = [c for c in peak.live_by_category if c.operator == "aten::ones"]
+    assert {(c.category.value, c.source.line, c.module) for c in masks} == {
+        ("temporary", Squared.forward.__code__.co_firstlineno + 1, "Squared")
+    }
