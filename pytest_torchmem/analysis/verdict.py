@@ -354,18 +354,27 @@ def _held(live: Iterable[Contributor]) -> int:
     return sum(contributor.size_bytes for contributor in live)
 
 
+# Said of a cause that is larger than what it is to explain: of a peak, and of what is retained.
+_OTHERS_WENT: Final = (
+    " (more than the whole: something else is gone, or the peak is at another moment)",
+    " (more than the whole: something else is gone)",
+)
+
+
 def _with_cause(finding: Finding, result: Result) -> Finding:
     """Add what grew most, or without a baseline what is largest, to a sentence of numbers."""
-    key, numbers = finding.key, finding.sentence
+    key, numbers, aside = finding.key, finding.sentence, ""
     if finding.growths:
         growth = finding.growths[0]
         cause = growth.contributor
         size = ("at least " if growth.at_least else "") + format_change(growth.size_bytes)
+        if growth.size_bytes > finding.excess_bytes:
+            aside = _OTHERS_WENT[key in RETAINED]
     elif live := contributors(result, key):
         cause, size = live[0], f"largest {format_size(live[0].size_bytes)}"
     else:
         return replace(finding, numbers=numbers)
-    sentence = f"{numbers}: {size} {origin(cause, key)}"
+    sentence = f"{numbers}: {size} {origin(cause, key)}{aside}"
     return replace(finding, sentence=sentence, numbers=numbers, causes=(cause,))
 
 
