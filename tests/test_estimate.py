@@ -318,6 +318,47 @@ def test_a_function_that_trains_by_itself_is_followed():
     assert len(optimizer.state) == 0
 
 
+@pytest.mark.parametrize("returned", [lambda loss: loss, lambda loss: {"loss": loss * 2}])
+def test_a_step_that_returns_its_loss_runs_backward_once(returned):
+    model = Mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def train(x):
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return returned(loss)
+
+    x = torch.randn(8, 64)
+    result = estimate(train, x)
+    kept = estimate(train, x, backward=False)
+    assert abs(result.peak.total - kept.peak.total) <= 8
+    assert result.retained.gradient == kept.retained.gradient > 0
+    assert any("runs the backward pass of what it returns itself" in n for n in result.notes)
+    again = estimate(train, x, optimizer=torch.optim.SGD(model.parameters()))
+    assert again.retained.gradient == kept.retained.gradient
+
+
+def test_a_graph_that_the_program_keeps_or_makes_anew_gets_its_backward():
+    model = Mlp()
+    forward = estimate(model, torch.randn(8, 64))
+
+    def anew(x):
+        model(x).sum().backward()
+        model.zero_grad()
+        return model(x)
+
+    def penalty(x):
+        loss = model(x).pow(2).sum()
+        (gradient,) = torch.autograd.grad(loss, [model.layers[0].weight], create_graph=True)
+        return loss + gradient.pow(2).sum()
+
+    for program in (anew, penalty):
+        result = estimate(program, torch.randn(8, 64))
+        assert result.retained.gradient == forward.retained.gradient > 0
+        assert not result.notes
+
+
 def test_plain_tensors_that_get_gradients_are_parameters():
     captured = torch.randn(16, 16, requires_grad=True)
     given = torch.randn(16, 16, requires_grad=True)

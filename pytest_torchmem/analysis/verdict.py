@@ -20,6 +20,11 @@ LIMIT_KEYS: Final = ("total", *(c.value for c in Category), "retained", "growth"
 RETAINED: Final = ("retained", "growth")
 """The limits that what is left behind may exceed."""
 
+_NOT_JUDGED: Final = "cannot be judged: "
+_NO_READING: Final = "a limit needs a reading"
+UNJUDGED: Final = (_NOT_JUDGED, _NO_READING)
+"""What the sentence about a limit without a reading has one of."""
+
 _SCRATCH: Final = ("temporary", "autograd_detail", "workspace", "unknown")
 _SCRATCH_FACTOR: Final = 8
 
@@ -104,7 +109,7 @@ class Verdict:
 def judge_limits(result: Result, limits: Mapping[str, int]) -> tuple[Finding, ...]:
     """Return a finding for each limit that is exceeded or that no reading can answer."""
     if limits and result.peak.total == 0:
-        return (_nothing_read(result, "a limit needs a reading to be held against"),)
+        return (_nothing_read(result, f"{_NO_READING} to be held against"),)
     findings = (_judge_limit(result, key, limit_bytes) for key, limit_bytes in limits.items())
     return rank(finding for finding in findings if finding is not None)
 
@@ -218,7 +223,7 @@ def _compared(result: Result, entry: BaselineEntry) -> Iterable[tuple[str, int, 
 def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
     measured_bytes = _reading(result, key)
     if isinstance(measured_bytes, str):
-        text = f"the limit of {format_size(limit_bytes)} on {words(key)} cannot be judged: "
+        text = f"the limit of {format_size(limit_bytes)} on {words(key)} {_NOT_JUDGED}"
         return Finding(key, text + measured_bytes)
     if measured_bytes <= limit_bytes:
         return None

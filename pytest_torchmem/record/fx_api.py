@@ -104,6 +104,11 @@ def has_parallel_edges() -> bool:
     return len(set(edges)) < len(edges)
 
 
+def frees_graph() -> bool:
+    """Whether the running backward pass lets go of what its nodes have saved."""
+    return not torch._C._autograd._get_current_graph_task_keep_graph()
+
+
 def next_sequence_number() -> int:
     """The number that the next autograd node will get. A node is numbered before its operator
     runs, so an operator's own node has one less."""

@@ -62,7 +62,7 @@ class _Program:
     backward: bool
     optimizer: Any
 
-    def step(self) -> Any:
+    def step(self, recorder: FakeRunRecorder) -> Any:
         """Run once. What is returned is what a caller would still hold."""
         if not self.backward:
             result = self.target(*self.args, **self.kwargs)
@@ -70,7 +70,11 @@ class _Program:
             return result
         # The output is handed on without a name here, so that it dies when the loss is made.
         loss = _loss_of(self.target(*self.args, **self.kwargs))
-        if loss is not None:
+        if loss is not None and recorder.has_freed(loss):
+            recorder.notes.add("the program runs the backward pass of what it returns itself")
+        elif loss is not None:
+            if loss.dim():
+                loss = loss.sum()
             loss.backward()
         del loss
         self._update()
@@ -133,13 +137,14 @@ def _run(program: _Program, fakes: Substitution, found: Reachable) -> FakeRunRec
     # By now the modules hold the fakes, so these have the modules' paths.
     names = names_of(found.modules.values())
     if program.optimizer is not None:
-        with _recording(_recorder(fakes, names, found)):
-            program.step()
+        first = _recorder(fakes, names, found)
+        with _recording(first):
+            program.step(first)
         program.optimizer.zero_grad(set_to_none=True)
     recorder = _recorder(fakes, names, found)
     _name_owners(recorder, found, (program.args, program.kwargs), program.optimizer, names)
     with _recording(recorder):
-        held = program.step()
+        held = program.step(recorder)
     # What the caller would still hold is alive while this is asked.
     recorder.finish()
     del held
@@ -260,7 +265,7 @@ def _loss_of(output: Any) -> Any:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     for leaf in fx_api.leaves((loss, output)):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            return leaf if leaf.dim() == 0 else leaf.sum()
+            return leaf
     return None
 
 

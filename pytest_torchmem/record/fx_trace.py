@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.record import fx_api
+from pytest_torchmem.record.autograd_graph import nodes_below
 from pytest_torchmem.record.fx_ledger import Entry, Ledger
 from pytest_torchmem.record.fx_origin import recomputes, starts_backward, user_line
 from pytest_torchmem.record.fx_scratch import scratch_bytes
@@ -75,6 +76,7 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         self._optimizer_depth = 0
         self._made_in_backward: dict[int, StaticNode] = {}
         self._forward_origins: dict[int, _Origin] = {}
+        self._freed: set[int] = set()
 
     # What happened.
 
@@ -91,6 +93,10 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         )
         graph = StaticGraph((*self._given, *self._nodes), storages)
         return graph, self._ledger.lifetimes()
+
+    def has_freed(self, tensor: Any) -> bool:
+        """Whether a backward pass has let go of a part of the graph of a tensor."""
+        return any(node._sequence_nr() in self._freed for node in nodes_below([tensor]))
 
     # Who owns what.
 
@@ -265,7 +271,11 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         phase = self._phase(frame)
         origin = self._origin(phase, frame)
         # The engine still names the node that it adds up the outputs of.
-        scope = _scope_of(fx_api.running_node()) + ("+sum" if summed else "")
+        node = fx_api.running_node()
+        scope = _scope_of(node) + ("+sum" if summed else "")
+        # A leaf's node is in every graph of it, and has saved nothing.
+        if scope and node[0] != _ACCUMULATE_GRAD and fx_api.frees_graph():
+            self._freed.add(node[1])
         self._nodes.append(
             StaticNode(
                 name=operator,

@@ -118,9 +118,9 @@ def _table_rows(tests: Sequence[TestReport]) -> Iterator[str]:
         if test.measured.raised:
             yield f"| {symbol} | {name} | {body.peak_text} | {_text(test.sentence)} | |"
             continue
-        regions = (w for w in test.failed_windows if w.result.name)
-        told = [_against(body), *(f"{_code(w.result.name)} {_against(w)}" for w in regions)]
-        against = "; ".join(text for text in told if text)
+        others = (w for w in test.measured.windows if w is not body)
+        told = [_against(body), *map(_against_by_name, others)]
+        against = "; ".join(filter(None, told))
         if test.outcome == "xfailed" and test.failed_windows:
             against += ", as expected"
         yield f"| {symbol} | {name} | {body.peak_text} | {against} | {_retained(body)} |"
@@ -129,6 +129,17 @@ def _table_rows(tests: Sequence[TestReport]) -> Iterator[str]:
 def _against(window: Window) -> str:
     """What its limits and its baseline say of a window; ``""`` where it had neither."""
     return ", ".join(filter(None, [window.limit_status, _against_baseline(window)]))
+
+
+def _against_by_name(window: Window) -> str:
+    """The same of a region that failed, or of an estimate, which has no other place for its peak.
+
+    It is ``""`` of a region that is well.
+    """
+    if window.result.estimated:
+        told = [format_size(window.result.peak.total), _against(window)]
+        return f"{_code(window.result.name)} {', '.join(filter(None, told))}"
+    return f"{_code(window.result.name)} {_against(window)}" if window.sentence else ""
 
 
 def _against_baseline(window: Window) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from pytest_torchmem.analysis.baseline import BaselineEntry, Change
 from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.results import Level, Result
-from pytest_torchmem.analysis.verdict import is_estimated
+from pytest_torchmem.analysis.verdict import UNJUDGED, is_estimated
 from pytest_torchmem.units import format_size
 
 
@@ -64,10 +64,11 @@ class Window:
 
     @property
     def _limit_failure(self) -> str:
-        """What became of a limit, in two or three words; ``""`` where none failed."""
-        if not self.sentence or "limit" not in self.sentence:
-            return ""
-        return "over limit" if "over the limit" in self.sentence else "limit not judged"
+        """What became of the limits, in two or three words; ``""`` where none failed."""
+        told = " ".join(self.sentences or (self.sentence,))
+        if " over the limit of " in told:
+            return "over limit"
+        return "limit not judged" if any(text in told for text in UNJUDGED) else ""
 
     @property
     def limit_status(self) -> str:

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from sample_run import GROWN, counted, picture, report_of, result_of, sample_run, window
 
 from pytest_torchmem.analysis.baseline import Change
-from pytest_torchmem.analysis.contributors import Category
+from pytest_torchmem.analysis.contributors import Category, CategoryBytes
 from pytest_torchmem.analysis.picture import Picture
-from pytest_torchmem.analysis.results import Level
+from pytest_torchmem.analysis.results import Level, Peak
+from pytest_torchmem.analysis.verdict import judge_limits
 from pytest_torchmem.errors import ReportError
 from pytest_torchmem.report.colours import COLOURS
 from pytest_torchmem.report.files import kind_of
@@ -83,6 +84,43 @@ def test_a_row_tells_what_failed_without_a_baseline_and_in_which_region():
     region = replace(region, result=replace(region.result, name="forward"))
     text = run_markdown(RunReport((report_of("a", over, region, outcome="failed"),)))
     assert "| over limit; `forward` 75% of limit, +16.0 MiB (+21.6%) |" in text
+
+
+LIMIT = "grew by 9 B per step, 9 B over the limit of 0 B"
+
+
+@pytest.mark.parametrize(
+    "told", [(GROWN, LIMIT), (GROWN, f"of the same cause, memory peaked; {LIMIT}"), (LIMIT, GROWN)]
+)
+def test_a_limit_that_failed_is_told_wherever_its_sentence_stands(told):
+    body = replace(window("a", Change.GROWN, told[0], share=0.75), sentences=told)
+    text = run_markdown(RunReport((report_of("a", body, outcome="failed"),)))
+    assert "| over limit, +16.0 MiB (+21.6%) |" in text
+
+
+def test_a_limit_that_could_not_be_judged_is_told():
+    nothing = replace(window("a").result, peak=Peak(0, 0, CategoryBytes(), CategoryBytes()))
+    for result, limits in ((nothing, {"total": 1}), (window("a").result, {"growth": 0})):
+        sentence = judge_limits(result, limits)[0].sentence
+        body = replace(window("a", sentence=GROWN), limits=limits, sentences=(GROWN, sentence))
+        assert body.limit_status == "limit not judged"
+
+
+def test_a_baseline_that_grew_in_a_file_named_for_limits_is_no_limit():
+    body = window("a", Change.GROWN, GROWN.replace("net.py", "limits.py"))
+    assert body.limit_status == "75% of limit"
+
+
+def test_an_estimate_is_told_beside_its_body():
+    step = window("a::step (estimated)", Change.SAME, scale=2 * MiB)
+    step = replace(step, result=replace(step.result, name="step (estimated)", estimated=True))
+    region = replace(step, result=replace(step.result, name="forward", estimated=False))
+    body = replace(window("a", Change.NOT_COMPARED), baseline=None, baseline_bytes=0)
+    text = run_markdown(RunReport((report_of("a", body, region, step),)))
+    assert "| 75% of limit; `step (estimated)` 180.2 MiB, 75% of limit, same |" in text
+    over = replace(step, sentence=LIMIT, sentences=(LIMIT,))
+    text = run_markdown(RunReport((report_of("a", over, outcome="failed"),)))
+    assert "| over limit, same |" in text
 
 
 def test_what_ended_a_test_early_is_told():
