@@ -64,7 +64,10 @@ def _with_holder(finding: Finding, held: tuple[Held, ...]) -> Finding:
     if finding.key not in RETAINED or not finding.excess_bytes:
         return finding
     holders = holders_of(held, finding.causes[0]) if finding.causes else ()
-    return replace(finding, sentence=f"{finding.sentence}, {holders[0]}") if holders else finding
+    if not holders:
+        return finding
+    first = min(holders, key=lambda holder: holder.fate is Fate.NOT_LOOKED_FOR)
+    return replace(finding, sentence=f"{finding.sentence}, {first}")
 
 
 def holders_title(holders: Iterable[Holder]) -> str:
