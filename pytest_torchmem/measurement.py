@@ -363,6 +363,8 @@ def _holder(storage: LeftBehind, kept: Kept | None, noted: _Noted) -> Holder:
         # What was freed before may have left its place to something else.
         by = noted.ways.get(storage.place, "") if storage.outlived_note else ""
         return Holder(storage.size_bytes, 1, Fate.FREED_LATER, by)
+    if kept.by is None:
+        return Holder(storage.size_bytes, 1, Fate.NOT_LOOKED_FOR, "")
     fate = Fate.GARBAGE if kept.in_garbage else Fate.HELD
     return Holder(storage.size_bytes, 1, fate, kept.by)
 

@@ -61,7 +61,10 @@ def _with_holder(finding: Finding, held: tuple[Held, ...]) -> Finding:
         return finding
     cause = finding.causes[0].told_as
     holders = group_holders(each.holder for each in held if each.contributor.told_as == cause)
-    return replace(finding, sentence=f"{finding.sentence}, {holders[0]}") if holders else finding
+    if not holders:
+        return finding
+    first = min(holders, key=lambda holder: holder.fate is Fate.NOT_LOOKED_FOR)
+    return replace(finding, sentence=f"{finding.sentence}, {first}")
 
 
 def holders_title(holders: Iterable[Holder]) -> str:

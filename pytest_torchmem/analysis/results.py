@@ -88,6 +88,7 @@ class Fate(enum.Enum):
 
     GARBAGE = "freed only by the garbage collector"
     HELD = "still held"
+    NOT_LOOKED_FOR = "still held, its holder not looked for"
     FREED_LATER = "held at its end"
 
 
@@ -101,7 +102,7 @@ class Holder:
         fate: What becomes of them.
         by: The way to them (``models.CACHE['last']``), for garbage the class or function that
             closes the cycle, for what was freed later the way to them when the region ended; ``""``
-            where it could not be found.
+            where it could not be found or was not looked for.
     """
 
     size_bytes: int

@@ -373,7 +373,8 @@ def _with_cause(finding: Finding, result: Result) -> Finding:
         growth = finding.growths[0]
         cause = growth.contributor
         size = ("at least " if growth.at_least else "") + format_change(growth.size_bytes)
-        if growth.size_bytes > finding.excess_bytes:
+        # A tenth more or less is what comes and goes beside it.
+        if 10 * growth.size_bytes > 11 * finding.excess_bytes:
             aside = _OTHERS_WENT[key in RETAINED]
     elif live := contributors(result, key):
         cause, size = live[0], f"largest {format_size(live[0].size_bytes)}"

@@ -99,7 +99,7 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     command.add_argument("files", type=Path, nargs="+", metavar="FILE")
     command.add_argument("-o", "--output", type=Path, required=True)
-    command.add_argument("--test", default="", help="only tests whose name contains this")
+    command.add_argument("--test", default="", help="the test of this id, or those with this in it")
     command.set_defaults(run=_report)
 
 
@@ -211,7 +211,8 @@ def _reserved(options: argparse.Namespace) -> Exit:
 
 
 def _only(run: RunReport, pattern: str) -> RunReport:
-    chosen = tuple(test for test in run.tests if pattern in test.measured.test)
+    exact = tuple(test for test in run.tests if pattern == test.measured.test)
+    chosen = exact or tuple(test for test in run.tests if pattern in test.measured.test)
     if pattern and not chosen:
         raise ReportError(f"no test has {pattern!r} in its name")
     return replace(run, tests=chosen)

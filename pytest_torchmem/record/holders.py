@@ -33,11 +33,14 @@ NO_TENSOR: Final = "something of torch's that is no tensor"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Why a storage is alive: by the way to it, or, in garbage, by what closes the cycle."""
+    """Why a storage is alive: by the way to it, or, in garbage, by what closes the cycle.
+
+    ``by`` is ``""`` where that was not found, and None where it was not looked for.
+    """
 
     place: Place
     in_garbage: bool
-    by: str
+    by: str | None
 
 
 def find_holders(sizes: Mapping[Place, int]) -> list[Kept]:
@@ -130,15 +133,17 @@ class _Holding:
     def __contains__(self, place: Place) -> bool:
         return place in self._tensors
 
-    def path(self, place: Place) -> str:
-        """The way to what holds a storage; ``""`` if it is not known."""
-        paths = [(self._search(tensor), how) for tensor, how in self._tensors[place][:SEARCHES]]
-        return next((path + how for path, how in paths if path), "")
+    def path(self, place: Place) -> str | None:
+        """The way to what holds a storage; ``""`` if none is found, None if not all was tried."""
+        tensors = self._tensors[place]
+        paths = [(self._search(tensor), how) for tensor, how in tensors[:SEARCHES]]
+        not_found = "" if all(id(tensor) in self._found for tensor, _ in tensors) else None
+        return next((path + how for path, how in paths if path), not_found)
 
     def _search(self, tensor: Any) -> str:
         if id(tensor) not in self._found:
             if len(self._found) >= SEARCHES:
-                return ""
+                return self._searcher.path_nearby(tensor)
             lists = self._tensors.values()
             ignored = {
                 id(self._tensors),

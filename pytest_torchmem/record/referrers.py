@@ -6,7 +6,8 @@ import gc
 import re
 import sys
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -16,6 +17,9 @@ _DEPTH: Final = 20
 # From a frame over its tracebacks and the exception to a name is not far.
 _DEPTH_ABOVE_FRAME: Final = 10
 _WIDTH: Final = 300
+# What is looked at from the containers down, for objects that are not searched for one by one.
+_DEPTH_BELOW: Final = 10
+_LOOKED_AT: Final = 100_000
 _KEY_LENGTH: Final = 40
 _SHORT_MODULE = re.compile(r"\._(?:parameters|buffers|modules)\['([^'\]]+)'\]")
 _FIRST_INDEX = re.compile(r"\[(\d+)\]")
@@ -26,6 +30,14 @@ _FRAME_OF: Final[dict[type, Callable[[Any], types.FrameType | None]]] = {
     types.CoroutineType: attrgetter("cr_frame"),
     types.AsyncGeneratorType: attrgetter("ag_frame"),
 }
+_CODE: Final = (
+    types.FunctionType,
+    types.MethodType,
+    types.FrameType,
+    types.TracebackType,
+    types.CellType,
+    *_FRAME_OF,
+)
 # What these refer to, they refer to because somebody else does.
 _MACHINERY: Final = ("pytest_torchmem", "_pytest", "pytest", "pluggy")
 
@@ -36,6 +48,9 @@ class Searcher:
     def __init__(self) -> None:
         self._known: dict[int, str] = {}
         self._keepers: dict[int, str] = {}
+        # What the ways led through first after the name, by id().
+        self._containers: dict[int, Any] = {}
+        self._nearby: dict[int, str] | None = None
         self._frozen = frozen_objects()
 
     def path_to(self, target: object, ignored: Collection[int] = ()) -> str:
@@ -47,19 +62,44 @@ class Searcher:
         path, kind = self._search(target, ignored, _DEPTH)
         return path or (f"an object of type {kind}" if kind else "")
 
+    def path_nearby(self, target: object) -> str:
+        """Return the way to ``target`` from where earlier ways led through; ``""`` if it has none.
+
+        All such ways are found in one pass over these containers, which is done at the first call.
+        """
+        if self._nearby is None:
+            self._nearby = self._ways_down()
+        return tidy(self._nearby.get(id(target), ""))
+
+    def _ways_down(self) -> dict[int, str]:
+        """The ways to what is in the containers, breadth first."""
+        ways = {number: self._known[number] for number in self._containers}
+        front = list(self._containers.values())
+        for _ in range(_DEPTH_BELOW):
+            following = []
+            for holder in front:
+                for step, item in _items(holder):
+                    if id(item) not in ways and _is_entered(item):
+                        ways[id(item)] = ways[id(holder)] + step
+                        following.append(item)
+                if len(ways) > _LOOKED_AT:
+                    return ways
+            front = following
+        return ways
+
     def _search(self, target: object, ignored: Collection[int], depth: int) -> tuple[str, str]:
         """The way, and where there is none the last type of object that was on one."""
         names = _local_variables()
         ways: dict[int, str] = {id(target): ""}
-        below: dict[int, int] = {}
+        below: dict[int, Any] = {}
         front: list[Any] = [target]
         skipped = {*ignored, id(names), id(names.by_id), id(ways), *names.containers}
-        skipped.add(id(self._frozen))
+        skipped |= {id(self._frozen), id(self._containers), id(below)}
         kinds: list[str] = []
         for _ in range(depth):
             for thing in front:
                 if name := names.by_id.get(id(thing)):
-                    return self._found(name, id(thing), ways, below), ""
+                    return self._found(name, thing, ways, below), ""
             skipped.add(id(front))
             above = [*gc.get_referrers(*front), *referrers_among(self._frozen, front)]
             following: list[Any] = []
@@ -70,12 +110,12 @@ class Searcher:
                 if held is None:
                     continue
                 ways[id(holder)] = _step(holder, held, ways[id(held)])
-                below[id(holder)] = id(held)
+                below[id(holder)] = held
                 root = self._known.get(id(holder)) or _root(holder)
                 if not root and _is_stopped_code(holder, held):
                     root = self._of_stopped_code(holder, {*skipped, id(above), id(following)})
                 if root:
-                    return self._found(root, id(holder), ways, below), ""
+                    return self._found(root, holder, ways, below), ""
                 following.append(holder)
                 kinds += _kind(holder)
             skipped |= {id(above), id(following)}
@@ -96,13 +136,19 @@ class Searcher:
             return f"{keeper}, {what}: "
         return f"a {what} that a traceback keeps: " if is_frame else f"the {what}: "
 
-    def _found(self, root: str, top: int, ways: dict[int, str], below: dict[int, int]) -> str:
-        path = root + ways[top]
-        at: int | None = top
-        while at is not None:
-            self._known[at] = path.removesuffix(ways[at])
-            at = below.get(at)
-        return tidy(path)
+    def _found(self, root: str, top: Any, ways: dict[int, str], below: dict[int, Any]) -> str:
+        path = root + ways[id(top)]
+        at, is_in_container = top, False
+        while True:
+            # Where a later step rewrote the way from here, the way to here is not known.
+            if path.endswith(ways[id(at)]):
+                self._known[id(at)] = path.removesuffix(ways[id(at)])
+                if not is_in_container and id(at) in below and _is_entered(at):
+                    self._containers[id(at)] = at
+                    is_in_container = True
+            if id(at) not in below:
+                return tidy(path)
+            at = below[id(at)]
 
 
 def _step(holder: Any, held: Any, way: str) -> str:
@@ -177,6 +223,24 @@ def _attributes(holder: Any) -> dict[str, Any]:
                 except AttributeError:
                     continue
     return found
+
+
+def _items(holder: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds that may hold more, and the steps to it."""
+    if _is(holder, dict):
+        steps = [(f"[{key_text(key)}]", item) for key, item in list(holder.items())]
+    elif _is(holder, (list, tuple)):
+        steps = [(f"[{number}]", item) for number, item in enumerate(holder)]
+    elif _is(holder, (deque, set)):
+        steps = [("", item) for item in list(holder)]
+    else:
+        steps = [(f".{name}", item) for name, item in _attributes(holder).items()]
+    return ((step, item) for step, item in steps if gc.is_tracked(item))
+
+
+def _is_entered(thing: Any) -> bool:
+    """Whether ``thing`` is data of the program, and neither code nor known by a name of its own."""
+    return not (_is(thing, _CODE) or _root(thing) or _holds_for_machinery(thing))
 
 
 def _root(holder: Any) -> str:

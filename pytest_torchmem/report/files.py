@@ -20,12 +20,19 @@ from pytest_torchmem.report.svg import timeline_svg
 FOLDER: Final = ""
 """Stands for a folder among the kinds of report."""
 
+_NAMED: Final = 5
+
 
 def _svg(run: RunReport) -> str:
     drawable = [(t, t.body) for t in run.tests if t.body and t.body.picture]
-    if len(drawable) != 1:
+    if not drawable:
+        raise ReportError("a picture shows one timeline, and no test has one")
+    if len(drawable) > 1:
+        names = [test.measured.test for test, _ in drawable]
+        more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         raise ReportError(
-            f"a picture shows one timeline, and {len(drawable)} tests have one; name one test"
+            f"a picture shows one timeline, and {len(names)} tests have one; name one test: "
+            f"{', '.join(names[:_NAMED])}{more}"
         )
     test, body = drawable[0]
     assert body.picture is not None

@@ -81,3 +81,15 @@ def test_the_holder_that_is_named_is_that_of_the_cause_not_the_largest():
     (retained,) = [f for f in explained.findings if f.key == "retained"]
     assert retained.sentence.endswith("from aten::ones (net.py:7), still held by net.CACHE")
     assert explained.result.retained.holders[0].by == "the fixture 'net'.grad"
+
+
+def test_a_known_holder_is_named_before_what_was_not_looked_for():
+    held = (
+        Held(Holder(6 * MiB, 4, Fate.NOT_LOOKED_FOR, ""), LEAK),
+        Held(Holder(2 * MiB, 1, Fate.HELD, "net.CACHE"), LEAK),
+    )
+    verdict = Verdict(result(LEAK), judge_limits(result(LEAK), {"retained": MiB}))
+    (told,) = explain_retained(verdict, lambda: held).findings
+    assert told.sentence.endswith(", still held by net.CACHE")
+    (told,) = explain_retained(verdict, lambda: held[:1]).findings
+    assert told.sentence.endswith(", still held, its holder not looked for")

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.cli.main import Exit
-from pytest_torchmem.report.run import read_run
+from pytest_torchmem.report.run import RunReport, read_run, render_run
 from pytest_torchmem.units import MiB
 from tests.builders import TraceBuilder
 from tests.cli.files import CPU, GPU, A, baseline, results
+from tests.report.sample_run import report_of
+from tests.report.sample_run import window as drawn_window
 
 # --- diff
 
@@ -189,12 +191,28 @@ def test_one_test_alone(torchmem, tmp_path):
     assert torchmem("report", one, "--test", "nobody", "-o", "x.json")[0] == Exit.BAD_INPUT
 
 
+def test_a_test_whose_name_begins_another_s_can_be_drawn(torchmem, tmp_path):
+    names = ["test_train", *(f"test_train_{number}" for number in range(6))]
+    tests = tuple(report_of(name, drawn_window("test_step")) for name in names)
+    run = tmp_path / "run.json"
+    run.write_text(render_run(RunReport(tests)))
+    ids = [test.measured.test for test in tests]
+    assert torchmem("report", run, "--test", ids[0], "-o", "t.svg")[0] == Exit.OK
+    assert "test_train</" in (tmp_path / "t.svg").read_text()
+    code, _, err = torchmem("report", run, "--test", "test_train", "-o", "t.svg")
+    assert code == Exit.BAD_INPUT
+    listed = ", ".join(ids[:5])
+    assert err.endswith(f"7 tests have one; name one test: {listed}, and 2 more [bad-report]\n")
+
+
 def test_a_form_that_there_is_not_ends_with_2(torchmem, tmp_path):
     one = results(tmp_path / "a.json", A)
     code, _, err = torchmem("report", one, "-o", "x.pdf")
     assert code == Exit.BAD_INPUT
     assert ".json, .md, .html, .svg, .png" in err
-    assert torchmem("report", one, "-o", "x.svg")[0] == Exit.BAD_INPUT  # no test has a timeline
+    code, _, err = torchmem("report", one, "-o", "x.svg")
+    assert code == Exit.BAD_INPUT
+    assert err.endswith("shows one timeline, and no test has one [bad-report]\n")
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def sizes(*tensors: torch.Tensor | None) -> dict[tuple[str, int], int]:
 
 
 def ways(found: list[Kept]) -> list[str]:
-    return [("in garbage: " if kept.in_garbage else "") + kept.by for kept in found]
+    return [f"{'in garbage: ' if kept.in_garbage else ''}{kept.by}" for kept in found]
 
 
 def test_a_cache_in_a_module_is_named_with_the_key(models):
@@ -57,12 +57,50 @@ def test_a_cache_in_a_module_is_named_with_the_key(models):
     assert find_holders(wanted) == [Kept(place, False, "models.CACHE['last'][0]")]
 
 
-def test_each_item_of_a_list_is_found_and_of_a_long_one_the_first():
+def test_each_item_of_a_list_is_found_however_long_it_is():
     losses = [torch.ones(8) for _ in range(SEARCHES + 4)]
     found = find_holders(sizes(*losses))
-    here = "losses in test_each_item_of_a_list_is_found_and_of_a_long_one_the_first ("
-    assert [kept.by.startswith(here) for kept in found] == [True] * SEARCHES + [False] * 4
-    assert [kept.by[-4:] for kept in found[:3]] == [")[0]", ")[1]", ")[2]"]
+    here = "losses in test_each_item_of_a_list_is_found_however_long_it_is ("
+    assert all(kept.by.startswith(here) for kept in found)
+    assert [kept.by.rpartition(")")[2] for kept in found] == [f"[{n}]" for n in range(len(found))]
+
+
+def test_the_rest_of_what_is_deep_in_a_container_is_found(models):
+    models.trainer = Trainer()
+    models.trainer.held = [{"loss": (number, torch.ones(8))} for number in range(SEARCHES + 4)]
+    wanted = sizes(*(each["loss"][1] for each in models.trainer.held))
+    expected = [f"models.trainer.held[{n}]['loss'][1]" for n in range(SEARCHES + 4)]
+    assert ways(find_holders(wanted)) == expected
+
+
+def test_the_rest_of_a_large_model_and_its_gradients_is_found(models):
+    models.model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(SEARCHES + 4)))
+    models.model(torch.ones(1, 4)).sum().backward()
+    wanted = sizes(*(layer.weight.grad for layer in models.model))
+    expected = [f"models.model.{n}.weight.grad" for n in range(SEARCHES + 4)]
+    assert ways(find_holders(wanted)) == expected
+
+
+def test_the_rest_of_what_a_closure_and_a_class_hold_is_found(models):
+    def hooked(tensors: list[torch.Tensor]) -> object:
+        return lambda: tensors
+
+    models.hook = hooked([torch.ones(8) for _ in range(SEARCHES + 4)])
+    found = find_holders(sizes(*models.hook()))
+    assert ways(found)[-1] == f"models.hook, its variable 'tensors'[{SEARCHES + 3}]"
+    Trainer.shared.extend(torch.ones(8) for _ in range(SEARCHES + 4))
+    try:
+        found = find_holders(sizes(*Trainer.shared))
+    finally:
+        Trainer.shared.clear()
+    assert ways(found)[-1] == f"{__name__}.Trainer.shared[{SEARCHES + 3}]"
+
+
+def test_what_was_not_looked_for_is_told_apart(models):
+    for number in range(SEARCHES + 4):
+        setattr(models, f"loss_{number}", torch.ones(8))
+    found = find_holders(sizes(*(getattr(models, f"loss_{n}") for n in range(SEARCHES + 4))))
+    assert [kept.by for kept in found[-5:]] == ["models.loss_15", None, None, None, None]
 
 
 def test_looking_at_a_long_list_walks_the_heap_once_per_item(models, monkeypatch):
@@ -120,6 +158,13 @@ def test_slots_and_instances_are_attributes(models):
     models.slots.tensor, models.trainer.held = torch.ones(8), [torch.ones(16)]
     found = find_holders(sizes(models.slots.tensor, models.trainer.held[0]))
     assert [h.by for h in found] == ["models.trainer.held[0]", "models.slots.tensor"]
+
+
+def test_each_attribute_has_a_way_of_its_own(models):
+    models.trainer = Trainer()
+    vars(models.trainer).update(first=torch.ones(8), second=torch.ones(8))
+    wanted = sizes(models.trainer.first, models.trainer.second)
+    assert ways(find_holders(wanted)) == ["models.trainer.first", "models.trainer.second"]
 
 
 def test_a_local_variable_is_named_with_its_function():
