@@ -71,6 +71,17 @@ def test_the_first_line_has_both_numbers_and_the_largest_cause():
     )
 
 
+@pytest.mark.parametrize(("moved", "aside"), [(39, True), (4, True), (3.2, False), (3, False)])
+def test_a_cause_that_is_larger_than_what_it_explains_says_so(moved, aside):
+    before = measured(live(40 * MiB, operator="aten::repeat"), live(40 * MiB, line=8))
+    other = live(int((43 - moved) * MiB), operator="aten::repeat")
+    after = measured(other, live(40 * MiB, line=8), live(int(moved * MiB), operator="aten::clone"))
+    sentence = against(before, after).sentence
+    assert "3.0 MiB over the baseline of 80.0 MiB" in sentence
+    assert "from aten::clone" in sentence
+    assert sentence.endswith("or the peak is at another moment)") is aside
+
+
 def test_a_limits_first_line_names_the_largest_contributor():
     result = measured(live(512 * MiB), live(717 * MiB, "temporary"))
     (finding,) = judge_limits(result, {"total": GiB})
