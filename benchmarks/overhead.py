@@ -4,8 +4,9 @@
                                   [--output FILE.md]
 
 The body is a training step of a 12-layer GPT. Within a round the levels take turns, and each ratio
-is that of a round; shown are the medians. Only the body is timed: what is done before and after it
-(settling the device, reading the recording, analysing it) is in columns of its own.
+is that of a round; shown are the medians. Only the body is timed, the bare one, too, after garbage
+was collected: what is done before and after it (settling the device, reading the recording,
+analysing it) is told apart.
 
 * counters: the allocator's peak counters are read; on a GPU only.
 * events: the allocator's history is kept, too; on a GPU only.
@@ -25,6 +26,7 @@ ours and without.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import resource
 import statistics
@@ -45,7 +47,7 @@ from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.analysis.results import Level
 from pytest_torchmem.measurement import CounterMeasurement
 from pytest_torchmem.record import torch_api
-from pytest_torchmem.record.devices import synchronize
+from pytest_torchmem.record.devices import settle, synchronize
 from pytest_torchmem.record.recorder import Recorder
 
 GOALS = {"counters": 1.02, "events": 1.10, "full": 1.30}
@@ -92,6 +94,9 @@ class Levels:
         self.around: dict[str, list[float]] = {"settle": [], "read": [], "analyse": []}
 
     def bare(self) -> float:
+        # What is measured begins after a collection of garbage, with cold caches. So does this.
+        gc.collect()
+        settle(self._device)
         return self._clock.time(self._body)
 
     def profiler_alone(self) -> float:
