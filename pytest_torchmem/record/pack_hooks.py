@@ -33,6 +33,9 @@ class _Thread(threading.local):
         self.depth += 1
 
     def pop(self) -> None:
+        if not self.depth:  # in force since before anybody asked
+            self.known_from = torch_api.next_sequence_number()
+            return
         self.depth -= 1
         if not self.depth:
             end = torch_api.next_sequence_number()
