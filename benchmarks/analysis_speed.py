@@ -33,11 +33,11 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 from torch.profiler import ProfilerActivity, profile
 from torch.profiler._memory_profiler import MemoryProfile, MemoryProfileTimeline
 
-from pytest_torchmem.analysis.op_tree import build_op_tree
+from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.pipeline import analyze
-from pytest_torchmem.analysis.torch_timeline import TorchMemoryProfile
-from pytest_torchmem.record import torch_api
-from pytest_torchmem.record.from_profiler import trace_of
+from pytest_torchmem.analysis.torch_view.torch_timeline import TorchMemoryProfile
+from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.tree.from_profiler import trace_of
 
 GOAL = 10.0
 SMALL_TREE_ROUNDS = 16

@@ -20,20 +20,20 @@ from datetime import date
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.analysis.baseline import Allowance, BaselineEntry, Change
-from pytest_torchmem.analysis.contributors import (
+from pytest_torchmem.analysis.judge.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.analysis.judge.environments import complete
+from pytest_torchmem.analysis.judge.verdict import judge_baseline
+from pytest_torchmem.store.baseline_file import FileChanges, write_file
+from pytest_torchmem.store.baselines import BaselineStore
+from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
     Contributor,
     Phase,
     Source,
 )
-from pytest_torchmem.analysis.environments import complete
-from pytest_torchmem.analysis.results import Peak, Result, Retained
-from pytest_torchmem.analysis.verdict import judge_baseline
-from pytest_torchmem.plugin.baseline_file import FileChanges, write_file
-from pytest_torchmem.plugin.baselines import BaselineStore
-from pytest_torchmem.units import MiB
+from pytest_torchmem.values.results import Peak, Result, Retained
+from pytest_torchmem.values.units import MiB
 
 ENTRIES: Final = 10_000
 PER_FILE: Final = 50

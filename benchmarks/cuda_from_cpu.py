@@ -26,9 +26,9 @@ from estimate_accuracy import CASES, train
 from tabulate import tabulate
 
 from pytest_torchmem import estimate
-from pytest_torchmem.measurement import BodyMeasurement
+from pytest_torchmem.measuring.body import BodyMeasurement
 from pytest_torchmem.record.devices import workspace_bytes
-from pytest_torchmem.units import format_size
+from pytest_torchmem.values.units import format_size
 
 # cuDNN is not there on a simulated device, and elsewhere its scratch is its own affair.
 LEFT_OUT = ("conv_net",)

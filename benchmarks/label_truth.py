@@ -43,7 +43,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.workloads import Declarations, Workload
-from pytest_torchmem.analysis.contributors import Category
+from pytest_torchmem.values.contributors import Category
 
 T = TypeVar("T")
 

@@ -44,11 +44,11 @@ from tabulate import tabulate
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from pytest_torchmem.analysis.pipeline import analyze
-from pytest_torchmem.analysis.results import Level
-from pytest_torchmem.measurement import CounterMeasurement
-from pytest_torchmem.record import torch_api
+from pytest_torchmem.measuring.counted import CounterMeasurement
 from pytest_torchmem.record.devices import settle, synchronize
 from pytest_torchmem.record.recorder import Recorder
+from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.values.results import Level
 
 GOALS = {"counters": 1.02, "events": 1.10, "full": 1.30}
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}

@@ -13,46 +13,46 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _HOME = {
-    "Category": "pytest_torchmem.analysis.contributors",
-    "LimitError": "pytest_torchmem.errors",
-    "RankResults": "pytest_torchmem.analysis.ranks",
-    "Result": "pytest_torchmem.analysis.results",
-    "TorchmemError": "pytest_torchmem.errors",
-    "analyze": "pytest_torchmem.exports",
-    "estimate": "pytest_torchmem.estimates",
-    "estimate_graph": "pytest_torchmem.estimates",
-    "estimate_pair": "pytest_torchmem.estimates",
-    "export_chrome_trace": "pytest_torchmem.exports",
-    "export_memory_snapshot": "pytest_torchmem.exports",
-    "export_memory_timeline": "pytest_torchmem.exports",
-    "gather_ranks": "pytest_torchmem.ranks",
-    "load_ranks": "pytest_torchmem.result_files",
-    "load_results": "pytest_torchmem.result_files",
-    "load_trace": "pytest_torchmem.trace",
-    "measure": "pytest_torchmem.measuring",
-    "save_results": "pytest_torchmem.result_files",
-    "GiB": "pytest_torchmem.units",
-    "KiB": "pytest_torchmem.units",
-    "MiB": "pytest_torchmem.units",
+    "Category": "pytest_torchmem.values.contributors",
+    "LimitError": "pytest_torchmem.values.errors",
+    "RankResults": "pytest_torchmem.analysis.judge.ranks",
+    "Result": "pytest_torchmem.values.results",
+    "TorchmemError": "pytest_torchmem.values.errors",
+    "analyze": "pytest_torchmem.measuring.export",
+    "estimate": "pytest_torchmem.measuring.estimate",
+    "estimate_graph": "pytest_torchmem.measuring.estimate",
+    "estimate_pair": "pytest_torchmem.measuring.estimate",
+    "export_chrome_trace": "pytest_torchmem.measuring.export",
+    "export_memory_snapshot": "pytest_torchmem.measuring.export",
+    "export_memory_timeline": "pytest_torchmem.measuring.export",
+    "gather_ranks": "pytest_torchmem.measuring.gather",
+    "load_ranks": "pytest_torchmem.measuring.saving",
+    "load_results": "pytest_torchmem.measuring.saving",
+    "load_trace": "pytest_torchmem.values.trace",
+    "measure": "pytest_torchmem.measuring.block",
+    "save_results": "pytest_torchmem.measuring.saving",
+    "GiB": "pytest_torchmem.values.units",
+    "KiB": "pytest_torchmem.values.units",
+    "MiB": "pytest_torchmem.values.units",
 }
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.contributors import Category
-    from pytest_torchmem.analysis.ranks import RankResults
-    from pytest_torchmem.analysis.results import Result
-    from pytest_torchmem.errors import LimitError, TorchmemError
-    from pytest_torchmem.estimates import estimate, estimate_graph, estimate_pair
-    from pytest_torchmem.exports import (
+    from pytest_torchmem.analysis.judge.ranks import RankResults
+    from pytest_torchmem.measuring.block import measure
+    from pytest_torchmem.measuring.estimate import estimate, estimate_graph, estimate_pair
+    from pytest_torchmem.measuring.export import (
         analyze,
         export_chrome_trace,
         export_memory_snapshot,
         export_memory_timeline,
     )
-    from pytest_torchmem.measuring import measure
-    from pytest_torchmem.ranks import gather_ranks
-    from pytest_torchmem.result_files import load_ranks, load_results, save_results
-    from pytest_torchmem.trace import load_trace
-    from pytest_torchmem.units import GiB, KiB, MiB
+    from pytest_torchmem.measuring.gather import gather_ranks
+    from pytest_torchmem.measuring.saving import load_ranks, load_results, save_results
+    from pytest_torchmem.values.contributors import Category
+    from pytest_torchmem.values.errors import LimitError, TorchmemError
+    from pytest_torchmem.values.results import Result
+    from pytest_torchmem.values.trace import load_trace
+    from pytest_torchmem.values.units import GiB, KiB, MiB
 
 __all__ = [
     "Category",

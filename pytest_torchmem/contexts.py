@@ -6,8 +6,9 @@ program's calls where a session of the profiler begins or ends below a call of C
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -25,3 +26,18 @@ class Around(AbstractContextManager[_T], Generic[_T]):
 
     def __exit__(self, *raised: object) -> None:
         self._end(self._value)
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Keep the garbage collector from running on its own in the block.
+
+    What is in a cycle when the body ends must still be there when somebody asks what holds it.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

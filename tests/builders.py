@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_torchmem.trace import (
+from pytest_torchmem.values.trace import (
     ALLOCATION,
     CREATE_GRAPH,
     EVENT,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pytest_torchmem.analysis.results import Result
-from pytest_torchmem.measurement import BodyMeasurement
+from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.values.results import Result
 
 
 def measured(body: Callable[[], object]) -> Result:

@@ -10,8 +10,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from pytest_torchmem.analysis.verdict import words
-from pytest_torchmem.units import MiB, format_change, format_size
+from pytest_torchmem.analysis.judge.verdict import words
+from pytest_torchmem.values.units import MiB, format_change, format_size
 
 Run = dict[str, Any]
 ROWS = """[...document.querySelectorAll("details.test > summary")].map((summary) =>

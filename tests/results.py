@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pytest_torchmem.analysis.contributors import (
+from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
     Contributor,
     Phase,
     Source,
 )
-from pytest_torchmem.analysis.results import Peak, Result, Retained
+from pytest_torchmem.values.results import Peak, Result, Retained
 
 
 def contributor(

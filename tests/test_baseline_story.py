@@ -17,7 +17,7 @@ import pytest
 from tests import opened_reports as opened
 from tests.chromium import launched
 
-FAKE = (Path(__file__).parent / "plugin" / "fake_measure.py").read_text(encoding="utf-8")
+FAKE = (Path(__file__).parent / "fake_measure.py").read_text(encoding="utf-8")
 CONFTEST = """
 import os
 import fake_measure

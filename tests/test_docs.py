@@ -13,7 +13,7 @@ from tests.documents import DOCS, ROOT, blocks, run, run_examples
 
 PAGES = sorted(DOCS.glob("*.md"))
 OF_ITS_OWN_TEST = "outside-pytest.md"
-"""Its examples are files with names; tests/test_outside_pytest.py runs them."""
+"""Its examples are files with names; tests/measuring/test_outside_pytest.py runs them."""
 
 TEXTS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("benchmarks/**/*.md")])
 

@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-from pytest_torchmem import (
-    errors,
-    static_graph,  # noqa: F401, its error is one of them
-)
 from pytest_torchmem.analysis import caching_allocator  # noqa: F401, so are its errors
-from pytest_torchmem.analysis.verdict import SLUGS
+from pytest_torchmem.analysis.judge.verdict import SLUGS
+from pytest_torchmem.values import errors
 
 MESSAGES = Path(__file__).parent.parent / "docs" / "messages.md"
 

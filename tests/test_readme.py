@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.plugin.fixture import Torchmem
-from pytest_torchmem.plugin.registration import MARKERS, OPTIONS
+from pytest_torchmem.plugin.item.fixture import Torchmem
+from pytest_torchmem.plugin.options.option_table import MARKERS, OPTIONS
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

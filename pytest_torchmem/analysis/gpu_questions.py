@@ -7,7 +7,7 @@ allocator, which is simulated here: every answer is estimated, whatever the requ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,17 +20,10 @@ from pytest_torchmem.analysis.caching_allocator import (
     fits,
     simulate,
 )
-from pytest_torchmem.analysis.evidence import Evidence
-from pytest_torchmem.analysis.picture import Picture
-from pytest_torchmem.analysis.results import Result
-from pytest_torchmem.analysis.static import (
-    allocation_events,
-    estimate_result,
-)
-from pytest_torchmem.analysis.static_categories import settle_categories
-from pytest_torchmem.analysis.verdict import COUNTERS
-from pytest_torchmem.static_graph import StaticRun
-from pytest_torchmem.units import format_size, parse_size
+from pytest_torchmem.analysis.judge.verdict import COUNTERS
+from pytest_torchmem.analysis.storages.evidence import Evidence
+from pytest_torchmem.values.results import Result
+from pytest_torchmem.values.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,42 +59,6 @@ class GpuQuestions:
         what `simulate` raises.
         """
         return fits(self.allocator_requests, parse_size(capacity), _parsed(settings))
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate(Result, GpuQuestions):
-    """An estimated result that can also be asked what a GPU would make of it.
-
-    Attributes:
-        run: What the estimate was made from. It does not go through JSON, and two estimates are
-            equal without it.
-    """
-
-    run: StaticRun = field(kw_only=True, repr=False, compare=False)
-
-    @classmethod
-    def of(cls, run: StaticRun, name: str = "") -> Estimate:
-        result = estimate_result(run, name)
-        values = {f.name: getattr(result, f.name) for f in fields(result)}
-        return cls(**values, run=settle_categories(run))
-
-    def picture(self) -> Picture:
-        """The timeline, sampled."""
-        from pytest_torchmem.analysis.sampling import sketch_estimate  # it builds on profiles
-
-        return sketch_estimate(self.run)
-
-    @property
-    def allocator_requests(self) -> Requests:
-        """Every allocation and free on the estimate's device, in order."""
-        return requests_of_run(self.run)
-
-
-def requests_of_run(run: StaticRun) -> Requests:
-    """Return the requests of an estimate: what was there before comes first."""
-    events = allocation_events(run)
-    events = events[events[:, 1] != 0]
-    return Requests.from_columns(events[:, 1] > 0, np.abs(events[:, 1]), events[:, 0])
 
 
 def requests_of_window(evidence: Evidence) -> Requests:

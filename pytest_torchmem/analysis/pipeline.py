@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchmem.analysis.attribution import Attribution
 from pytest_torchmem.analysis.caching_allocator import Requests
-from pytest_torchmem.analysis.categories import label_storages
-from pytest_torchmem.analysis.contributors import Category, CategoryBytes, Contributor
-from pytest_torchmem.analysis.device_queue import DeviceQueue, find_device_queue
-from pytest_torchmem.analysis.evidence import Evidence, Window
-from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
-from pytest_torchmem.analysis.gradient_buckets import without_old_buckets
-from pytest_torchmem.analysis.growth import Growth, attribute_growth
-from pytest_torchmem.analysis.holders import LeftBehind
-from pytest_torchmem.analysis.op_tree import OpTree, build_op_tree
-from pytest_torchmem.analysis.operators import (
+from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
+from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
+from pytest_torchmem.analysis.events.operators import (
     OperatorRow,
     Running,
     operator_table,
     out_of_memory_ranks,
     running_at,
 )
-from pytest_torchmem.analysis.peaks import build_timeline, find_peak, live_at
-from pytest_torchmem.analysis.reconciliation import Reconciliation
-from pytest_torchmem.analysis.results import Counters, Peak, Result, Retained
-from pytest_torchmem.analysis.storages import NEVER, Storages, find_storages
-from pytest_torchmem.analysis.timeline import Timeline
-from pytest_torchmem.errors import TraceError
-from pytest_torchmem.trace import LOOP, MarkKind, Trace
-from pytest_torchmem.units import format_size
+from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
+from pytest_torchmem.analysis.judge.growth import Growth, attribute_growth
+from pytest_torchmem.analysis.judge.holders import LeftBehind
+from pytest_torchmem.analysis.storages.attribution import Attribution
+from pytest_torchmem.analysis.storages.categories import label_storages
+from pytest_torchmem.analysis.storages.evidence import Evidence, RankWindow
+from pytest_torchmem.analysis.storages.gradient_buckets import without_old_buckets
+from pytest_torchmem.analysis.storages.peaks import build_timeline, find_peak, live_at
+from pytest_torchmem.analysis.storages.reconciliation import Reconciliation
+from pytest_torchmem.analysis.storages.storages import NEVER, Storages, find_storages
+from pytest_torchmem.analysis.storages.timeline import Timeline
+from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
+from pytest_torchmem.values.errors import TraceError
+from pytest_torchmem.values.results import Counters, Peak, Result, Retained
+from pytest_torchmem.values.trace import LOOP, MarkKind, Trace
+from pytest_torchmem.values.units import format_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,8 +62,8 @@ class MemoryProfile(GpuQuestions):
 
     tree: OpTree
     storages: Storages
-    window: Window
-    whole: Window
+    window: RankWindow
+    whole: RankWindow
     device: str
     steps_of: str = ""
 
@@ -77,7 +77,7 @@ class MemoryProfile(GpuQuestions):
         """Facts within the whole recording."""
         return self.evidence if self.window == self.whole else self._evidence(self.whole)
 
-    def _evidence(self, window: Window) -> Evidence:
+    def _evidence(self, window: RankWindow) -> Evidence:
         devices = self.tree.trace.devices
         number = devices.index(self.device) if self.device in devices else -1
         return Evidence(self.tree, self.storages, window, number)
@@ -246,7 +246,7 @@ class MemoryProfile(GpuQuestions):
     def region(self, begin_mark: int, end_mark: int, steps_of: str = "") -> MemoryProfile:
         """The part of the recording between two marks."""
         ranks = self.tree.mark_ranks()
-        window = Window(float(ranks[begin_mark]), float(ranks[end_mark]), may_go_on=True)
+        window = RankWindow(float(ranks[begin_mark]), float(ranks[end_mark]), may_go_on=True)
         whole = replace(self.whole, may_go_on=True)
         return MemoryProfile(self.tree, self.storages, window, whole, self.device, steps_of)
 
@@ -315,6 +315,6 @@ def analyze(trace: Trace, device: str | None = None) -> MemoryProfile:
     ranks = tree.mark_ranks()
     stops = ranks[trace.marks["kind"] == MarkKind.STOP]
     end = float(stops[-1]) if len(stops) else float(len(trace.events))
-    whole = Window(-0.5, end)
+    whole = RankWindow(-0.5, end)
     storages = without_old_buckets(tree, find_storages(tree))
     return MemoryProfile(tree, storages, whole, whole, name)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchmem.analysis.contributors import Category, Contributor
-from pytest_torchmem.analysis.picture import OperatorUse, Picture, Span, Track
 from pytest_torchmem.analysis.pipeline import MemoryProfile
-from pytest_torchmem.analysis.static import build_estimated_timeline, grouped, storages_here
-from pytest_torchmem.analysis.timeline import Timeline
-from pytest_torchmem.static_graph import NodeKind, StaticRun
-from pytest_torchmem.trace import EventKind, MarkKind
+from pytest_torchmem.analysis.storages.timeline import Timeline
+from pytest_torchmem.values.contributors import Category, Contributor
+from pytest_torchmem.values.picture import OperatorUse, Picture, Span, Track
+from pytest_torchmem.values.trace import EventKind, MarkKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,22 +36,14 @@ def sketch(profile: MemoryProfile, moments: int = MOMENTS) -> Picture:
     timeline = profile.timeline
     if not len(timeline.times_ns):
         return sketch_timeline(timeline)
-    rows = _chosen(timeline, moments)
+    rows = chosen_rows(timeline, moments)
     held = _held_in(profile, rows)
     calls = _calls(profile)
-    return _with_holders(sketch_timeline(timeline, moments), held, calls, find_spans(profile))
+    return with_holders(sketch_timeline(timeline, moments), held, calls, find_spans(profile))
 
 
-def sketch_estimate(run: StaticRun, moments: int = MOMENTS) -> Picture:
-    """Return the picture of an estimate, in the same detail."""
-    timeline = build_estimated_timeline(run)
-    held = _held_by(run, _chosen(timeline, moments))
-    calls = Counter(n.operator for n in run.graph.nodes if n.kind is NodeKind.OPERATOR)
-    return _with_holders(sketch_timeline(timeline, moments), held, calls, ())
-
-
-def _with_holders(
-    picture: Picture, held: _Holdings, calls: Mapping[str, int], spans: Iterable[Span]
+def with_holders(
+    picture: Picture, held: Holdings, calls: Mapping[str, int], spans: Iterable[Span]
 ) -> Picture:
     return replace(
         picture,
@@ -65,7 +55,7 @@ def _with_holders(
 
 def sketch_timeline(timeline: Timeline, moments: int = MOMENTS) -> Picture:
     """Return the picture of a timeline alone."""
-    rows = _chosen(timeline, moments)
+    rows = chosen_rows(timeline, moments)
     own = timeline.largest
     return Picture(
         times_ns=tuple(timeline.times_ns[rows].tolist()),
@@ -76,7 +66,7 @@ def sketch_timeline(timeline: Timeline, moments: int = MOMENTS) -> Picture:
     )
 
 
-def _chosen(timeline: Timeline, moments: int) -> NDArray[np.int64]:
+def chosen_rows(timeline: Timeline, moments: int) -> NDArray[np.int64]:
     """Return the rows to keep: of each stretch its highest and its lowest, and every peak."""
     count = len(timeline.times_ns)
     if count <= moments:
@@ -92,7 +82,7 @@ def _chosen(timeline: Timeline, moments: int) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Holdings:
+class Holdings:
     """Storages over the chosen rows, and the groups that they belong to.
 
     Attributes:
@@ -154,7 +144,7 @@ class _Holdings:
         return uses[:OPERATORS]
 
 
-def _held_in(profile: MemoryProfile, rows: NDArray[np.int64]) -> _Holdings:
+def _held_in(profile: MemoryProfile, rows: NDArray[np.int64]) -> Holdings:
     """Return the storages of a footprint, by category and origin."""
     found = np.flatnonzero(profile.evidence.counted)
     ranks, window = profile.ranks[rows], profile.window
@@ -168,25 +158,12 @@ def _held_in(profile: MemoryProfile, rows: NDArray[np.int64]) -> _Holdings:
         (Contributor(c, 0, 0, o.operator, o.module, o.source, o.phase, o.labels), np.array(places))
         for (c, o), places in members.items()
     ]
-    return _Holdings(
+    return Holdings(
         first=np.searchsorted(ranks, np.maximum(born, window.begin), side="left"),
         after=np.searchsorted(ranks, died, side="left"),
         sizes=profile.storages.size_bytes[found],
         made=profile.evidence.made[found],
         groups=groups,
-        row_count=len(rows),
-    )
-
-
-def _held_by(run: StaticRun, rows: NDArray[np.int64]) -> _Holdings:
-    """Return the storages of an estimate, by category and origin."""
-    lives = run.lifetimes
-    return _Holdings(
-        first=np.searchsorted(rows, lives.first, side="left"),
-        after=np.searchsorted(rows, lives.end, side="left"),
-        sizes=np.array([s.size_bytes for s in run.graph.storages], np.int64),
-        made=lives.first > 0,
-        groups=[(who, np.array(places)) for who, places in grouped(run, storages_here(run))],
         row_count=len(rows),
     )
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pytest_torchmem.analysis.caching_allocator import AllocatorRun, Fit
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.trace import load_trace
-from pytest_torchmem.units import format_size
+from pytest_torchmem.values.trace import load_trace
+from pytest_torchmem.values.units import format_size
 
 
 def read_profile(path: Path, device: str = "") -> MemoryProfile:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.analysis.baseline import BaselineEntry
-from pytest_torchmem.analysis.differences import whole_entry
-from pytest_torchmem.errors import BaselineError, ReportError
-from pytest_torchmem.plugin.baseline_file import FORMATS, parse_entries
-from pytest_torchmem.report.run import KIND, RunReport, TestReport, parse_run
-from pytest_torchmem.report.summary import MeasuredTest, Window
-from pytest_torchmem.units import format_size
+from pytest_torchmem.analysis.judge.baseline import BaselineEntry
+from pytest_torchmem.analysis.judge.differences import whole_entry
+from pytest_torchmem.report.text.summary import MeasuredTest, Window
+from pytest_torchmem.store.baseline_file import FORMATS, parse_entries
+from pytest_torchmem.store.results import KIND, RunReport, TestReport, parse_run
+from pytest_torchmem.values.errors import BaselineError, ReportError
+from pytest_torchmem.values.units import format_size
 
 _BASELINE_FOLDER: Final = "__torchmem__"
 _ZIP: Final = b"PK\x03\x04"
@@ -118,10 +118,10 @@ def is_trace(path: Path) -> bool:
 
 
 def _of_trace(path: Path) -> RunReport:
-    from pytest_torchmem.analysis.baseline import Change
+    from pytest_torchmem.analysis.judge.baseline import Change
     from pytest_torchmem.analysis.pipeline import analyze
     from pytest_torchmem.analysis.sampling import sketch
-    from pytest_torchmem.trace import load_trace
+    from pytest_torchmem.values.trace import load_trace
 
     trace = load_trace(path)
     profile = analyze(trace)

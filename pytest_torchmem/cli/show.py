@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_torchmem.analysis.baseline import BaselineEntry
-from pytest_torchmem.analysis.contributors import CategoryBytes
-from pytest_torchmem.analysis.verdict import words
+from pytest_torchmem.analysis.judge.baseline import BaselineEntry
+from pytest_torchmem.analysis.judge.verdict import words
 from pytest_torchmem.cli.inputs import Measurements, windows_of
-from pytest_torchmem.report.sparkline import timeline_lines
-from pytest_torchmem.report.summary import Window
-from pytest_torchmem.report.tables import ANY_WIDTH, live_table
-from pytest_torchmem.report.terminal import holder_lines
-from pytest_torchmem.units import format_size
+from pytest_torchmem.report.page.sparkline import timeline_lines
+from pytest_torchmem.report.text.summary import Window
+from pytest_torchmem.report.text.tables import ANY_WIDTH, live_table
+from pytest_torchmem.report.text.terminal import holder_lines
+from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.units import format_size
 
 
 def table(measurements: Measurements) -> str:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from pytest_torchmem.analysis.pipeline import analyze
-from pytest_torchmem.report.memory_viz import pickled
-from pytest_torchmem.report.perfetto import chrome_trace
-from pytest_torchmem.trace import load_trace
+from pytest_torchmem.report.viewers.memory_viz import pickled
+from pytest_torchmem.report.viewers.perfetto import chrome_trace
+from pytest_torchmem.values.trace import load_trace
 
 
 def converted(trace: Path, output: Path) -> bytes | None:

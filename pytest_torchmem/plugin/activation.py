@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pytest_torchmem.plugin.selection import Selection, is_worker
+from pytest_torchmem.plugin.run.selection import Selection, is_worker
 
 if TYPE_CHECKING:
-    from pytest_torchmem.plugin.body import Run
-    from pytest_torchmem.plugin.session import Collector
+    from pytest_torchmem.plugin.item.body import Run
+    from pytest_torchmem.plugin.run.controller import Collector
 
 RUN: Final[pytest.StashKey[Run]] = pytest.StashKey()
 COLLECTOR: Final[pytest.StashKey[Collector]] = pytest.StashKey()
@@ -29,9 +29,9 @@ def activate(config: pytest.Config) -> None:
     """
     if is_active(config):
         return
-    from pytest_torchmem.plugin.body import Run
-    from pytest_torchmem.plugin.options import read_settings
-    from pytest_torchmem.plugin.session import Collector
+    from pytest_torchmem.plugin.item.body import Run
+    from pytest_torchmem.plugin.options.settings import read_settings
+    from pytest_torchmem.plugin.run.controller import Collector
 
     run = config.stash[RUN] = Run(config, read_settings(config))
     if not is_worker(config):

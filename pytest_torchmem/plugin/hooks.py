@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_torchmem.plugin.activation import COLLECTOR, IN_CALL, SELECTION, activate, is_active
-from pytest_torchmem.plugin.registration import MARKERS, add_options, anything_set, asks
-from pytest_torchmem.plugin.selection import Selection, controls_workers
+from pytest_torchmem.plugin.options.option_table import MARKERS, add_options, anything_set, asks
+from pytest_torchmem.plugin.run.selection import Selection, controls_workers
 
 if TYPE_CHECKING:
-    from pytest_torchmem.plugin.fixture import Torchmem
+    from pytest_torchmem.plugin.item.fixture import Torchmem
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         activate(config)
     # A bad argument fails its test when that runs. Where no test will run, it is said at the end.
     if config.option.collectonly and COLLECTOR in config.stash:
-        from pytest_torchmem.plugin.call import argument_problem
+        from pytest_torchmem.plugin.item.call import argument_problem
 
         for item in items:
             if problem := argument_problem(item):
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)  # before fixtures, which may need the device
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if is_active(item.config):
-        from pytest_torchmem.plugin.call import prepare
+        from pytest_torchmem.plugin.item.call import prepare
 
         prepare(item)
 
@@ -60,7 +60,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     item.stash[IN_CALL] = True
     try:
         if _asked_of(item):
-            from pytest_torchmem.plugin.call import begin
+            from pytest_torchmem.plugin.item.call import begin
 
             begin(item)
         try:
@@ -73,7 +73,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         item.stash[IN_CALL] = False
     # The body itself may have been the first to ask.
     if _asked_of(item):
-        from pytest_torchmem.plugin.call import end
+        from pytest_torchmem.plugin.item.call import end
 
         end(item)
     return outcome
@@ -89,7 +89,7 @@ def _asked_of(item: pytest.Item) -> bool:
 def _continues(item: pytest.Item, error: BaseException) -> bool:
     if not is_active(item.config):
         return False
-    from pytest_torchmem.plugin.call import ended_by
+    from pytest_torchmem.plugin.item.call import ended_by
 
     return ended_by(item, error)
 
@@ -99,7 +99,7 @@ def pytest_assertrepr_compare(
 ) -> list[str] | None:
     if not is_active(config):
         return None
-    from pytest_torchmem.plugin.call import explain_comparison
+    from pytest_torchmem.plugin.item.call import explain_comparison
 
     return explain_comparison(config, op, left, right)
 
@@ -110,7 +110,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if is_active(item.config):
-        from pytest_torchmem.plugin.call import report_on
+        from pytest_torchmem.plugin.item.call import report_on
 
         report_on(item, report)
     return report
@@ -126,7 +126,7 @@ def torchmem(request: pytest.FixtureRequest) -> Torchmem:
     counted over.
     """
     activate(request.config)
-    from pytest_torchmem.plugin.call import body_of
-    from pytest_torchmem.plugin.fixture import Torchmem
+    from pytest_torchmem.plugin.item.call import body_of
+    from pytest_torchmem.plugin.item.fixture import Torchmem
 
     return Torchmem(body_of(request.node))

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchmem.record import allocator_api
+from pytest_torchmem.record.torch_api import allocator as allocator_api
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HistoryEntry:
     """One allocation or free in the allocator's history.
 
     Attributes:
@@ -64,12 +64,14 @@ class AllocatorHistory:
         """Note that the session ends; what comes now is none of its entries."""
         self._until_us = time.time_ns() // 1000
 
-    def read(self) -> list[Entry]:
+    def read(self) -> list[HistoryEntry]:
         """Return the entries between `begin` and `end`; `requests` gets the requests of them."""
         if not self._reads:
             return []
         entries = [
-            Entry(entry["action"] == "alloc", entry["addr"], entry["size"], entry["time_us"] * 1000)
+            HistoryEntry(
+                entry["action"] == "alloc", entry["addr"], entry["size"], entry["time_us"] * 1000
+            )
             for entry in allocator_api.history(self._device.index or 0)
             if entry["action"] in ("alloc", "free_requested")
             and self._since_us <= entry["time_us"] <= self._until_us

@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchmem.errors import DeviceError, DeviceNameError
-from pytest_torchmem.record import allocator_api, torch_api
-from pytest_torchmem.units import KiB, MiB
+from pytest_torchmem.record.torch_api import allocator as allocator_api
+from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.values.errors import DeviceError, DeviceNameError
+from pytest_torchmem.values.units import KiB, MiB
 
 
 def find_device(name: str | None = None) -> torch.device:

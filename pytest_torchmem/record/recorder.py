@@ -14,25 +14,25 @@ import numpy as np
 import torch
 
 from pytest_torchmem.contexts import Around
-from pytest_torchmem.errors import RecordingError
-from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.allocator import AllocatorHistory, fill_requested
-from pytest_torchmem.record.compilations import CompilationWatch
-from pytest_torchmem.record.compiled_source import CompiledSources
+from pytest_torchmem.record.compiled.source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
-from pytest_torchmem.record.functorch import OPERATOR_NAME, FunctorchWatch
-from pytest_torchmem.record.gloo_threads import GlooWatch
-from pytest_torchmem.record.kineto import Tables, TreeReader
-from pytest_torchmem.record.live_tensors import collect_garbage
-from pytest_torchmem.record.lost_allocations import with_lost
-from pytest_torchmem.record.open_ranges import OpenRanges
-from pytest_torchmem.record.ownership import OwnershipWatch
-from pytest_torchmem.record.ownership_log import OwnershipLog
-from pytest_torchmem.record.python_calls import library_paths
-from pytest_torchmem.record.rows import Rows
-from pytest_torchmem.record.swaps import SwapWatch
-from pytest_torchmem.record.threads import ThreadWatch
-from pytest_torchmem.trace import (
+from pytest_torchmem.record.owners.live_tensors import collect_garbage
+from pytest_torchmem.record.owners.ownership import OwnershipWatch
+from pytest_torchmem.record.owners.ownership_log import OwnershipLog
+from pytest_torchmem.record.patches.compilations import CompilationWatch
+from pytest_torchmem.record.patches.functorch import OPERATOR_NAME, FunctorchWatch
+from pytest_torchmem.record.patches.gloo_threads import GlooWatch
+from pytest_torchmem.record.patches.open_ranges import OpenRanges
+from pytest_torchmem.record.patches.swaps import SwapWatch
+from pytest_torchmem.record.patches.threads import ThreadWatch
+from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.tree.kineto import Tables, TreeReader
+from pytest_torchmem.record.tree.lost_allocations import with_lost
+from pytest_torchmem.record.tree.python_calls import library_paths
+from pytest_torchmem.record.tree.rows import Rows
+from pytest_torchmem.values.errors import RecordingError
+from pytest_torchmem.values.trace import (
     ALLOCATION,
     EVENT,
     MARK,

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.errors import ReportError
-from pytest_torchmem.report.html import run_page
-from pytest_torchmem.report.markdown import run_markdown
-from pytest_torchmem.report.marks import marks_of
-from pytest_torchmem.report.png import png, require_png
-from pytest_torchmem.report.run import RunReport, TestReport, render_run
-from pytest_torchmem.report.svg import timeline_svg
+from pytest_torchmem.report.page.html import run_page
+from pytest_torchmem.report.page.marks import marks_of
+from pytest_torchmem.report.page.png import png, require_png
+from pytest_torchmem.report.page.svg import timeline_svg
+from pytest_torchmem.report.text.markdown import run_markdown
+from pytest_torchmem.store.results import RunReport, TestReport, render_run
+from pytest_torchmem.values.errors import ReportError
 
 FOLDER: Final = ""
 """Stands for a folder among the kinds of report."""

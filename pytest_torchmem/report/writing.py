@@ -9,9 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from pytest_torchmem.errors import ReportError
 from pytest_torchmem.report.files import FOLDER, folder_files, kind_of, page_name, rendered
-from pytest_torchmem.report.run import RunReport
+from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.values.errors import ReportError
 
 _PAGE_OF_A_TEST: Final = re.compile(r"-[0-9a-f]{8}\.(html|trace)$")
 

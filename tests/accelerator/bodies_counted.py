@@ -13,8 +13,8 @@ from memdev_device import block_bytes
 from torch import nn
 
 from pytest_torchmem import measure
-from pytest_torchmem.errors import DeviceError, LimitError
 from pytest_torchmem.record import devices
+from pytest_torchmem.values.errors import DeviceError, LimitError
 
 
 def train(device: str, steps: int = 2) -> Any:

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from pytest_torchmem.analysis.caching_allocator import AllocatorSettingsError, Request
-from pytest_torchmem.analysis.gpu_questions import Estimate, requests_of_run, with_counters
+from pytest_torchmem.analysis.estimated.estimate import Estimate, requests_of_run
+from pytest_torchmem.analysis.gpu_questions import with_counters
+from pytest_torchmem.analysis.judge.verdict import COUNTERS, judge_limits
 from pytest_torchmem.analysis.pipeline import analyze
-from pytest_torchmem.analysis.results import Counters, Result
-from pytest_torchmem.analysis.verdict import COUNTERS, judge_limits
-from pytest_torchmem.errors import SizeError
-from pytest_torchmem.static_graph import (
+from pytest_torchmem.values.errors import SizeError
+from pytest_torchmem.values.results import Counters, Result
+from pytest_torchmem.values.static_graph import (
     Lifetimes,
     NodeKind,
     StaticGraph,
@@ -21,8 +22,8 @@ from pytest_torchmem.static_graph import (
     StaticRun,
     StaticStorage,
 )
-from pytest_torchmem.trace import MarkKind, Ownership
-from pytest_torchmem.units import GiB, KiB, MiB
+from pytest_torchmem.values.trace import MarkKind, Ownership
+from pytest_torchmem.values.units import GiB, KiB, MiB
 from tests.builders import TraceBuilder
 
 

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.contributors import Category
-from pytest_torchmem.analysis.peaks import live_at
-from pytest_torchmem.analysis.picture import Picture
 from pytest_torchmem.analysis.sampling import sketch, sketch_timeline
-from pytest_torchmem.analysis.timeline import Timeline
-from pytest_torchmem.measurement import BodyMeasurement
+from pytest_torchmem.analysis.storages.peaks import live_at
+from pytest_torchmem.analysis.storages.timeline import Timeline
+from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.picture import Picture
 
 COLUMNS = len(Category)
 

@@ -1,10 +1,10 @@
 """Files that the command reads, of tests with one size each."""
 
-from pytest_torchmem.analysis.baseline import BaselineEntry, Change
-from pytest_torchmem.plugin.baseline_file import FileChanges, write_file
-from pytest_torchmem.report.run import RunReport, TestReport, render_run
-from pytest_torchmem.report.summary import MeasuredTest, Window
-from pytest_torchmem.units import MiB
+from pytest_torchmem.analysis.judge.baseline import BaselineEntry, Change
+from pytest_torchmem.report.text.summary import MeasuredTest, Window
+from pytest_torchmem.store.baseline_file import FileChanges, write_file
+from pytest_torchmem.store.results import RunReport, TestReport, render_run
+from pytest_torchmem.values.units import MiB
 from tests.results import contributor, result
 
 A = {"test_x": 10 * MiB, "test_y": 5 * MiB}

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from pytest_torchmem.cli.main import Exit, main
-from pytest_torchmem.units import MiB
+from pytest_torchmem.values.units import MiB
 from tests.builders import TraceBuilder
 
 

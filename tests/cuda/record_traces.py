@@ -20,7 +20,7 @@ import torch
 _ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(_ROOT))
 
-from pytest_torchmem.trace import Trace  # noqa: E402
+from pytest_torchmem.values.trace import Trace  # noqa: E402
 from tests.cuda.bodies import BODIES, record, run_bare  # noqa: E402
 
 FOLDER = _ROOT / "tests" / "data" / "cuda_traces"

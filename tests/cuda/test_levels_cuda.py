@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from pytest_torchmem import MiB
-from pytest_torchmem.analysis.results import Level, Result
-from pytest_torchmem.measurement import CounterMeasurement
-from pytest_torchmem.record import allocator_api
+from pytest_torchmem.measuring.counted import CounterMeasurement
+from pytest_torchmem.record.torch_api import allocator as allocator_api
+from pytest_torchmem.values.results import Level, Result
 from tests.cuda.bodies import BODIES, record, run_bare
 
 Keeper = Callable[[torch.device, list[object]], object]

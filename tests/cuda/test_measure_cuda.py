@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytest_torchmem import MiB, Result
-from pytest_torchmem.measurement import BodyMeasurement
+from pytest_torchmem.measuring.body import BodyMeasurement
 from pytest_torchmem.record.devices import workspace_bytes
 from tests.cuda.bodies import settle
 

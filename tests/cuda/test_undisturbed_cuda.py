@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_torchmem import MiB
-from pytest_torchmem.record import torch_api
+from pytest_torchmem.record.torch_api import profiler as torch_api
 from tests.cuda.bodies import BODIES, record, run_bare
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_torchmem.record import allocator_api
-from pytest_torchmem.record.allocator import AllocatorHistory, Entry, requested_bytes
+from pytest_torchmem.record.allocator import AllocatorHistory, HistoryEntry, requested_bytes
+from pytest_torchmem.record.torch_api import allocator as allocator_api
 
 MIB = 1024 * 1024
 
@@ -69,7 +69,7 @@ def test_what_happens_between_two_sessions_is_none_of_theirs(
         sessions.append(history.read())
     history.stop()
     assert sessions == [
-        [Entry(True, 2, 10, first + 2_000), Entry(False, 2, 10, first + 4_000)]
+        [HistoryEntry(True, 2, 10, first + 2_000), HistoryEntry(False, 2, 10, first + 4_000)]
         for first in (100_000, 200_000)
     ]
     assert history.requests == [(2, 10), (2, 10)]

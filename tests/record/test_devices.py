@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_torchmem.errors import DeviceError, DeviceNameError
 from pytest_torchmem.record import devices
 from pytest_torchmem.record.devices import CounterReader, find_device, synchronize
+from pytest_torchmem.values.errors import DeviceError, DeviceNameError
 
 STATS = {
     "allocated_bytes.all.current": 512,

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from pytest_torchmem.measurement import BodyMeasurement
-from pytest_torchmem.record import torch_api
+from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.record.torch_api import profiler as torch_api
 
 MEASURED = """
 import atexit, os, sys, threading
 import torch
 from pytest_torchmem import measure
-from pytest_torchmem.measurement import BodyMeasurement
+from pytest_torchmem.measuring.body import BodyMeasurement
 
 {before}
 measurement = {measurement}

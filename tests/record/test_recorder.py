@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from pytest_torchmem.analysis.pipeline import analyze
-from pytest_torchmem.errors import RecordingError, TraceError
-from pytest_torchmem.measurement import BodyMeasurement
-from pytest_torchmem.record import torch_api
+from pytest_torchmem.measuring.body import BodyMeasurement
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.trace import MarkKind, Trace, load_trace
+from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.values.errors import RecordingError, TraceError
+from pytest_torchmem.values.trace import MarkKind, Trace, load_trace
 
 CPU = torch.device("cpu")
 

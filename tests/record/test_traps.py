@@ -8,8 +8,8 @@ Numbers are those of the facts in the design:
 9   the cost of reading: benchmarks/, and test_schemas.py (a schema is looked up once)
 10  workspaces of cuBLAS: tests/cuda/test_recorded_traces.py, and tests/cuda/test_measure_cuda.py
 11  a dispatch mode changes what it observes: test_undisturbed.py
-12  pytest's and xdist's ways: tests/plugin/test_xdist.py, tests/plugin/test_everywhere.py
-13  warnings as errors: tests/plugin/test_everywhere.py
+12  pytest's and xdist's ways: tests/plugin/run/test_xdist.py, tests/plugin/run/test_everywhere.py
+13  warnings as errors: tests/plugin/run/test_everywhere.py
 14  tensors pinned by tracebacks, a patched ``is_available``: below
 15  blocks and requests on CUDA: tests/cuda/test_recorded_traces.py
 16  identity without ids: below
@@ -26,10 +26,10 @@ import torch
 from torch import nn
 
 from pytest_torchmem.analysis.pipeline import analyze
-from pytest_torchmem.record import torch_api
 from pytest_torchmem.record.devices import find_device
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.trace import Role, Trace
+from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.values.trace import Role, Trace
 from tests.measured import measured
 
 

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from pytest_torchmem.measurement import BodyMeasurement
-from pytest_torchmem.record import torch_api
+from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.record.torch_api import profiler as torch_api
 from tests.measured import measured
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from pytest_torchmem.analysis.baseline import BaselineEntry, Change
-from pytest_torchmem.analysis.contributors import (
+from pytest_torchmem.analysis.judge.baseline import BaselineEntry, Change
+from pytest_torchmem.report.text.summary import MeasuredTest, Window
+from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
     Contributor,
     Phase,
     Source,
 )
-from pytest_torchmem.analysis.picture import OperatorUse, Picture, Span, Track
-from pytest_torchmem.analysis.results import Counters, Level, Peak, Result, Retained
-from pytest_torchmem.report.run import RunReport, TestReport
-from pytest_torchmem.report.summary import MeasuredTest, Window
-from pytest_torchmem.units import MiB
+from pytest_torchmem.values.picture import OperatorUse, Picture, Span, Track
+from pytest_torchmem.values.results import Counters, Level, Peak, Result, Retained
+from pytest_torchmem.values.units import MiB
 
 MS = 1_000_000
 MOMENTS = 120

@@ -48,7 +48,7 @@ class Block:
         self.mapped = True
         self.streams: set[int] | None = None
         # The expandable segment it lies in; None for memory from cudaMalloc.
-        self.span: Span | None = None
+        self.span: AddressRange | None = None
         # The pool's search count when it became free: how garbage collection knows its age.
         self.born = 0
 
@@ -91,7 +91,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class AddressRange:
     """The addresses of one expandable segment; pages are mapped into it as needed."""
 
     base: int

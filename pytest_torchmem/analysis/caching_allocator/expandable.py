@@ -15,7 +15,12 @@ from bisect import insort
 from operator import attrgetter
 from typing import Final
 
-from pytest_torchmem.analysis.caching_allocator.blocks import Block, DeviceMemory, FreeBlocks, Span
+from pytest_torchmem.analysis.caching_allocator.blocks import (
+    AddressRange,
+    Block,
+    DeviceMemory,
+    FreeBlocks,
+)
 from pytest_torchmem.analysis.caching_allocator.settings import SMALL_SEGMENT_BYTES, UNLIMITED_BYTES
 
 # Stands for "as much as the program could ever ask" when no capacity is given.
@@ -103,7 +108,7 @@ def _new_span(
     if span_bytes < size:
         return None
     block = Block(memory.new_range(span_bytes), span_bytes, home)
-    block.span = Span(base=block.address, size=span_bytes, page_bytes=page)
+    block.span = AddressRange(base=block.address, size=span_bytes, page_bytes=page)
     block.mapped = False
     block.free = True
     insort(home.unmapped, block, key=_address)

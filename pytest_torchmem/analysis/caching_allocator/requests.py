@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
-from pytest_torchmem.errors import TorchmemError
+from pytest_torchmem.values.errors import TorchmemError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_torchmem.units import format_size
+from pytest_torchmem.values.units import format_size
 
 
 @dataclass(frozen=True, slots=True)

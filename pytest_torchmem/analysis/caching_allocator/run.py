@@ -19,8 +19,8 @@ from pytest_torchmem.analysis.caching_allocator.settings import (
     AllocatorSettings,
     AllocatorSettingsError,
 )
-from pytest_torchmem.analysis.results import Counters
-from pytest_torchmem.units import format_size
+from pytest_torchmem.values.results import Counters
+from pytest_torchmem.values.units import format_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
-from pytest_torchmem.errors import TorchmemError
-from pytest_torchmem.units import MiB
+from pytest_torchmem.values.errors import TorchmemError
+from pytest_torchmem.values.units import MiB
 
 BLOCK_UNIT_BYTES: Final = 512
 SMALL_LIMIT_BYTES: Final = 1 * MiB

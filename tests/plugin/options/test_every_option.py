@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.plugin.registration import OPTIONS
+from pytest_torchmem.plugin.options.option_table import OPTIONS
 
 WORDS = {
     "device": "gpu",

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from pytest_torchmem import load_trace
-from pytest_torchmem.report.run import FORMAT, KIND, read_run
+from pytest_torchmem.store.results import FORMAT, KIND, read_run
 
 TESTS = """
 @pytest.mark.memory_budget("1MiB")
@@ -81,7 +81,7 @@ def test_png_is_a_picture_of_the_one_test_that_there_is(two):
 
 
 def test_png_without_its_library_is_told_before_any_test_runs(two, monkeypatch):
-    monkeypatch.setattr("pytest_torchmem.report.png.find_spec", lambda name: None)
+    monkeypatch.setattr("pytest_torchmem.report.page.png.find_spec", lambda name: None)
     result = two.run("--torchmem-report=run.png")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--torchmem-report: a .png needs *pytest-torchmem?png?'*"])

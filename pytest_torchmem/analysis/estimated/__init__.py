@@ -1,0 +1,1 @@
+"""A static run, analysed as a recording is."""

@@ -1,0 +1,336 @@
+"""From a static graph to estimated memory: lifetimes, categories, the timeline, the peak.
+
+The rules for graphs are those of ``torch/_inductor/fx_passes/memory_estimator.py`` (both of its
+generations), for any device: a storage is allocated by the node that first returns it and released
+after its last use, unless it belongs to the caller. `memory_profile` and `interactions` return
+what torch's ``build_memory_profile`` and ``get_fwd_bwd_interactions`` return.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pytest_torchmem.analysis.estimated.static_categories import makers_of, settle_categories
+from pytest_torchmem.analysis.events.module_paths import folded
+from pytest_torchmem.analysis.storages.timeline import Timeline
+from pytest_torchmem.values.contributors import (
+    Category,
+    CategoryBytes,
+    Contributor,
+    Phase,
+    Source,
+)
+from pytest_torchmem.values.results import Peak, Result, Retained
+from pytest_torchmem.values.static_graph import (
+    Lifetimes,
+    NodeKind,
+    StaticGraph,
+    StaticNode,
+    StaticRun,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Releasable = Callable[[StaticNode], bool]
+
+
+def made_by_operator(node: StaticNode) -> bool:
+    """Whether the graph itself made what the node holds: inputs belong to the caller."""
+    return node.kind is NodeKind.OPERATOR
+
+
+def not_primal(node: StaticNode) -> bool:
+    """The rule torch has for AOT graphs: everything but the primals may be released."""
+    return not node.name.startswith("primals")
+
+
+def lifetimes_by_last_use(
+    graph: StaticGraph, releasable: Releasable = made_by_operator
+) -> Lifetimes:
+    """Return when each storage lives if it is released as early as the graph permits.
+
+    What ``releasable`` denies of the node that made it lives to the end, and so does what the
+    output node uses and what nobody uses.
+    """
+    first = np.zeros(len(graph.storages), dtype=np.int64)
+    end = np.zeros(len(graph.storages), dtype=np.int64)
+    operator = 0
+    released: dict[int, int] = {}
+    for node in graph.nodes:
+        is_operator = node.kind is NodeKind.OPERATOR
+        for storage in node.makes:
+            first[storage] = 2 * operator + 1 if is_operator else 0
+            end[storage] = graph.row_count
+        if node.kind in (NodeKind.OPERATOR, NodeKind.OUTPUT):
+            # The output node uses its storages at a row that is never reached.
+            last_row = 2 * operator + 2 if is_operator else graph.row_count
+            released.update(dict.fromkeys(node.uses, last_row))
+        operator += is_operator
+    kept = {s for node in graph.nodes if not releasable(node) for s in node.makes}
+    for storage, row in released.items():
+        if storage not in kept and end[storage]:
+            end[storage] = row
+    return Lifetimes(first, end)
+
+
+def memory_profile(
+    graph: StaticGraph,
+    releasable: Releasable = made_by_operator,
+    on_device: Callable[[str], bool] = lambda _: True,
+) -> list[int]:
+    """Return the bytes live at each row, over the devices that ``on_device`` accepts.
+
+    With ``on_device=lambda device: device != "cpu"`` this is torch's ``build_memory_profile``.
+    """
+    lifetimes = lifetimes_by_last_use(graph, releasable)
+    sizes = np.array([s.size_bytes * on_device(s.device) for s in graph.storages], dtype=np.int64)
+    change = np.zeros(graph.row_count + 1, dtype=np.int64)
+    np.add.at(change, lifetimes.first, sizes)
+    np.add.at(change, lifetimes.end, -sizes)
+    profile: list[int] = np.cumsum(change[:-1]).tolist()
+    return profile
+
+
+@dataclass(frozen=True, slots=True)
+class Interactions:
+    """What a forward and its backward graph do to each other.
+
+    Attributes:
+        held_bytes: Outputs of the forward that backward does not take: they stay throughout.
+        pinned: Names of backward inputs whose storages backward may not release, because they
+            look into primals or were not made by the forward.
+        idle_bytes: Primals that are neither: the caller holds them all the same. torch leaves them
+            out of its backward figures.
+    """
+
+    held_bytes: int
+    pinned: frozenset[str]
+    idle_bytes: int
+
+
+def interactions(
+    forward: StaticGraph,
+    backward: StaticGraph,
+    on_device: Callable[[str], bool] = lambda _: True,
+) -> Interactions:
+    """Return how two graphs over one storage table interact; see `Interactions`."""
+    inputs = [node for node in forward.nodes if node.kind is NodeKind.INPUT]
+    primals = {s for node in inputs if not not_primal(node) for s in node.makes}
+    outputs = _output_storages(forward)
+    taken: set[int] = set()
+    pinned = set()
+    for node in backward.nodes:
+        if node.kind is not NodeKind.INPUT:
+            continue
+        storages = {*node.makes, *node.uses}
+        taken |= storages
+        if storages & primals or not storages & outputs:
+            pinned.add(node.name)
+
+    def size_of(storages: set[int]) -> int:
+        table = forward.storages
+        return sum(table[s].size_bytes for s in storages if on_device(table[s].device))
+
+    held = outputs - taken
+    return Interactions(size_of(held), frozenset(pinned), size_of(primals - taken - held))
+
+
+def pair_peak_bytes(
+    forward: StaticGraph,
+    backward: StaticGraph,
+    on_device: Callable[[str], bool] = lambda _: True,
+) -> int:
+    """Return the peak of a pair as torch defines it in ``get_peak_memory``.
+
+    That leaves primals out that backward does not take; `join_pair` counts them.
+    """
+    between = interactions(forward, backward, on_device)
+
+    def releasable(node: StaticNode) -> bool:
+        return not_primal(node) and node.name not in between.pinned
+
+    in_forward = max(memory_profile(forward, not_primal, on_device))
+    return max(
+        in_forward, between.held_bytes + max(memory_profile(backward, releasable, on_device))
+    )
+
+
+def join_pair(forward: StaticGraph, backward: StaticGraph, device: str) -> StaticRun:
+    """Return a forward and its backward graph as one program with one clock.
+
+    Saved storages live until their last use in backward. Primals and what the caller got out of
+    the forward live to the end. Tangents are there once the forward is over.
+    """
+    pinned = interactions(forward, backward).pinned
+    tangents = [n for n in backward.nodes if n.kind is NodeKind.INPUT]
+    made = {s for node in forward.nodes for s in node.makes}
+    arrival = StaticNode(
+        "backward",
+        NodeKind.OPERATOR,
+        phase=Phase.BACKWARD,
+        makes=tuple(s for node in tangents for s in node.makes if s not in made),
+    )
+    ahead = tuple(n for n in forward.nodes if n.kind is not NodeKind.OUTPUT)
+    after = tuple(n for n in backward.nodes if n.kind in (NodeKind.OPERATOR, NodeKind.OUTPUT))
+    joined = StaticGraph(
+        (*ahead, *_new_attributes(backward, made), arrival, *after), backward.storages
+    )
+    kept = {s for node in tangents if node.name in pinned for s in (*node.makes, *node.uses)}
+    # A tangent belongs to the engine, which drops it with its last use.
+    kept -= set(arrival.makes)
+    taken = {s for node in tangents for s in (*node.makes, *node.uses)}
+    kept |= _output_storages(forward) - taken
+    lifetimes = lifetimes_by_last_use(joined)
+    end = lifetimes.end.copy()
+    end[sorted(kept)] = joined.row_count
+    return StaticRun(joined, Lifetimes(lifetimes.first, end), device)
+
+
+def _new_attributes(graph: StaticGraph, made: set[int]) -> list[StaticNode]:
+    """Attributes that only the backward graph holds; they were there from the start."""
+    return [
+        replace(node, makes=tuple(s for s in node.makes if s not in made))
+        for node in graph.nodes
+        if node.kind is NodeKind.ATTRIBUTE
+    ]
+
+
+def _output_storages(graph: StaticGraph) -> set[int]:
+    return {s for node in graph.nodes if node.kind is NodeKind.OUTPUT for s in node.uses}
+
+
+def build_estimated_timeline(run: StaticRun) -> Timeline:
+    """Return the bytes on the run's device: row by row, see `pytest_torchmem.values.static_graph`.
+
+    ``times_ns`` counts operators: 0 before the first, k during and after the k-th.
+    """
+    rows = run.graph.row_count
+    index = storages_here(run)
+    sizes = np.array([s.size_bytes for s in run.graph.storages], dtype=np.int64)[index]
+    columns = np.array([s.category.column for s in run.graph.storages], dtype=np.int64)[index]
+    change = np.zeros((rows + 1, len(Category)), dtype=np.int64)
+    np.add.at(change, (run.lifetimes.first[index], columns), sizes)
+    np.add.at(change, (run.lifetimes.end[index], columns), -sizes)
+    times = (np.arange(rows, dtype=np.int64) + 1) // 2
+    return Timeline(times, np.cumsum(change[:-1], axis=0), estimated=True)
+
+
+def allocation_events(run: StaticRun) -> NDArray[np.int64]:
+    """Return every allocation and release on the run's device, in order.
+
+    int64, shape (E, 2): a storage's index, and its bytes, negative for a release. Storages from
+    before the first operator come first; what is never released has no second entry. This is what
+    a simulated allocator replays.
+    """
+    index = storages_here(run)
+    first, end = run.lifetimes.first[index], run.lifetimes.end[index]
+    sizes = np.array([s.size_bytes for s in run.graph.storages], dtype=np.int64)[index]
+    over = end < run.graph.row_count
+    rows = np.concatenate([first, end[over]])
+    events = np.stack(
+        [np.concatenate([index, index[over]]), np.concatenate([sizes, -sizes[over]])], axis=1
+    )
+    # A scratch storage ends on the row after it began, so sorting by row alone keeps it in order.
+    ordered: NDArray[np.int64] = events[np.argsort(rows, kind="stable")]
+    return ordered
+
+
+def storages_here(run: StaticRun) -> NDArray[np.int64]:
+    """Indices of the storages that live on the run's device at some row."""
+    here = np.array([s.device == run.device for s in run.graph.storages], dtype=bool)
+    lives = run.lifetimes.end > run.lifetimes.first
+    found: NDArray[np.int64] = np.flatnonzero(here & lives)
+    return found
+
+
+def estimate_result(run: StaticRun, name: str = "") -> Result:
+    """Return the run's peak and what it leaves behind, as an estimated `Result`."""
+    run = settle_categories(run)
+    timeline = build_estimated_timeline(run)
+    row = timeline.peak_row
+    here = storages_here(run)
+    made = run.lifetimes.first[here] > 0
+    left = here[made & (run.lifetimes.end[here] >= run.graph.row_count)]
+    left_live = contributors(run, left)
+    left_bytes = _by_category(left_live)
+    return Result(
+        name=name,
+        device=run.device,
+        estimated=True,
+        peak=Peak(
+            total=int(timeline.total[row]),
+            time_ns=int(timeline.times_ns[row]),
+            at_peak=timeline.at(row),
+            by_category=timeline.largest,
+            live=contributors(run, _live_at(run, row)),
+            live_by_category=tuple(
+                sorted(_live_at_own_peaks(run, timeline), key=lambda c: -c.size_bytes)
+            ),
+        ),
+        retained=Retained(left_bytes.total, left_bytes, left_live),
+        has_backward=any(node.phase is Phase.BACKWARD for node in run.graph.nodes),
+        notes=run.notes,
+    )
+
+
+def _live_at(run: StaticRun, row: int) -> NDArray[np.int64]:
+    here = storages_here(run)
+    return here[(run.lifetimes.first[here] <= row) & (run.lifetimes.end[here] > row)]
+
+
+def _live_at_own_peaks(run: StaticRun, timeline: Timeline) -> Iterator[Contributor]:
+    """What each category held when it held most."""
+    for category in Category:
+        sizes = timeline.of(category)
+        if sizes.any():
+            live = contributors(run, _live_at(run, int(np.argmax(sizes))))
+            yield from (c for c in live if c.category is category)
+
+
+def contributors(run: StaticRun, storages: NDArray[np.int64]) -> tuple[Contributor, ...]:
+    """Return who made the given storages, those of one origin together, largest first."""
+    found = [who for who, _ in grouped(run, storages)]
+    return tuple(sorted(found, key=lambda c: (-c.size_bytes, c.identity)))
+
+
+def grouped(run: StaticRun, storages: NDArray[np.int64]) -> Iterator[tuple[Contributor, list[int]]]:
+    """Yield who made the given storages, and which of them: those of one origin together."""
+    makers = makers_of(run.graph)
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for index in storages.tolist():
+        node = makers[index]
+        category = run.graph.storages[index].category
+        phase = node.phase if node.kind is NodeKind.OPERATOR else Phase.PREEXISTING
+        module = folded(node.module)
+        groups[category, node.operator, module, node.source, phase].append(index)
+    for key, indices in groups.items():
+        yield _contributor(run.graph, key, indices), indices
+
+
+def _contributor(graph: StaticGraph, key: tuple[object, ...], indices: list[int]) -> Contributor:
+    category, operator, module, source, phase = key
+    assert isinstance(category, Category)
+    assert isinstance(phase, Phase)
+    assert source is None or isinstance(source, Source)
+    return Contributor(
+        category=category,
+        size_bytes=sum(graph.storages[i].size_bytes for i in indices),
+        count=len(indices),
+        operator=str(operator),
+        module=str(module),
+        source=source,
+        phase=phase,
+    )
+
+
+def _by_category(live: tuple[Contributor, ...]) -> CategoryBytes:
+    amounts: dict[Category, int] = defaultdict(int)
+    for contributor in live:
+        amounts[contributor.category] += contributor.size_bytes
+    return CategoryBytes.of(amounts)

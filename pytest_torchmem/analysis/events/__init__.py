@@ -1,0 +1,1 @@
+"""From tables to operators, modules and phases."""

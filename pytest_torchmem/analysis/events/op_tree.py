@@ -1,0 +1,213 @@
+"""The operator tree: nesting, phases, leaf operators, and the order of things.
+
+Every question of the form "what is the innermost X around this event" is answered for all events
+at once, level by level from the roots, so its cost does not depend on how deep the tree is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_torchmem.values.contributors import Phase
+from pytest_torchmem.values.trace import CREATE_GRAPH, EventKind, MarkKind, Role, Scope, Trace
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Codes in `OpTree.phase`, in the order of the enum.
+PHASES = tuple(Phase)
+FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER, PREEXISTING = range(len(PHASES))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpTree:
+    """A trace's events with what follows from their nesting.
+
+    Attributes:
+        trace: The trace the rows belong to.
+        depth: int32, shape (E,); 0 for a root.
+        rank: int64, shape (E,); position of each event in the order of start times. Unlike times,
+            ranks are unique.
+        leaf: int32, shape (E,); row of the outermost operator at or above each event (the unit of
+            the data-flow graph), or -1 outside every operator. A node of the backward graph is a
+            leaf whatever its name.
+        backward_node: int32, shape (E,); row of the innermost node of the backward graph, or -1.
+        phase: uint8, shape (E,); index into `PHASES`.
+        levels: The rows of each depth, roots first.
+    """
+
+    trace: Trace
+    depth: NDArray[np.int32]
+    rank: NDArray[np.int64]
+    leaf: NDArray[np.int32]
+    backward_node: NDArray[np.int32]
+    phase: NDArray[np.uint8]
+    levels: list[NDArray[np.int64]]
+
+    def innermost(self, condition: NDArray[np.bool_]) -> NDArray[np.int32]:
+        """For each event the row of the nearest event at or above it that meets ``condition``."""
+        return _innermost(self.trace.events["parent"], self.levels, condition)
+
+    def innermost_module_calls(self) -> NDArray[np.int32]:
+        """For each event the row of the innermost module call around it, or -1: shape (E,)."""
+        is_call = np.zeros(len(self.trace.events), np.bool_)
+        is_call[self.trace.module_calls["event"]] = True
+        return self.innermost(is_call)
+
+    def mark_ranks(self) -> NDArray[np.float64]:
+        """Where each mark stands among the ranks: float64, shape (M,).
+
+        A mark that is not in the tree falls half-way between the events around its time.
+        """
+        marks = self.trace.marks
+        ranks = self._ranks_at(marks["time_ns"])
+        placed = marks["event"] >= 0
+        ranks[placed] = self.rank[marks["event"][placed]]
+        return ranks
+
+    def rank_at(self, time_ns: int) -> float:
+        """Where a moment stands among the ranks: half-way between the events around it."""
+        return float(self._ranks_at(np.array([time_ns]))[0])
+
+    def _ranks_at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        times = np.empty(len(self.trace.events), np.int64)
+        times[self.rank] = self.trace.events["start_ns"]
+        ranks: NDArray[np.float64] = np.searchsorted(times, times_ns).astype(np.float64)
+        return ranks - 0.5
+
+
+def build_op_tree(trace: Trace) -> OpTree:
+    """Return the operator tree of a trace."""
+    events = trace.events
+    depth = _depths(events["parent"], events["end"])
+    levels = _levels(depth)
+    rank = np.empty(len(events), np.int64)
+    rank[np.argsort(events["start_ns"], kind="stable")] = np.arange(len(events))
+    is_backward = _called_by_engine(events)
+    leaf = _outermost(
+        events["parent"],
+        levels,
+        (events["kind"] == EventKind.TORCH_OP) & (events["is_operator"] | is_backward),
+    )
+    backward_node = _innermost(events["parent"], levels, is_backward)
+    phase = np.zeros(len(events), np.uint8)
+    tree = OpTree(trace, depth, rank, leaf, backward_node, phase, levels)
+    tree.phase[:] = _phases(tree)
+    return tree
+
+
+def _called_by_engine(events: NDArray[Any]) -> NDArray[np.bool_]:
+    """Nodes of the backward graph. One that is called by another node is a part of that node."""
+    is_backward: NDArray[np.bool_] = events["scope"] == Scope.BACKWARD_FUNCTION
+    nested = (events["parent"] >= 0) & is_backward[events["parent"]] if len(events) else is_backward
+    return is_backward & ~nested
+
+
+def _depths(parents: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.int32]:
+    # Depth is how many subtrees are open: each row opens one and closes those that end with it.
+    count = len(parents)
+    closed = np.bincount(ends, minlength=count + 1)[: count + 1] if count else np.zeros(1, np.int64)
+    depth: NDArray[np.int32] = (np.arange(count) - np.cumsum(closed)[:count]).astype(np.int32)
+    return depth
+
+
+def _levels(depth: NDArray[np.int32]) -> list[NDArray[np.int64]]:
+    """Rows of each depth, roots first."""
+    order = np.argsort(depth, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(depth))[:-1]) if len(depth) else []
+
+
+def _innermost(
+    parents: NDArray[Any], levels: list[NDArray[np.int64]], condition: NDArray[np.bool_]
+) -> NDArray[np.int32]:
+    found = np.full(len(parents), -1, np.int32)
+    for level, rows in enumerate(levels):
+        above = found[parents[rows]] if level else np.int32(-1)
+        found[rows] = np.where(condition[rows], rows, above)
+    return found
+
+
+def _outermost(
+    parents: NDArray[Any], levels: list[NDArray[np.int64]], condition: NDArray[np.bool_]
+) -> NDArray[np.int32]:
+    found = np.full(len(parents), -1, np.int32)
+    for level, rows in enumerate(levels):
+        above = found[parents[rows]] if level else np.full(len(rows), -1, np.int32)
+        found[rows] = np.where(above >= 0, above, np.where(condition[rows], rows, -1))
+    return found
+
+
+def _phases(tree: OpTree) -> NDArray[np.uint8]:
+    """Phase of each event.
+
+    Backward is what happens while the engine runs, on whatever thread. Inside it gradients are
+    switched off, so what was recorded with a sequence number is watched by autograd: a forward pass
+    run again, unless the backward pass itself is being differentiated. So is all that a module does
+    that is called there and was called before: what it does for no gradient has no number.
+    """
+    events, marks = tree.trace.events, tree.trace.marks
+    ranks = tree.mark_ranks()
+    phase = np.full(len(events), FORWARD, np.uint8)
+    in_optimizer = _inside(tree, ranks, MarkKind.OPTIMIZER_BEGIN, MarkKind.OPTIMIZER_END)
+    stepping = np.zeros(len(events), np.bool_)
+    roles = tree.trace.tensors["role"]
+    stepping[tree.trace.tensors["event"][roles == Role.OPTIMIZER_PARAMETER]] = True
+    watched = tree.innermost(events["is_operator"] & (events["sequence"] >= 0))
+    # A step switches gradients off, but not for a closure that it calls.
+    phase[(in_optimizer | (tree.innermost(stepping) >= 0)) & (watched < 0)] = OPTIMIZER
+    in_backward = _inside(tree, ranks, MarkKind.BACKWARD_BEGIN, MarkKind.BACKWARD_END)
+    in_backward |= (tree.backward_node >= 0) | (tree.innermost(_calls_backward(tree)) >= 0)
+    phase[in_backward] = BACKWARD
+    differentiated = [
+        tree.trace.strings[text] == CREATE_GRAPH
+        for text in marks["text"][marks["kind"] == MarkKind.BACKWARD_BEGIN].tolist()
+    ]
+    if not any(differentiated):
+        # Below the innermost backward node only: the node itself carries its forward's number.
+        phase[in_backward & (watched > tree.backward_node)] = RECOMPUTE
+        called = _called_again(tree, in_backward)
+        phase[in_backward & (tree.innermost(called) > tree.backward_node)] = RECOMPUTE
+    return phase
+
+
+def _called_again(tree: OpTree, in_backward: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which events are calls, in a backward pass, of modules that were called outside of one."""
+    calls = tree.trace.module_calls
+    within = in_backward[calls["event"]]
+    again = within & np.isin(calls["module"], calls["module"][~within])
+    found = np.zeros(len(tree.trace.events), np.bool_)
+    found[calls["event"][again]] = True
+    return found
+
+
+def _calls_backward(tree: OpTree) -> NDArray[np.bool_]:
+    """Python calls of ``torch.autograd``'s own entry points, which make the first gradients."""
+    events, strings = tree.trace.events, tree.trace.strings
+    file = [
+        text.endswith(("torch/autograd/__init__.py", "torch/autograd/graph.py")) for text in strings
+    ]
+    name = [text in ("backward", "grad", "_engine_run_backward") for text in strings]
+    is_call = events["kind"] == EventKind.PY_CALL
+    found: NDArray[np.bool_] = (
+        is_call
+        & np.array([*file, False])[events["file"]]
+        & np.array([*name, False])[events["name"]]
+    )
+    return found
+
+
+def _inside(
+    tree: OpTree, ranks: NDArray[np.float64], begin: MarkKind, end: MarkKind
+) -> NDArray[np.bool_]:
+    """Which events lie between a ``begin`` mark and its ``end``; pairs may nest."""
+    kinds = tree.trace.marks["kind"]
+    steps = np.zeros(len(tree.rank) + 1, np.int64)
+    count = len(tree.rank)
+    for kind, step in ((begin, 1), (end, -1)):
+        at = np.ceil(ranks[kinds == kind]).astype(np.int64).clip(0, count)
+        np.add.at(steps, at, step)
+    inside: NDArray[np.bool_] = (np.cumsum(steps)[:-1] > 0)[tree.rank]
+    return inside

@@ -1,0 +1,86 @@
+"""Holders: what keeps alive what a window left behind, and which of it a sentence is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pytest_torchmem.analysis.judge.verdict import RETAINED, Finding, Verdict
+from pytest_torchmem.values.contributors import Contributor
+from pytest_torchmem.values.results import Fate, Holder
+
+# Of a list, and of a module's numbered child.
+_INDEX: Final = re.compile(r"(?<=\[)\d+(?=\])|(?<=\.)\d+(?=\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """One storage that a window made and that was alive at its end.
+
+    Attributes:
+        place: Its device and pointer, its own as long as it lived.
+        size_bytes: How large it is.
+        is_alive: Nothing freed it until now.
+        outlived_note: It was alive at the time that was asked about.
+        contributor: It alone, with where it comes from.
+    """
+
+    place: tuple[str, int]
+    size_bytes: int
+    is_alive: bool
+    outlived_note: bool
+    contributor: Contributor
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What keeps one storage alive, or kept it, beside where the storage comes from."""
+
+    holder: Holder
+    contributor: Contributor
+
+
+def explain_retained(
+    verdict: Verdict, find_holders: Callable[[], tuple[Held, ...]] | None
+) -> Verdict:
+    """Say what keeps alive what was retained, where that is what failed; only then it is asked."""
+    if find_holders is None or not any(finding.key in RETAINED for finding in verdict.findings):
+        return verdict
+    held = find_holders()
+    holders = group_holders(each.holder for each in held)
+    result = replace(verdict.result, retained=replace(verdict.result.retained, holders=holders))
+    findings = tuple(_with_holder(finding, held) for finding in verdict.findings)
+    return replace(verdict, result=result, findings=findings)
+
+
+def _with_holder(finding: Finding, held: tuple[Held, ...]) -> Finding:
+    """Add who holds the cause that a finding names; something else may hold more."""
+    if finding.key not in RETAINED or not finding.excess_bytes or not finding.causes:
+        return finding
+    cause = finding.causes[0].told_as
+    holders = group_holders(each.holder for each in held if each.contributor.told_as == cause)
+    if not holders:
+        return finding
+    first = min(holders, key=lambda holder: holder.fate is Fate.NOT_LOOKED_FOR)
+    return replace(finding, sentence=f"{finding.sentence}, {first}")
+
+
+def holders_title(holders: Iterable[Holder]) -> str:
+    """Return what a list of holders is called."""
+    gone = any(holder.fate is Fate.FREED_LATER for holder in holders)
+    return "what held it" if gone else "what keeps it alive"
+
+
+def group_holders(single: Iterable[Holder]) -> tuple[Holder, ...]:
+    """Return one holder for all that differ in nothing but an index, largest first."""
+    groups: dict[tuple[Fate, str], list[Holder]] = {}
+    for holder in single:
+        groups.setdefault((holder.fate, _INDEX.sub("*", holder.by)), []).append(holder)
+    grouped = []
+    for (_, folded), group in groups.items():
+        by = folded if len({holder.by for holder in group}) > 1 else group[0].by
+        size_bytes, count = sum(h.size_bytes for h in group), sum(h.count for h in group)
+        grouped.append(replace(group[0], size_bytes=size_bytes, count=count, by=by))
+    return tuple(sorted(grouped, key=lambda holder: (-holder.size_bytes, str(holder))))

@@ -1,0 +1,173 @@
+"""The results of all ranks of one job, looked at together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from pytest_torchmem.analysis.judge.baseline import Allowance, BaselineEntry
+from pytest_torchmem.analysis.judge.growth import attribute_growth
+from pytest_torchmem.analysis.judge.limits import Size, read_limits, read_size, sizes_now
+from pytest_torchmem.analysis.judge.verdict import Verdict, judge_baseline, judge_limits, origin
+from pytest_torchmem.values.errors import LimitError, MarkerError, RankError, SizeError
+from pytest_torchmem.values.results import Result
+from pytest_torchmem.values.units import (
+    format_apart,
+    format_change,
+    format_size,
+    parse_fraction,
+    parse_size,
+)
+
+_OWNER: Final = "check"
+"""What messages say that a bad argument was given to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of a job, counted from 0, and how many there are."""
+
+    number: int = 0
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"rank {self.number} of {self.count}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a number depends on in a job of several ranks; empty in a job of one."""
+        return {"rank": f"{self.number} of {self.count}"} if self.count > 1 else {}
+
+
+@dataclass(frozen=True, slots=True)
+class RankResult:
+    """What one rank measured."""
+
+    rank: int
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class RankResults:
+    """What all ranks of a job measured of the same thing, rank 0 first.
+
+    Raises `RankError` when there is none.
+    """
+
+    results: Sequence[Result] = field(default_factory=tuple)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "results", tuple(self.results))
+        if not self.results:
+            raise RankError("there is no result of any rank")
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __iter__(self) -> Iterator[RankResult]:
+        return (RankResult(rank, result) for rank, result in enumerate(self.results))
+
+    def of(self, rank: int) -> Result:
+        """Return the result of one rank. Raises `RankError` when there is no such rank."""
+        if not 0 <= rank < len(self.results):
+            raise RankError(f"there is no rank {rank}; there are {len(self.results)}, from 0 on")
+        return self.results[rank]
+
+    @property
+    def largest(self) -> RankResult:
+        """The rank with the largest peak; the first of equals."""
+        return max(self, key=lambda one: one.result.peak.total)
+
+    @property
+    def smallest(self) -> RankResult:
+        """The rank with the smallest peak; the first of equals."""
+        return min(self, key=lambda one: one.result.peak.total)
+
+    @property
+    def spread_bytes(self) -> int:
+        """How far the largest peak is above the smallest."""
+        return self.largest.result.peak.total - self.smallest.result.peak.total
+
+    def check(
+        self,
+        total: Size | None = None,
+        *,
+        spread: Size | None = None,
+        before: RankResults | None = None,
+        tolerance: object = "2%",
+        floor: object = "1MiB",
+        **limits: Size | None,
+    ) -> None:
+        """Raise `LimitError` unless every rank is as it must be; the first line names the rank.
+
+        Args:
+            total: What the peak of each rank may be; further ``limits`` are those of the marker
+                ``memory_budget``, such as ``activation="1GiB"``.
+            spread: How far the peaks of two ranks may be apart.
+            before: Results of the same ranks that none may exceed by more than ``tolerance`` and
+                ``floor``, as with a baseline: a rank that grew alone is found.
+
+        Raises `MarkerError` for an argument that cannot be used, and `RankError` when ``before``
+        has another number of ranks.
+        """
+        asked = read_limits(_OWNER, {"total": total, **limits})
+        apart = {} if spread is None else {"spread": read_size(_OWNER, "spread", spread)}
+        if not asked and not apart and before is None:
+            raise MarkerError(f"{_OWNER} needs a limit, a spread or results to compare with")
+        wrong = self._over(sizes_now(_OWNER, asked))
+        if before is not None:
+            wrong += self._grown(before, _allowance(tolerance, floor))
+        wrong.sort(key=_telling)
+        sentences = [_on(one.rank, verdict, len(self)) for one, verdict in wrong]
+        for allowed in sizes_now(_OWNER, apart).values():
+            sentences += self._apart(allowed)
+        if sentences:
+            raise LimitError(sentences[0], tuple(sentences))
+
+    def _over(self, limits: dict[str, int]) -> list[tuple[RankResult, Verdict]]:
+        judged = ((one, Verdict(one.result, judge_limits(one.result, limits))) for one in self)
+        return [(one, verdict) for one, verdict in judged if verdict.failed]
+
+    def _grown(self, before: RankResults, allowance: Allowance) -> list[tuple[RankResult, Verdict]]:
+        if len(before) != len(self):
+            raise RankError(f"{len(before)} ranks cannot be compared with {len(self)}")
+        judged = (
+            (one, judge_baseline(one.result, BaselineEntry.of(before.of(one.rank)), allowance))
+            for one in self
+        )
+        return [(one, verdict) for one, verdict in judged if verdict.failed]
+
+    def _apart(self, allowed_bytes: int) -> list[str]:
+        if self.spread_bytes <= allowed_bytes:
+            return []
+        top, low = self.largest, self.smallest
+        high, small = format_apart(top.result.peak.total, low.result.peak.total)
+        growths = attribute_growth(top.result.peak.live, low.result.peak.live)
+        cause = ""
+        if growths:
+            change = format_change(growths[0].size_bytes)
+            cause = f": {change} {origin(growths[0].contributor)}"
+        over = format_size(self.spread_bytes - allowed_bytes)
+        return [
+            f"rank {top.rank} of {len(self)} peaked at {high} and rank {low.rank} at {small}, "
+            f"{over} over the spread of {format_size(allowed_bytes)}{cause}"
+        ]
+
+
+def _telling(pair: tuple[RankResult, Verdict]) -> tuple[bool, int, int]:
+    """Sort what could not be judged first, then the largest excess."""
+    one, verdict = pair
+    excess_bytes = verdict.findings[0].excess_bytes
+    return bool(excess_bytes), -excess_bytes, one.rank
+
+
+def _on(rank: int, verdict: Verdict, count: int) -> str:
+    return f"on rank {rank} of {count}, {verdict.sentence}"
+
+
+def _allowance(tolerance: object, floor: object) -> Allowance:
+    try:
+        return Allowance(parse_fraction(tolerance), parse_size(floor))
+    except SizeError as error:
+        raise MarkerError(f"{_OWNER}: {error.sentence}") from None

@@ -1,0 +1,398 @@
+"""A result held against limits or against a baseline: passed, or what grew and by how much."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pytest_torchmem.analysis.judge.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.analysis.judge.growth import Growth, attribute_growth
+from pytest_torchmem.values.contributors import Category, Contributor
+from pytest_torchmem.values.results import Result
+from pytest_torchmem.values.units import format_apart, format_change, format_size
+
+COUNTERS: Final = ("allocated", "active", "reserved")
+LIMIT_KEYS: Final = ("total", *(c.value for c in Category), "retained", "growth", *COUNTERS)
+"""What a limit can be set on, in the order in which reports name them."""
+
+RETAINED: Final = ("retained", "growth")
+"""The limits that what is left behind may exceed."""
+
+_NOT_JUDGED: Final = "cannot be judged: "
+_NO_READING: Final = "a limit needs a reading"
+UNJUDGED: Final = (_NOT_JUDGED, _NO_READING)
+"""What the sentence about a limit without a reading has one of."""
+
+_SCRATCH: Final = ("temporary", "autograd_detail", "workspace", "unknown")
+_SCRATCH_FACTOR: Final = 8
+
+SLUGS: Final = (
+    "no-activation",
+    "no-counter",
+    "no-steps",
+    "no-reading",
+    "shrunk",
+    "unstable",
+    "unseen",
+)
+"""Why a number could not be judged, or fails without being too large; docs/messages.md explains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One number that is not as it must be.
+
+    Attributes:
+        key: One of `LIMIT_KEYS`.
+        sentence: Both numbers and the largest cause, on one line.
+        excess_bytes: By how much; 0 when the number could not be judged.
+        growths: What grew, largest first, when there was a baseline to compare with.
+        numbers: The sentence without its cause.
+        causes: The contributor that the sentence names as the largest cause; empty for none.
+    """
+
+    key: str
+    sentence: str
+    excess_bytes: int = 0
+    growths: tuple[Growth, ...] = ()
+    numbers: str = ""
+    causes: tuple[Contributor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What holding one result against its limits and its baseline found.
+
+    Attributes:
+        result: The result that was judged.
+        findings: What failed, the most telling first; empty when all is well.
+        change: How the result differs from its baseline entry.
+        baseline_bytes: The entry's peak; 0 without one.
+        notice: What shrank most, in a sentence; ``""`` when nothing did.
+        reference: The environment whose baseline a user told us to compare with; ``""`` for that
+            of the run.
+        nearest: Without a baseline, the nearest environment that has one; ``""`` if none does.
+    """
+
+    result: Result
+    findings: tuple[Finding, ...] = ()
+    change: Change = Change.NOT_COMPARED
+    baseline_bytes: int = 0
+    notice: str = ""
+    reference: str = ""
+    nearest: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.findings)
+
+    @property
+    def sentence(self) -> str:
+        """The first line of a failure; ``""`` when nothing failed."""
+        if not self.findings:
+            return ""
+        where = f"in {self.result.name!r}, " if self.result.name else ""
+        return where + self.findings[0].sentence
+
+    @property
+    def growths(self) -> tuple[Growth, ...]:
+        """What grew against the baseline, each contributor once, largest growth first."""
+        seen: dict[tuple[str, ...], Growth] = {}
+        for finding in self.findings:
+            for growth in finding.growths:
+                seen.setdefault(growth.contributor.identity, growth)
+        return tuple(sorted(seen.values(), key=lambda g: -g.size_bytes))
+
+
+def judge_limits(result: Result, limits: Mapping[str, int]) -> tuple[Finding, ...]:
+    """Return a finding for each limit that is exceeded or that no reading can answer."""
+    if limits and result.peak.total == 0:
+        return (_nothing_read(result, f"{_NO_READING} to be held against"),)
+    findings = (_judge_limit(result, key, limit_bytes) for key, limit_bytes in limits.items())
+    return rank(finding for finding in findings if finding is not None)
+
+
+def judge_blind_spots(result: Result) -> tuple[Finding, ...]:
+    """Return a finding for each thing that the figures may lack, for those who cannot accept it."""
+    return tuple(
+        Finding("total", f"not everything was seen: {spot} [unseen]") for spot in result.blind_spots
+    )
+
+
+def judge_baseline(
+    result: Result, entry: BaselineEntry, allowance: Allowance, environment: str = ""
+) -> Verdict:
+    """Compare the peak, each category's own peak and what was retained with a stored entry.
+
+    ``environment`` names where the entry comes from if that is not where the result does.
+    """
+    if result.peak.total == 0 and entry.total > 0:
+        missing = _nothing_read(result, f"the baseline has {format_size(entry.total)}")
+        return Verdict(result, (missing,), Change.NOT_COMPARED, entry.total)
+    changes: set[Change] = set()
+    findings: list[Finding] = []
+    of_other = f" for {environment}" if environment else ""
+    # The total is asked for what its categories were asked for before.
+    category_growths = functools.cache(functools.partial(_category_growths, result, entry))
+    for key, measured_bytes, baseline_bytes in _compared(result, entry):
+        if measured_bytes == baseline_bytes:
+            continue
+        change = allowance.compare(measured_bytes, baseline_bytes)
+        changes.add(change)
+        if change is Change.GROWN:
+            allowed = allowance.text_for(baseline_bytes)
+            reference = f"the baseline{of_other} of {{}} ({allowed})"
+            growths = _growths(result, entry, key, category_growths)
+            numbers = _exceeds(result, key, measured_bytes, baseline_bytes, reference)
+            excess_bytes = measured_bytes - baseline_bytes
+            findings.append(_with_cause(Finding(key, numbers, excess_bytes, growths), result))
+    change = next((c for c in (Change.GROWN, Change.SHRUNK) if c in changes), Change.SAME)
+    notice = _largest_saving(result, entry) if change is Change.SHRUNK else ""
+    return Verdict(result, rank(findings), change, entry.total, notice, environment)
+
+
+def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
+    """Return a finding where a number is below its baseline, for those who want that to fail."""
+    if not verdict.notice:
+        return ()
+    return (Finding("total", f"{verdict.notice}: tighten it [shrunk]"),)
+
+
+def _largest_saving(result: Result, entry: BaselineEntry) -> str:
+    """Return ``activation peaked at 70.0 MiB, 30 % below the baseline of 100.0 MiB``."""
+    # The first of equal savings, which is the total where that shrank as much as a part of it.
+    key, measured_bytes, baseline_bytes = max(
+        _compared(result, entry), key=lambda numbers: numbers[2] - numbers[1]
+    )
+    measured, baseline = format_apart(measured_bytes, baseline_bytes)
+    share = f"{(baseline_bytes - measured_bytes) / baseline_bytes:.0%}".replace("%", " %")
+    verb = "retained" if key == "retained" else f"{words(key)} peaked at"
+    return f"{verb} {measured}, {share} below the baseline of {baseline}"
+
+
+def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Sort findings, the most telling first.
+
+    What could not be judged comes first, because nobody knows how large it is. A category or what
+    was retained says more than the total that it is part of. Among those the largest single cause
+    leads, then the largest excess.
+
+    Scratch often grows as a consequence: a state kept in fp32 makes the scratch of all that reads
+    it wider, too. It leads where its cause is several times larger than any other, or is in the
+    same function and on an earlier line: what was made first is no consequence of the rest.
+    """
+    ranked = sorted(findings, key=_rank)
+    if ranked and (cause := _cause(ranked[0])):
+        earlier = [f for f in ranked if f.excess_bytes and _precedes(_cause(f), cause)]
+        ranked.sort(key=lambda finding: finding not in earlier)
+    return tuple(ranked)
+
+
+def _cause(finding: Finding) -> Growth | None:
+    return finding.growths[0] if finding.growths and finding.key != "total" else None
+
+
+def _precedes(one: Growth | None, other: Growth) -> bool:
+    """True when two causes are of one size and in one function, and ``one`` is further up in it."""
+    if one is None or not (one.contributor.source and other.contributor.source):
+        return False
+    above, below = one.contributor.source, other.contributor.source
+    same = (above.file, above.function) == (below.file, below.function)
+    return same and 0 < above.line < below.line and 2 * one.size_bytes >= other.size_bytes
+
+
+def _rank(finding: Finding) -> tuple[bool, bool, int, int, int]:
+    whole = finding.key in ("total", *COUNTERS)
+    cause_bytes = finding.growths[0].size_bytes if finding.growths else 0
+    weight = 1 if finding.key in _SCRATCH else _SCRATCH_FACTOR
+    place = LIMIT_KEYS.index(finding.key)
+    judged = bool(finding.excess_bytes)
+    return (judged, whole, -weight * cause_bytes, -finding.excess_bytes, place)
+
+
+def _compared(result: Result, entry: BaselineEntry) -> Iterable[tuple[str, int, int]]:
+    yield "total", result.peak.total, entry.total
+    pairs = zip(result.peak.by_category.items(), entry.peaks.items(), strict=True)
+    for (category, measured_bytes), (_, stored_bytes) in pairs:
+        yield category._value_, measured_bytes, stored_bytes
+    yield "retained", result.retained.total, entry.retained.total
+
+
+def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
+    measured_bytes = _reading(result, key)
+    if isinstance(measured_bytes, str):
+        text = f"the limit of {format_size(limit_bytes)} on {words(key)} {_NOT_JUDGED}"
+        return Finding(key, text + measured_bytes)
+    if measured_bytes <= limit_bytes:
+        return None
+    numbers = _exceeds(result, key, measured_bytes, limit_bytes, "the limit of {}")
+    return _with_cause(Finding(key, numbers, measured_bytes - limit_bytes), result)
+
+
+def _reading(result: Result, key: str) -> int | str:
+    """Return the measured bytes, or the reason why there are none."""
+    if key == "total":
+        return result.peak.total
+    if key == "retained":
+        return result.retained.total
+    if key == "growth":
+        return _growth_reading(result)
+    if key in COUNTERS:
+        return _counter_reading(result, key)
+    if key == Category.ACTIVATION.value and not result.has_backward:
+        return (
+            "nothing in the body was kept for a backward pass, and without one there is no "
+            "activation by definition; limit the total or temporary= instead [no-activation]"
+        )
+    return result.peak.by_category[key]
+
+
+def _growth_reading(result: Result) -> int | str:
+    if result.growth is None:
+        return (
+            "growth is what each step adds, and the body marked fewer than two steps; "
+            "write `for _ in torchmem.steps(4, warmup=1):` around the step [no-steps]"
+        )
+    return result.growth
+
+
+def _counter_reading(result: Result, key: str) -> int | str:
+    if result.counters is None:
+        return f"nothing counted {key} bytes on {result.device}; limit the total [no-counter]"
+    reading: int = getattr(result.counters, key)
+    if reading == 0:
+        return f"the allocator of {result.device} counted no {key} bytes at all [no-counter]"
+    return reading
+
+
+def _nothing_read(result: Result, needed: str) -> Finding:
+    return Finding(
+        "total",
+        f"the body used no memory on {result.device}: the reading is 0 B, but {needed}; "
+        "is the work done on another device, or in another process or thread? [no-reading]",
+    )
+
+
+def _exceeds(
+    result: Result, key: str, measured_bytes: int, reference_bytes: int, reference: str
+) -> str:
+    measured, against = format_apart(measured_bytes, reference_bytes)
+    verb = {"retained": "retained", "growth": "grew by"}.get(key, f"{words(key)} peaked at")
+    per_step = " per step" if key == "growth" else ""
+    estimated = "an estimated " if is_estimated(result, key) else ""
+    over = format_size(measured_bytes - reference_bytes)
+    return f"{verb} {estimated}{measured}{per_step}, {over} over {reference.format(against)}"
+
+
+def is_estimated(result: Result, key: str) -> bool:
+    """Return whether the number that ``key`` stands for was not measured."""
+    simulated = key in COUNTERS and result.counters is not None and result.counters.estimated
+    return result.estimated or simulated
+
+
+def words(key: str) -> str:
+    """Return a limit's key as the subject of a sentence."""
+    if key == "total":
+        return "memory"
+    return f"{key} memory" if key in COUNTERS else key.replace("_", " ")
+
+
+def contributors(result: Result, key: str) -> tuple[Contributor, ...]:
+    """Return who holds the bytes that ``key`` counts, largest first.
+
+    A category is asked at its own peak, which may be at another moment than that of the total.
+    """
+    if key == "growth" and result.grown:
+        return result.grown
+    if key in RETAINED:
+        return result.retained.live
+    if key in ("total", *COUNTERS):
+        return result.peak.live
+    return tuple(c for c in _at_own_peaks(result) if c.category._value_ == key)
+
+
+def _at_own_peaks(result: Result) -> tuple[Contributor, ...]:
+    return result.peak.live_by_category or result.peak.live
+
+
+def _growths(
+    result: Result,
+    entry: BaselineEntry,
+    key: str,
+    category_growths: Callable[[Category], tuple[Growth, ...]],
+) -> tuple[Growth, ...]:
+    if key == "retained":
+        omitted_bytes = entry.retained.total - _held(entry.retained_live)
+        return attribute_growth(result.retained.live, entry.retained_live, max(0, omitted_bytes))
+    if key != "total":
+        return category_growths(Category(key))
+    # What is not alive when the total peaks did not make it larger. Only where nothing of what is
+    # can be told to have grown, a category's growth at its own peak is the best guess.
+    at_peak = [g for c in Category for g in _grown_among(result.peak.live, entry, c)]
+    growths = at_peak or [g for c in Category for g in category_growths(c)]
+    return tuple(sorted(growths, key=lambda growth: -growth.size_bytes))
+
+
+def _category_growths(
+    result: Result, entry: BaselineEntry, category: Category
+) -> tuple[Growth, ...]:
+    if not result.peak.by_category[category]:
+        return ()
+    return _grown_among(contributors(result, category.value), entry, category)
+
+
+def _grown_among(
+    live: Iterable[Contributor], entry: BaselineEntry, category: Category
+) -> tuple[Growth, ...]:
+    """What grew among contributors of a category, beside what it held at its stored own peak."""
+    mine = tuple(c for c in live if c.category is category)
+    if not mine:
+        return ()
+    stored = tuple(c for c in entry.live if c.category is category)
+    omitted_bytes = max(0, entry.peaks[category] - _held(stored))
+    return attribute_growth(mine, stored, omitted_bytes)
+
+
+def _held(live: Iterable[Contributor]) -> int:
+    return sum(contributor.size_bytes for contributor in live)
+
+
+# Said of a cause that is larger than what it is to explain: of a peak, and of what is retained.
+_OTHERS_WENT: Final = (
+    " (more than the whole: something else is gone, or the peak is at another moment)",
+    " (more than the whole: something else is gone)",
+)
+
+
+def _with_cause(finding: Finding, result: Result) -> Finding:
+    """Add what grew most, or without a baseline what is largest, to a sentence of numbers."""
+    key, numbers, aside = finding.key, finding.sentence, ""
+    if finding.growths:
+        growth = finding.growths[0]
+        cause = growth.contributor
+        size = ("at least " if growth.at_least else "") + format_change(growth.size_bytes)
+        # A tenth more or less is what comes and goes beside it.
+        if 10 * growth.size_bytes > 11 * finding.excess_bytes:
+            aside = _OTHERS_WENT[key in RETAINED]
+    elif live := contributors(result, key):
+        cause, size = live[0], f"largest {format_size(live[0].size_bytes)}"
+    else:
+        return replace(finding, numbers=numbers)
+    sentence = f"{numbers}: {size} {origin(cause, key)}{aside}"
+    return replace(finding, sentence=sentence, numbers=numbers, causes=(cause,))
+
+
+def origin(contributor: Contributor, key: str = "total") -> str:
+    """Return ``from aten::mm in model.fc (net.py:12)``; names the category unless ``key`` does."""
+    parts = []
+    if key != contributor.category.value:
+        parts.append(f"of {words(contributor.category.value)}")
+    if contributor.operator:
+        parts.append(f"from {contributor.operator}")
+    if contributor.module:
+        parts.append(f"in {contributor.module}")
+    if contributor.source:
+        parts.append(f"({contributor.source})")
+    return " ".join(parts) or "of unknown origin"

@@ -1,0 +1,276 @@
+"""Where a storage comes from: operator, module, source line, phase, labels."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchmem.analysis.events.annotations import Annotations
+from pytest_torchmem.analysis.events.compiled_code import CompiledCall, CompiledCode
+from pytest_torchmem.analysis.events.module_paths import ModulePaths, folded
+from pytest_torchmem.analysis.events.op_tree import BACKWARD, PHASES
+from pytest_torchmem.analysis.storages.evidence import Evidence
+from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
+from pytest_torchmem.values.trace import EventKind, MarkKind, Ownership, Scope
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Operators that do nothing but allocate: whoever called them is the one to name.
+_ALLOCATORS: Final = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::set_")
+# Annotations that torch writes itself.
+_OWN_ANNOTATIONS: Final = (
+    "Optimizer.",
+    "##",
+    "PythonDispatchMode",
+    "PythonSubclass",
+    "Torch-Compiled Region",
+    "TorchDynamo ",
+    "pytest-torchmem ",
+)
+# What a compiler puts between the user's code and the code it generated.
+_COMPILED_GRAPH: Final = "GraphModule"
+_OWNED: Final = {
+    Category.PARAMETER: Ownership.PARAMETER,
+    Category.BUFFER: Ownership.BUFFER,
+    Category.GRADIENT: Ownership.GRADIENT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What `Contributor` says of a storage beside its category and size."""
+
+    operator: str = ""
+    module: str = ""
+    source: Source | None = None
+    phase: Phase = Phase.PREEXISTING
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """Finds the origin of storages and groups them by it."""
+
+    evidence: Evidence
+    labels: NDArray[np.uint8]
+
+    def contributors(self, storages: Iterable[int]) -> tuple[Contributor, ...]:
+        """Group storages by category and origin, largest group first."""
+        sizes: dict[tuple[Category, Origin], int] = defaultdict(int)
+        counts: dict[tuple[Category, Origin], int] = defaultdict(int)
+        categories = tuple(Category)
+        for storage in storages:
+            category = categories[int(self.labels[storage])]
+            key = (category, self.origin(storage, category))
+            sizes[key] += int(self.evidence.storages.size_bytes[storage])
+            counts[key] += 1
+        groups = [
+            Contributor(
+                category,
+                size,
+                counts[category, o],
+                o.operator,
+                o.module,
+                o.source,
+                o.phase,
+                o.labels,
+            )
+            for (category, o), size in sizes.items()
+        ]
+        groups.sort(key=lambda g: (-g.size_bytes, g.identity, g.source.line if g.source else 0))
+        return tuple(groups)
+
+    def origin(self, storage: int, category: Category) -> Origin:
+        """Where one storage comes from."""
+        held = self._held_names.get((storage, _OWNED[category])) if category in _OWNED else None
+        event = int(self.evidence.storages.event[storage])
+        if event < 0 or not self.evidence.made[storage]:
+            return Origin(module=held or "")
+        chain = self._chain(event)
+        anchor = self._anchor(event, chain)
+        around = chain if anchor is None else self._chain(anchor)
+        compiled = self._compiled.call(chain)
+        traced = compiled or self._compiled.call(around)
+        return Origin(
+            operator=self._operator(chain, compiled) or self._node(event),
+            module=held or self._traced_module(traced, event) or self._module(around),
+            source=(compiled and compiled.line.source)
+            or self._source(around)
+            or self._source(chain),
+            phase=PHASES[int(self.evidence.tree.phase[event])],
+            labels=self._labels(event),
+        )
+
+    def _chain(self, event: int) -> list[int]:
+        """The event and those around it, innermost first."""
+        chain = []
+        parents = self.evidence.tree.trace.events["parent"]
+        while event >= 0:
+            chain.append(event)
+            event = int(parents[event])
+        return chain
+
+    def _anchor(self, event: int, chain: list[int]) -> int | None:
+        """The forward operator that a backward allocation belongs to.
+
+        Autograd gives a node the sequence number of the operator that made it.
+        """
+        tree = self.evidence.tree
+        if tree.phase[event] != BACKWARD:
+            return None
+        sequences = tree.trace.events["sequence"]
+        for row in chain:
+            if sequences[row] >= 0:
+                return self._forward_of.get(int(sequences[row]))
+        return None
+
+    @cached_property
+    def _forward_of(self) -> dict[int, int]:
+        tree = self.evidence.tree
+        rows = np.flatnonzero((tree.trace.events["sequence"] >= 0) & (tree.phase != BACKWARD))
+        rows = rows[np.argsort(tree.rank[rows])]
+        return dict(zip(tree.trace.events["sequence"][rows].tolist(), rows.tolist(), strict=True))
+
+    @cached_property
+    def _compiled(self) -> CompiledCode:
+        return CompiledCode(self.evidence.tree.trace)
+
+    def _operator(self, chain: list[int], compiled: CompiledCall | None) -> str:
+        """The outermost operator around an allocation that allocates for a reason of its own.
+
+        Within generated code that is what the generated line stands for.
+        """
+        if compiled is None or not compiled.line.operator:
+            return self._recorded_operator(chain)
+        called = self._recorded_operator(chain[: compiled.depth])
+        makes = called and not called.startswith(_ALLOCATORS)
+        return called if makes else compiled.line.operator
+
+    def _recorded_operator(self, chain: list[int]) -> str:
+        trace = self.evidence.tree.trace
+        first = ""
+        for row in chain:
+            if trace.events["kind"][row] != EventKind.TORCH_OP:
+                if first and trace.events["kind"][row] != EventKind.ALLOCATION:
+                    break
+                continue
+            name: str = trace.strings[trace.events["name"][row]]
+            if not (trace.events["is_operator"][row] or self._is_node(row)):
+                continue
+            first = first or name
+            if not name.startswith(_ALLOCATORS):
+                return name
+        return first
+
+    def _node(self, event: int) -> str:
+        """The node of the backward graph that was reached last, where no operator is observed."""
+        tree = self.evidence.tree
+        ranks, names = self._nodes_reached
+        before = int(np.searchsorted(ranks, tree.rank[event], side="right")) - 1
+        return names[before] if tree.phase[event] == BACKWARD and before >= 0 else ""
+
+    @cached_property
+    def _nodes_reached(self) -> tuple[NDArray[np.float64], list[str]]:
+        """Ranks at which nodes were handed their gradients, or a backward pass began: no node."""
+        trace, ranks = self.evidence.tree.trace, self.evidence.tree.mark_ranks()
+        kinds = (MarkKind.GRADIENT_PASSED, MarkKind.BACKWARD_BEGIN)
+        rows = np.flatnonzero(np.isin(trace.marks["kind"], kinds))
+        rows = rows[np.argsort(ranks[rows], kind="stable")]
+        passed = trace.marks["kind"][rows] == MarkKind.GRADIENT_PASSED
+        texts = trace.marks["text"][rows].tolist()
+        names = [trace.strings[t] if p else "" for t, p in zip(texts, passed, strict=True)]
+        return ranks[rows].astype(np.float64), names
+
+    def _is_node(self, row: int) -> bool:
+        return bool(self.evidence.tree.trace.events["scope"][row] == Scope.BACKWARD_FUNCTION)
+
+    def _module(self, chain: list[int]) -> str:
+        tree = self.evidence.tree
+        row = chain[0]
+        while row >= 0 and (call := int(self.evidence.module_call[row])) >= 0:
+            path = self._paths.path(self._called[call], float(tree.rank[call]))
+            if path != _COMPILED_GRAPH:
+                return folded(path)
+            row = int(tree.trace.events["parent"][call])
+        return ""
+
+    def _traced_module(self, traced: CompiledCall | None, event: int) -> str:
+        """The module that compiled code was traced in; what all have in common if it may be any."""
+        if traced is None or not traced.line.modules:
+            return ""
+        rank = float(self.evidence.tree.rank[event])
+        paths = {folded(self._paths.path(module, rank)) for module in traced.line.modules}
+        names = zip(*(path.split(".") for path in paths), strict=False)
+        return ".".join(level[0] for level in takewhile(lambda n: len({*n}) == 1, names))
+
+    @cached_property
+    def _called(self) -> dict[int, int]:
+        calls = self.evidence.tree.trace.module_calls
+        return dict(zip(calls["event"].tolist(), calls["module"].tolist(), strict=True))
+
+    @cached_property
+    def _paths(self) -> ModulePaths:
+        return ModulePaths(self.evidence.tree)
+
+    def _source(self, chain: list[int]) -> Source | None:
+        trace = self.evidence.tree.trace
+        below = -1
+        for row in chain:
+            if trace.events["kind"][row] == EventKind.PY_CALL:
+                file = int(trace.events["file"][row])
+                line = int(trace.events["line"][below]) if below >= 0 else 0
+                compiled = self._compiled.line(file, line)
+                if compiled is not None and compiled.source is not None:
+                    return compiled.source
+                if file >= 0 and self._is_users[file]:
+                    name = trace.strings[trace.events["name"][row]]
+                    return Source(trace.strings[file], line, name)
+            below = row
+        return None
+
+    @cached_property
+    def _is_users(self) -> list[bool]:
+        trace = self.evidence.tree.trace
+        libraries = tuple(f"{p.rstrip('/')}/" for p in trace.meta.get("library_paths", []))
+        return [
+            text.endswith(".py")
+            and number not in self._compiled.files
+            and not text.startswith((*libraries, "<", "torch/"))
+            and "torchinductor" not in text
+            for number, text in enumerate(trace.strings)
+        ]
+
+    def _labels(self, event: int) -> tuple[str, ...]:
+        trace = self.evidence.tree.trace
+        rows = self._annotations.around(float(self.evidence.tree.rank[event]))
+        names = (trace.strings[trace.events["name"][row]] for row in rows)
+        return tuple(name for name in names if not name.startswith(_OWN_ANNOTATIONS))
+
+    @cached_property
+    def _annotations(self) -> Annotations:
+        return Annotations(self.evidence.tree)
+
+    @cached_property
+    def _held_names(self) -> dict[tuple[int, int], str]:
+        """Under which name a module holds a storage, for each kind of holding.
+
+        A module is asked for its path when its tensor dies, when it has been put in its place.
+        """
+        tree = self.evidence.tree
+        owners = tree.trace.owners
+        died = np.minimum(self.evidence.storages.died, self.evidence.window.end)
+        of_owner = self.evidence.storages.of_owner
+        names: dict[tuple[int, int], str] = {}
+        for row in np.flatnonzero((owners["module"] > 0) & (of_owner >= 0)).tolist():
+            path = self._paths.path(int(owners["module"][row]), float(died[of_owner[row]]))
+            text = folded(f"{path}.{tree.trace.strings[owners['name'][row]]}")
+            key = (int(of_owner[row]), int(owners["kind"][row]))
+            names[key] = min(text, names.get(key, text))
+        return names

@@ -1,0 +1,301 @@
+"""Evidence: everything a category pass may look at, each fact worked out once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from pytest_torchmem.analysis.events.op_tree import BACKWARD, FORWARD, OpTree
+from pytest_torchmem.analysis.storages.gradient_buckets import bucket_mentions
+from pytest_torchmem.analysis.storages.storages import BEFORE, Storages
+from pytest_torchmem.values.trace import EventKind, MarkKind, Mutable, Ownership, Role
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class RankWindow:
+    """A stretch of a recording, by ranks: from ``begin`` to ``end``, both included.
+
+    ``may_go_on`` says that the numbers are asked for before the body is over: whether a backward
+    pass follows, nobody can know yet.
+    """
+
+    begin: float
+    end: float
+    may_go_on: bool = False
+
+
+# What an operator was called with that was not observed.
+_OPERANDS: Final = (Ownership.USED, Ownership.WRITTEN)
+
+
+class Operands(NamedTuple):
+    """What operators were called with, one row for each mention. All columns have shape (I,).
+
+    Attributes:
+        event: int32, row of the operator.
+        storage: int64, the storage that it was called with, or -1.
+        written: bool, whether it writes to it.
+    """
+
+    event: NDArray[np.int32]
+    storage: NDArray[np.int64]
+    written: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Facts about storages within a window, on the device with number ``device``.
+
+    Masks are bool arrays of shape (S,), one entry per storage.
+    """
+
+    tree: OpTree
+    storages: Storages
+    window: RankWindow
+    device: int
+
+    @cached_property
+    def made(self) -> NDArray[np.bool_]:
+        """Allocated within the window."""
+        born = self.storages.born
+        return (born >= self.window.begin) & (born <= self.window.end)
+
+    @cached_property
+    def touched(self) -> NDArray[np.bool_]:
+        """Alive when the window begins, and used within it.
+
+        Compiled code names no inputs. But who calls a module uses all that it and its children
+        hold, and what a graph keeps or gives gradients to was used by what built the graph. A graph
+        that an earlier test left behind was not built in the window. Within ``torch.func``'s
+        transforms operators are not observed, and what they are called with is USED or WRITTEN.
+        """
+        inside = self._tensor_ranks
+        mentioned = (inside >= self.window.begin) & (inside <= self.window.end)
+        owners, at = self.tree.trace.owners, self._owner_ranks
+        used = np.isin(owners["module"], self._modules_called)
+        used |= (at >= self.window.begin) & np.isin(
+            owners["kind"], (Ownership.SAVED, Ownership.LEAF, *_OPERANDS)
+        )
+        used &= (at <= self.window.end) & ~self._left_behind
+        alive = (self.storages.born < self.window.begin) & (self.storages.died > self.window.begin)
+        touched: NDArray[np.bool_] = (
+            alive
+            & ~self.foreign
+            & (self._of_tensors(mentioned) | self._mask(self.storages.of_owner[used]))
+        )
+        return touched
+
+    @cached_property
+    def foreign(self) -> NDArray[np.bool_]:
+        """Used, but neither allocated in the recording nor there when it began.
+
+        It is the memory of another allocator, such as numpy's, or of another thread. Nobody knows
+        when it came and went, so it can be part of no footprint. DDP's buckets are known better.
+        Only the CPU's memory is looked at, and only where somebody looked at what is alive when the
+        recording began.
+        """
+        trace = self.tree.trace
+        kinds = trace.marks["kind"][trace.owners["mark"]]
+        at_start = (trace.owners["kind"] == Ownership.LIVE) & (kinds == MarkKind.START)
+        if not trace.meta.get("live_at_start_known"):
+            return np.zeros(len(self.storages), np.bool_)
+        is_cpu = np.array([*(name == "cpu" for name in trace.devices), False], np.bool_)
+        there = self._mask(self.storages.of_owner[at_start])
+        # What a compiler traces with has no memory.
+        is_real = (self.storages.ptr > 0) & (self.storages.size_bytes > 0)
+        came_before = (self.storages.born == BEFORE) & is_cpu[self.storages.device]
+        foreign: NDArray[np.bool_] = came_before & is_real & ~there & ~self.buckets
+        return foreign
+
+    @cached_property
+    def buckets(self) -> NDArray[np.bool_]:
+        """What DDP copies gradients to."""
+        return self._mask(self.storages.of_tensor[bucket_mentions(self.tree.trace)])
+
+    @cached_property
+    def first_mentions(self) -> NDArray[np.float64]:
+        """Rank at which a tensor of each storage is first mentioned; infinite if none is."""
+        of_tensor = self.storages.of_tensor
+        seen = of_tensor >= 0
+        first = np.full(len(self.storages), np.inf)
+        np.minimum.at(first, of_tensor[seen], self._tensor_ranks[seen])
+        return first
+
+    @cached_property
+    def _left_behind(self) -> NDArray[np.bool_]:
+        """Rows of owners that say what graphs keep which were there before the recording.
+
+        A backward pass within it makes them part of it all the same. Shape (O,).
+        """
+        trace, of_owner = self.tree.trace, self.storages.of_owner
+        in_graph = np.isin(trace.owners["kind"], (Ownership.SAVED, Ownership.LEAF))
+        at = trace.marks["kind"][trace.owners["mark"]]
+        kept_before = self._mask(of_owner[in_graph & (at == MarkKind.START)])
+        known = np.append(kept_before, False)[of_owner]
+        left: NDArray[np.bool_] = in_graph & known & (at != MarkKind.BACKWARD_BEGIN)
+        return left
+
+    @cached_property
+    def _modules_called(self) -> list[int]:
+        """The ``id()`` of each module that is called within the window, or is part of one."""
+        trace = self.tree.trace
+        ranks = self.tree.rank[trace.module_calls["event"]]
+        inside = (ranks >= self.window.begin) & (ranks <= self.window.end)
+        edges = trace.module_edges
+        parts: dict[int, set[int]] = {}
+        for parent, child in set(
+            zip(edges["parent"].tolist(), edges["child"].tolist(), strict=True)
+        ):
+            parts.setdefault(parent, set()).add(child)
+        called: set[int] = set()
+        waiting = set(trace.module_calls["module"][inside].tolist())
+        while waiting:
+            called |= waiting
+            waiting = set().union(*(parts.get(module, ()) for module in waiting)) - called
+        return sorted(called)
+
+    @cached_property
+    def counted(self) -> NDArray[np.bool_]:
+        """What the footprint of the window is made of."""
+        return (self.made | self.touched) & self.mine
+
+    @cached_property
+    def mine(self) -> NDArray[np.bool_]:
+        """On the device that is looked at."""
+        mine: NDArray[np.bool_] = self.storages.device == self.device
+        return mine
+
+    @cached_property
+    def birth_phase(self) -> NDArray[np.uint8]:
+        """Phase each storage was allocated in; FORWARD for those without an allocation."""
+        phase = np.full(len(self.storages), FORWARD, np.uint8)
+        recorded = self.storages.event >= 0
+        phase[recorded] = self.tree.phase[self.storages.event[recorded]]
+        return phase
+
+    @cached_property
+    def birth_leaf(self) -> NDArray[np.int32]:
+        """Row of the leaf operator each storage was allocated in, or -1."""
+        event = self.storages.event
+        return np.where(event >= 0, self.tree.leaf[event], np.int32(-1))
+
+    @cached_property
+    def module_call(self) -> NDArray[np.int32]:
+        """For each event the row of the innermost module call around it, or -1: shape (E,)."""
+        return self.tree.innermost_module_calls()
+
+    @cached_property
+    def has_backward(self) -> bool:
+        """Whether a backward pass began within the window, or may yet begin.
+
+        It may as long as a graph is alive that keeps something of the window for it.
+        """
+        marks = self.tree.trace.marks
+        ranks = self.tree.mark_ranks()[marks["kind"] == MarkKind.BACKWARD_BEGIN]
+        if bool(((ranks >= self.window.begin) & (ranks <= self.window.end)).any()):
+            return True
+        rows = self.tree.rank[np.flatnonzero(self.tree.backward_node >= 0)]
+        if bool(((rows >= self.window.begin) & (rows <= self.window.end)).any()):
+            return True
+        return bool((self._kept_by_graphs & self.made & self.owned(Ownership.SAVED)).any())
+
+    @cached_property
+    def _kept_by_graphs(self) -> NDArray[np.bool_]:
+        """Kept by a graph that is alive when the numbers are asked for."""
+        trace = self.tree.trace
+        kinds = trace.marks["kind"][trace.owners["mark"]]
+        asked = (MarkKind.STOP, MarkKind.REGION_END) if self.window.may_go_on else (MarkKind.STOP,)
+        rows = (trace.owners["kind"] == Ownership.SAVED) & np.isin(kinds, asked)
+        rows &= ~self._left_behind
+        return self._mask(self.storages.of_owner[rows])
+
+    def owned(self, *kinds: Ownership, in_operators: bool = True) -> NDArray[np.bool_]:
+        """Held as any of ``kinds`` at any mark within the window or before it.
+
+        Marks within an operator of the forward pass are left out unless ``in_operators``.
+        """
+        owners = self.tree.trace.owners
+        rows = np.isin(owners["kind"], kinds) & (self.storages.of_owner >= 0)
+        rows &= self._owner_ranks <= self.window.end
+        if not in_operators:
+            rows &= ~self._in_operator[owners["mark"]]
+        return self._mask(self.storages.of_owner[rows])
+
+    @cached_property
+    def _in_operator(self) -> NDArray[np.bool_]:
+        """Marks within a forward operator that autograd knows as one: bool, shape (M,)."""
+        tree, events = self.tree, self.tree.trace.events
+        watched = (events["kind"] == EventKind.TORCH_OP) & (events["sequence"] >= 0)
+        inside = (tree.innermost(watched) >= 0) & (tree.backward_node < 0)
+        at = self.tree.trace.marks["event"]
+        in_operator: NDArray[np.bool_] = np.append(inside, False)[at]
+        return in_operator
+
+    def mentioned(self, *roles: Role) -> NDArray[np.bool_]:
+        """Mentioned in any of ``roles`` up to the end of the window."""
+        rows = np.isin(self.tree.trace.tensors["role"], roles)
+        return self._of_tensors(rows & (self._tensor_ranks <= self.window.end))
+
+    @cached_property
+    def operands(self) -> Operands:
+        """What operators were called with, those that were not observed included."""
+        trace = self.tree.trace
+        tensors = np.flatnonzero(trace.tensors["role"] == Role.OPERATOR_INPUT)
+        at = trace.marks["event"][trace.owners["mark"]]
+        owners = np.flatnonzero(np.isin(trace.owners["kind"], _OPERANDS) & (at >= 0))
+        written = trace.owners["kind"][owners] == Ownership.WRITTEN
+        return Operands(
+            np.concatenate([trace.tensors["event"][tensors], at[owners]]),
+            np.concatenate([self.storages.of_tensor[tensors], self.storages.of_owner[owners]]),
+            np.concatenate([trace.tensors["mutable"][tensors] == Mutable.YES, written]),
+        )
+
+    def read_in(self, *phases: int) -> NDArray[np.bool_]:
+        """Read by an operator of one of ``phases``, up to the end of the window."""
+        event, storage, written = self.operands
+        rows = ~written & np.isin(self.tree.phase[event], phases)
+        return self._mask(storage[rows & (self.tree.rank[event] <= self.window.end)])
+
+    @cached_property
+    def read_by_backward(self) -> NDArray[np.bool_]:
+        """Read by an operator within a node of the backward graph, up to the end of the window."""
+        tensors, tree = self.tree.trace.tensors, self.tree
+        rows = (tensors["role"] == Role.OPERATOR_INPUT) & (tensors["mutable"] != Mutable.YES)
+        rows &= (tree.phase == BACKWARD)[tensors["event"]]
+        rows &= tree.backward_node[tensors["event"]] >= 0
+        return self._of_tensors(rows & (self._tensor_ranks <= self.window.end))
+
+    def in_rows(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Mentioned in any of those rows of ``trace.tensors``."""
+        return self._of_tensors(rows)
+
+    def outlives(self, event: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Alive when the event given for each storage (-1: none) is over."""
+        ends = self.tree.trace.events["end"][event] - 1
+        last = np.maximum.reduce([self.tree.rank[ends], self.tree.rank[event]])
+        outlives: NDArray[np.bool_] = (event >= 0) & (self.storages.died > last)
+        return outlives
+
+    @cached_property
+    def _tensor_ranks(self) -> NDArray[np.int64]:
+        ranks: NDArray[np.int64] = self.tree.rank[self.tree.trace.tensors["event"]]
+        return ranks
+
+    @cached_property
+    def _owner_ranks(self) -> NDArray[np.float64]:
+        ranks: NDArray[np.float64] = self.tree.mark_ranks()[self.tree.trace.owners["mark"]]
+        return ranks
+
+    def _of_tensors(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return self._mask(self.storages.of_tensor[rows])
+
+    def _mask(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
+        mask = np.zeros(len(self.storages), np.bool_)
+        mask[indices[indices >= 0]] = True
+        return mask

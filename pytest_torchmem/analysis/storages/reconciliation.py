@@ -1,0 +1,124 @@
+"""Reconciliation: what the recording saw, held against what others know of the same memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pytest_torchmem.analysis.storages.evidence import Evidence
+from pytest_torchmem.analysis.storages.storages import BEFORE
+from pytest_torchmem.values.trace import Ownership
+from pytest_torchmem.values.units import format_size
+
+
+@dataclass(frozen=True, eq=False)
+class Reconciliation:
+    """What a whole recording may lack. ``evidence`` is that of all of it, on one device."""
+
+    evidence: Evidence
+
+    @cached_property
+    def drift_bytes(self) -> int:
+        """Largest difference between the recorded sizes and the allocator's own running total."""
+        tree = self.evidence.tree
+        table = tree.trace.allocations
+        mine = table[table["device"] == self.evidence.device]
+        # Shared memory, which has an allocator of its own, is reported with a total of nothing.
+        others = np.unique(mine["ptr"][(mine["size_bytes"] > 0) & (mine["total_allocated"] == 0)])
+        mine = mine[~np.isin(mine["ptr"], others)]
+        if not len(mine):
+            return 0
+        order = np.argsort(tree.rank[mine["event"]])
+        drift = mine["total_allocated"][order] - np.cumsum(mine["size_bytes"][order])
+        return int(drift.max() - drift.min())
+
+    @cached_property
+    def unseen_bytes(self) -> int:
+        """Bytes alive at the end of the recording that it did not see being made."""
+        owners, storages = self.evidence.tree.trace.owners, self.evidence.storages
+        rows = np.flatnonzero(
+            (owners["kind"] == Ownership.SURVIVOR) & (owners["device"] == self.evidence.device)
+        )
+        # What no storage of the recording is comes last: it was gone before anything began.
+        died = np.append(storages.died, BEFORE)[storages.of_owner[rows]]
+        rows = rows[died <= self.evidence.window.end]
+        within = [self._is_within(ptr, self.evidence.window.end) for ptr in owners["ptr"][rows]]
+        unseen = owners[rows[~np.array(within, np.bool_)]]
+        sizes = dict(zip(unseen["ptr"].tolist(), unseen["size_bytes"].tolist(), strict=True))
+        return sum(sizes.values())
+
+    @cached_property
+    def foreign_is_used(self) -> bool:
+        """Whether memory was used that is in no figure; see `Evidence.foreign`."""
+        evidence = self.evidence
+        foreign = np.flatnonzero(evidence.foreign & evidence.mine).tolist()
+        first: list[float] = evidence.first_mentions.tolist() if foreign else []
+        return any(not self._is_within(evidence.storages.ptr[row], first[row]) for row in foreign)
+
+    def _is_within(self, ptr: np.uint64, rank: float) -> bool:
+        """Whether a storage was alive that reaches over an address, as a file mapped as a whole."""
+        storages = self.evidence.storages
+        over = (storages.event >= 0) & (storages.device == self.evidence.device)
+        over &= (storages.ptr <= ptr) & (ptr < storages.ptr + storages.size_bytes.astype(np.uint64))
+        over &= (storages.born <= rank) & (storages.died > rank)
+        return bool(over.any())
+
+    @cached_property
+    def unrecorded_bytes(self) -> int:
+        """How far the allocator's own peak rose above what the recording saw being allocated."""
+        trace = self.evidence.tree.trace
+        counted, before = trace.meta.get("counters"), trace.meta.get("counters_before")
+        if not counted or not before:
+            return 0
+        mine = trace.allocations[trace.allocations["device"] == self.evidence.device]
+        order = np.argsort(self.evidence.tree.rank[mine["event"]])
+        recorded = int(np.cumsum(mine["size_bytes"][order]).max(initial=0))
+        return max(0, int(counted["allocated"]) - int(before["allocated"]) - recorded)
+
+    @cached_property
+    def elsewhere(self) -> dict[str, int]:
+        """Bytes that were allocated on other devices in all, by name; the CPU is no other device.
+
+        What a body on a GPU does on the CPU is nobody's surprise.
+        """
+        trace = self.evidence.tree.trace
+        born = trace.allocations[trace.allocations["size_bytes"] > 0]
+        return {
+            name: int(born["size_bytes"][born["device"] == number].sum())
+            for number, name in enumerate(trace.devices)
+            if number != self.evidence.device and name != "cpu" and (born["device"] == number).any()
+        }
+
+    def sentences(self) -> tuple[str, ...]:
+        """What the figures do not contain, or may not, in a sentence each."""
+        spots = []
+        if self.foreign_is_used:
+            spots.append(
+                "memory was used that is not in the figures: another allocator (such as numpy's) "
+                "or another thread made it, or torch holds it outside Python"
+            )
+        if self.unseen_bytes:
+            spots.append(
+                f"{format_size(self.unseen_bytes)} alive at the end were not seen being made: by "
+                "another thread, or by another allocator such as numpy's or shared memory"
+            )
+        if threads := self.evidence.tree.trace.meta.get("unseen_threads", ()):
+            spots.append(
+                f"memory of other threads is not in the figures: {', '.join(threads)} ran torch"
+            )
+        if self.drift_bytes:
+            spots.append(
+                f"{format_size(self.drift_bytes)} do not reconcile with the allocator's own total"
+            )
+        elif self.unrecorded_bytes:
+            spots.append(
+                f"the allocator's own peak holds {format_size(self.unrecorded_bytes)} that were "
+                "not seen being made: by another thread"
+            )
+        spots += [
+            f"{format_size(size_bytes)} were allocated on {device}, which is not measured"
+            for device, size_bytes in self.elsewhere.items()
+        ]
+        return tuple(spots)

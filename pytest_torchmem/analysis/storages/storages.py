@@ -1,0 +1,206 @@
+"""Storages: one row for each lifetime of a piece of memory, found from pointers and time alone.
+
+The profiler's own ids exist only for tensors that some operator took as an input. A pointer, a
+device and the time between an allocation and its free name every storage, with or without an id.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pytest_torchmem.analysis.events.op_tree import OpTree
+from pytest_torchmem.values.trace import MarkKind, Ownership
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: ``born`` of a storage that was there before the recording, ``died`` of one that outlived it.
+BEFORE: Final = -1.0
+NEVER: Final = float("inf")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Storages:
+    """One row per storage. All columns have shape (S,).
+
+    Attributes:
+        device: int16, index into the trace's devices.
+        ptr: uint64, where it was; for lookups only.
+        size_bytes: int64, what it asked for.
+        born: float64, rank at which it was allocated, or `BEFORE`.
+        died: float64, rank at which it was freed, or `NEVER`.
+        event: int32, row of the allocation event, or -1.
+        of_tensor: int64, shape (N,), the storage that each row of ``trace.tensors`` mentions.
+        of_owner: int64, shape (O,), the storage that each row of ``trace.owners`` is about, or -1
+            if that storage plays no part in the recording.
+    """
+
+    device: NDArray[np.int16]
+    ptr: NDArray[np.uint64]
+    size_bytes: NDArray[np.int64]
+    born: NDArray[np.float64]
+    died: NDArray[np.float64]
+    event: NDArray[np.int32]
+    of_tensor: NDArray[np.int64]
+    of_owner: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ptr)
+
+
+def find_storages(tree: OpTree) -> Storages:
+    """Return every storage that the recording allocated, freed or mentioned."""
+    trace = tree.trace
+    mark_rank = tree.mark_ranks()
+    places = _Places()
+    allocation_place = places.number(trace.allocations)
+    tensor_place = places.number(trace.tensors)
+    owner_place = places.number(trace.owners)
+    freed = trace.marks["kind"][trace.owners["mark"]] == MarkKind.STORAGE_FREED
+
+    rank = tree.rank[trace.allocations["event"]].astype(np.float64)
+    size = _asked_for(trace.allocations)
+    rank = np.concatenate([rank, mark_rank[trace.owners["mark"]][freed]])
+    size = np.concatenate([size, -trace.owners["size_bytes"][freed]])
+    event = np.concatenate([trace.allocations["event"], np.full(int(freed.sum()), -1, np.int32)])
+    place = np.concatenate([allocation_place, owner_place[freed]])
+
+    tensor_rank = tree.rank[trace.tensors["event"]].astype(np.float64)
+    first_birth = np.full(len(places), NEVER)
+    births = size > 0
+    np.minimum.at(first_birth, place[births], rank[births])
+    owner_rank = mark_rank[trace.owners["mark"]]
+    # Of all that was live at the start only what somebody owns may matter, mentioned or not.
+    held = ~np.isin(trace.owners["kind"], (Ownership.LIVE, Ownership.SURVIVOR))
+    owned = held & (owner_rank < first_birth[owner_place])
+    mentioned = tensor_rank < first_birth[tensor_place]
+    early = np.unique(np.concatenate([tensor_place[mentioned], owner_place[owned]]))
+    lives = _lifetimes(place, rank, size, event, early)
+
+    of_tensor = lives.at(tensor_place, tensor_rank)
+    # A mark stands after everything that led to it: what was allocated just before is meant.
+    of_owner = lives.at(owner_place, owner_rank)
+    return Storages(
+        device=places.devices()[lives.place],
+        ptr=places.pointers()[lives.place],
+        size_bytes=_sizes(tree, lives, of_tensor, of_owner),
+        born=lives.born,
+        died=lives.died,
+        event=lives.event,
+        of_tensor=of_tensor,
+        of_owner=of_owner,
+    )
+
+
+class _Places:
+    """Numbers the distinct (device, pointer) pairs of several tables."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    def number(self, table: NDArray[Any]) -> NDArray[np.int64]:
+        numbers = self._numbers
+        pairs = zip(table["device"].tolist(), table["ptr"].tolist(), strict=True)
+        found = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
+        return np.array(found, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def devices(self) -> NDArray[np.int16]:
+        return np.array([device for device, _ in self._numbers], np.int16)
+
+    def pointers(self) -> NDArray[np.uint64]:
+        return np.array([ptr for _, ptr in self._numbers], np.uint64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lives:
+    """Lifetimes sorted by place, then by birth."""
+
+    place: NDArray[np.int64]
+    born: NDArray[np.float64]
+    died: NDArray[np.float64]
+    size: NDArray[np.int64]
+    event: NDArray[np.int32]
+
+    def at(self, place: NDArray[np.int64], rank: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The storage at each place that was last born at or before each rank; -1 if none was."""
+        # Ranks are below 2**31, so place and rank pack into one sortable number.
+        keys = self.place * 2.0**32 + self.born
+        found = np.searchsorted(keys, place * 2.0**32 + rank, side="right") - 1
+        right = found >= 0
+        right[right] = self.place[found[right]] == place[right]
+        return np.where(right, found, -1)
+
+
+def _lifetimes(
+    place: NDArray[np.int64],
+    rank: NDArray[np.float64],
+    size: NDArray[np.int64],
+    event: NDArray[np.int32],
+    early: NDArray[np.int64],
+) -> _Lives:
+    """Pair allocations with frees. ``early`` are places that were in use before the recording."""
+    places: list[int] = early.tolist()
+    born = [BEFORE] * len(places)
+    died = [NEVER] * len(places)
+    sizes = [0] * len(places)
+    events = [-1] * len(places)
+    open_at = {where: index for index, where in enumerate(places)}
+    known = set(places)
+    order = np.argsort(rank, kind="stable")
+    columns = (column[order].tolist() for column in (place, rank, size, event))
+    for where, when, amount, row in zip(*columns, strict=True):
+        index = open_at.pop(where, None)
+        if index is not None:
+            # Either this is its free, or something was born in its place: then the free went
+            # unseen, and this is the first we hear of it.
+            died[index] = when
+            sizes[index] = sizes[index] or max(0, -amount)
+        if amount > 0:
+            open_at[where] = len(places)
+        elif index is not None or where in known:
+            # A free that two sources reported, or of something whose birth was not recorded.
+            continue
+        known.add(where)
+        places.append(where)
+        born.append(when if amount > 0 else BEFORE)
+        died.append(NEVER if amount > 0 else when)
+        sizes.append(abs(amount))
+        events.append(row if amount > 0 else -1)
+    by_place = np.lexsort((born, places))
+    return _Lives(
+        np.array(places, np.int64)[by_place],
+        np.array(born, np.float64)[by_place],
+        np.array(died, np.float64)[by_place],
+        np.array(sizes, np.int64)[by_place],
+        np.array(events, np.int32)[by_place],
+    )
+
+
+def _asked_for(allocations: NDArray[Any]) -> NDArray[np.int64]:
+    """Bytes that each allocation asked for; its block's where that is not known. Frees negative."""
+    requested, block = allocations["requested_bytes"], allocations["size_bytes"]
+    sizes: NDArray[np.int64] = np.where(requested > 0, requested, block)
+    return sizes
+
+
+def _sizes(
+    tree: OpTree, lives: _Lives, of_tensor: NDArray[np.int64], of_owner: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Bytes of each storage: its allocation's, else its owner's word, else the widest mention."""
+    trace = tree.trace
+    mentioned = np.zeros(len(lives.place), np.int64)
+    seen = of_tensor >= 0
+    np.maximum.at(mentioned, of_tensor[seen], trace.tensors["size_bytes"][seen])
+    held = np.zeros(len(lives.place), np.int64)
+    known = (of_owner >= 0) & (trace.owners["kind"] == Ownership.LIVE)
+    np.maximum.at(held, of_owner[known], trace.owners["size_bytes"][known])
+    sizes: NDArray[np.int64] = np.where(
+        lives.event >= 0, lives.size, np.where(held > 0, held, np.maximum(mentioned, lives.size))
+    )
+    return sizes

@@ -1,0 +1,1 @@
+"""Torch's own labels and timeline, from the same trace."""

@@ -1,0 +1,227 @@
+"""The data-flow graph: which operator reads, writes, allocates and frees which version of what.
+
+A node is a leaf operator, or an allocation or free outside of every operator. A tensor key is the
+profiler's identity of a tensor in one storage (id, allocation id, device). Writing to a tensor
+makes a new version of it; allocating makes version 0.
+
+The definitions are those of ``torch/profiler/_memory_profiler.py``; the computation is columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pytest_torchmem.analysis.events.op_tree import OpTree
+from pytest_torchmem.values.trace import EventKind, Mutable, Role
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_READ: Final = 1
+_WRITTEN: Final = 2
+_AMBIGUOUS: Final = 4
+_FREED: Final = 8
+_ALLOCATED: Final = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorKeys:
+    """Every tensor key of a trace, sorted. All columns have shape (K,).
+
+    Attributes:
+        id: int64, the profiler's tensor id; several keys may share one.
+        allocation_id: int64.
+        device: int16.
+        size_bytes: int64; the allocation's, or else the largest extent seen.
+        of_tensor: int64, shape (N,); key of each row of ``trace.tensors``, -1 without one.
+        of_allocation: int64, shape (A,); key of each row of ``trace.allocations``, -1 without one.
+    """
+
+    id: NDArray[np.int64]
+    allocation_id: NDArray[np.int64]
+    device: NDArray[np.int16]
+    size_bytes: NDArray[np.int64]
+    of_tensor: NDArray[np.int64]
+    of_allocation: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+
+@dataclass(frozen=True, eq=False)
+class DataFlowGraph:
+    """Nodes in the order they started, and their edges.
+
+    Attributes:
+        tree: The operator tree it was built from.
+        keys: The tensor keys that edges refer to.
+        node_event: int64, shape (V,); event row of each node.
+        node: int64, shape (F,); node of each edge, ascending.
+        key: int64, shape (F,); key of each edge, ascending within a node.
+        version: int64, shape (F,); version that the edge takes in; 0 for an allocation.
+        allocates: bool, shape (F,); the node allocates the key.
+        frees: bool, shape (F,); the node frees the key.
+        mutates: bool, shape (F,); the node may write to the key, and does not free it.
+    """
+
+    tree: OpTree
+    keys: TensorKeys
+    node_event: NDArray[np.int64]
+    node: NDArray[np.int64]
+    key: NDArray[np.int64]
+    version: NDArray[np.int64]
+    allocates: NDArray[np.bool_]
+    frees: NDArray[np.bool_]
+    mutates: NDArray[np.bool_]
+
+    @cached_property
+    def is_input(self) -> NDArray[np.bool_]:
+        """Edges that take a version in: a free does, an allocation does not."""
+        return ~self.allocates
+
+    @cached_property
+    def is_output(self) -> NDArray[np.bool_]:
+        """Edges that bring a version out: what is allocated and kept, or written to."""
+        return (self.allocates & ~self.frees) | self.mutates
+
+    @cached_property
+    def is_intermediate(self) -> NDArray[np.bool_]:
+        """Edges of tensors that live and die within the node."""
+        return self.allocates & self.frees
+
+    @cached_property
+    def version_offset(self) -> NDArray[np.int64]:
+        """Number of the first version of each key, and the count of all: int64, shape (K + 1,).
+
+        Versions of all keys are numbered through; version v of key k has number offset[k] + v.
+        """
+        counts = np.ones(len(self.keys), np.int64)
+        bumps = self.mutates & ~self.allocates
+        np.add.at(counts, self.key[bumps], 1)
+        offsets: NDArray[np.int64] = np.concatenate([[0], np.cumsum(counts)])
+        return offsets
+
+    @cached_property
+    def version_in(self) -> NDArray[np.int64]:
+        """Number of the version each edge takes in; meaningful for inputs: int64, shape (F,)."""
+        numbers: NDArray[np.int64] = self.version_offset[self.key] + self.version
+        return numbers
+
+    @cached_property
+    def version_out(self) -> NDArray[np.int64]:
+        """Number of the version each edge brings out; meaningful for outputs: int64, shape (F,)."""
+        return self.version_in + ~self.allocates
+
+    @cached_property
+    def in_backward(self) -> NDArray[np.bool_]:
+        """Nodes within a node of the backward graph: bool, shape (V,)."""
+        inside: NDArray[np.bool_] = self.tree.backward_node[self.node_event] >= 0
+        return inside
+
+
+def build_data_flow(tree: OpTree) -> DataFlowGraph:
+    """Return the data-flow graph of a trace."""
+    trace = tree.trace
+    keys = find_keys(tree)
+    node_event, node_of_event = _nodes(tree)
+    rows = (
+        (trace.tensors["role"] == Role.OPERATOR_INPUT)
+        & trace.tensors["keyed"]
+        & (node_of_event[trace.tensors["event"]] >= 0)
+    )
+    flags = np.where(
+        trace.tensors["mutable"] == Mutable.YES,
+        _WRITTEN,
+        np.where(trace.tensors["mutable"] == Mutable.UNKNOWN, _AMBIGUOUS, _READ),
+    )
+    freed = trace.allocations["size_bytes"] < 0
+    keyed = keys.of_allocation >= 0
+    node = np.concatenate(
+        [
+            node_of_event[trace.tensors["event"][rows]],
+            node_of_event[trace.allocations["event"][keyed]],
+        ]
+    )
+    key = np.concatenate([keys.of_tensor[rows], keys.of_allocation[keyed]])
+    flag = np.concatenate([flags[rows], np.where(freed, _FREED, _ALLOCATED)[keyed]])
+    node, key, merged = _merge(node, key, flag.astype(np.uint8), max(1, len(keys)))
+
+    frees = (merged & _FREED) > 0
+    # When no schema fits, nobody knows what the operator does, so it may do anything; one mention
+    # with a schema that only reads is enough to know better.
+    ambiguous = (merged & (_READ | _AMBIGUOUS)) == _AMBIGUOUS
+    mutates = (((merged & _WRITTEN) > 0) | ambiguous) & ~frees
+    allocates = (merged & _ALLOCATED) > 0
+    version = _versions(key, mutates & ~allocates)
+    version[allocates] = 0
+    return DataFlowGraph(tree, keys, node_event, node, key, version, allocates, frees, mutates)
+
+
+def find_keys(tree: OpTree) -> TensorKeys:
+    """Return the tensor keys of a trace, ordered by id, allocation id and device."""
+    trace = tree.trace
+    tensors, allocations = trace.tensors, trace.allocations
+    with_tensor, with_allocation = tensors["keyed"], allocations["keyed"]
+    columns = [
+        np.concatenate([tensors[name][with_tensor], allocations[name][with_allocation]])
+        for name in ("id", "allocation_id", "device")
+    ]
+    order = np.lexsort(columns[::-1])
+    ordered = [column[order] for column in columns]
+    new = np.ones(len(order), np.bool_)
+    if len(order):
+        new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in ordered])
+    number = np.empty(len(order), np.int64)
+    number[order] = np.cumsum(new) - 1
+    of_tensor = np.full(len(tensors), -1, np.int64)
+    of_allocation = np.full(len(allocations), -1, np.int64)
+    split = int(with_tensor.sum())
+    of_tensor[with_tensor], of_allocation[with_allocation] = number[:split], number[split:]
+
+    sizes = np.zeros(int(new.sum()), np.int64)
+    np.maximum.at(sizes, of_tensor[with_tensor], tensors["size_bytes"][with_tensor])
+    rows = np.flatnonzero(with_allocation)
+    rows = rows[np.argsort(tree.rank[allocations["event"][rows]])][::-1]
+    # Assigned from the last to the first: the first allocation event of a key has the word.
+    sizes[of_allocation[rows]] = np.abs(allocations["size_bytes"][rows])
+    ids, allocation_ids, devices = (column[new] for column in ordered)
+    return TensorKeys(ids, allocation_ids, devices, sizes, of_tensor, of_allocation)
+
+
+def _nodes(tree: OpTree) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Event row of each node in order, and the node of each event (-1: none)."""
+    events, leaf = tree.trace.events, tree.leaf
+    rows = np.arange(len(events))
+    alone = (events["kind"] == EventKind.ALLOCATION) & (leaf < 0)
+    node_event = np.flatnonzero((leaf == rows) | alone)
+    node_event = node_event[np.argsort(tree.rank[node_event])]
+    number = np.full(len(events) + 1, -1, np.int64)
+    number[node_event] = np.arange(len(node_event))
+    return node_event, np.where(alone, number[:-1], number[leaf])
+
+
+def _merge(
+    node: NDArray[Any], key: NDArray[Any], flag: NDArray[np.uint8], key_count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
+    """One edge for each node and key, with the union of the flags."""
+    pair = node * key_count + key
+    order = np.argsort(pair, kind="stable")
+    pair = pair[order]
+    first = np.flatnonzero(np.diff(pair, prepend=-1))
+    merged = np.bitwise_or.reduceat(flag[order], first) if len(first) else np.empty(0, np.uint8)
+    return pair[first] // key_count, pair[first] % key_count, merged
+
+
+def _versions(key: NDArray[np.int64], bumps: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """For each edge how many edges of its key before it made a new version."""
+    order = np.argsort(key, kind="stable")
+    before: NDArray[np.int64] = np.cumsum(bumps[order]) - bumps[order]
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    counts = np.diff(np.append(first, len(order)))
+    version = np.empty(len(key), np.int64)
+    version[order] = before - np.repeat(before[first], counts)
+    return version

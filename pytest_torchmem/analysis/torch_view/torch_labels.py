@@ -1,0 +1,301 @@
+"""torch's own labels: seven passes over the data-flow graph, with torch's results.
+
+These are the labels of ``torch/profiler/_memory_profiler.py``, kept as a reference and for people
+who compare with what they recorded before. For labels to rely on see `categories`.
+
+A label is set for an id, for a key or for one version of a key, and looked up in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchmem.analysis.torch_view.data_flow import DataFlowGraph
+from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.trace import EventKind, Role, Scope
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    TorchPass = Callable[["FlowLists", "TorchLabels"], "TorchLabels"]
+
+#: What torch calls None.
+NOTHING: Final = Category.UNKNOWN.column
+_GRADIENT: Final = Category.GRADIENT.column
+_PARAMETER: Final = Category.PARAMETER.column
+_INPUT: Final = Category.INPUT.column
+_ACTIVATION: Final = Category.ACTIVATION.column
+_TEMPORARY: Final = Category.TEMPORARY.column
+_AUTOGRAD_DETAIL: Final = Category.AUTOGRAD_DETAIL.column
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchLabels:
+    """Labels as column numbers, `NOTHING` where there is none.
+
+    Attributes:
+        by_id: uint8, shape (I,), one for each tensor id from 0 to the largest.
+        by_key: uint8, shape (K,), one for each tensor key.
+        by_version: uint8, shape (W,), one for each version of each key.
+    """
+
+    by_id: NDArray[np.uint8]
+    by_key: NDArray[np.uint8]
+    by_version: NDArray[np.uint8]
+
+    def of_versions(self, graph: DataFlowGraph) -> NDArray[np.uint8]:
+        """The label of each version, after looking at id, key and version: uint8, shape (W,)."""
+        offsets = graph.version_offset
+        key = np.repeat(np.arange(len(graph.keys)), np.diff(offsets))
+        of_id = self.by_id[graph.keys.id[key]]
+        of_key = np.where(of_id != NOTHING, of_id, self.by_key[key])
+        return np.where(of_key != NOTHING, of_key, self.by_version)
+
+    def with_ids(self, ids: NDArray[np.int64], category: Category) -> TorchLabels:
+        by_id = self.by_id.copy()
+        by_id[ids] = category.column
+        return replace(self, by_id=by_id)
+
+
+def _by_owner(owner: NDArray[np.int64], values: NDArray[np.int64], count: int) -> list[list[int]]:
+    """The values of each owner from 0 to ``count``; ``owner`` is ascending."""
+    listed = values.tolist()
+    starts = np.searchsorted(owner, np.arange(count + 1)).tolist()
+    return [listed[start:end] for start, end in pairwise(starts)]
+
+
+class FlowLists:
+    """A data-flow graph as lists per node: what a walk over the nodes in order needs."""
+
+    def __init__(self, graph: DataFlowGraph) -> None:
+        self.graph = graph
+        self.count = len(graph.node_event)
+        self.in_backward: list[bool] = graph.in_backward.tolist()
+
+    @cached_property
+    def inputs(self) -> list[list[int]]:
+        """For each node the numbers of the versions it takes in."""
+        rows = self.graph.is_input
+        return _by_owner(self.graph.node[rows], self.graph.version_in[rows], self.count)
+
+    @cached_property
+    def outputs(self) -> list[list[int]]:
+        """For each node the numbers of the versions it brings out."""
+        rows = self.graph.is_output
+        return _by_owner(self.graph.node[rows], self.graph.version_out[rows], self.count)
+
+    @cached_property
+    def id_of_version(self) -> NDArray[np.int64]:
+        graph = self.graph
+        key = np.repeat(np.arange(len(graph.keys)), np.diff(graph.version_offset))
+        ids: NDArray[np.int64] = graph.keys.id[key]
+        return ids
+
+    def ids_of(self, *roles: Role) -> NDArray[np.int64]:
+        """Ids of the tensors mentioned in any of ``roles``."""
+        tensors = self.graph.tree.trace.tensors
+        ids: NDArray[np.int64] = tensors["id"][np.isin(tensors["role"], roles) & tensors["keyed"]]
+        return ids
+
+    def depends_on_gradient(self, labels: TorchLabels) -> NDArray[np.bool_]:
+        """Ids of which any version depends on a gradient or a parameter: bool, shape (I,).
+
+        Not a matter of order: an id that comes to depend late makes every node that ever read it
+        depend. So this is reachability, from ids to the nodes that read them to what these make.
+        """
+        rows = self.graph.is_input
+        seeds = np.isin(labels.of_versions(self.graph), (_GRADIENT, _PARAMETER))
+        reached = np.zeros(len(labels.by_id), np.bool_)
+        read = self.graph.version_in[rows]
+        reached[self.id_of_version[read[seeds[read]]]] = True
+        readers, makes = self._readers, self._makes
+        visited, known = [False] * self.count, reached.tolist()
+        waiting = [node for start in np.flatnonzero(reached).tolist() for node in readers[start]]
+        while waiting:
+            node = waiting.pop()
+            if not visited[node]:
+                visited[node] = True
+                for made_id in makes[node]:
+                    if not known[made_id]:
+                        known[made_id] = True
+                        waiting += readers[made_id]
+        return np.array(known, np.bool_)
+
+    @cached_property
+    def _readers(self) -> list[list[int]]:
+        """For each id the nodes that take in any version of it."""
+        rows = self.graph.is_input
+        ids = self.id_of_version[self.graph.version_in[rows]]
+        by_id = np.argsort(ids, kind="stable")
+        count = int(self.id_of_version.max(initial=-1)) + 1
+        return _by_owner(ids[by_id], self.graph.node[rows][by_id], count)
+
+    @cached_property
+    def _makes(self) -> list[list[int]]:
+        """For each node the ids of the versions it brings out."""
+        rows = self.graph.is_output
+        ids = self.id_of_version[self.graph.version_out[rows]]
+        return _by_owner(self.graph.node[rows], ids, self.count)
+
+
+def set_gradients_and_temporaries(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
+    """``.grad`` as the Python tracer saw it, what AccumulateGrad keeps, scratch inside nodes."""
+    graph = flow.graph
+    labels = labels.with_ids(_accumulated_ids(graph), Category.GRADIENT)
+    labels = labels.with_ids(
+        flow.ids_of(Role.MODULE_GRADIENT, Role.OPTIMIZER_GRADIENT), Category.GRADIENT
+    )
+    by_key = labels.by_key.copy()
+    by_key[graph.key[graph.is_intermediate]] = _TEMPORARY
+    return replace(labels, by_key=by_key)
+
+
+def _accumulated_ids(graph: DataFlowGraph) -> NDArray[np.int64]:
+    trace = graph.tree.trace
+    events, tensors = trace.events, trace.tensors
+    names = {name: number for number, name in enumerate(trace.strings)}
+    node_name = names.get("torch::autograd::AccumulateGrad", -2)
+    keeping = [names.get(name, -2) for name in ("aten::detach", "aten::add_")]
+    is_node = (events["name"] == node_name) & (events["scope"] == Scope.BACKWARD_FUNCTION)
+    rows = np.arange(len(events))
+    parent = events["parent"]
+    first_child = (parent == rows - 1) & (parent >= 0)
+    kept = (
+        first_child
+        & is_node[parent]
+        & (events["kind"] == EventKind.TORCH_OP)
+        & np.isin(events["name"], keeping)
+    )
+    first = (tensors["role"] == Role.OPERATOR_INPUT) & (tensors["argument"] == 0)
+    ids: NDArray[np.int64] = tensors["id"][first & kept[tensors["event"]] & tensors["keyed"]]
+    return ids
+
+
+def set_parameters_using_python_tracer(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
+    """What modules and optimizers call their parameters."""
+    ids = flow.ids_of(Role.MODULE_PARAMETER, Role.OPTIMIZER_PARAMETER)
+    return labels.with_ids(ids, Category.PARAMETER)
+
+
+def set_inputs(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
+    """What helps to make a gradient and does not depend on one."""
+    graph = flow.graph
+    known = labels.of_versions(graph)
+    produces = set(np.flatnonzero(np.isin(known, (_GRADIENT, _PARAMETER))).tolist())
+    members: set[int] = set()
+    for taken, made in zip(reversed(flow.inputs), reversed(flow.outputs), strict=True):
+        if not (produces.isdisjoint(taken) and produces.isdisjoint(made)):
+            produces.update(taken, made)
+            members.update(taken, made)
+    candidates = np.zeros(len(known), np.bool_)
+    candidates[list(members)] = True
+    made_in_backward = graph.is_output & graph.in_backward[graph.node]
+    candidates[graph.version_out[made_in_backward]] = False
+    candidates &= ~flow.depends_on_gradient(labels)[flow.id_of_version]
+    return _default(labels, candidates, Category.INPUT)
+
+
+def set_parameters_using_data_flow(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
+    """Parameters that no module and no optimizer named.
+
+    They meet data in the forward pass, help to make a gradient, and depend on one.
+    """
+    known = labels.of_versions(flow.graph)
+    gradient = set(np.flatnonzero(known == _GRADIENT).tolist())
+    forward = set(np.flatnonzero(known == _INPUT).tolist())
+    candidates: set[int] = set()
+    nodes = zip(flow.inputs, flow.outputs, flow.in_backward, strict=True)
+    for taken, made, in_backward in nodes:
+        if in_backward or forward.isdisjoint(taken):
+            continue
+        if gradient.isdisjoint(taken) and gradient.isdisjoint(made):
+            forward.update(made)
+            candidates |= set(taken) - forward
+    used = set(gradient)
+    for taken, made in zip(reversed(flow.inputs), reversed(flow.outputs), strict=True):
+        if not used.isdisjoint(made):
+            used.update(taken)
+    found = np.zeros(len(labels.by_id), np.bool_)
+    found[flow.id_of_version[list(candidates & used)]] = True
+    found &= flow.depends_on_gradient(labels)
+    return labels.with_ids(np.flatnonzero(found), Category.PARAMETER)
+
+
+def set_activations(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
+    """Everything that the forward pass makes from inputs, parameters and temporaries."""
+    known = labels.of_versions(flow.graph).tolist()
+    by_version = labels.by_version.copy()
+    required = {_INPUT, _ACTIVATION}
+    allowed = required | {_PARAMETER, _TEMPORARY}
+    for taken, made, in_backward in zip(flow.inputs, flow.outputs, flow.in_backward, strict=True):
+        if in_backward:
+            continue
+        categories = {known[version] for version in taken}
+        if categories & required and categories <= allowed:
+            for version in made:
+                if by_version[version] == NOTHING:
+                    by_version[version] = _ACTIVATION
+                if known[version] == NOTHING:
+                    known[version] = _ACTIVATION
+    return replace(labels, by_version=by_version)
+
+
+def set_optimizer_state(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
+    """What the Python tracer found in an optimizer's state."""
+    return labels.with_ids(flow.ids_of(Role.OPTIMIZER_STATE), Category.OPTIMIZER_STATE)
+
+
+def set_autograd_detail(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
+    """What the backward pass makes and nothing else explains."""
+    graph = flow.graph
+    known = labels.of_versions(graph).tolist()
+    by_version = labels.by_version.copy()
+    prior = (NOTHING, _AUTOGRAD_DETAIL)
+    rows = np.flatnonzero(graph.is_output & graph.in_backward[graph.node])
+    first = (graph.version_out[rows] == graph.version_offset[graph.key[rows]]).tolist()
+    for version, is_first in zip(graph.version_out[rows].tolist(), first, strict=True):
+        if is_first or known[version - 1] in prior:
+            if by_version[version] == NOTHING:
+                by_version[version] = _AUTOGRAD_DETAIL
+            if known[version] == NOTHING:
+                known[version] = _AUTOGRAD_DETAIL
+    return replace(labels, by_version=by_version)
+
+
+def _default(labels: TorchLabels, versions: NDArray[np.bool_], category: Category) -> TorchLabels:
+    free = versions & (labels.by_version == NOTHING)
+    return replace(
+        labels,
+        by_version=np.where(free, np.uint8(category.column), labels.by_version).astype(np.uint8),
+    )
+
+
+TORCH_PASSES: Final[tuple[TorchPass, ...]] = (
+    set_gradients_and_temporaries,
+    set_parameters_using_python_tracer,
+    set_inputs,
+    set_parameters_using_data_flow,
+    set_activations,
+    set_optimizer_state,
+    set_autograd_detail,
+)
+
+
+def label_versions(graph: DataFlowGraph) -> TorchLabels:
+    """Return torch's labels for every version in the graph."""
+    ids = int(graph.keys.id.max()) + 1 if len(graph.keys) else 0
+    labels = TorchLabels(
+        by_id=np.full(ids, NOTHING, np.uint8),
+        by_key=np.full(len(graph.keys), NOTHING, np.uint8),
+        by_version=np.full(int(graph.version_offset[-1]), NOTHING, np.uint8),
+    )
+    flow = FlowLists(graph)
+    for torch_pass in TORCH_PASSES:
+        labels = torch_pass(flow, labels)
+    return labels

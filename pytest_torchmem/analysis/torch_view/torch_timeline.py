@@ -1,0 +1,277 @@
+"""torch's memory timeline: every action on every version, and sizes by category over time."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pytest_torchmem.analysis.events.op_tree import OpTree
+from pytest_torchmem.analysis.storages.timeline import Timeline
+from pytest_torchmem.analysis.torch_view.data_flow import DataFlowGraph, build_data_flow
+from pytest_torchmem.analysis.torch_view.torch_labels import NOTHING, label_versions
+from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.trace import Role
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: The order in which torch's exports list categories.
+TORCH_ORDER: Final = (
+    Category.PARAMETER,
+    Category.OPTIMIZER_STATE,
+    Category.INPUT,
+    Category.TEMPORARY,
+    Category.ACTIVATION,
+    Category.GRADIENT,
+    Category.AUTOGRAD_DETAIL,
+    Category.UNKNOWN,
+)
+_TORCH_INDEX: Final = np.zeros(len(Category), np.int64)
+for _index, _category in enumerate(TORCH_ORDER):
+    _TORCH_INDEX[_category.column] = _index
+# Categories of ours that torch has no name for.
+_TORCH_INDEX[[Category.BUFFER.column, Category.WORKSPACE.column]] = len(TORCH_ORDER) - 1
+
+
+class Action(enum.IntEnum):
+    """What happened to a version, with torch's numbers."""
+
+    PREEXISTING = 1
+    CREATE = 2
+    INCREMENT_VERSION = 3
+    DESTROY = 4
+
+
+ENTRY: Final = np.dtype(
+    [
+        ("time_ns", "i8"),
+        ("action", "u1"),
+        ("device", "i2"),
+        ("size_bytes", "i8"),
+        ("before", "u1"),
+        ("after", "u1"),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TorchMemoryProfile:
+    """A trace under torch's labels."""
+
+    tree: OpTree
+
+    @cached_property
+    def graph(self) -> DataFlowGraph:
+        return build_data_flow(self.tree)
+
+    @cached_property
+    def entries(self) -> NDArray[Any]:
+        """`ENTRY` rows, sorted by time and action.
+
+        ``time_ns`` is -1 for what was there before. ``before`` is the column of the category that
+        the bytes leave, ``after`` of the one they come to; only one counts but for
+        INCREMENT_VERSION.
+        """
+        entries: Any = np.concatenate([_unknown_entries(self.tree), _keyed_entries(self.graph)])
+        ordered: NDArray[Any] = entries[np.lexsort((entries["action"], entries["time_ns"]))]
+        return ordered
+
+    def timeline(self, device: str) -> Timeline:
+        """The device's timeline in microseconds resolution, columns in our order."""
+        times, levels = self._levels(device)
+        return Timeline(times * 1000, levels)
+
+    def coalesced(self, device: str) -> tuple[list[int], list[list[int]]]:
+        """Times in µs, and for each the sizes by category in torch's order after a leading 0."""
+        times, levels = self._levels(device)
+        sizes = np.zeros((len(times), len(TORCH_ORDER) + 1), np.int64)
+        for index, category in enumerate(TORCH_ORDER):
+            sizes[:, index + 1] = levels[:, category.column]
+        return times.tolist(), sizes.tolist()
+
+    def raw(self, device: str) -> list[tuple[int, int, int, int]]:
+        """(time in ns, action, bytes gained or lost, index of the category in torch's order)."""
+        entries = self._of(device)
+        rows: list[tuple[int, int, int, int]] = []
+        columns = (
+            entries["time_ns"],
+            entries["action"],
+            entries["size_bytes"],
+            _TORCH_INDEX[entries["before"]],
+            _TORCH_INDEX[entries["after"]],
+        )
+        for time, action, size, before, after in zip(*(c.tolist() for c in columns), strict=True):
+            if action in (Action.INCREMENT_VERSION, Action.DESTROY):
+                rows.append((time, action, -size, before))
+            if action != Action.DESTROY:
+                rows.append((time, action, size, after))
+        return rows
+
+    def _of(self, device: str) -> NDArray[Any]:
+        devices = self.tree.trace.devices
+        number = devices.index(device) if device in devices else -1
+        mine: NDArray[Any] = self.entries[self.entries["device"] == number]
+        return mine
+
+    def _levels(self, device: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        entries = self._of(device)
+        if not len(entries):
+            return np.empty(0, np.int64), np.empty((0, len(Category)), np.int64)
+        times = _microseconds(entries["time_ns"])
+        changes = np.zeros((len(entries), len(Category)), np.int64)
+        rows = np.arange(len(entries))
+        loses = np.isin(entries["action"], (Action.INCREMENT_VERSION, Action.DESTROY))
+        gains = entries["action"] != Action.DESTROY
+        changes[rows[loses], entries["before"][loses]] -= entries["size_bytes"][loses]
+        changes[rows[gains], entries["after"][gains]] += entries["size_bytes"][gains]
+        last = np.append(np.flatnonzero(np.diff(times)), len(times) - 1)
+        times = times[last]
+        started = times[times >= 0]
+        times[times < 0] = started[0] if len(started) else -1
+        return times, np.cumsum(changes, axis=0)[last]
+
+
+def _microseconds(times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Whole microseconds as torch has them; -1 stays -1."""
+    # torch divides Python ints, which rounds the exact quotient to a float before the fraction is
+    # dropped: just below a whole microsecond that rounds up. A float64 division rounds differently.
+    times = [time if time < 0 else int(time / 1000) for time in times_ns.tolist()]
+    return np.array(times, np.int64)
+
+
+def _entries(
+    time: NDArray[Any],
+    action: Action,
+    device: NDArray[Any],
+    size: NDArray[Any],
+    before: NDArray[Any] | int = NOTHING,
+    after: NDArray[Any] | int = NOTHING,
+) -> NDArray[Any]:
+    rows = np.zeros(len(time), ENTRY)
+    rows["time_ns"], rows["action"], rows["device"] = time, action, device
+    rows["size_bytes"], rows["before"], rows["after"] = size, before, after
+    return rows
+
+
+def _unknown_entries(tree: OpTree) -> NDArray[Any]:
+    """Allocations without a tensor key, paired by pointer in the order of the tree."""
+    trace = tree.trace
+    table = trace.allocations[~trace.allocations["keyed"]]
+    live: set[tuple[int, int]] = set()
+    rows: list[tuple[int, int, int, int, int, int]] = []
+    columns = (
+        trace.events["start_ns"][table["event"]],
+        table["device"],
+        table["ptr"],
+        table["size_bytes"],
+    )
+    for time, device, ptr, size in zip(*(c.tolist() for c in columns), strict=True):
+        place = (ptr, device)
+        if size > 0:
+            action = Action.INCREMENT_VERSION if place in live else Action.CREATE
+            live.add(place)
+            rows.append((time, action, device, size, NOTHING, NOTHING))
+        else:
+            rows.append((time, Action.DESTROY, device, -size, NOTHING, NOTHING))
+            if place not in live:
+                rows.append((-1, Action.PREEXISTING, device, -size, NOTHING, NOTHING))
+            live.discard(place)
+    return np.array(rows, ENTRY)
+
+
+def _keyed_entries(graph: DataFlowGraph) -> NDArray[Any]:
+    """Actions on tensor keys, from the edges of the graph and what was there before it."""
+    trace, keys = graph.tree.trace, graph.keys
+    labels = label_versions(graph).of_versions(graph)
+    offsets = graph.version_offset
+    start = trace.events["start_ns"]
+    born, died = (_last_times(graph, sign) for sign in (1, -1))
+    before = np.flatnonzero((born < 0) & _in_snapshot(graph))
+    bumps = graph.mutates & ~graph.allocates
+    created, bumped, freed = (graph.key[where] for where in (graph.allocates, bumps, graph.frees))
+    return np.concatenate(
+        [
+            _entries(
+                np.full(len(before), -1),
+                Action.PREEXISTING,
+                keys.device[before],
+                keys.size_bytes[before],
+                after=labels[offsets[before]],
+            ),
+            _entries(
+                born[created],
+                Action.CREATE,
+                keys.device[created],
+                keys.size_bytes[created],
+                after=labels[offsets[created]],
+            ),
+            _entries(
+                start[graph.node_event[graph.node[bumps]]],
+                Action.INCREMENT_VERSION,
+                keys.device[bumped],
+                keys.size_bytes[bumped],
+                before=labels[graph.version_in[bumps]],
+                after=labels[graph.version_out[bumps]],
+            ),
+            _entries(
+                died[freed],
+                Action.DESTROY,
+                keys.device[freed],
+                keys.size_bytes[freed],
+                before=labels[offsets[freed + 1] - 1],
+            ),
+        ]
+    )
+
+
+def _last_times(graph: DataFlowGraph, sign: int) -> NDArray[np.int64]:
+    """Time of each key's last allocation (``sign`` 1) or free (-1), or -1: int64, shape (K,)."""
+    table = graph.tree.trace.allocations
+    rows = np.flatnonzero((graph.keys.of_allocation >= 0) & (np.sign(table["size_bytes"]) == sign))
+    times = np.full(len(graph.keys), -1, np.int64)
+    times[graph.keys.of_allocation[rows]] = graph.tree.trace.events["start_ns"][
+        table["event"][rows]
+    ]
+    return times
+
+
+def _in_snapshot(graph: DataFlowGraph) -> NDArray[np.bool_]:
+    """Keys that a node has an edge to, or that were labelled by id: bool, shape (K,)."""
+    seen = np.zeros(len(graph.keys), np.bool_)
+    seen[graph.key] = True
+    tensors = graph.tree.trace.tensors
+    seen[graph.keys.of_tensor[(tensors["role"] != Role.OPERATOR_INPUT) & tensors["keyed"]]] = True
+    return seen
+
+
+def coalesced(timeline: Timeline, start_ns: int) -> tuple[list[int], list[list[int]]]:
+    """A timeline of ours in the form of `TorchMemoryProfile.coalesced`.
+
+    ``start_ns`` is the absolute time that the timeline counts from. Changes within one microsecond
+    become one entry; BUFFER and WORKSPACE, which torch does not know, count as none of them.
+    """
+    times = _microseconds(timeline.times_ns + start_ns)
+    last = np.append(np.flatnonzero(np.diff(times)), len(times) - 1)[: len(times)]
+    sizes = np.zeros((len(last), len(TORCH_ORDER) + 1), np.int64)
+    for category in Category:
+        sizes[:, _TORCH_INDEX[category.column] + 1] += timeline.of(category)[last]
+    return times[last].tolist(), sizes.tolist()
+
+
+def raw_changes(timeline: Timeline, start_ns: int) -> list[tuple[int, int, int, int]]:
+    """A timeline of ours in the form of `TorchMemoryProfile.raw`.
+
+    A storage of ours has one category for life, so nothing is ever an INCREMENT_VERSION.
+    """
+    changes = np.diff(timeline.sizes, axis=0, prepend=0)
+    rows: list[tuple[int, int, int, int]] = []
+    for row, column in zip(*(index.tolist() for index in np.nonzero(changes)), strict=True):
+        amount = int(changes[row, column])
+        time = int(timeline.times_ns[row]) + start_ns if row else -1
+        action = Action.DESTROY if amount < 0 else Action.CREATE if row else Action.PREEXISTING
+        rows.append((time, int(action), amount, int(_TORCH_INDEX[column])))
+    return rows

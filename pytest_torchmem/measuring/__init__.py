@@ -1,0 +1,1 @@
+"""Recorder and analysis wired together, for scripts and for the plugin."""

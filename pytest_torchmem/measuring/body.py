@@ -1,0 +1,291 @@
+"""Measuring one body: recorder and analysis wired together, for the plugin and for scripts."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from pytest_torchmem.analysis.caching_allocator import Requests
+from pytest_torchmem.analysis.estimated.estimate import Estimate
+from pytest_torchmem.analysis.gpu_questions import GpuQuestions
+from pytest_torchmem.analysis.judge.holders import Held, LeftBehind
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.contexts import Around
+from pytest_torchmem.values.errors import RecordingError, is_torchmem_error
+from pytest_torchmem.values.picture import Picture
+from pytest_torchmem.values.results import Fate, Holder, Peak, Result, Retained
+from pytest_torchmem.values.trace import LOOP, MarkKind
+
+if TYPE_CHECKING:
+    from pytest_torchmem.record.holders.search import Kept
+    from pytest_torchmem.record.recorder import Recorder
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
+
+
+class MeasuredNumbers(GpuQuestions):
+    """What a measured block says: the parts of its result, under their own names."""
+
+    @property
+    def result(self) -> Result:
+        raise NotImplementedError
+
+    @property
+    def peak(self) -> Peak:
+        return self.result.peak
+
+    @property
+    def retained(self) -> Retained:
+        return self.result.retained
+
+    @property
+    def growth(self) -> int | None:
+        return self.result.growth
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """How one got to storages from local variables, by place, and when."""
+
+    ways: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    time_ns: int = 0
+
+
+_NOTHING_NOTED: Final = _Noted()
+
+
+class Region(MeasuredNumbers):
+    """A named part of a body. Its numbers are worked out when first asked for, and then stay.
+
+    What a GPU would make of them (`simulate`, `fits`) can be asked as soon as it is over.
+    """
+
+    def __init__(
+        self, name: str, measurement: BodyMeasurement, begin: int, steps_of: str = ""
+    ) -> None:
+        self.name = name
+        self._steps_of = steps_of
+        self._measurement = measurement
+        self._begin = begin
+        self._end: int | None = None
+        self._result: Result | None = None
+        self._noted = _NOTHING_NOTED
+
+    def close(self, end: int) -> None:
+        self._end = end
+
+    def note_holders(self) -> None:
+        """Note how local variables lead to what is alive now; at the end they may be gone."""
+        from pytest_torchmem.record.holders.local_variables import places_in_local_variables
+
+        self._noted = _Noted(places_in_local_variables(), time.time_ns())
+
+    @property
+    def result(self) -> Result:
+        """Everything measured in the region. Raises `RecordingError` while it is still open."""
+        if self._result is None:
+            self._result = self._profile().result(self.name)
+        return self._result
+
+    @property
+    def was_read(self) -> bool:
+        """True when somebody has asked for its numbers."""
+        return self._result is not None
+
+    @property
+    def allocator_requests(self) -> Requests:
+        """Every allocation and free of the region, in order. Raises `RecordingError` if open."""
+        return self._profile().allocator_requests
+
+    def find_holders(self) -> tuple[Held, ...]:
+        """Return what keeps alive what the region made and left behind; see `find_holders`."""
+        return find_holders(self._profile(), self._noted)
+
+    def picture(self) -> Picture:
+        """The region's timeline, sampled. Raises `RecordingError` while it is still open."""
+        from pytest_torchmem.analysis.sampling import sketch
+
+        return sketch(self._profile())
+
+    def _profile(self) -> MemoryProfile:
+        if self._end is None:
+            raise RecordingError(
+                f"the region {self.name!r} is still open; read its numbers after the with block"
+            )
+        return self._measurement.profile_so_far().region(self._begin, self._end, self._steps_of)
+
+
+class BodyMeasurement(GpuQuestions):
+    """Measures one body on one device: `start`, the body with its `region`s and `step`s, `stop`.
+
+    Raises `DeviceError` when the device is missing or cannot be measured.
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        from pytest_torchmem.record.devices import find_device
+
+        self._device = find_device(device)
+        self.device = str(self._device)
+        self.regions: list[Region] = []
+        self._loop_count = 0
+        self._recorder: Recorder | None = None
+        self._profile: MemoryProfile | None = None
+
+    def start(self) -> None:
+        """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
+        from pytest_torchmem.record.recorder import Recorder
+
+        recorder = Recorder(self._device)
+        recorder.start()
+        self._recorder = recorder
+        _UnderWay.now = _UnderWay(self)
+
+    def region(self, name: str, steps_of: str = "") -> Around[Region]:
+        """Measure the block; its numbers can be read as soon as it is over.
+
+        ``steps_of`` tells the steps that are its own from those of the body.
+        """
+
+        def begin() -> Region:
+            mark = self._recording().mark(MarkKind.REGION_BEGIN, name)
+            self.regions.append(Region(name, self, mark, steps_of))
+            return self.regions[-1]
+
+        return Around(begin, self._close)
+
+    def _close(self, region: Region) -> None:
+        recorder = self._recording()
+        end = recorder.mark(MarkKind.REGION_END, region.name)
+        recorder.sample_graphs(end)
+        region.close(end)
+
+    def new_loop(self, steps_of: str = "") -> str:
+        """Return what to call the steps of one more loop of the body, or of a region."""
+        self._loop_count += 1
+        return f"{steps_of}{LOOP}{self._loop_count}"
+
+    def step(self, loop: str) -> None:
+        """Note the end of a step of a loop; see `new_loop`."""
+        self._recording().mark(MarkKind.STEP, loop)
+
+    def stop(self) -> Result:
+        """End the recording, restore everything and return the body's numbers."""
+        recorder = self._recording()
+        _UnderWay.now = None
+        trace = recorder.stop()
+        self._recorder = None
+        self._profile = analyze(trace)
+        return self._profile.result()
+
+    def cancel(self) -> None:
+        """End the recording and restore everything; nothing is analysed."""
+        recorder, self._recorder = self._recording(), None
+        _UnderWay.now = None
+        recorder.cancel()
+
+    def profile_so_far(self) -> MemoryProfile:
+        """The analysis of what was recorded until now, or of the whole once it has stopped."""
+        if self._profile is not None:
+            return self._profile
+        return analyze(self._recording().trace())
+
+    @property
+    def allocator_requests(self) -> Requests:
+        """Every allocation and free that was recorded until now, in order."""
+        return self.profile_so_far().allocator_requests
+
+    def estimate(self, program: Callable[..., Any], *args: Any, **options: Any) -> Estimate:
+        """Return what `pytest_torchmem.estimate` does, without a trace of it in the recording."""
+        from pytest_torchmem.measuring.estimate import estimate
+
+        with self.paused():
+            return estimate(program, *args, **options)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Leave what happens in the block out of the recording, if one is under way."""
+        return self._recorder.paused() if self._recorder else nullcontext()
+
+    def find_holders(self) -> tuple[Held, ...]:
+        """Return what keeps alive what the body made and left behind; see `find_holders`."""
+        return find_holders(self.profile_so_far())
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what was recorded until now to a file that `load_trace` reads."""
+        self.profile_so_far().tree.trace.save(path)
+
+    def picture(self) -> Picture:
+        """The body's timeline, sampled."""
+        from pytest_torchmem.analysis.sampling import sketch
+
+        return sketch(self.profile_so_far())
+
+    def _recording(self) -> Recorder:
+        if self._recorder is None:
+            raise RecordingError("nothing is being measured now")
+        return self._recorder
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """The measurement that is under way: there can be one in a process."""
+
+    measurement: BodyMeasurement
+    thread: int = field(default_factory=threading.get_ident)
+    process: int = field(default_factory=os.getpid)
+    now: ClassVar[_UnderWay | None] = None
+
+
+def running() -> BodyMeasurement | None:
+    """Return the measurement that the calling thread is in the middle of; None where there is none.
+
+    Raises `RecordingError` while another thread is measured, and in a child that was forked
+    while its parent was: neither can be recorded.
+    """
+    now = _UnderWay.now
+    if now is None:
+        return None
+    if now.process != os.getpid():
+        raise RecordingError(
+            "this process was forked while its parent was measured, and holds half of that "
+            "recording; start it with multiprocessing's method 'spawn', or fork before measuring"
+        )
+    if now.thread != threading.get_ident():
+        raise RecordingError(
+            "another thread is being measured, and there can be one measurement in a process; "
+            "measure there, or one after the other"
+        )
+    return now.measurement
+
+
+def find_holders(profile: MemoryProfile, noted: _Noted = _NOTHING_NOTED) -> tuple[Held, ...]:
+    """Return what keeps alive what a window made and left behind, storage by storage.
+
+    To be asked before anything else runs: it looks at the objects that are alive now. Of what was
+    freed since, ``noted`` knows how one got there a moment after the window's end.
+    """
+    from pytest_torchmem.record.holders import search as holders
+
+    left = profile.left_behind(noted.time_ns)
+    alive = {storage.place: storage.size_bytes for storage in left if storage.is_alive}
+    now = {kept.place: kept for kept in holders.find_holders(alive)} if alive else {}
+    return tuple(
+        Held(_holder(storage, now.get(storage.place), noted), storage.contributor)
+        for storage in left
+    )
+
+
+def _holder(storage: LeftBehind, kept: Kept | None, noted: _Noted) -> Holder:
+    if kept is None or not storage.is_alive:
+        # What was freed before may have left its place to something else.
+        by = noted.ways.get(storage.place, "") if storage.outlived_note else ""
+        return Holder(storage.size_bytes, 1, Fate.FREED_LATER, by)
+    if kept.by is None:
+        return Holder(storage.size_bytes, 1, Fate.NOT_LOOKED_FOR, "")
+    fate = Fate.GARBAGE if kept.in_garbage else Fate.HELD
+    return Holder(storage.size_bytes, 1, fate, kept.by)

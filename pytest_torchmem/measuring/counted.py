@@ -1,0 +1,88 @@
+"""A GPU allocator's counters around a body, and its history where that is asked for."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.results import Counters, Level, Peak, Result, Retained
+
+if TYPE_CHECKING:
+    pass
+
+
+class CounterMeasurement:
+    """Reads a GPU allocator's counters around a body, and its history where that is asked for.
+
+    Neither slows the body down much: the operators, Python's calls and who owns what are not
+    recorded.
+
+    Attributes:
+        level: `Level.COUNTERS`, or `Level.EVENTS` for the history, and so what is retained, too.
+        least: After `stop`, the same result with the smallest footprint that the counters allow:
+            nothing of what was there before is in it.
+    """
+
+    def __init__(self, device: str, level: Level = Level.COUNTERS) -> None:
+        from pytest_torchmem.record.allocator import AllocatorHistory
+        from pytest_torchmem.record.devices import CounterReader, find_device
+
+        self.level = level
+        self._device = find_device(device)
+        self._reader = CounterReader(self._device)
+        self._history = AllocatorHistory(self._device) if level is Level.EVENTS else None
+
+    def start(self) -> None:
+        """Settle the device and reset its counters."""
+        from pytest_torchmem.record.devices import settle
+
+        gc.collect()
+        settle(self._device)
+        if self._history:
+            self._history.start()
+            self._history.begin()
+        self._reader.start()
+
+    def stop(self) -> Result:
+        """Return the counters' peaks; the footprint is at most ``peak.total``."""
+        from pytest_torchmem.record.devices import synchronize
+
+        synchronize(self._device)
+        self._reader.stop()
+        retained_bytes = self._retained()
+        peaks = self._reader.peaks() or {}
+        requested, allocated = peaks.get("requested", 0), peaks.get("allocated", 0)
+        active, reserved = peaks.get("active", 0), peaks.get("reserved", 0)
+        counters = Counters(requested, allocated, active, reserved)
+        most_bytes = peaks.get(self._reader.of_footprint, 0)
+        least_bytes = most_bytes - self._reader.before.get(self._reader.of_footprint, 0)
+        self.least = self._counted(counters, max(0, least_bytes), retained_bytes)
+        return self._counted(counters, most_bytes, retained_bytes)
+
+    def _retained(self) -> int:
+        from pytest_torchmem.record.devices import settle
+        from pytest_torchmem.record.torch_api import profiler as torch_api
+
+        if self._history is None:
+            return 0
+        torch_api.await_autograd(self._device)
+        # The workspaces that libraries made in the body are given back: it does not retain them.
+        settle(self._device)
+        self._history.end()
+        try:
+            return self._history.made_and_kept()
+        finally:
+            self._history.stop()
+
+    def _counted(self, counters: Counters, total_bytes: int, retained_bytes: int) -> Result:
+        nothing = CategoryBytes()
+        return Result(
+            name="",
+            device=str(self._device),
+            estimated=False,
+            peak=Peak(total_bytes, 0, nothing, nothing),
+            retained=Retained(retained_bytes, nothing),
+            counters=counters,
+            level=self.level,
+        )

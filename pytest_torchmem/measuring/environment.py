@@ -1,0 +1,33 @@
+"""What a number depends on beside the code."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from pytest_torchmem.measuring.ranks import current_rank
+
+if TYPE_CHECKING:
+    pass
+
+
+def allocator_settings() -> str:
+    """The allocator settings that torch would find in the environment of this process."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+
+
+def environment(device: str) -> dict[str, str]:
+    """What a number depends on beside the code; see `record.devices.environment`.
+
+    In a job of several ranks it depends on the rank: the last stage of a pipeline grows alone.
+    """
+    from pytest_torchmem.record import devices
+
+    return {**devices.environment(device), **current_rank().environment}
+
+
+def require_device_name(name: str) -> None:
+    """Raise `DeviceNameError` for a name that no device has on any machine."""
+    from pytest_torchmem.record.devices import named_device
+
+    named_device(name)

@@ -1,0 +1,155 @@
+"""Results of scripts and jobs in files: the same format as a report of a run of tests."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+from pytest_torchmem.analysis.judge.baseline import Change
+from pytest_torchmem.analysis.judge.ranks import RankResults
+from pytest_torchmem.measuring.ranks import current_rank, path_of_rank
+from pytest_torchmem.report.text.summary import MeasuredTest, Window
+from pytest_torchmem.report.writing import replace_file
+from pytest_torchmem.store.baselines import entry_key, portable
+from pytest_torchmem.store.provenance import stamped
+from pytest_torchmem.store.results import RunReport, TestReport, read_run, render_run
+from pytest_torchmem.values.errors import RankError, ReportError
+from pytest_torchmem.values.picture import Picture
+from pytest_torchmem.values.results import Result
+
+Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+Drawn: TypeAlias = tuple[Result, Picture | None]
+
+_UNNAMED = "measured"
+
+
+def save_results(path: str | os.PathLike[str], results: Iterable[Result]) -> Path:
+    """Write results to a file that `load_results` and the command ``torchmem`` read; return it.
+
+    Results of one name are numbered from the second on. For ``{rank}`` in the path and for several
+    ranks see `Measure.save`. Raises `ReportError`.
+    """
+    seen: Counter[str] = Counter()
+    tests: list[tuple[str, list[Drawn]]] = []
+    for result in results:
+        name = result.name or _UNNAMED
+        seen[name] += 1
+        numbered = f"{name} ({seen[name]})" if seen[name] > 1 else name
+        tests.append((numbered, [(replace(result, name=""), None)]))
+    return _write(path, tests)
+
+
+def write_windows(path: str | os.PathLike[str], name: str, windows: Iterable[Drawn]) -> Path:
+    """Write one measurement: the whole first, with no name, then its regions."""
+    return _write(path, [(name, list(windows))])
+
+
+def _write(path: str | os.PathLike[str], tests: Iterable[tuple[str, list[Drawn]]]) -> Path:
+    rank = current_rank()
+    place = path_of_rank(path, rank)
+    run = RunReport(tuple(TestReport(_measured(name, windows)) for name, windows in tests))
+    try:
+        replace_file(place, render_run(stamped(run, Path.cwd(), rank)))
+    except OSError as error:
+        raise ReportError(f"{place} cannot be written: {error.strerror or error}") from None
+    return place
+
+
+def _measured(name: str, windows: list[Drawn]) -> MeasuredTest:
+    from pytest_torchmem.measuring.environment import environment
+
+    return MeasuredTest(
+        name,
+        "",
+        environment(windows[0][0].device),
+        tuple(
+            Window(
+                entry_key(name, result.name),
+                portable(result, Path.cwd()),
+                {},
+                Change.NOT_COMPARED,
+                0,
+                "",
+                picture=picture,
+            )
+            for result, picture in windows
+        ),
+    )
+
+
+def load_results(path: str | os.PathLike[str]) -> dict[str, Result]:
+    """Return what is in a results file by name; regions are called ``train step::forward``.
+
+    A file that ``--torchmem-report`` wrote has the results of tests, by node id. Raises
+    `ReportError` where there is no such file, or it is damaged.
+    """
+    return _results(read_run(Path(path)))
+
+
+def _results(run: RunReport) -> dict[str, Result]:
+    results = {}
+    for test in run.tests:
+        for window in test.measured.windows:
+            name, region = test.measured.test, window.result.name
+            key = f"{name}::{region}" if region else name
+            results[key] = replace(window.result, name=region or name)
+    return results
+
+
+def load_ranks(paths: Paths, name: str = "") -> RankResults:
+    """Return what all ranks of one job measured, from a file of each.
+
+    Args:
+        paths: A pattern such as ``"mem-rank*.json"``, a folder of files, or the files themselves.
+        name: Which of their results, as `load_results` calls it; not needed where a file has one
+            measurement.
+
+    Raises `ReportError` for a file that cannot be read, and `RankError` when the files are not
+    those of all ranks of one job, each once.
+    """
+    runs = {path: read_run(path) for path in _files(paths)}
+    by_rank: dict[int, Path] = {}
+    for path, run in runs.items():
+        if run.rank.number in by_rank:
+            raise RankError(
+                f"{by_rank[run.rank.number]} and {path} are both of rank {run.rank.number}; "
+                "give the files of one job only"
+            )
+        by_rank[run.rank.number] = path
+    counts = {run.rank.count: path for path, run in runs.items()}
+    if len(counts) > 1:
+        told = ", ".join(f"{count} in {path}" for count, path in counts.items())
+        raise RankError(f"the files are of jobs of different sizes: {told}; remove the older ones")
+    (count,) = counts
+    if missing := [str(number) for number in range(count) if number not in by_rank]:
+        raise RankError(f"of {count} ranks there is no file of rank {', '.join(missing)}")
+    return RankResults([_named(runs[by_rank[n]], name, by_rank[n]) for n in range(count)])
+
+
+def _files(paths: Paths) -> list[Path]:
+    if not isinstance(paths, str | os.PathLike):
+        files = [Path(path) for path in paths]
+    elif Path(paths).is_dir():
+        files = sorted(Path(paths).glob("*.json"))
+    else:
+        text = os.fspath(paths)
+        files = sorted(map(Path, glob.glob(text))) or ([] if glob.has_magic(text) else [Path(text)])  # noqa: PTH207
+    if not files:
+        raise RankError(f"there is no file in {paths!r}")
+    return files
+
+
+def _named(run: RunReport, name: str, path: Path) -> Result:
+    results: Mapping[str, Result] = _results(run)
+    if not name and len(run.tests) == 1 and results:
+        return next(iter(results.values()))
+    if name not in results:
+        known = ", ".join(results) or "nothing"
+        asked = f"no result called {name!r}" if name else "more than one result, and no name given"
+        raise RankError(f"{path} has {asked}; it has {known}")
+    return results[name]

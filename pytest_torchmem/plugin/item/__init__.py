@@ -1,0 +1,1 @@
+"""One measured test: from its markers to its verdict."""

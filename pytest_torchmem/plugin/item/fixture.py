@@ -1,0 +1,172 @@
+"""The ``torchmem`` fixture: the measured body, seen from inside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pytest_torchmem.analysis.judge.baseline import Allowance
+from pytest_torchmem.plugin.item.body import Body
+from pytest_torchmem.plugin.item.estimated import SUFFIX, estimate_name
+from pytest_torchmem.plugin.item.state import State, WarmupOver
+from pytest_torchmem.plugin.options.marker import read_allowance
+from pytest_torchmem.values.errors import MarkerError, RecordingError, is_torchmem_error
+from pytest_torchmem.values.results import Result
+
+if TYPE_CHECKING:
+    from pytest_torchmem.analysis.estimated.estimate import Estimate
+    from pytest_torchmem.measuring.body import Region
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
+
+
+class Torchmem:
+    """Measures the test body and regions of it.
+
+    Attributes:
+        device: Where the body is measured, such as ``cpu`` or ``cuda:0``.
+    """
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+
+    @property
+    def device(self) -> str:
+        return self._body.measurement.device
+
+    def measure(self, name: str) -> contextlib.AbstractContextManager[Region]:
+        """Return a context manager that measures a region and yields its results.
+
+        ``peak``, ``retained`` and the other results of the region can be read from the end of its
+        block on. In a body that cannot be measured, reading one raises `RecordingError`; in a
+        warm-up run, it ends that run. Raises `MarkerError` for a name that cannot be used and
+        outside of the test body.
+        """
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise MarkerError(f"torchmem.measure needs the region's name, got {name!r}")
+        if name.endswith(SUFFIX):
+            raise MarkerError(f"the name {name!r} is kept for what torchmem.estimate returns")
+        state = self._state()
+        if state is State.MEASURING:
+            return self._body.measurement.region(name)
+        return contextlib.nullcontext(_NoRegion(name, self._body))  # type: ignore[arg-type]
+
+    def steps(self, n: int, *, warmup: int = 0) -> Iterator[int]:
+        """Yield 0, 1, ... for ``warmup`` steps and ``n`` more; mark the end of each of the latter.
+
+        What the marked steps leave behind gives the body's growth per step; of several loops, also
+        of nested ones, the one that grows most counts. Raises `MarkerError` for numbers that make
+        no steps and outside of the test body.
+        """
+        if not _is_count(n, 1) or not _is_count(warmup, 0):
+            raise MarkerError(
+                f"torchmem.steps cannot make {n!r} steps after {warmup!r} for warm-up"
+            )
+        marks = self._state() is State.MEASURING
+        return self._marked_steps(n, warmup, marks)
+
+    def estimate(
+        self,
+        module_or_fn: Callable[..., Any],
+        *args: Any,
+        backward: bool = True,
+        optimizer: Any = None,
+        device: str | None = None,
+        name: str = "",
+        **kwargs: Any,
+    ) -> Estimate:
+        """Return what ``module_or_fn(*args, **kwargs)`` would need, without running it.
+
+        The arguments are those of `pytest_torchmem.estimate`; ``name`` is by default that of the
+        function or class. The limits of the test's marker hold for the estimate as for the body,
+        except those on what the body retains and grows by. Its own memory is not part of what is
+        measured. Raises `EstimateError`, and `MarkerError` outside of the test body.
+        """
+        label = estimate_name(module_or_fn, name)
+        state = self._state()
+        found = self._body.measurement.estimate(
+            module_or_fn, *args, backward=backward, optimizer=optimizer, device=device, **kwargs
+        )
+        estimate = replace(found, name=label)
+        if state is not State.WARMING_UP:
+            self._body.estimates.add(estimate)
+        return estimate
+
+    def check(
+        self, region: Region | Estimate, *, tolerance: object = None, floor: object = None
+    ) -> None:
+        """Compare a region or an estimate with its own baseline entry when the body is over.
+
+        ``tolerance`` and ``floor`` default to those of the test. Raises `MarkerError` for anything
+        that was not measured or estimated in this body, and for a second one of the same name.
+        """
+        state = self._state()
+        if isinstance(region, _NoRegion) or state is State.WARMING_UP:
+            return
+        if isinstance(region, Result):
+            self._body.estimates.check(region, self._allowance(tolerance, floor))
+            return
+        if state is not State.MEASURING or region not in self._body.measurement.regions:
+            raise MarkerError(f"torchmem.check needs a region of this body, got {region!r}")
+        if any(region.name == checked.name for checked, _ in self._body.checked):
+            raise MarkerError(
+                f"two regions named {region.name!r} are checked, and a baseline has one entry "
+                "for that name; name them apart"
+            )
+        self._body.checked.append((region, self._allowance(tolerance, floor)))
+        region.note_holders()
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write what was recorded of the body so far to ``path``, for the ``torchmem`` command.
+
+        A warm-up run writes nothing. Raises `RecordingError` in a body that cannot be measured,
+        `MarkerError` outside of the test body.
+        """
+        state = self._state()
+        if state is State.UNMEASURED:
+            raise RecordingError(f"there is no trace to save: {self._body.not_measured}")
+        if state is State.MEASURING:
+            self._body.measurement.save_trace(path)
+
+    def _marked_steps(self, n: int, warmup: int, marks: bool) -> Iterator[int]:
+        measurement = self._body.measurement
+        loop = measurement.new_loop() if marks else ""
+        for step in range(warmup + n):
+            yield step
+            if marks and step >= warmup:
+                measurement.step(loop)
+
+    def _allowance(self, tolerance: object, floor: object) -> Allowance:
+        default = self._body.asked.allowance
+        return read_allowance("torchmem.check", tolerance, floor, default)
+
+    def _state(self) -> State:
+        state = self._body.state
+        if state in (State.BEFORE, State.AFTER):
+            raise MarkerError(f"torchmem measures the test body only; this is {state.value}")
+        # A body that is only counted runs again, because it turned out to ask for more.
+        return State.WARMING_UP if state is State.COUNTING else state
+
+
+class _NoRegion:
+    """Stands for a region where nothing is measured; it has a name and no numbers."""
+
+    def __init__(self, name: str, body: Body) -> None:
+        self.name = name
+        self._body = body
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)
+        if self._body.state in (State.WARMING_UP, State.COUNTING):
+            raise WarmupOver
+        reason = self._body.not_measured.removesuffix(f" [{RecordingError.slug}]")
+        raise RecordingError(f"the region {self.name!r} has no {attribute}: {reason}")
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,1 @@
+"""Options, ini settings and markers: read, checked, turned into values."""

@@ -1,0 +1,198 @@
+"""What the markers of one test ask for, checked when the test is collected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+
+from pytest_torchmem.analysis.judge.baseline import Allowance
+from pytest_torchmem.analysis.judge.limits import Size, read_limits, require_known, sizes_now
+from pytest_torchmem.analysis.judge.verdict import LIMIT_KEYS
+from pytest_torchmem.plugin.options.device_name import require_device_name
+from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
+from pytest_torchmem.values.errors import DeviceNameError, MarkerError, SizeError, is_torchmem_error
+from pytest_torchmem.values.units import parse_fraction, parse_size
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
+
+_BUDGET_KEYS: Final = (*LIMIT_KEYS, "device", "warmup")
+_BASELINE_KEYS: Final = ("tolerance", "floor")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the markers of one test ask for.
+
+    Attributes:
+        limits: Sizes by limit key, not yet computed where a callable was given.
+        baseline: Compare with the stored baseline.
+        allowance: How far from the baseline a number may be.
+        device: Where to measure; ``""`` means wherever the run does.
+        warmup: How often the body runs before the run that is measured.
+    """
+
+    limits: Mapping[str, Size]
+    baseline: bool
+    allowance: Allowance
+    device: str = ""
+    warmup: int = 0
+
+    @property
+    def anything(self) -> bool:
+        return bool(self.limits) or self.baseline
+
+    def sizes(self) -> dict[str, int]:
+        """Return the limits in bytes; callables are called. Raises `MarkerError` if one fails."""
+        return sizes_now(BUDGET, self.limits)
+
+
+def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
+    """Return what the markers of ``item`` ask for; the closest marker wins for each key.
+
+    Raises `MarkerError` with a sentence about the first argument that cannot be used.
+    """
+    budget: dict[str, object] = {}
+    for mark in closest_first(item, BUDGET):
+        for key, value in _budget_arguments(mark).items():
+            budget.setdefault(key, value)
+    comparison: dict[str, object] = {}
+    baseline = False
+    for mark in closest_first(item, BASELINE):
+        baseline = True
+        for key, value in _baseline_arguments(mark).items():
+            comparison.setdefault(key, value)
+    device, warmup = budget.pop("device", ""), budget.pop("warmup", 0)
+    asked = Asked(
+        limits=read_limits(BUDGET, budget),
+        baseline=baseline,
+        allowance=read_allowance(
+            BASELINE, comparison.get("tolerance"), comparison.get("floor"), defaults
+        ),
+        device=_device(device),
+        warmup=_warmup(item, 0 if warmup is None else warmup),
+    )
+    if (budget or device or warmup) and not asked.anything and None not in budget.values():
+        _refuse_empty(item)
+    return asked
+
+
+def closest_first(item: pytest.Item, name: str) -> Iterator[pytest.Mark]:
+    """Yield the marks of one name, the one that a reader would call closest to the test first.
+
+    `pytest.Item.iter_markers` puts a function's decorators before the marks of `pytest.param` and
+    a base class before the classes derived from it; both are the other way round here.
+    """
+    for node in reversed(item.listchain()):
+        marks = [mark for mark in node.own_markers if mark.name == name]
+        if isinstance(node, pytest.Class):
+            distance = {id(mark): at for at, mark in enumerate(_marks_by_mro(node.obj))}
+            marks.sort(key=lambda mark: distance.get(id(mark), -1))
+        callspec = getattr(node, "callspec", None)
+        if callspec is not None:
+            of_param = {id(mark) for mark in _plain_marks(callspec.marks)}
+            marks.sort(key=lambda mark: id(mark) not in of_param)
+        yield from marks
+
+
+def _plain_marks(marks: object) -> Iterator[pytest.Mark]:
+    """Yield the marks of a ``pytestmark`` value: one mark or decorator, or several."""
+    for mark in marks if isinstance(marks, list | tuple) else [marks]:
+        if isinstance(mark, pytest.MarkDecorator):
+            yield mark.mark
+        elif isinstance(mark, pytest.Mark):
+            yield mark
+
+
+def _marks_by_mro(cls: type) -> Iterator[pytest.Mark]:
+    for base in cls.__mro__:
+        yield from _plain_marks(base.__dict__.get("pytestmark", []))
+
+
+def _budget_arguments(mark: pytest.Mark) -> dict[str, object]:
+    if len(mark.args) > 1:
+        raise MarkerError(
+            f"{BUDGET} takes one positional argument, the limit of the whole peak; "
+            f"got {len(mark.args)}"
+        )
+    given = _keywords(mark, _BUDGET_KEYS)
+    if mark.args and "total" in given:
+        raise MarkerError(f"{BUDGET} got the total twice: {mark.args[0]!r} and {given['total']!r}")
+    if not mark.args and not given:
+        raise MarkerError(f"{BUDGET} needs a limit, such as {BUDGET}('2GiB')")
+    return {"total": mark.args[0], **given} if mark.args else given
+
+
+def _baseline_arguments(mark: pytest.Mark) -> dict[str, object]:
+    if mark.args:
+        raise MarkerError(f"{BASELINE} takes keywords only, got {mark.args[0]!r}")
+    return _keywords(mark, _BASELINE_KEYS)
+
+
+def _keywords(mark: pytest.Mark, keys: tuple[str, ...]) -> dict[str, object]:
+    require_known(mark.name, mark.kwargs, keys)
+    return dict(mark.kwargs)
+
+
+def read_allowance(owner: str, tolerance: object, floor: object, defaults: Allowance) -> Allowance:
+    """Return how far from a baseline a number may be; None stands for the default.
+
+    Raises `MarkerError`, which begins with ``owner``.
+    """
+    try:
+        return Allowance(
+            defaults.tolerance if tolerance is None else parse_fraction(tolerance),
+            defaults.floor_bytes if floor is None else parse_size(floor),
+        )
+    except SizeError as error:
+        raise MarkerError(f"{owner}: {error.sentence}") from None
+
+
+def _device(value: object) -> str:
+    # A torch.device reads as its name, and asking for its type would mean importing torch.
+    text = str(value) if type(value).__module__ == "torch" else value
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise MarkerError(
+            f"{BUDGET}, device: {value!r} is not a device; give text such as 'cuda:1'"
+        )
+    try:
+        require_device_name(text)
+    except DeviceNameError as error:
+        raise MarkerError(f"{BUDGET}, device: {error.sentence}") from None
+    return text
+
+
+def _warmup(item: pytest.Item, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise MarkerError(f"{BUDGET}, warmup: {value!r} is not a number of runs, 0 or more")
+    if value and not can_rerun(item):
+        raise MarkerError(
+            f"{BUDGET}, warmup: the body of a {type(item).__name__} cannot be run twice by the "
+            "plugin; warm up inside the test, for instance with torchmem.steps(n, warmup=1)"
+        )
+    return value
+
+
+def can_rerun(item: pytest.Item) -> bool:
+    """True where calling the body again is all that a second run needs.
+
+    A TestCase's run includes its setUp and tearDown and reports into the item as it goes; the
+    namespace of a doctest has been changed by its first run.
+    """
+    if not isinstance(item, pytest.Function):
+        return False
+    import unittest  # pytest itself gets by without it until there is a TestCase
+
+    owner = item.getparent(pytest.Class)
+    return owner is None or not issubclass(owner.obj, unittest.TestCase)
+
+
+def _refuse_empty(item: pytest.Item) -> None:
+    if "torchmem" in getattr(item, "fixturenames", ()):
+        return
+    raise MarkerError(f"{BUDGET} sets a device or a warm-up but no limit, and nothing else does")

@@ -1,0 +1,268 @@
+"""What a user can set for a whole run: command line beats ini file beats default."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import pytest
+
+from pytest_torchmem.analysis.judge.baseline import Allowance, Change
+from pytest_torchmem.measuring.ranks import environment_rank, path_of_rank
+from pytest_torchmem.plugin.options.device_name import require_device_name
+from pytest_torchmem.plugin.options.option_table import (
+    CHANGE_WORDS,
+    OPTIONS,
+    given,
+    ini_value,
+    place_of,
+)
+from pytest_torchmem.report.files import FOLDER, kind_of
+from pytest_torchmem.values.errors import DeviceNameError, ReportError, SizeError
+from pytest_torchmem.values.units import parse_fraction, parse_size
+
+
+class SummaryKind(enum.Enum):
+    """How much of the closing table is shown."""
+
+    SHORT = "short"
+    ALL = "all"
+    OFF = "off"
+
+
+class LevelChoice(enum.Enum):
+    """How the level is chosen at which a body is looked at."""
+
+    AUTO = "auto"
+    FULL = "full"
+
+
+class Timelines(enum.Enum):
+    """Which tests have a timeline in the report."""
+
+    ALL = "all"
+    FAILED = "failed"
+    NONE = "none"
+
+
+_Choice = TypeVar("_Choice", bound=enum.Enum)
+_Number = TypeVar("_Number", int, float)
+
+
+WORDS: Final = tuple(Change(word) for word in CHANGE_WORDS)
+"""The changes that an update can be told to accept, in the order in which they are reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of a run, checked.
+
+    Attributes:
+        device: Where to measure unless a marker says otherwise; ``""`` lets the recorder choose.
+        allowance: Tolerance and floor where a marker gives none.
+        accepted: The changes that this run writes to the baselines; empty without an update.
+        require_baseline: A missing baseline fails its test.
+        strict: A measurement that was asked for and not possible, or not whole, fails its test.
+        baseline_dir: One folder for all baselines; None means beside each test module.
+        summary: How much of the closing table is shown.
+        report_paths: Where reports go.
+        reports_folder: One of the reports is a folder of files.
+        timelines: Which tests have a timeline in the report; NONE without a report.
+        dry_run: An update shows what it would change, and writes nothing.
+        repeat_count: How often an update measures each test.
+        follow_renames: An unused entry moves to a new one of equal numbers.
+        fallbacks: Names of other environments to compare with, where this one has no entry.
+        fail_shrunk: A test that needs less than its baseline fails.
+        level: Whether a body may be looked at through the allocator's counters alone.
+    """
+
+    device: str
+    allowance: Allowance
+    accepted: frozenset[Change]
+    require_baseline: bool
+    strict: bool
+    baseline_dir: Path | None
+    summary: SummaryKind
+    report_paths: tuple[Path, ...] = ()
+    reports_folder: bool = False
+    timelines: Timelines = Timelines.NONE
+    dry_run: bool = False
+    repeat_count: int = 1
+    follow_renames: bool = False
+    fallbacks: tuple[str, ...] = ()
+    fail_shrunk: bool = False
+    level: LevelChoice = LevelChoice.AUTO
+
+    @property
+    def keeps_traces(self) -> bool:
+        """True when the recording of a failed test becomes a file of the report."""
+        return self.reports_folder and self.timelines is not Timelines.NONE
+
+    @property
+    def reports(self) -> bool:
+        """True when what was measured goes into a report, with all that is known of it."""
+        return bool(self.report_paths)
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """Return the settings of this run. Raises `pytest.UsageError` for a value without meaning."""
+    values = _Values(config)
+    folder = values.text("baseline-dir")
+    allowance = Allowance(
+        values.parsed("tolerance", parse_fraction), values.parsed("floor", parse_size)
+    )
+    reports = _report_paths(values)
+    kinds = [_report_kind(values, path) for path in reports]
+    settings = Settings(
+        device=_device(values),
+        allowance=allowance,
+        accepted=_accepted(values),
+        require_baseline=values.flag("require-baseline"),
+        strict=values.flag("strict"),
+        level=values.choice("level", LevelChoice),
+        baseline_dir=config.rootpath / folder if folder else None,
+        summary=values.choice("summary", SummaryKind),
+        report_paths=reports,
+        reports_folder=FOLDER in kinds,
+        timelines=_timelines(values, kinds),
+        dry_run=values.flag("dry-run"),
+        repeat_count=_repeat_count(values),
+        follow_renames=values.flag("follow-renames"),
+        fallbacks=tuple(filter(None, values.text("baseline-from").replace(" ", "").split(","))),
+        fail_shrunk=values.flag("fail-shrunk"),
+    )
+    _require_effect(values, settings)
+    return settings
+
+
+def _require_effect(values: _Values, settings: Settings) -> None:
+    """Refuse what was typed and does nothing without another option."""
+    if not settings.accepted:
+        values.need("repeat", "--torchmem-update-baseline")
+        if not settings.follow_renames:
+            values.need("dry-run", "--torchmem-update-baseline")
+    if not settings.reports:
+        values.need("report-timelines", "--torchmem-report")
+
+
+class _Values:
+    """The options as they were given; what is wrong with one is told with where that was."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self._options = {option.name: option for option in OPTIONS}
+
+    def raw(self, name: str) -> str | bool:
+        option = self._options[name]
+        typed: str | bool | list[str] | None = self.config.getoption(option.flag)
+        if typed is not None:
+            return "\n".join(typed) if isinstance(typed, list) else typed
+        stored = ini_value(self.config, option)
+        return option.default if stored is None else stored
+
+    def text(self, name: str) -> str:
+        return str(self.raw(name))
+
+    def flag(self, name: str) -> bool:
+        return bool(self.raw(name))
+
+    def typed(self, name: str) -> bool:
+        """Return whether an option was given in any other way than in the ini file's own name."""
+        return self.config.getoption(self._options[name].flag) is not None
+
+    def refused(self, name: str, problem: object, slug: str = "") -> pytest.UsageError:
+        """Return the error that says what is wrong with an option."""
+        text = f"{place_of(self.config, self._options[name])}: {problem}"
+        return pytest.UsageError(f"{text} [{slug}]" if slug else text)
+
+    def need(self, name: str, other: str) -> None:
+        """Refuse an option that was typed and does nothing without another one.
+
+        What is configured for all runs waits for the one that has a use for it.
+        """
+        flag = self._options[name].flag
+        if any(not where and text.partition("=")[0] == flag for where, text in given(self.config)):
+            raise pytest.UsageError(
+                f"{flag} does nothing without {other}; give that, too [bad-argument]"
+            )
+
+    def parsed(self, name: str, parse: Callable[[object], _Number]) -> _Number:
+        try:
+            return parse(self.raw(name))
+        except SizeError as error:
+            raise self.refused(name, error) from None
+
+    def choice(self, name: str, kinds: type[_Choice]) -> _Choice:
+        given = self.raw(name)
+        try:
+            return kinds(given)
+        except ValueError:
+            words = ", ".join(kind.value for kind in kinds)
+            problem = f"{given!r} is not one of {words}"
+            raise self.refused(name, problem, "bad-argument") from None
+
+
+def _device(values: _Values) -> str:
+    name = values.text("device")
+    try:
+        require_device_name(name)
+    except DeviceNameError as error:
+        raise values.refused("device", error) from None
+    return name
+
+
+def _accepted(values: _Values) -> frozenset[Change]:
+    """Return the changes that an update accepts; the bare flag accepts all that delete nothing."""
+    name = "update-baseline"
+    text = values.text(name).strip().lower()
+    empty = values.typed(name) and not text
+    if not empty and text in ("", "0", "false", "no", "off"):
+        return frozenset()
+    if text in ("1", "true", "yes", "on"):
+        return frozenset({Change.NEW, Change.GROWN, Change.SHRUNK})
+    words = [word.strip() for word in text.split(",")]
+    known = {change.value: change for change in WORDS}
+    for word in words:
+        if word not in known:
+            problem = f"{word!r} is not one of {', '.join(known)}"
+            raise values.refused(name, problem, "bad-argument")
+    return frozenset(known[word] for word in words)
+
+
+def _repeat_count(values: _Values) -> int:
+    text = values.text("repeat")
+    if not text.strip().isdecimal() or int(text) < 1:
+        problem = f"{text!r} is not a number of runs, 1 or more"
+        raise values.refused("repeat", problem, "bad-argument")
+    return int(text)
+
+
+def _report_paths(values: _Values) -> tuple[Path, ...]:
+    """Return where the reports go: a typed path starts here, a configured one at the rootdir.
+
+    Of the ranks of a job each has reports of its own.
+    """
+    config = values.config
+    start = config.invocation_params.dir if values.typed("report") else config.rootpath
+    lines = filter(None, map(str.strip, values.text("report").splitlines()))
+    paths = (start / Path(os.path.expandvars(line)).expanduser() for line in lines)
+    return tuple(dict.fromkeys(path_of_rank(path, environment_rank()) for path in paths))
+
+
+def _report_kind(values: _Values, path: Path) -> str:
+    try:
+        return kind_of(path)
+    except ReportError as error:
+        raise values.refused("report", error) from None
+
+
+def _timelines(values: _Values, kinds: Sequence[str]) -> Timelines:
+    """Return which tests have a timeline; only a folder alone is content with those that failed."""
+    asked = Timelines.FAILED if set(kinds) == {FOLDER} else Timelines.ALL
+    if values.text("report-timelines"):
+        asked = values.choice("report-timelines", Timelines)
+    return asked if kinds else Timelines.NONE

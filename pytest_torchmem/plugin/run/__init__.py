@@ -1,0 +1,1 @@
+"""One run of pytest: what all tests share, what workers send, how a run ends."""

@@ -1,0 +1,214 @@
+"""The end of a run: gather what the tests measured, write the baselines, say what happened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from pytest_torchmem.analysis.judge.baseline import Change
+from pytest_torchmem.measuring.ranks import environment_rank
+from pytest_torchmem.plugin.item.body import Run
+from pytest_torchmem.plugin.item.progress import progress
+from pytest_torchmem.plugin.options.option_table import relative_path, typed_nodeid
+from pytest_torchmem.plugin.options.settings import SummaryKind
+from pytest_torchmem.plugin.run.endings import (
+    Endings,
+    github_lines,
+    on_github,
+    run_report,
+)
+from pytest_torchmem.plugin.run.pictures import room
+from pytest_torchmem.plugin.run.selection import Selection, ran_partially
+from pytest_torchmem.plugin.run.updates import Outcomes, apply, plan_updates, texts
+from pytest_torchmem.plugin.run.workers import (
+    detach,
+    reported_nodeid,
+    trace_with,
+)
+from pytest_torchmem.report.text.changes import change_table, diff_lines, notices, rename_lines
+from pytest_torchmem.report.text.summary import MeasuredTest, RunSummary
+from pytest_torchmem.report.text.terminal import Detail, summary_lines
+from pytest_torchmem.report.writing import write_run
+from pytest_torchmem.values.errors import BaselineError, ReportError
+
+_BY_VERBOSITY: Final = (
+    Detail.PROBLEMS,
+    Detail.COUNTS,
+    Detail.SHORT,
+    Detail.ALL,
+    Detail.COMPOSITION,
+)
+"""What ``-qq``, ``-q``, nothing, ``-v`` and ``-vv`` ask for."""
+
+
+_WHOLE: Final = (
+    pytest.ExitCode.OK,
+    pytest.ExitCode.TESTS_FAILED,
+    pytest.ExitCode.NO_TESTS_COLLECTED,
+)
+"""How a run ends that came to its end."""
+
+
+class Collector:
+    """Gathers reports, and acts once at the end.
+
+    There is one in a run: in its only process, or in the controller of the workers. Nothing else
+    writes baselines.
+    """
+
+    def __init__(self, config: pytest.Config, run: Run, selection: Selection) -> None:
+        self.config = config
+        self._selection = selection
+        self.run = run
+        self.summary = RunSummary()
+        self._tests: dict[str, MeasuredTest] = {}
+        self._traces: dict[str, bytes] = {}
+        self._seen: set[str] = set()
+        self._passed: set[str] = set()
+        self._failed: set[str] = set()
+        self._skipped: set[str] = set()
+        self._partial = _selects(config)
+        self._endings = Endings()
+        self._lines: list[str] = []
+
+    def add_problem(self, sentence: str) -> None:
+        self.summary += RunSummary(problems=(sentence,))
+
+    @pytest.hookimpl
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        test = reported_nodeid(report, self.config)
+        self._seen.add(test)
+        self._endings.note(test, report)
+        if report.when == "setup":  # a rerun starts again: only its last attempt counts
+            self._tests.pop(test, None)
+            self._traces.pop(test, None)
+            self._passed.discard(test)
+            self._failed.discard(test)
+            self._skipped.discard(test)
+        if report.when == "call" and report.passed:
+            self._passed.add(test)
+        elif not report.passed and not report.skipped:
+            self._failed.add(test)
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self._skipped.add(test)
+        if (measured := detach(report)) is not None:
+            self._tests[test] = measured
+        if trace := trace_with(report):
+            self._traces[test] = trace
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        self._partial = self._partial or ran_partially(node)
+
+    @pytest.hookimpl
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self._partial = self._partial or bool(session.shouldstop or session.shouldfail)
+        self._partial = self._partial or self._selection.partial
+        self._partial = self._partial or session.exitstatus not in _WHOLE
+        self.summary += RunSummary(tests=tuple(self._tests.values()))
+        self._update()
+        self._lines += notices(self._as_typed(), self.run.settings.accepted)
+        self._report()
+        if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.summary.anything and not self._lines:
+            return
+        detail = _detail(self.run.settings.summary, terminalreporter.verbosity)
+        width = self.config.get_terminal_writer().fullwidth
+        lines = summary_lines(self._as_typed(), detail, width, room(self.config))
+        if lines or self._lines:
+            terminalreporter.ensure_newline()  # or the first line of the table would see to it
+            rank = environment_rank()  # of a job, each rank says its own
+            terminalreporter.section(f"torchmem, {rank}" if rank.count > 1 else "torchmem")
+        for line in lines:
+            terminalreporter.write_line(line.text, **dict.fromkeys(line.styles, True))
+        for text in self._lines:
+            terminalreporter.write_line(text)
+        for name in self._unknown_fallbacks():
+            text = f"--torchmem-baseline-from={name}: there is no baseline of that name"
+            terminalreporter.write_line(text, yellow=True)
+
+    def _as_typed(self) -> RunSummary:
+        """The summary with the tests as pytest names them where it was started."""
+        tests = (replace(t, test=typed_nodeid(self.config, t.test)) for t in self.summary.tests)
+        return replace(self.summary, tests=tuple(tests))
+
+    def _unknown_fallbacks(self) -> tuple[str, ...]:
+        compared = {
+            Path(test.file)
+            for test, window in self.summary.windows
+            if window.change is not Change.NOT_COMPARED
+        }
+        return self.run.store.unknown_fallbacks(compared) if compared else ()
+
+    def _report(self) -> None:
+        """Write the reports that were asked for, and what GitHub shows when it runs this."""
+        settings, github = self.run.settings, on_github() and self.summary.anything
+        if not settings.reports and not github:
+            return
+        run = run_report(self.summary, self._endings, self.config.rootpath)
+        for asked in settings.report_paths:
+            try:
+                path = write_run(run, asked, self._traces)
+            except ReportError as error:
+                self.add_problem(str(error))
+                continue
+            shown = relative_path(path, self.config.invocation_params.dir)
+            shown = str(path) if shown.startswith("..") else shown
+            self._lines.append(f"report written: {shown}")
+        try:
+            self._lines += github_lines(run) if github else []
+        except ReportError as error:
+            self.add_problem(str(error))
+
+    def _update(self) -> None:
+        """Write the accepted changes, file by file; one that fails does not stop the others."""
+        settings, store = self.run.settings, self.run.store
+        outcomes = Outcomes(
+            frozenset(self._seen),
+            frozenset(self._passed - self._failed),
+            frozenset(self._skipped),
+            self._partial,
+        )
+        plans = plan_updates(self.summary, outcomes, settings, store)
+        for plan in progress(plans, "baselines", self.config):
+            shown = relative_path(plan.path, self.config.invocation_params.dir)
+            self._lines += rename_lines(plan.renames, shown, settings.follow_renames)
+            if not plan.writes and not (settings.accepted and plan.unused):
+                continue
+            try:
+                if settings.dry_run:
+                    self._lines += diff_lines(*texts(plan), shown)
+                elif plan.writes:
+                    apply(plan, store)
+            except BaselineError as error:
+                self.add_problem(str(error))
+            else:
+                changes = tuple(plan.changes(shown, not settings.dry_run))
+                self.summary += RunSummary(changes=changes)
+        if settings.dry_run:
+            self._lines[:0] = change_table(self.summary.changes, room(self.config))
+
+
+def _selects(config: pytest.Config) -> bool:
+    """True when the command line picks tests out of their modules, or may stop in the middle."""
+    picks = ("keyword", "markexpr", "lf", "deselect", "stepwise", "collectonly")
+    if any(getattr(config.option, name, None) for name in picks):
+        return True
+    return any("::" in str(argument) for argument in config.args)
+
+
+def _detail(kind: SummaryKind, verbosity: int) -> Detail:
+    """Return how much is said: the whole table where it was asked for, else as pytest is told."""
+    if kind is SummaryKind.OFF:
+        return Detail.PROBLEMS
+    detail = _BY_VERBOSITY[max(-2, min(2, verbosity)) + 2]
+    if kind is SummaryKind.ALL and detail is not Detail.COMPOSITION:
+        return Detail.ALL
+    return detail

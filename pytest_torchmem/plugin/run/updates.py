@@ -1,0 +1,226 @@
+"""What a run changes in the baselines: planned as values, shown or written last."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from pytest_torchmem.analysis.judge.baseline import BaselineEntry, Change
+from pytest_torchmem.analysis.judge.environments import Environment
+from pytest_torchmem.analysis.judge.renames import Renameable, find_renames
+from pytest_torchmem.plugin.options.settings import Settings
+from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
+from pytest_torchmem.store.baseline_file import FileChanges, changed_text, write_file
+from pytest_torchmem.store.baselines import BaselineStore, entry_key, tell_git
+from pytest_torchmem.values.errors import BaselineError
+
+Place = tuple[Path, tuple[tuple[str, str], ...]]
+"""A test module and an environment: one baseline file."""
+
+_COMPARED: Final = (Change.SAME, Change.NEW, Change.GROWN, Change.SHRUNK)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """How the tests of a run ended, by node id.
+
+    Attributes:
+        seen: Tests that were started.
+        passed: Tests that passed in all their phases.
+        skipped: Tests that were skipped; those expected to fail are not.
+        partial: The run picked tests out of their modules, or ended early.
+    """
+
+    seen: frozenset[str] = frozenset()
+    passed: frozenset[str] = frozenset()
+    skipped: frozenset[str] = frozenset()
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """What is to happen to one baseline file.
+
+    Attributes:
+        path: The file.
+        environment: What it is measured on.
+        written: Windows whose numbers replace the entry of their key, or become a new one.
+        unused: Entries that no test asked for, by key.
+        renames: Keys of entries that a new test has the numbers of, and that test's key.
+        removes: Unused entries are to be deleted.
+        follows: Entries with a new name are to be moved.
+        repaired: Keys of written windows whose entry is there, and cannot be used.
+    """
+
+    path: Path
+    environment: Environment
+    written: tuple[Window, ...] = ()
+    unused: Mapping[str, BaselineEntry | None] = field(default_factory=dict)
+    renames: Mapping[str, str] = field(default_factory=dict)
+    removes: bool = False
+    follows: bool = False
+    repaired: frozenset[str] = frozenset()
+
+    @property
+    def file_changes(self) -> FileChanges:
+        moved = self.renames if self.follows else {}
+        written = {w.key: BaselineEntry.of(w.result) for w in self.written}
+        removed = frozenset(self.unused) - set(moved) if self.removes else frozenset()
+        return FileChanges(
+            {key: entry for key, entry in written.items() if key not in moved.values()},
+            removed,
+            dict(moved),
+        )
+
+    @property
+    def writes(self) -> bool:
+        changes = self.file_changes
+        return bool(changes.written or changes.removed or changes.renamed)
+
+    def changes(self, shown: str, done: bool) -> Iterator[BaselineChange]:
+        """Yield what is to be told; ``done`` where the file was written."""
+        moved = {new: old for old, new in self.renames.items()} if self.follows else {}
+        for window in self.written:
+            after_bytes = window.result.peak.total
+            before_bytes = 0 if window.change is Change.NEW else window.baseline_bytes
+            change = BaselineChange(
+                shown, window.key, window.change, before_bytes, after_bytes, done
+            )
+            repaired = window.key in self.repaired
+            yield replace(change, renamed_from=moved.get(window.key, ""), repaired=repaired)
+        for key, entry in self.unused.items():
+            if key not in moved.values():
+                before_bytes = entry.total if entry else 0
+                gone = done and self.removes
+                yield BaselineChange(shown, key, Change.UNUSED, before_bytes, 0, gone)
+
+
+def plan_updates(
+    summary: RunSummary, outcomes: Outcomes, settings: Settings, store: BaselineStore
+) -> list[FilePlan]:
+    """Return what an update would do to each file, and which entries were renamed or are unused.
+
+    Only tests that passed change anything.
+    """
+    places = _by_place(summary)
+    plans = []
+    for (module, key), tests in sorted(places.items()):
+        environment = dict(key)
+        path = store.path(module, environment)
+        elsewhere = {
+            t.test for (m, k), others in places.items() if m == module and k != key for t in others
+        }
+        unused = _Unused(path, environment, store).find(tests, outcomes, elsewhere)
+        windows = [w for t in tests if t.test in outcomes.passed for w in t.windows]
+        plan = _plan(path, environment, windows, unused, settings)
+        new = {w.key for w in plan.written if w.change is Change.NEW}
+        there = _keys(path, environment, store) if new else frozenset()
+        plans.append(replace(plan, repaired=there & new))
+    return plans
+
+
+def _keys(path: Path, environment: Environment, store: BaselineStore) -> frozenset[str]:
+    """Return the keys in a file; none where it cannot be read, which its tests have said."""
+    try:
+        return store.keys(path, environment)
+    except BaselineError:
+        return frozenset()
+
+
+def _plan(
+    path: Path,
+    environment: Environment,
+    windows: list[Window],
+    unused: dict[str, BaselineEntry | None],
+    settings: Settings,
+) -> FilePlan:
+    renames = find_renames(
+        {key: entry for key, entry in unused.items() if entry is not None},
+        {
+            w.key: Renameable(w.result.name, BaselineEntry.of(w.result))
+            for w in windows
+            if unused and w.change is Change.NEW
+        },
+    )
+    moved = set(renames.values()) if settings.follow_renames else set()
+    accepted = (w for w in windows if w.change in settings.accepted or w.key in moved)
+    return FilePlan(
+        path,
+        environment,
+        tuple(accepted),
+        unused,
+        renames,
+        removes=Change.UNUSED in settings.accepted,
+        follows=settings.follow_renames,
+    )
+
+
+def apply(plan: FilePlan, store: BaselineStore) -> None:
+    """Write one file, and tell git once how to merge such files. Raises `BaselineError`."""
+    write_file(plan.path, plan.environment, plan.file_changes)
+    tell_git(store.root_of(plan.path, plan.environment))
+
+
+def texts(plan: FilePlan) -> tuple[str, str]:
+    """Return a file's text before and after. Raises `BaselineError`."""
+    return changed_text(plan.path, plan.environment, plan.file_changes)
+
+
+def _by_place(summary: RunSummary) -> dict[Place, list[MeasuredTest]]:
+    places: dict[Place, list[MeasuredTest]] = defaultdict(list)
+    for test in summary.tests:
+        if test.environment:
+            places[Path(test.file), tuple(sorted(test.environment.items()))].append(test)
+    return places
+
+
+@dataclass(frozen=True, slots=True)
+class _Unused:
+    """Looks for the entries of one file that no test asked for."""
+
+    path: Path
+    environment: Environment
+    store: BaselineStore
+
+    def find(
+        self, tests: list[MeasuredTest], outcomes: Outcomes, elsewhere: set[str]
+    ) -> dict[str, BaselineEntry | None]:
+        """Return them by key; None for one that is damaged.
+
+        ``tests`` are those of the module that were measured in this environment, ``elsewhere``
+        those in another. None of a module count that did not run as a whole. An entry whose own
+        test did not pass, or was measured elsewhere this time, may be asked for next time.
+        """
+        ran = {test for test in outcomes.seen if _module_of(test) == _module_of(tests[0].test)}
+        if outcomes.partial or ran & outcomes.skipped:
+            return {}
+        keys = _keys(self.path, self.environment, self.store)
+        here = {t.test for t in tests}
+        pending = {entry_key(test) for test in (ran - outcomes.passed) | (elsewhere - here)}
+        used = {w.key for t in tests for w in t.windows if w.change in _COMPARED}
+        # Whether doctests are collected at all is an option of each run.
+        doctests = any(_of_doctest(entry_key(test)) for test in ran)
+        return {
+            key: self._entry(key)
+            for key in sorted(keys - used)
+            if not any(key == test or key.startswith(f"{test}::") for test in pending)
+            and (doctests or not _of_doctest(key))
+        }
+
+    def _entry(self, key: str) -> BaselineEntry | None:
+        try:
+            return self.store.entry(self.path, self.environment, key)
+        except BaselineError:
+            return None
+
+
+def _of_doctest(key: str) -> bool:
+    """True for the key of a doctest: its first part is no name of a function or a class."""
+    return "." in key.partition("[")[0].partition("::")[0]
+
+
+def _module_of(test: str) -> str:
+    return test.partition("::")[0]

@@ -1,0 +1,1 @@
+"""From generated code to the lines that the user wrote."""

@@ -1,0 +1,166 @@
+"""What the graphs of a compiler know of the user's source, taken from those that are alive.
+
+Every FX node that torch.compile traced carries the stack it was traced at and the modules it was
+traced in. A graph may be gone when the recording ends, so what it knows is noted as plain values.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import weakref
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Final
+
+from pytest_torchmem.record.fake.origin import is_user_file, operator_name
+from pytest_torchmem.record.owners.live_objects import instances_of
+from pytest_torchmem.record.torch_api import profiler as torch_api
+
+_FRAME: Final = re.compile(
+    r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>[^\n]+)\n\s*(?P<text>[^\n]*)'
+)
+_LINE_NUMBER: Final = re.compile(r'(?<=", line )\d+(?=, in )')
+_ASSIGNED: Final = re.compile(r"\b(\w+)(?:\s*:[^=]*)? = ")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOrigin:
+    """Where a node comes from.
+
+    Attributes:
+        stack: The stack it was traced at, as text.
+        modules: The ``id()`` of each module it may belong to.
+        operator: What it calls, ``aten::mm``; empty if that is no operator.
+    """
+
+    stack: str
+    modules: tuple[int, ...]
+    operator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A place in the user's source."""
+
+    file: str
+    line: int
+    function: str
+
+
+class CompiledGraphs:
+    """Collects what living graphs know."""
+
+    def __init__(self) -> None:
+        self._classes: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lines: dict[str, Mapping[int, NodeOrigin]] = {}
+        self._traced: dict[str, _Traced] = {}
+
+    def collect(self) -> None:
+        """Learn from the graphs that were made since the last time, if any."""
+        if set(torch_api.graph_module_classes()) - set(self._classes):
+            self.collect_again()
+
+    def collect_again(self) -> None:
+        """Learn from all graphs that are alive, also from those that have been changed since."""
+        for graph in _living_graphs():
+            nodes = [node for node in graph.graph.nodes if node.op.startswith("call_")]
+            if any(node.stack_trace for node in nodes):
+                for node in nodes:
+                    self._note(node)
+                # Asking for the code generates it now if nobody has run the graph yet.
+                lines = _origins_by_line(graph.code, nodes)
+                self._lines[torch_api.generated_file(graph)] = lines
+        self._classes.update(torch_api.graph_module_classes())
+
+    def lines(self, generated_file: str) -> Mapping[int, NodeOrigin] | None:
+        """What the lines of a graph's generated code stand for; None if the graph is not known."""
+        return self._lines.get(generated_file)
+
+    def traced_at(self, stack: str, nodes: Collection[str] = ()) -> NodeOrigin:
+        """What is known of a stack that a compiler has stored, for any of ``nodes`` if they exist.
+
+        What the compiler keeps on disk may be older than the source: then the same code has
+        another line number now, which the graph traced in this process knows.
+        """
+        known = self._traced.get(_unnumbered(stack))
+        if known is None:
+            return NodeOrigin(stack, ())
+        current = stack if stack in known.stacks else next(iter(known.stacks))
+        named = [known.modules[node] for node in nodes if node in known.modules]
+        modules = dict.fromkeys(chain.from_iterable(named or known.modules.values()))
+        return NodeOrigin(current, () if 0 in modules else tuple(modules))
+
+    def _note(self, node: Any) -> None:
+        if node.stack_trace:
+            known = self._traced.setdefault(_unnumbered(node.stack_trace), _Traced())
+            known.stacks.setdefault(node.stack_trace)
+            known.modules.setdefault(node.name, {}).setdefault(_module_of(node))
+
+
+@dataclass(slots=True)
+class _Traced:
+    """Stacks that differ in line numbers alone, and the modules of each node traced there.
+
+    The dicts have no values: they are sets in the order things were met. Module 0 is none.
+    """
+
+    stacks: dict[str, None] = field(default_factory=dict)
+    modules: dict[str, dict[int, None]] = field(default_factory=dict)
+
+
+def user_frame(stack: str) -> Frame | None:
+    """The innermost of the user's frames in a stack, with the line its code stands on now."""
+    for frame in reversed(list(_FRAME.finditer(stack))):
+        if is_user_file(frame["file"]):
+            line = _line_now(frame["file"], int(frame["line"]), frame["text"].strip())
+            return Frame(frame["file"], line, frame["function"])
+    return None
+
+
+def _line_now(file: str, line: int, text: str) -> int:
+    """Where the code ``text`` that once stood on ``line`` stands now; 0 if it is gone."""
+    lines = [code.strip() for code in linecache.getlines(file)]
+    if not lines or not text or text == "".join(lines[line - 1 : line]):
+        return line
+    same = (number for number, code in enumerate(lines, 1) if code == text)
+    return min(same, key=lambda number: abs(number - line), default=0)
+
+
+def _unnumbered(stack: str) -> str:
+    return _LINE_NUMBER.sub("", stack).strip()
+
+
+def _living_graphs() -> list[Any]:
+    classes = torch_api.graph_module_classes()
+    return instances_of(classes) if classes else []
+
+
+def _origins_by_line(code: str, nodes: list[Any]) -> dict[int, NodeOrigin]:
+    """The node that each line of a graph's generated code computes."""
+    named = {node.name: node for node in nodes}
+    found = {}
+    for number, text in enumerate(code.splitlines(), 1):
+        names = (match[1] for match in _ASSIGNED.finditer(text))
+        node = next((named[name] for name in names if name in named), None)
+        if node is not None and node.stack_trace:
+            module = _module_of(node)
+            operator = operator_name(node)
+            found[number] = NodeOrigin(
+                node.stack_trace,
+                (module,) if module else (),
+                operator if "::" in operator else "",
+            )
+    return found
+
+
+def _module_of(node: Any) -> int:
+    """The ``id()`` of the innermost module a node was traced in; 0 if it is not known.
+
+    A node of a backward graph has the modules of the forward node that it belongs to.
+    """
+    modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    # The second call of a module is noted under "1234@1". Some releases use a name as the key.
+    match = re.match(r"\d+", str(list(modules)[-1])) if modules else None
+    return int(match[0]) if match else 0

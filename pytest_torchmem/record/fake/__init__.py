@@ -1,0 +1,1 @@
+"""A program on fake tensors, recorded as a `StaticRun`."""

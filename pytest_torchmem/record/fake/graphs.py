@@ -1,0 +1,290 @@
+"""FX graph with fake tensors -> StaticGraph.
+
+Reads what tracing left on the nodes: ``meta["val"]`` (fake tensors, whose storages tell views from
+new memory), ``nn_module_stack``, ``stack_trace``. Works on graphs of ``make_fx``, AOT joint graphs,
+partitioned pairs and exported programs. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from pytest_torchmem.record.fake.origin import module_path, operator_name, source_line
+from pytest_torchmem.record.torch_api import fake_tensors as fx_api
+from pytest_torchmem.values.static_graph import (
+    Category,
+    EstimateError,
+    NodeKind,
+    Phase,
+    StaticGraph,
+    StaticNode,
+    StaticStorage,
+)
+
+_KINDS = {
+    "placeholder": NodeKind.INPUT,
+    "get_attr": NodeKind.ATTRIBUTE,
+    "output": NodeKind.OUTPUT,
+}
+
+# These return a view or a copy, whatever their schema says; only the fake tensors can tell.
+_MAYBE_COPIES = frozenset(
+    {
+        "aten::reshape",
+        "aten::contiguous",
+        "aten::to",
+        "aten::flatten",
+        "aten::ravel",
+        "aten::reshape_as",
+        "aten::type_as",
+        "aten::resolve_conj",
+        "aten::resolve_neg",
+    }
+)
+
+# How torch (2.9 and later) describes what an AOT graph's input or output is, by class name.
+_DESCRIBED = {
+    "ParamAOTInput": Category.PARAMETER,
+    "BufferAOTInput": Category.BUFFER,
+    "PlainAOTInput": Category.INPUT,
+    "TangentAOTInput": Category.AUTOGRAD_DETAIL,
+}
+
+
+def read_graph(graph: Any, categories: Mapping[str, Category] | None = None) -> StaticGraph:
+    """Return what a graph does with memory.
+
+    ``graph`` is a ``torch.fx.Graph``, a ``GraphModule`` or a ``torch.export.ExportedProgram``.
+    ``categories`` names what placeholders are for, by node name; for an exported program its
+    signature does. Raises `EstimateError` if the nodes carry no fake tensors.
+    """
+    return _read([(_graph_of(graph), Phase.FORWARD)], {**_signature(graph), **(categories or {})})[
+        0
+    ]
+
+
+def read_pair(
+    forward: Any, backward: Any, categories: Mapping[str, Category] | None = None
+) -> tuple[StaticGraph, StaticGraph]:
+    """Return a forward graph and its backward graph over one table of storages."""
+    graphs = [(_graph_of(forward), Phase.FORWARD), (_graph_of(backward), Phase.BACKWARD)]
+    read_forward, read_backward = _read(graphs, categories or {})
+    return read_forward, read_backward
+
+
+def _graph_of(graph: Any) -> Any:
+    found = getattr(graph, "graph", graph)
+    if not isinstance(found, torch.fx.Graph):
+        raise EstimateError(
+            f"cannot read a {type(graph).__name__} as a graph; give a torch.fx.Graph, a "
+            "GraphModule or an ExportedProgram"
+        )
+    return found
+
+
+def _signature(program: Any) -> dict[str, Category]:
+    """What the inputs of an exported program are for, by node name."""
+    signature = getattr(program, "graph_signature", None)
+    kinds = {"PARAMETER": Category.PARAMETER, "BUFFER": Category.BUFFER}
+    return {
+        spec.arg.name: kinds.get(spec.kind.name, Category.INPUT)
+        for spec in getattr(signature, "input_specs", ())
+        if hasattr(spec.arg, "name")
+    }
+
+
+def _read(graphs: list[tuple[Any, Phase]], categories: Mapping[str, Category]) -> list[StaticGraph]:
+    table = _StorageTable()
+    read = []
+    for graph, phase in graphs:
+        _require_fakes(graph)
+        reader = _FxReader(graph, phase, categories, table)
+        read.append(tuple(reader.node(node) for node in graph.nodes))
+    return [StaticGraph(nodes, tuple(table.storages)) for nodes in read]
+
+
+def _require_fakes(graph: Any) -> None:
+    called = [n for n in graph.nodes if n.op.startswith("call_")]
+    bare = next((n for n in called if _value(n) is None and n.users), None)
+    if bare is not None and all(_value(n) is None for n in called):
+        raise EstimateError(
+            f"the graph's nodes carry no fake tensors ({bare.name} has no meta['val']), so their "
+            "sizes are unknown; trace with make_fx(..., tracing_mode='fake'), export the module, "
+            "or run torch.fx.passes.fake_tensor_prop.FakeTensorProp over the graph first"
+        )
+
+
+def _value(node: Any) -> Any:
+    """The fake value of a node: AOT and export call it ``val``, dynamo ``example_value``."""
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
+@dataclass(slots=True)
+class _StorageTable:
+    """Numbers storages; one table serves all graphs that share tensors."""
+
+    storages: list[StaticStorage] = field(default_factory=list)
+    numbers: dict[tuple[int, str], int] = field(default_factory=dict)
+    # An address is an identity only while its storage lives.
+    alive: list[Any] = field(default_factory=list)
+
+    def find(self, tensor: Any) -> int | None:
+        return self.numbers.get(_key(tensor))
+
+    def add(self, tensor: Any, category: Category) -> int:
+        number = len(self.storages)
+        size = fx_api.size_hint(tensor.untyped_storage().nbytes())
+        self.storages.append(StaticStorage(size, str(tensor.device), category))
+        self.alive.append(tensor.untyped_storage())
+        self.numbers[_key(tensor)] = number
+        return number
+
+    def alias(self, tensor: Any, number: int) -> None:
+        self.alive.append(tensor.untyped_storage())
+        self.numbers[_key(tensor)] = number
+
+    def label(self, number: int, category: Category) -> None:
+        self.storages[number] = replace(self.storages[number], category=category)
+
+
+def _key(tensor: Any) -> tuple[int, str]:
+    return fx_api.storage_key(tensor), str(tensor.device)
+
+
+class _FxReader:
+    """Reads the nodes of one graph, in order."""
+
+    def __init__(
+        self, graph: Any, phase: Phase, categories: Mapping[str, Category], table: _StorageTable
+    ) -> None:
+        self._phase = phase
+        self._categories = categories
+        self._table = table
+        self._attributes = graph.owning_module
+        self._seen: set[int] = set()
+        self._holds: dict[Any, tuple[int, ...]] = {}
+        self._in_backward: set[Any] = set()
+
+    def node(self, node: Any) -> StaticNode:
+        kind = _KINDS.get(node.op, NodeKind.OPERATOR)
+        # The output node repeats its arguments in its value; it makes nothing.
+        tensors = [] if kind is NodeKind.OUTPUT else self._tensors(node)
+        holds = tuple(
+            dict.fromkeys(self._number(node, kind, i, tensor) for i, tensor in enumerate(tensors))
+        )
+        self._holds[node] = holds
+        makes = tuple(s for s in holds if s not in self._seen)
+        self._seen.update(makes)
+        inputs = (s for n in node.all_input_nodes for s in self._holds[n])
+        uses = holds if kind is NodeKind.INPUT else tuple(dict.fromkeys(inputs))
+        return StaticNode(
+            name=node.name,
+            kind=kind,
+            operator=operator_name(node) if kind is NodeKind.OPERATOR else "",
+            module=module_path(node),
+            source=source_line(node),
+            phase=self._phase_of(node),
+            makes=makes,
+            uses=uses,
+            writes=tuple(s for s in holds if s in uses)
+            if fx_api.writes_in_place(node.target)
+            else (),
+        )
+
+    def _tensors(self, node: Any) -> list[Any]:
+        value = _value(node)
+        if value is None and node.op == "get_attr" and self._attributes is not None:
+            value = _attribute(self._attributes, node.target)
+        return [leaf for leaf in fx_api.leaves(value) if isinstance(leaf, torch.Tensor)]
+
+    def _number(self, node: Any, kind: NodeKind, position: int, tensor: Any) -> int:
+        known = self._table.find(tensor)
+        if known is not None:
+            return known
+        if kind is NodeKind.OPERATOR:
+            aliased = self._aliased(node, position)
+            if aliased is not None:
+                self._table.alias(tensor, aliased)
+                return aliased
+            return self._table.add(tensor, Category.UNKNOWN)
+        return self._table.add(tensor, self._given_category(node, kind, tensor))
+
+    def _aliased(self, node: Any, position: int) -> int | None:
+        """The storage an unknown one stands for: a graph that was saved and loaded has fake tensors
+        that no longer share storages, and real attributes never share with fakes."""
+        if node.target is operator.getitem:
+            return self._claimed(node.args[0], node.args[1])
+        if operator_name(node) in _MAYBE_COPIES:
+            return None
+        # A view with many outputs (split) has one return, the list.
+        output = 0 if fx_api.is_view(node.target) else position
+        name = fx_api.aliased_argument(node.target, output)
+        if name is None:
+            return None
+        names = [a.name for a in node.target._schema.arguments]
+        place = names.index(name)
+        given = node.args[place] if place < len(node.args) else node.kwargs.get(name)
+        held = self._holds.get(given, ()) if isinstance(given, torch.fx.Node) else ()
+        return held[0] if held else None
+
+    def _claimed(self, source: Any, key: Any) -> int | None:
+        """The storage of one element of an operator with many outputs."""
+        try:
+            element = _value(source)[key]
+        except (TypeError, KeyError, IndexError):
+            return None
+        found = [t for t in fx_api.leaves(element) if isinstance(t, torch.Tensor)]
+        return self._table.find(found[0]) if len(found) == 1 else None
+
+    def _given_category(self, node: Any, kind: NodeKind, tensor: Any) -> Category:
+        if node.name in self._categories:
+            return self._categories[node.name]
+        described = _DESCRIBED.get(type(node.meta.get("desc")).__name__)
+        if described is not None:
+            return described
+        if kind is NodeKind.ATTRIBUTE:
+            held = tensor if self._attributes is None else _attribute(self._attributes, node.target)
+            is_parameter = isinstance(held, torch.nn.Parameter)
+            return Category.PARAMETER if is_parameter else Category.BUFFER
+        if node.name.startswith("tangents"):
+            return Category.AUTOGRAD_DETAIL
+        # What a lone backward graph takes besides primals and tangents, its forward saved.
+        if self._phase is Phase.BACKWARD and not node.name.startswith("primals"):
+            return Category.ACTIVATION
+        return Category.INPUT
+
+    def _phase_of(self, node: Any) -> Phase:
+        """In a joint graph, whatever depends on a tangent is backward."""
+        tangent = node.op == "placeholder" and node.name.startswith("tangents")
+        tagged = node.meta.get("partitioner_tag") == "is_backward"
+        # make_fx (torch 2.10 and later) marks what the autograd engine called.
+        tagged = tagged or bool(node.meta.get("autograd_backward"))
+        if tangent or tagged or any(n in self._in_backward for n in node.all_input_nodes):
+            self._in_backward.add(node)
+            return Phase.BACKWARD
+        return self._phase
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
+def devices_of(graphs: Iterable[StaticGraph]) -> list[str]:
+    """The devices of a graph's storages, the one with the most bytes first."""
+    amounts: dict[str, int] = {}
+    for graph in graphs:
+        for storage in graph.storages:
+            amounts[storage.device] = amounts.get(storage.device, 0) + storage.size_bytes
+    return sorted(amounts, key=lambda device: -amounts[device])
+
+
+def is_program(target: Any) -> bool:
+    """Whether a value is an exported program: a graph that brings its inputs along."""
+    return isinstance(target, torch.export.ExportedProgram)

@@ -1,0 +1,95 @@
+"""Storages of a run on fake tensors: when each came, and when it went."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pytest_torchmem.record.torch_api import fake_tensors as fx_api
+from pytest_torchmem.values.static_graph import Category, Lifetimes
+
+
+@dataclass(slots=True)
+class LedgerEntry:
+    """A storage while it is recorded. Row numbers are those of `values.static_graph`."""
+
+    size_bytes: int
+    device: str
+    category: Category
+    first: int
+    end: int = -1
+
+
+@dataclass(slots=True)
+class Ledger:
+    """All storages that were seen, and which of them live.
+
+    ``before_death`` is called ahead of each death, as time may have passed without an operator.
+    """
+
+    before_death: Callable[[], None]
+    entries: list[LedgerEntry] = field(default_factory=list)
+    live: dict[int, int] = field(default_factory=dict)
+    watches: dict[int, weakref.ref[Any]] = field(default_factory=dict)
+    operator_count: int = 0
+    # An old storage, the one that may have taken its place, and the operator that did it.
+    _takeovers: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def number(self, tensor: Any) -> int | None:
+        return self.live.get(fx_api.storage_key(tensor))
+
+    def add(self, tensor: Any, category: Category, first: int) -> int:
+        storage = tensor.untyped_storage()
+        size = fx_api.size_hint(storage.nbytes())
+        number = self.append(LedgerEntry(size, str(tensor.device), category, first))
+        key = fx_api.storage_key(tensor)
+        self.live[key] = number
+        self.watches[number] = weakref.ref(storage, partial(self._died, key, number))
+        return number
+
+    def append(self, entry: LedgerEntry) -> int:
+        self.entries.append(entry)
+        return len(self.entries) - 1
+
+    def resized(self, tensor: Any, number: int, row: int) -> int | None:
+        """The number of a known storage's new memory, if an operator gave it another size.
+
+        The old memory goes after the new has come: its content is copied.
+        """
+        size = fx_api.size_hint(tensor.untyped_storage().nbytes())
+        old = self.entries[number]
+        if size == old.size_bytes:
+            return None
+        old.end = row + 1
+        # The watch on the old number would end it a second time.
+        del self.watches[number]
+        return self.add(tensor, old.category, row)
+
+    def may_take_over(self, old: int, new: int) -> None:
+        """Say that the current operator would write its result into ``old`` if nobody else has it.
+
+        If ``old`` dies as soon as the operator is over, nobody had: ``new`` is the same memory.
+        """
+        if self.entries[old].size_bytes == self.entries[new].size_bytes:
+            self._takeovers[old] = (new, self.operator_count)
+
+    def _died(self, key: int, number: int, _: Any) -> None:
+        self.before_death()
+        entry = self.entries[number]
+        entry.end = max(2 * self.operator_count, entry.first)
+        successor, operator = self._takeovers.pop(number, (-1, -1))
+        if operator >= 0 and operator == self.operator_count - 1:
+            entry.end = self.entries[successor].first
+        if self.live.get(key) == number:
+            del self.live[key]
+
+    def lifetimes(self) -> Lifetimes:
+        rows = 1 + 2 * self.operator_count
+        ends = [rows if e.end < 0 else e.end for e in self.entries]
+        first = np.array([e.first for e in self.entries], dtype=np.int64)
+        return Lifetimes(first, np.array(ends, dtype=np.int64))

@@ -1,0 +1,123 @@
+"""Where an operator came from: its name, its module, the user's line."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import torch
+
+from pytest_torchmem.values.static_graph import Source
+
+_FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_OURS: Final = str(Path(__file__).parents[2])
+_CHECKPOINT: Final = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
+_ENGINE: Final = str(Path(torch.__file__).parent / "autograd" / "graph.py")
+_BACKWARD_CALL: Final = str(Path(torch.__file__).parent / "autograd" / "__init__.py")
+# What may stand between an operator's caller and a dispatch mode.
+_DISPATCH: Final = frozenset(
+    str(Path(torch.__file__).parent / name)
+    for name in ("_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
+)
+_NOT_THE_USERS: Final = tuple(
+    {
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        str(Path(torch.__file__).parent),
+        _OURS,
+    }
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_user_file(file: str) -> bool:
+    """Whether a file is the user's: neither Python's, nor installed, nor ours."""
+    return not file.startswith((*_NOT_THE_USERS, "<")) and "site-packages" not in file
+
+
+def operator_name(node: Any) -> str:
+    """The name of what an FX node calls, in the profiler's style: ``aten::mm``."""
+    target = node.target
+    schema = getattr(target, "_schema", None)
+    if schema is not None:
+        return str(schema.name)
+    if isinstance(target, str):
+        return target
+    return str(getattr(target, "__name__", target))
+
+
+def module_path(node: Any) -> str:
+    """The path of the innermost module a node was traced in, or ``""``."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    innermost = list(stack.values())[-1]
+    path = str(innermost[0] if isinstance(innermost, tuple) else innermost)
+    # dynamo writes how the module is reached: L['self'].layers[0]._modules['norm'].
+    path = re.sub(r"^L\[['\"]self['\"]\]\.?", "", path)
+    path = re.sub(r"(?:\._modules)?\[['\"]?(\w+)['\"]?\]", r".\1", path)
+    return path.lstrip(".")
+
+
+def source_line(node: Any) -> Source | None:
+    """The user's line a node was traced from: the innermost one outside torch and site-packages."""
+    found = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    for frame in reversed(found):
+        if is_user_file(frame["file"]):
+            return Source(frame["file"], int(frame["line"]), frame["function"])
+    return None
+
+
+def user_line(frame: FrameType | None) -> Source | None:
+    """The innermost of the user's lines at or outside a frame."""
+    while frame is not None:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            return Source(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
+    return None
+
+
+def starts_backward(frame: FrameType | None) -> bool:
+    """Whether a frame was called by ``backward()`` itself, which makes the first gradient before
+    the engine runs."""
+    while frame is not None and frame.f_code.co_filename in _DISPATCH:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename == _BACKWARD_CALL
+
+
+def recomputes(frame: FrameType | None) -> bool:
+    """Whether a frame that runs inside the autograd engine belongs to activation checkpointing.
+
+    The engine may be entered again from within a recomputation (reentrant checkpointing), so the
+    first of the two that is met on the way out decides.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename == _CHECKPOINT:
+            return True
+        if frame.f_code.co_filename == _ENGINE:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def names_of(modules: Iterable[tuple[str, Any]]) -> dict[int, str]:
+    """The path of every module below the given ones, from the class of its root: ``GPT.layers.3``.
+
+    By ``id``, and with the paths of their parameters and buffers.
+    """
+    names: dict[int, str] = {}
+    for _, root in modules:
+        top = type(root).__name__
+        for name, module in root.named_modules():
+            names.setdefault(id(module), f"{top}.{name}".rstrip("."))
+        for named in (root.named_parameters(), root.named_buffers()):
+            for name, tensor in named:
+                names.setdefault(id(tensor), f"{top}.{name}")
+    return names

@@ -1,0 +1,366 @@
+"""Records what an eager program does with memory while it runs on fake tensors.
+
+The program itself runs: Python drops its references, autograd saves tensors and lets go of them
+node by node, checkpointing recomputes. Only the operators have no data to work on. A storage lives
+from the operator that returned it until its C++ object dies, which a weak reference reports: these
+are the lifetimes of the eager program, not what a graph would permit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
+from pytest_torchmem.record.fake.origin import recomputes, starts_backward, user_line
+from pytest_torchmem.record.fake.scratch import scratch_bytes
+from pytest_torchmem.record.owners.autograd_graph import nodes_below
+from pytest_torchmem.record.torch_api import fake_tensors as fx_api
+from pytest_torchmem.values.static_graph import (
+    Category,
+    EstimateError,
+    Lifetimes,
+    NodeKind,
+    Phase,
+    Source,
+    StaticGraph,
+    StaticNode,
+    StaticStorage,
+)
+
+_ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
+# Backward formulas that fill a gradient of zeros: out of place only for subclasses.
+_FILLING = frozenset({"aten::scatter", "aten::scatter_add", "aten::index_put", "aten::index_add"})
+_ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
+
+
+@dataclass(frozen=True, slots=True)
+class _CallSite:
+    """Where an operator was called from."""
+
+    module: str
+    source: Source | None
+
+
+class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
+    """Records every operator that runs while it is entered inside a `FakeTensorMode`.
+
+    ``fake_of`` turns a real tensor into the fake that stands for it; ``module_names`` has the paths
+    of modules by ``id``; ``leaves_are_parameters`` says that there is no module whose parameters
+    they would be.
+    """
+
+    def __init__(
+        self,
+        fake_of: Callable[[Any], Any],
+        module_names: dict[int, str],
+        *,
+        leaves_are_parameters: bool,
+    ) -> None:
+        super().__init__()
+        self._leaves_are_parameters = leaves_are_parameters
+        self.notes: set[str] = set()
+        self._fake_of = fake_of
+        self._owned_before: dict[int, Category] = {}
+        self._paths: dict[int, str] = {}
+        self._ledger = Ledger(self._note_end_of_backward)
+        self._given: list[StaticNode] = []
+        self._nodes: list[StaticNode] = []
+        self._module_names = module_names
+        self._module_stack: list[Any] = []
+        self._optimizer_depth = 0
+        self._made_in_backward: dict[int, StaticNode] = {}
+        self._forward_origins: dict[int, _CallSite] = {}
+        self._freed: set[int] = set()
+
+    # What happened.
+
+    def finish(self) -> None:
+        """Stop watching. What is alive now counts as never released."""
+        self._note_end_of_backward()
+        self._ledger.watches.clear()
+
+    @property
+    def recorded(self) -> tuple[StaticGraph, Lifetimes]:
+        """What was recorded until `finish`."""
+        storages = tuple(
+            StaticStorage(e.size_bytes, e.device, e.category) for e in self._ledger.entries
+        )
+        graph = StaticGraph((*self._given, *self._nodes), storages)
+        return graph, self._ledger.lifetimes()
+
+    def has_freed(self, tensor: Any) -> bool:
+        """Whether a backward pass has let go of a part of the graph of a tensor."""
+        return any(node._sequence_nr() in self._freed for node in nodes_below([tensor]))
+
+    # Who owns what.
+
+    def own(self, tensor: Any, category: Category, path: str = "") -> None:
+        """Say what a tensor from before the run is for; it counts once an operator touches it."""
+        self._owned_before[fx_api.storage_key(tensor)] = category
+        self._paths[fx_api.storage_key(tensor)] = path
+
+    def label(self, tensor: Any, category: Category) -> None:
+        """Say what a tensor is for. The first word about a storage stands."""
+        number = self._ledger.number(tensor)
+        if number is None:
+            self.own(tensor, category)
+        elif self._ledger.entries[number].category in (Category.UNKNOWN, Category.INPUT):
+            self._ledger.entries[number].category = category
+
+    def enter_module(self, module: Any) -> None:
+        self._module_stack.append(module)
+        if id(module) in self._module_names:
+            return
+        # Made inside the program, so nobody could name it or its tensors beforehand.
+        self._module_names[id(module)] = type(module).__name__
+        for parameter in module.parameters(recurse=False):
+            self.label(parameter, Category.PARAMETER)
+        for buffer in module.buffers(recurse=False):
+            self.label(buffer, Category.BUFFER)
+
+    def leave_module(self, module: Any) -> None:
+        # An exception may have skipped a module on its way out.
+        while self._module_stack and self._module_stack.pop() is not module:
+            pass
+
+    def enter_optimizer(self) -> None:
+        self._optimizer_depth += 1
+
+    def leave_optimizer(self, optimizer: Any) -> None:
+        self._optimizer_depth -= 1
+        for state in list(optimizer.state.values()):
+            for tensor in fx_api.tensors_in(state):
+                self.label(tensor, Category.OPTIMIZER_STATE)
+
+    def made_outside(self, tensor: Any, operator: str) -> None:
+        """Record a tensor that C++ made without the dispatcher noticing."""
+        made = self._ledger.add(tensor, Category.UNKNOWN, 2 * self._ledger.operator_count + 1)
+        self._append(operator, sys._getframe(1), makes=(made,))
+
+    # What an operator does.
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is fx_api.LOCAL_SCALAR and self._stands_in(args[0]):
+            return 1.0
+        uses: tuple[int, ...] = ()
+        if func not in fx_api.LIFTS:
+            args, kwargs = self._with_fakes(args, kwargs)
+            uses = tuple(
+                dict.fromkeys(self._given_or_known(t) for t in fx_api.tensors_in((args, kwargs)))
+            )
+        out = func(*args, **kwargs)
+        tensors = fx_api.tensors_in(out)
+        self._require_runnable(tensors)
+        makes = self._made(tensors)
+        summed = self._note_in_place_for_real(func, args, makes)
+        if tensors:
+            makes += self._scratch(func, args, tensors[0])
+        writes = self._numbers(tensors) if fx_api.writes_in_place(func) else ()
+        self._append(_name_of(func), sys._getframe(1), makes, uses, writes, summed=summed)
+        self._label_made(tensors)
+        return out
+
+    def _label_made(self, tensors: Iterable[Any]) -> None:
+        """Give the last operator's outputs the labels that only this moment can tell."""
+        node = self._nodes[-1]
+        if node.scope.startswith(_ACCUMULATE_GRAD):
+            category = Category.GRADIENT
+        elif node.phase is Phase.BACKWARD and not node.scope:
+            # The first gradient. ``backward()`` holds it to its end, but it is nobody's gradient.
+            category = Category.AUTOGRAD_DETAIL
+        else:
+            return
+        for tensor in tensors:
+            self.label(tensor, category)
+
+    def _with_fakes(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Real tensors the program holds (a constant, a captured table) turned into fake ones."""
+        if all(isinstance(t, fx_api.FakeTensor) for t in fx_api.tensors_in((args, kwargs))):
+            return args, kwargs
+        mapped: tuple[Any, Any] = fx_api.map_tensors(self._faked, (args, kwargs))
+        return mapped
+
+    def _faked(self, tensor: Any) -> Any:
+        if isinstance(tensor, fx_api.FakeTensor) or self._ledger.number(tensor) is not None:
+            return tensor
+        fake = self._fake_of(tensor)
+        if self._leaves_are_parameters and tensor.requires_grad and tensor.is_leaf:
+            self.own(fake, Category.PARAMETER)
+        return fake
+
+    def _given_or_known(self, tensor: Any) -> int:
+        known = self._ledger.number(tensor)
+        if known is not None:
+            return known
+        key = fx_api.storage_key(tensor)
+        number = self._ledger.add(tensor, self._owned_before.get(key, Category.INPUT), 0)
+        path = self._paths.get(key, "")
+        self._given.append(
+            StaticNode(path or f"given_{number}", NodeKind.INPUT, module=path, makes=(number,))
+        )
+        return number
+
+    def _made(self, tensors: Iterable[Any]) -> tuple[int, ...]:
+        row = 2 * self._ledger.operator_count + 1
+        made = []
+        for tensor in tensors:
+            known = self._ledger.number(tensor)
+            number = (
+                self._ledger.add(tensor, Category.UNKNOWN, row)
+                if known is None
+                else self._ledger.resized(tensor, known, row)
+            )
+            if number is not None:
+                made.append(number)
+        return tuple(made)
+
+    def _note_in_place_for_real(self, func: Any, args: Any, makes: tuple[int, ...]) -> bool:
+        """Whether autograd adds up gradients here, between two nodes.
+
+        Autograd avoids writing into tensors of subclasses, which fake ones are. With real ones
+        it adds gradients up in place, and fills a gradient of zeros in place.
+
+        See ``accumulate`` in ``torch/csrc/autograd/input_buffer.cpp`` and
+        ``areAnyTensorSubclassLike`` in ``torch/csrc/autograd/FunctionsManual.cpp``.
+        """
+        if not makes or not fx_api.in_backward() or torch.is_grad_enabled():
+            return False
+        name = _name_of(func)
+        old = self._ledger.number(args[0]) if args and isinstance(args[0], torch.Tensor) else None
+        maker = self._made_in_backward.get(old) if old is not None else None
+        if old is None or maker is None:
+            return False
+        scope = _scope_of(fx_api.running_node())
+        fills = name in _FILLING and maker.operator in _ZEROS and maker.scope == scope
+        # Two gradients of one node meet only if two of its edges lead to the same place.
+        meets = maker.scope != scope or fx_api.has_parallel_edges()
+        adds = name == "aten::add" and meets and _adds_alike(args)
+        if fills or adds:
+            self._ledger.may_take_over(old, makes[0])
+        return adds
+
+    def _scratch(self, func: Any, args: Any, beside: Any) -> tuple[int, ...]:
+        size = scratch_bytes(_name_of(func), args)
+        if not size:
+            return ()
+        row = 2 * self._ledger.operator_count + 1
+        entry = LedgerEntry(size, str(beside.device), Category.TEMPORARY, row, row + 1)
+        return (self._ledger.append(entry),)
+
+    def _numbers(self, tensors: Iterable[Any]) -> tuple[int, ...]:
+        found = (self._ledger.number(t) for t in tensors)
+        return tuple(dict.fromkeys(n for n in found if n is not None))
+
+    def _append(
+        self,
+        operator: str,
+        frame: FrameType,
+        makes: tuple[int, ...] = (),
+        uses: tuple[int, ...] = (),
+        writes: tuple[int, ...] = (),
+        *,
+        summed: bool = False,
+    ) -> None:
+        phase = self._phase(frame)
+        origin = self._origin(phase, frame)
+        # The engine still names the node that it adds up the outputs of.
+        node = fx_api.running_node()
+        scope = _scope_of(node) + ("+sum" if summed else "")
+        # A leaf's node is in every graph of it, and has saved nothing.
+        if scope and node[0] != _ACCUMULATE_GRAD and fx_api.frees_graph():
+            self._freed.add(node[1])
+        self._nodes.append(
+            StaticNode(
+                name=operator,
+                kind=NodeKind.OPERATOR,
+                operator=operator,
+                module=origin.module,
+                source=origin.source,
+                phase=phase,
+                makes=makes,
+                # The first gradient takes its shape from the loss: nothing of it is read.
+                uses=uses if scope or phase is not Phase.BACKWARD else (),
+                writes=writes,
+                scope=scope,
+            )
+        )
+        self._ledger.operator_count += 1
+        if phase is Phase.BACKWARD:
+            self._made_in_backward.update(dict.fromkeys(makes, self._nodes[-1]))
+
+    def _note_end_of_backward(self) -> None:
+        """Tell what dies with the backward from what dies after it, before any other operator."""
+        if self._nodes and self._nodes[-1].scope and not fx_api.in_backward():
+            self._nodes.append(StaticNode("end of backward", NodeKind.OPERATOR))
+            self._ledger.operator_count += 1
+
+    def _phase(self, frame: FrameType) -> Phase:
+        if fx_api.in_backward():
+            return Phase.RECOMPUTE if recomputes(frame) else Phase.BACKWARD
+        if starts_backward(frame):
+            return Phase.BACKWARD
+        return Phase.OPTIMIZER if self._optimizer_depth else Phase.FORWARD
+
+    def _origin(self, phase: Phase, frame: FrameType) -> _CallSite:
+        """Module and line; an operator of the backward has those of its forward operator."""
+        if phase is Phase.BACKWARD:
+            _, number = fx_api.running_node()
+            if number in self._forward_origins:
+                return self._forward_origins[number]
+        module = self._module_names.get(id(self._module_stack[-1])) if self._module_stack else ""
+        origin = _CallSite(module or "", user_line(frame))
+        if phase is not Phase.BACKWARD:
+            self._forward_origins.setdefault(fx_api.next_sequence_number() - 1, origin)
+        return origin
+
+    # What cannot be done.
+
+    def _stands_in(self, tensor: Any) -> bool:
+        """Whether a number may stand for a value that nobody knows.
+
+        Optimizers read norms and ratios to scale an update by: no size depends on them.
+        """
+        known = fx_api.constant_of(tensor) is not None
+        if known or not self._optimizer_depth or not tensor.dtype.is_floating_point:
+            return False
+        self.notes.add("the optimizer reads values of tensors; 1.0 stood in for each of them")
+        return True
+
+    def _require_runnable(self, tensors: Iterable[Any]) -> None:
+        if not torch.is_grad_enabled():
+            return
+        kinds = {tensor.device.type for tensor in tensors}
+        if missing := next(filter(fx_api.lacks_device, kinds), ""):
+            raise EstimateError(
+                f"the program makes tensors on {missing} and records them for a backward pass, "
+                "which autograd cannot follow without such a device; make them on the device of "
+                f"the inputs and pass device={missing!r} to estimate"
+            )
+
+
+def _name_of(func: Any) -> str:
+    schema = getattr(func, "_schema", None)
+    return str(schema.name) if schema is not None else str(func)
+
+
+def _scope_of(node: tuple[str, int]) -> str:
+    name, sequence = node
+    return f"{name}:{sequence}" if name else ""
+
+
+def _adds_alike(args: Any) -> bool:
+    """Whether two tensors are added that could share their memory with the sum."""
+    if len(args) != 2 or not all(isinstance(a, torch.Tensor) for a in args):
+        return False
+    left, right = args
+    alike = left.shape == right.shape and left.dtype == right.dtype
+    # A view of a part, or of one row repeated, is no place for a whole sum.
+    whole = left.numel() * left.element_size() == left.untyped_storage().nbytes()
+    return bool(alike and whole)

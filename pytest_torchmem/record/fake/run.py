@@ -1,0 +1,376 @@
+"""One training step, or one call, of a program on fake tensors -> StaticRun."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules import module as module_hooks
+from torch.optim import optimizer as optimizer_hooks
+
+from pytest_torchmem.record.fake.origin import is_user_file, names_of
+from pytest_torchmem.record.fake.recorder import FakeRunRecorder
+from pytest_torchmem.record.fake.scratch import uncounted
+from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
+from pytest_torchmem.record.torch_api import fake_tensors as fx_api
+from pytest_torchmem.values.static_graph import (
+    Category,
+    EstimateError,
+    Phase,
+    StaticGraph,
+    StaticRun,
+)
+
+_ADVICE = (
+    "estimate only knows shapes: estimate the part before that, give the program the number "
+    "as a plain argument, or measure it with pytest_torchmem.measure"
+)
+
+_OTHER_DEVICE = (
+    "this torch is built without that device; make tensors on the device of the inputs and give "
+    "the device to estimate"
+)
+# torch's own errors, by words in them, where a fake run is the reason.
+_ADVICE_BY_TEXT = {
+    "not linked with support for": _OTHER_DEVICE,
+    "not compiled with CUDA": _OTHER_DEVICE,
+    "found two different devices": (
+        "the program uses tensors that nobody could move; make them on the device of the inputs, "
+        "or leave out device= to estimate where everything is"
+    ),
+    "Cannot access storage of": (
+        "this tensor's memory cannot be followed; measure with pytest_torchmem.measure instead"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What to run, with fake tensors in the place of real ones."""
+
+    target: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    backward: bool
+    optimizer: Any
+
+    def step(self, recorder: FakeRunRecorder) -> Any:
+        """Run once. What is returned is what a caller would still hold."""
+        if not self.backward:
+            result = self.target(*self.args, **self.kwargs)
+            self._update()
+            return result
+        # The output is handed on without a name here, so that it dies when the loss is made.
+        loss = _loss_of(self.target(*self.args, **self.kwargs))
+        if loss is not None and recorder.has_freed(loss):
+            recorder.notes.add("the program runs the backward pass of what it returns itself")
+        elif loss is not None:
+            if loss.dim():
+                loss = loss.sum()
+            loss.backward()
+        del loss
+        self._update()
+        return None
+
+    def _update(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+
+def record_fake_run(
+    target: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    backward: bool,
+    optimizer: Any,
+    device: str | None,
+) -> StaticRun:
+    """Return what one call of ``target`` does with memory, optionally as a training step.
+
+    With an optimizer, a first step creates its state and the second one is recorded. Modules,
+    optimizers and tensors are left as they were. Raises `EstimateError` if the program cannot run
+    without data.
+    """
+    found = find_reachable(target, args, kwargs, optimizer)
+    tensors = _tensors_of(found, (args, kwargs))
+    shown = _shown_device(tensors, device)
+    runs_on = _runnable_device(shown, tensors, backward)
+    fake_mode = _fake_mode_of(tensors)
+    fakes = Substitution(fake_mode, None if device is None and shown == runs_on else runs_on)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_collected())
+        stack.callback(fakes.restore)
+        stack.enter_context(_explained())
+        stack.enter_context(fx_api.optimizers_accept_fakes(cpu_stands_in=runs_on != shown))
+        if backward:
+            stack.enter_context(torch.enable_grad())
+        given = _substituted(fakes, found, args, kwargs)
+        stack.enter_context(fake_mode)
+        made = _optimizer_for(optimizer, found)
+        program = _Program(target, given[0], given[1], backward, made)
+        recorder = _run(program, fakes, found)
+        graph, lifetimes = recorder.recorded
+    notes = recorder.notes | _notes(shown, runs_on, graph, program, found)
+    return StaticRun(_on_device(graph, runs_on, shown), lifetimes, str(shown), tuple(sorted(notes)))
+
+
+def _substituted(fakes: Substitution, found: Reachable, args: Any, kwargs: Any) -> Any:
+    """The arguments with fake tensors; what the program reaches otherwise is changed in place."""
+    for _, module in found.modules.values():
+        fakes.in_module(module)
+    for optimizer in found.optimizers.values():
+        fakes.in_optimizer(optimizer)
+    return fakes.in_tree((tuple(args), dict(kwargs)))
+
+
+def _run(program: _Program, fakes: Substitution, found: Reachable) -> FakeRunRecorder:
+    """Run the program once, or a second time where the first makes an optimizer's state."""
+    # By now the modules hold the fakes, so these have the modules' paths.
+    names = names_of(found.modules.values())
+    if program.optimizer is not None:
+        first = _recorder(fakes, names, found)
+        with _recording(first):
+            program.step(first)
+        program.optimizer.zero_grad(set_to_none=True)
+    recorder = _recorder(fakes, names, found)
+    _name_owners(recorder, found, (program.args, program.kwargs), program.optimizer, names)
+    with _recording(recorder):
+        held = program.step(recorder)
+    # What the caller would still hold is alive while this is asked.
+    recorder.finish()
+    del held
+    return recorder
+
+
+# Where it runs.
+
+
+def _tensors_of(found: Reachable, given: Any) -> list[Any]:
+    return [*found.parameters, *fx_api.tensors_in(given)]
+
+
+def _shown_device(tensors: Sequence[Any], device: str | None) -> Any:
+    """The device that is asked about; by default that of the first parameter or input."""
+    chosen = torch.device(device) if device is not None else None
+    if chosen is None:
+        chosen = tensors[0].device if tensors else torch.device("cpu")
+    if chosen.type == "meta":
+        return torch.device("cpu")
+    if chosen.type != "cpu" and chosen.index is None:
+        return torch.device(chosen.type, 0)
+    return chosen
+
+
+def _runnable_device(shown: Any, tensors: Sequence[Any], backward: bool) -> Any:
+    """The device the fakes are said to be on: the CPU stands in where autograd lacks the real one.
+
+    See `fx_api.lacks_device`.
+    """
+    wants_grad = backward or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+    if wants_grad and fx_api.lacks_device(shown.type):
+        return torch.device("cpu")
+    return shown
+
+
+def _fake_mode_of(tensors: Sequence[Any]) -> Any:
+    """The mode of the program's own fake tensors, for they work in no other; else a new one."""
+    for tensor in tensors:
+        if isinstance(tensor, fx_api.FakeTensor):
+            return tensor.fake_mode
+    return fx_api.FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _on_device(graph: StaticGraph, runs_on: Any, shown: Any) -> StaticGraph:
+    if runs_on == shown:
+        return graph
+    named = (
+        replace(s, device=str(shown)) if s.device == str(runs_on) else s for s in graph.storages
+    )
+    return StaticGraph(graph.nodes, tuple(named))
+
+
+def _notes(
+    shown: Any, runs_on: Any, graph: StaticGraph, program: _Program, found: Reachable
+) -> set[str]:
+    notes = set()
+    if runs_on != shown:
+        notes.add(
+            f"estimated for {shown} with the operators of {runs_on}, because autograd needs the "
+            "device itself: fused attention and dropout masks may differ"
+        )
+    scratch = uncounted((n.operator for n in graph.nodes), shown.type)
+    if scratch:
+        notes.add(scratch)
+    if program.backward and not any(n.phase is Phase.BACKWARD for n in graph.nodes):
+        notes.add("nothing in the output requires a gradient, so there is no backward in it")
+    modules = [inner for _, m in found.modules.values() for inner in m.modules()]
+    if any(isinstance(m, torch.nn.RNNBase) for m in modules):
+        notes.add("recurrent layers are estimated cell by cell; library kernels hold other memory")
+    if any(hasattr(m, "_orig_mod") for _, m in found.modules.values()):
+        notes.add("torch.compile is not followed: this is the eager program")
+    if program.optimizer is not None:
+        notes.add("a second training step: the optimizer's state exists from the start")
+    return notes
+
+
+# What runs.
+
+
+def _optimizer_for(optimizer: Any, found: Reachable) -> Any:
+    """The optimizer itself, or the one that a class or a factory makes for the parameters."""
+    if optimizer is None:
+        return None
+    step = optimizer.step if hasattr(optimizer, "step") else None
+    if step is not None and _needs_closure(step):
+        raise EstimateError(
+            "the optimizer's step needs a closure; estimate a function that calls "
+            "optimizer.step(closure) itself"
+        )
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    trainable = [p for p in found.parameters if p.requires_grad]
+    if not trainable:
+        raise EstimateError(
+            "an optimizer was asked for, but nothing that was given has trainable parameters; "
+            "pass the module itself, or an optimizer that has them"
+        )
+    try:
+        made = optimizer(trainable)
+    except TypeError as error:
+        raise EstimateError(
+            f"the optimizer cannot be made of the parameters alone ({error}); give an instance, or "
+            "a function such as `lambda parameters: SGD(parameters, lr=0.1)`"
+        ) from error
+    if not hasattr(made, "step"):
+        raise EstimateError(f"what was given as the optimizer makes {made!r}, which has no step()")
+    return made
+
+
+def _needs_closure(step: Callable[..., Any]) -> bool:
+    closure = inspect.signature(step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _loss_of(output: Any) -> Any:
+    """What to differentiate: the output's ``loss``, else its first tensor that has a graph."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    for leaf in fx_api.leaves((loss, output)):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            return leaf
+    return None
+
+
+def _recorder(fakes: Substitution, names: dict[int, str], found: Reachable) -> FakeRunRecorder:
+    return FakeRunRecorder(fakes.fake_of, names, leaves_are_parameters=not found.parameters)
+
+
+def _name_owners(
+    recorder: FakeRunRecorder, found: Reachable, given: Any, optimizer: Any, names: dict[int, str]
+) -> None:
+    """Say what the tensors from before the run are for; the last word about each stands."""
+    parameters = found.parameters
+    inputs = fx_api.tensors_in(given)
+    owners = [(Category.INPUT, inputs)]
+    if not parameters:
+        # Training on plain tensors: the leaves that get gradients are the parameters.
+        owners.append((Category.PARAMETER, [t for t in inputs if t.requires_grad]))
+    known = [*found.optimizers.values(), *([optimizer] if optimizer is not None else [])]
+    owners += [(Category.OPTIMIZER_STATE, fx_api.tensors_in(list(k.state.values()))) for k in known]
+    modules = [module for _, module in found.modules.values()]
+    owners.append((Category.BUFFER, [b for m in modules for b in m.buffers()]))
+    owners.append((Category.GRADIENT, [p.grad for p in parameters if p.grad is not None]))
+    owners.append((Category.PARAMETER, parameters))
+    for category, tensors in owners:
+        for tensor in fx_api.tensors_in(tensors):
+            recorder.own(tensor, category, names.get(id(tensor), ""))
+
+
+# Around the run.
+
+
+@contextlib.contextmanager
+def _recording(recorder: FakeRunRecorder) -> Iterator[None]:
+    """Let the recorder see operators, and which module and optimizer they run in."""
+
+    def saved_state() -> Any:
+        # Checkpointing keeps the generator's state, which C++ allocates behind the dispatcher.
+        state = get_rng_state()
+        recorder.made_outside(state, "aten::get_rng_state")
+        return state
+
+    get_rng_state = torch.get_rng_state
+    hooks = (
+        module_hooks.register_module_forward_pre_hook(lambda m, _: recorder.enter_module(m)),
+        # A recomputation that has all it needs leaves its modules by an exception.
+        module_hooks.register_module_forward_hook(
+            lambda m, _args, _output: recorder.leave_module(m), always_call=True
+        ),
+        optimizer_hooks.register_optimizer_step_pre_hook(
+            lambda _optimizer, _args, _kwargs: recorder.enter_optimizer()
+        ),
+        optimizer_hooks.register_optimizer_step_post_hook(
+            lambda optimizer, _args, _kwargs: recorder.leave_optimizer(optimizer)
+        ),
+    )
+    torch.get_rng_state = saved_state
+    try:
+        with recorder, warnings.catch_warnings():
+            # A compiled module warns about hooks like ours; under a dispatch mode it runs eagerly.
+            warnings.filterwarnings("ignore", message="Using `torch.compile")
+            yield
+    finally:
+        torch.get_rng_state = get_rng_state
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def _collected() -> Iterator[None]:
+    """No garbage from before, and none collected in the middle at a time nobody can predict."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turn what fake tensors raise into what the user can do about it."""
+    try:
+        yield
+    except fx_api.VALUE_ERRORS as error:
+        raise EstimateError(
+            f"the program needs the value of a tensor{_where(error)} ({error}); {_ADVICE}"
+        ) from error
+    except fx_api.OPERATOR_ERRORS as error:
+        raise EstimateError(
+            f"an operator{_where(error)} has no rule for fake tensors ({error}); register one with "
+            "torch.library.register_fake, or measure with pytest_torchmem.measure"
+        ) from error
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        advice = next((a for text, a in _ADVICE_BY_TEXT.items() if text in str(error)), None)
+        if advice is None:
+            raise
+        raise EstimateError(f"{error}{_where(error)}; {advice}") from error
+
+
+def _where(error: BaseException) -> str:
+    """The user's innermost line on the way to an error."""
+    line = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if is_user_file(frame.f_code.co_filename):
+            line = f" at {Path(frame.f_code.co_filename).name}:{number}"
+    return line

@@ -1,0 +1,228 @@
+"""Puts fake tensors in the place of a program's real ones, and the real ones back.
+
+Modules and optimizers are changed in place, since programs reach them in ways that a copy would
+not follow (closures, tied weights, lists of layers). Whatever happens in between,
+`Substitution.restore` leaves every one of them as it was, attributes that the program assigned
+included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pytest_torchmem.record.torch_api import fake_tensors as fx_api
+from pytest_torchmem.values.static_graph import EstimateError
+
+_MAX_DEPTH = 4
+
+
+@dataclass(slots=True)
+class Reachable:
+    """What a program can get at: modules and optimizers by the name it knows them by."""
+
+    modules: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    optimizers: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> list[Any]:
+        """Parameters of all modules, each once."""
+        found = {id(p): p for _, m in self.modules.values() for p in m.parameters()}
+        return list(found.values())
+
+
+def find_reachable(*roots: Any) -> Reachable:
+    """Return the modules and optimizers among the roots and in what their functions refer to."""
+    found = Reachable()
+    seen: set[int] = set()
+    # Kept with its depth: a program can refer to half of the process.
+    waiting = [("", root, 0) for root in roots]
+    while waiting:
+        name, value, depth = waiting.pop(0)
+        if id(value) in seen or depth > _MAX_DEPTH:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.nn.Module):
+            found.modules[id(value)] = (name, value)
+        elif isinstance(value, torch.optim.Optimizer):
+            found.optimizers[id(value)] = value
+        else:
+            waiting += [(key, inner, depth + 1) for key, inner in _refers_to(value)]
+    return _without_children(found)
+
+
+def _without_children(found: Reachable) -> Reachable:
+    """Drop modules that are part of another one: they have a better name there."""
+    children = {
+        id(child)
+        for _, module in found.modules.values()
+        for child in module.modules()
+        if child is not module
+    }
+    found.modules = {key: m for key, m in found.modules.items() if key not in children}
+    return found
+
+
+def _refers_to(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, list | tuple | set):
+        yield from ((str(i), inner) for i, inner in enumerate(value))
+    elif isinstance(value, Mapping):
+        yield from ((str(key), inner) for key, inner in value.items())
+    elif isinstance(value, functools.partial):
+        yield from (("", inner) for inner in (value.func, value.args, value.keywords))
+    elif isinstance(value, types.MethodType):
+        yield from (("", value.__self__), ("", value.__func__))
+    elif isinstance(value, types.FunctionType):
+        yield from _captured(value)
+    elif not isinstance(value, type | types.ModuleType | torch.Tensor):
+        yield from getattr(value, "__dict__", {}).items()
+
+
+def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        # A cell of a name that is assigned later is still empty.
+        with contextlib.suppress(ValueError):
+            yield name, cell.cell_contents
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    for inner in (function.__defaults__, getattr(function, "__wrapped__", None)):
+        if inner is not None:
+            yield "", inner
+
+
+class Substitution:
+    """Fake tensors for real ones, the same fake for the same real one.
+
+    ``device`` is where the fakes are said to be; None leaves each where it is, and ``meta``
+    tensors, which are nowhere, on the CPU.
+    """
+
+    def __init__(self, fake_mode: Any, device: Any) -> None:
+        self._fake_mode = fake_mode
+        self._device = device
+        # Real tensors stay referenced: their ``id`` is the key.
+        self._fakes: dict[int, tuple[Any, Any, Any]] = {}
+        self._undo: list[Callable[[], None]] = []
+
+    def fake_of(self, tensor: Any) -> Any:
+        """The fake tensor for a real one, made when first asked for; a fake one is its own."""
+        return self._fake(tensor, move=True)
+
+    def _fake(self, tensor: Any, *, move: bool) -> Any:
+        is_fake = isinstance(tensor, fx_api.FakeTensor)
+        if is_fake and not (move and self._device not in (None, tensor.device)):
+            return tensor
+        if id(tensor) not in self._fakes:
+            make = self._elsewhere if is_fake else functools.partial(self._make, move=move)
+            # Asking others than leaves warns.
+            grad = tensor.grad if tensor.is_leaf else None
+            self._fakes[id(tensor)] = (tensor, grad, make(tensor))
+        return self._fakes[id(tensor)][2]
+
+    def _elsewhere(self, fake: Any) -> Any:
+        """A fake tensor like another one, on the device that is asked about."""
+        shape, options = (fake.size(), fake.stride()), {"dtype": fake.dtype, "device": self._device}
+        with fake.fake_mode:
+            moved = torch.empty_strided(*shape, **options)
+            if isinstance(fake, torch.nn.Parameter):
+                moved = torch.nn.Parameter(moved, requires_grad=fake.requires_grad)
+            elif fake.requires_grad:
+                moved.requires_grad_()
+            if fake.is_leaf and fake.grad is not None:
+                moved.grad = self._elsewhere(fake.grad)
+        return moved
+
+    def _make(self, tensor: Any, *, move: bool) -> Any:
+        # What an input was computed from is no part of the program.
+        own = tensor if tensor.is_leaf else tensor.detach().requires_grad_()
+        try:
+            fake = self._fake_mode.from_tensor(own)
+        except fx_api.OPERATOR_ERRORS as error:
+            raise EstimateError(
+                f"a {type(tensor).__name__} of layout {tensor.layout} has no fake counterpart: "
+                f"{error}"
+            ) from error
+        if tensor.device.type == "cpu" and tensor.numel() == 1:
+            # A step count or a learning rate is read in Python; its value is known.
+            fx_api.set_constant(fake, tensor.detach().clone())
+        device = self._device if move and self._device is not None else tensor.device
+        target = torch.device("cpu") if device.type == "meta" else device
+        for part in (fake, fake.grad if fake.is_leaf else None):
+            if part is not None and part.device != target:
+                fx_api.move_fake(part, target)
+        return fake
+
+    def in_tree(self, tree: Any) -> Any:
+        """The same nesting of values with every tensor faked."""
+        return fx_api.map_tensors(self.fake_of, tree)
+
+    def in_module(self, root: Any) -> None:
+        for module in root.modules():
+            attributes = dict(module.__dict__)
+            parameters, buffers = dict(module._parameters), dict(module._buffers)
+            self._undo.append(
+                functools.partial(_restore_module, module, attributes, parameters, buffers)
+            )
+            for owned in (module._parameters, module._buffers):
+                owned.update({k: self.fake_of(t) for k, t in owned.items() if t is not None})
+            for name, value in attributes.items():
+                if name not in ("_parameters", "_buffers", "_modules") and _holds_tensors(value):
+                    module.__dict__[name] = self.in_tree(value)
+
+    def in_optimizer(self, optimizer: Any) -> None:
+        attributes = dict(optimizer.__dict__)
+        groups = [dict(group) for group in optimizer.param_groups]
+        state = dict(optimizer.state)
+        self._undo.append(functools.partial(_restore_optimizer, optimizer, attributes, groups))
+        optimizer.param_groups = [self.in_tree(group) for group in groups]
+        optimizer.state = type(attributes["state"])(dict)
+        for parameter, values in state.items():
+            # Scalars stay on the CPU, as optimizers keep them there.
+            optimizer.state[self.fake_of(parameter)] = fx_api.map_tensors(
+                lambda t: self._fake(t, move=t.dim() > 0), values
+            )
+
+    def restore(self) -> None:
+        """Put every real tensor back, gradients included, and hold none of them any longer."""
+        while self._undo:
+            self._undo.pop()()
+        for tensor, grad, _ in self._fakes.values():
+            if tensor.is_leaf and isinstance(tensor.grad, fx_api.FakeTensor):
+                tensor.grad = grad
+        # What recorded the run is part of a cycle: it must not keep the caller's tensors alive.
+        self._fakes.clear()
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    plain = type(value) in (list, tuple, dict)
+    return plain and any(isinstance(leaf, torch.Tensor) for leaf in fx_api.leaves(value))
+
+
+def _restore_module(
+    module: Any, attributes: dict[str, Any], parameters: dict[str, Any], buffers: dict[str, Any]
+) -> None:
+    module.__dict__.clear()
+    module.__dict__.update(attributes)
+    for owned, before in ((module._parameters, parameters), (module._buffers, buffers)):
+        owned.clear()
+        owned.update(before)
+
+
+def _restore_optimizer(
+    optimizer: Any, attributes: dict[str, Any], groups: list[dict[str, Any]]
+) -> None:
+    optimizer.__dict__.clear()
+    optimizer.__dict__.update(attributes)
+    # The groups' own dicts were never changed, but a program may have set a learning rate.
+    for group, before in zip(optimizer.param_groups, groups, strict=True):
+        group.clear()
+        group.update(before)

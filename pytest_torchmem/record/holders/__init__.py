@@ -1,0 +1,1 @@
+"""Who keeps a storage alive, and how one gets there."""

@@ -1,0 +1,338 @@
+"""The way from a name that a reader knows to an object that is still alive."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final
+
+from pytest_torchmem.record.owners.frozen_objects import frozen_objects, referrers_among
+
+_DEPTH: Final = 20
+# From a frame over its tracebacks and the exception to a name is not far.
+_DEPTH_ABOVE_FRAME: Final = 10
+_WIDTH: Final = 300
+# What is looked at from the containers down, for objects that are not searched for one by one.
+_DEPTH_BELOW: Final = 10
+_LOOKED_AT: Final = 100_000
+_KEY_LENGTH: Final = 40
+_SHORT_MODULE = re.compile(r"\._(?:parameters|buffers|modules)\['([^'\]]+)'\]")
+_FIRST_INDEX = re.compile(r"\[(\d+)\]")
+_FIRST_KEY = re.compile(r"\['(\w+)'\]")
+# What stops in the middle, and where its variables are.
+_FRAME_OF: Final[dict[type, Callable[[Any], types.FrameType | None]]] = {
+    types.GeneratorType: attrgetter("gi_frame"),
+    types.CoroutineType: attrgetter("cr_frame"),
+    types.AsyncGeneratorType: attrgetter("ag_frame"),
+}
+_CODE: Final = (
+    types.FunctionType,
+    types.MethodType,
+    types.FrameType,
+    types.TracebackType,
+    types.CellType,
+    *_FRAME_OF,
+)
+# What these refer to, they refer to because somebody else does.
+_MACHINERY: Final = ("pytest_torchmem", "_pytest", "pytest", "pluggy")
+
+
+class Searcher:
+    """Finds the ways to objects. What leads to one of them is remembered for the next."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str] = {}
+        self._keepers: dict[int, str] = {}
+        # What the ways led through first after the name, by id().
+        self._containers: dict[int, Any] = {}
+        self._nearby: dict[int, str] | None = None
+        self._frozen = frozen_objects()
+
+    def path_to(self, target: object, ignored: Collection[int] = ()) -> str:
+        """Return how to get to ``target``: ``models.CACHE['last'][0]``; ``""`` if no name does.
+
+        Breadth first, so the shortest way is found. ``ignored`` are the ``id()`` of objects that
+        refer to the target for the caller's own sake.
+        """
+        path, kind = self._search(target, ignored, _DEPTH)
+        return path or (f"an object of type {kind}" if kind else "")
+
+    def path_nearby(self, target: object) -> str:
+        """Return the way to ``target`` from where earlier ways led through; ``""`` if it has none.
+
+        All such ways are found in one pass over these containers, which is done at the first call.
+        """
+        if self._nearby is None:
+            self._nearby = self._ways_down()
+        return tidy(self._nearby.get(id(target), ""))
+
+    def _ways_down(self) -> dict[int, str]:
+        """The ways to what is in the containers, breadth first."""
+        ways = {number: self._known[number] for number in self._containers}
+        front = list(self._containers.values())
+        for _ in range(_DEPTH_BELOW):
+            following = []
+            for holder in front:
+                for step, item in _items(holder):
+                    if id(item) not in ways and _is_entered(item):
+                        ways[id(item)] = ways[id(holder)] + step
+                        following.append(item)
+                if len(ways) > _LOOKED_AT:
+                    return ways
+            front = following
+        return ways
+
+    def _search(self, target: object, ignored: Collection[int], depth: int) -> tuple[str, str]:
+        """The way, and where there is none the last type of object that was on one."""
+        names = _local_variables()
+        ways: dict[int, str] = {id(target): ""}
+        below: dict[int, Any] = {}
+        front: list[Any] = [target]
+        skipped = {*ignored, id(names), id(names.by_id), id(ways), *names.containers}
+        skipped |= {id(self._frozen), id(self._containers), id(below)}
+        kinds: list[str] = []
+        for _ in range(depth):
+            for thing in front:
+                if name := names.by_id.get(id(thing)):
+                    return self._found(name, thing, ways, below), ""
+            skipped.add(id(front))
+            above = [*gc.get_referrers(*front), *referrers_among(self._frozen, front)]
+            following: list[Any] = []
+            for holder in above:
+                if id(holder) in ways or id(holder) in skipped or _holds_for_machinery(holder):
+                    continue
+                held = next((h for h in gc.get_referents(holder) if id(h) in ways), None)
+                if held is None:
+                    continue
+                ways[id(holder)] = _step(holder, held, ways[id(held)])
+                below[id(holder)] = held
+                root = self._known.get(id(holder)) or _root(holder)
+                if not root and _is_stopped_code(holder, held):
+                    root = self._of_stopped_code(holder, {*skipped, id(above), id(following)})
+                if root:
+                    return self._found(root, holder, ways, below), ""
+                following.append(holder)
+                kinds += _kind(holder)
+            skipped |= {id(above), id(following)}
+            front = following[:_WIDTH]
+            if not front:
+                break
+        return "", kinds[-1] if kinds else ""
+
+    def _of_stopped_code(self, holder: Any, ignored: Collection[int]) -> str:
+        """What to call a frame or a generator: by what keeps it, if that has a name."""
+        if id(holder) not in self._keepers:
+            keeper, _ = self._search(holder, ignored, _DEPTH_ABOVE_FRAME)
+            # The interpreter's own note of the last exception is nothing that a program keeps.
+            self._keepers[id(holder)] = "" if keeper.startswith("sys.last_") else keeper
+        keeper, is_frame = self._keepers[id(holder)], _is(holder, types.FrameType)
+        what = f"frame of {_place(holder)}" if is_frame else f"suspended {holder.__qualname__}"
+        if keeper:
+            return f"{keeper}, {what}: "
+        return f"a {what} that a traceback keeps: " if is_frame else f"the {what}: "
+
+    def _found(self, root: str, top: Any, ways: dict[int, str], below: dict[int, Any]) -> str:
+        path = root + ways[id(top)]
+        at, is_in_container = top, False
+        while True:
+            # Where a later step rewrote the way from here, the way to here is not known.
+            if path.endswith(ways[id(at)]):
+                self._known[id(at)] = path.removesuffix(ways[id(at)])
+                if not is_in_container and id(at) in below and _is_entered(at):
+                    self._containers[id(at)] = at
+                    is_in_container = True
+            if id(at) not in below:
+                return tidy(path)
+            at = below[id(at)]
+
+
+def _step(holder: Any, held: Any, way: str) -> str:
+    """The way from ``holder``, which refers to ``held``, from where ``way`` goes on."""
+    if _is(holder, dict):
+        key = _key(holder, held)
+        return f".{key[1:-1]}{way}" if _root(holder) else f"[{key}]{way}"
+    if _is(holder, (list, tuple)):
+        place = next((n for n, item in enumerate(holder) if item is held), 0)
+        return f"[{place}]{way}"
+    if _is(holder, (types.CellType, types.TracebackType)):
+        return way
+    if _is(holder, types.FunctionType):
+        return _step_of_function(holder, held, way)
+    if _is(holder, types.FrameType):
+        return _step_of_frame(holder, held, way)
+    if (frame_of := _FRAME_OF.get(type(holder))) is not None:
+        frame = frame_of(holder)
+        return _from_named(frame.f_locals, held, way) if frame else way
+    is_namespace = held is _namespace(holder) or _is(holder, type)
+    if is_namespace and (match := _FIRST_KEY.match(way)):
+        # The key that led out of the namespace is the attribute's name.
+        return f".{match[1]}{way[match.end() :]}"
+    return _from_named(_attributes(holder), held, way)
+
+
+def _step_of_function(function: types.FunctionType, held: Any, way: str) -> str:
+    match = _FIRST_INDEX.match(way)
+    rest = way[match.end() :] if match else way
+    if held is function.__closure__ and match:
+        return f", its variable {function.__code__.co_freevars[int(match[1])]!r}{rest}"
+    if held is function.__defaults__ or held is function.__kwdefaults__:
+        return f", a default argument{rest}"
+    return _from_named(vars(function), held, way)
+
+
+def _step_of_frame(frame: types.FrameType, held: Any, way: str) -> str:
+    if _is(held, types.FrameType):
+        return way
+    names = frame.f_locals
+    # Before Python 3.13 somebody may have asked for the variables: then a dict holds them, too.
+    if held is names and (match := _FIRST_KEY.match(way)):
+        return f".{match[1]}{way[match.end() :]}"
+    return _from_named(names, held, way)
+
+
+def _from_named(names: Mapping[str, Any], held: Any, way: str) -> str:
+    name = next((name for name, value in names.items() if value is held), "")
+    return f".{name}{way}" if name else way
+
+
+def _is(thing: Any, kinds: type | tuple[type, ...]) -> bool:
+    """What `isinstance` says, but of the type alone: a proxy among the objects is not woken."""
+    return issubclass(type(thing), kinds)
+
+
+def _namespace(holder: Any) -> Any:
+    try:
+        return object.__getattribute__(holder, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+
+
+def _attributes(holder: Any) -> dict[str, Any]:
+    """An object's attributes, without waking any property."""
+    found = dict(_namespace(holder) or {})
+    for cls in type(holder).__mro__:
+        for name, member in vars(cls).items():
+            if isinstance(member, types.MemberDescriptorType):
+                try:
+                    found[name] = member.__get__(holder)
+                except AttributeError:
+                    continue
+    return found
+
+
+def _items(holder: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds that may hold more, and the steps to it."""
+    if _is(holder, dict):
+        steps = [(f"[{key_text(key)}]", item) for key, item in list(holder.items())]
+    elif _is(holder, (list, tuple)):
+        steps = [(f"[{number}]", item) for number, item in enumerate(holder)]
+    elif _is(holder, (deque, set)):
+        steps = [("", item) for item in list(holder)]
+    else:
+        steps = [(f".{name}", item) for name, item in _attributes(holder).items()]
+    return ((step, item) for step, item in steps if gc.is_tracked(item))
+
+
+def _is_entered(thing: Any) -> bool:
+    """Whether ``thing`` is data of the program, and neither code nor known by a name of its own."""
+    return not (_is(thing, _CODE) or _root(thing) or _holds_for_machinery(thing))
+
+
+def _root(holder: Any) -> str:
+    """The name of something that a reader can find by it; ``""`` for anything else."""
+    if _is(holder, types.ModuleType):
+        return str(holder.__name__)
+    if _is(holder, dict):
+        module = sys.modules.get(str(holder.get("__name__", "")))
+        return module.__name__ if module is not None and vars(module) is holder else ""
+    if _is(holder, type):
+        return f"{holder.__module__}.{holder.__qualname__}"
+    if _is(holder, types.FunctionType):
+        module = sys.modules.get(holder.__module__ or "")
+        known = getattr(module, holder.__name__, None) is holder
+        return f"{holder.__module__}.{holder.__qualname__}" if known else ""
+    if type(holder).__name__ == "FixtureDef":
+        return f"the fixture {getattr(holder, 'argname', '')!r}: "
+    return ""
+
+
+def _is_stopped_code(holder: Any, held: Any) -> bool:
+    """Whether ``holder`` is a frame or a generator, which refers to ``held`` by a variable.
+
+    A frame also refers to the one that called it.
+    """
+    kinds = (types.FrameType, *_FRAME_OF)
+    return _is(holder, kinds) and not _is(held, types.FrameType)
+
+
+class _Names:
+    """Names of objects by ``id()``, and the containers that only exist to look them up."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[int, str] = {}
+        self.containers: set[int] = {id(self.by_id)}
+
+
+def _local_variables() -> _Names:
+    """The local variables of all frames that run the program."""
+    names = _Names()
+    for top in list(sys._current_frames().values()):
+        frame: types.FrameType | None = top
+        while frame is not None:
+            if not is_machinery(frame.f_globals.get("__name__", "")):
+                names.containers.add(id(frame))
+                if (values := frame.f_locals) is not frame.f_globals:
+                    names.containers.add(id(values))
+                    for name, value in values.items():
+                        names.by_id.setdefault(id(value), f"{name} in {_place(frame)}")
+            else:
+                names.containers.add(id(frame))
+            frame = frame.f_back
+    return names
+
+
+def _place(frame: types.FrameType) -> str:
+    file = frame.f_code.co_filename.replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{frame.f_code.co_name} ({file}:{frame.f_lineno})"
+
+
+def _holds_for_machinery(holder: Any) -> bool:
+    if _is(holder, types.FrameType):
+        return is_machinery(holder.f_globals.get("__name__", ""))
+    return is_machinery(type(holder).__module__) and type(holder).__name__ != "FixtureDef"
+
+
+def is_machinery(module: Any) -> bool:
+    """Return whether a module is part of what runs the tests, and not of the program."""
+    return str(module).partition(".")[0] in _MACHINERY
+
+
+def _key(holder: dict[Any, Any], held: Any) -> str:
+    for key, value in holder.items():
+        if value is held or key is held:
+            return key_text(key)
+    return "..."
+
+
+def key_text(key: Any) -> str:
+    """Return a key as it is shown between brackets."""
+    plain = isinstance(key, tuple) and all(isinstance(part, (str, int)) for part in key)
+    shown = plain or isinstance(key, (str, int, bytes))
+    text = repr(key) if shown else type(key).__name__
+    return text if len(text) <= _KEY_LENGTH else f"{text[:_KEY_LENGTH]}..."
+
+
+def _kind(holder: Any) -> Sequence[str]:
+    plain = _is(holder, (dict, list, tuple, set, types.CellType, types.MethodType))
+    return [] if plain else [f"{type(holder).__module__}.{type(holder).__qualname__}"]
+
+
+def tidy(path: str) -> str:
+    """The way as one would type it: ``model.fc.weight``, ``cache['last']``."""
+    path = _SHORT_MODULE.sub(r".\1", path).replace(": .", ": ")
+    return path.replace(": cached_result[0]", "")

@@ -1,0 +1,1 @@
+"""Who owns a storage, and which storages are alive."""

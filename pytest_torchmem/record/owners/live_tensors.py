@@ -1,0 +1,65 @@
+"""What of torch's is alive in this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from pytest_torchmem.record.owners.live_objects import Census, instances_of
+from pytest_torchmem.record.torch_api import profiler as torch_api
+
+_T = TypeVar("_T")
+
+# One for the process: what was found in one test is known in the next.
+_CENSUS = Census(*torch_api.HOLDING, torch.nn.Module, torch.optim.Optimizer)
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What is alive and has a Python object; a storage has one if somebody asked for it."""
+
+    tensors: list[torch.Tensor]
+    storages: list[torch.UntypedStorage]
+    modules: list[torch.nn.Module]
+    optimizers: list[torch.optim.Optimizer]
+
+
+def find_live() -> Live:
+    """Return everything of torch's that is alive."""
+    found = _CENSUS.find()
+    return Live(
+        tensors=_tensors(found),
+        storages=_of(torch.UntypedStorage, found),
+        modules=_of(torch.nn.Module, found),
+        optimizers=_of(torch.optim.Optimizer, found),
+    )
+
+
+def find_holding() -> list[torch.Tensor | torch.UntypedStorage]:
+    """Return every tensor and then every storage, looking at all objects there are."""
+    found = instances_of(torch_api.HOLDING)
+    return [*_tensors(found), *_of(torch.UntypedStorage, found)]
+
+
+def _tensors(found: list[Any]) -> list[torch.Tensor]:
+    tensors = _of(torch.Tensor, found)
+    for tensor in tensors:
+        torch_api.hold(tensor)
+    return tensors
+
+
+def _of(kind: type[_T], found: list[Any]) -> list[_T]:
+    # By the type, never by ``__class__``: a proxy must not be woken.
+    return [thing for thing in found if issubclass(type(thing), kind)]
+
+
+def collect_garbage() -> None:
+    """Collect all garbage, in a way that makes the next look at what is alive a short one."""
+    _CENSUS.collect()
+
+
+def forget() -> None:
+    """Drop all weak references to what is alive."""
+    _CENSUS.forget()

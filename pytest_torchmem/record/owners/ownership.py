@@ -1,0 +1,309 @@
+"""Who owns a storage: modules, optimizers, gradients, the autograd graph.
+
+The event tree says what operators did, not what a tensor is for. These are the facts that torch
+itself holds, noted at the moments when they are sure to be true: when a module gets its parameters,
+when a backward pass begins and ends, after an optimizer's step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from pytest_torchmem.record.owners.autograd_graph import (
+    GraphHoldings,
+    GraphReader,
+    nodes_below,
+    tensors_in,
+)
+from pytest_torchmem.record.owners.backward_passes import WatchedEngine
+from pytest_torchmem.record.owners.live_tensors import find_live
+from pytest_torchmem.record.owners.ownership_log import OwnershipLog, quiet
+from pytest_torchmem.record.owners.places import places_of, plain_tensors, storages_of
+from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.values.trace import CREATE_GRAPH, MarkKind, Ownership
+
+
+class OwnershipWatch:
+    """Follows modules, optimizers and backward passes while a body runs, and logs what they own.
+
+    ``mark(kind, text)`` notes a moment in the recording and returns its number.
+    """
+
+    def __init__(self, log: OwnershipLog, mark: Callable[[MarkKind, str], int]) -> None:
+        self._log = log
+        self._mark = mark
+        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._graphs = GraphReader()
+        self._undo: list[Callable[[], None]] = []
+        self._storages: dict[tuple[int, int], weakref.ref[Any]] = {}
+        self._depth = 0
+
+    def install(self) -> None:
+        """Begin to follow; `remove` restores everything."""
+        handles = [
+            nn_module.register_module_parameter_registration_hook(self._on_parameter),
+            nn_module.register_module_buffer_registration_hook(self._on_buffer),
+            nn_module.register_module_module_registration_hook(self._on_submodule),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        self._undo += [handle.remove for handle in handles]
+        # A deep copy and an unpickled module never register anything: they get their state here.
+        set_state = torch.nn.Module.__setstate__
+        watch = self
+
+        def watched_set_state(module: torch.nn.Module, state: Any) -> None:
+            set_state(module, state)
+            watch._see_copy(module)
+
+        torch.nn.Module.__setstate__ = watched_set_state
+        self._undo.append(lambda: setattr(torch.nn.Module, "__setstate__", set_state))
+        engine = torch_api.autograd_engine()
+        torch_api.set_autograd_engine(WatchedEngine(engine, self))
+        self._undo.append(lambda: torch_api.set_autograd_engine(engine))
+
+    def remove(self) -> None:
+        self.suspend()
+        self._storages.clear()
+
+    def suspend(self) -> None:
+        """Stop to look at what happens, but notice what is freed; `install` takes it up again."""
+        while self._undo:
+            self._undo.pop()()
+
+    @quiet
+    def scan(self, mark: int) -> None:
+        """Log every live tensor, and learn the modules and optimizers that exist already."""
+        live = find_live()
+        tensors = live.tensors
+        self._modules.update(live.modules)
+        holdings = self._graphs.holdings(t for t in tensors if t.grad_fn is not None)
+        # What a graph saved and what is in a ``.grad`` may have no Python object until we ask.
+        gradients = (t.grad for t in tensors if t.is_leaf)
+        for tensor in (*tensors, *holdings.saved, *(g for g in gradients if g is not None)):
+            self._log.owner(mark, Ownership.LIVE, tensor)
+            self._follow_storages(tensor)
+        for storage in self._unfollowed(live.storages):
+            self._log.owner(mark, Ownership.LIVE, storage)
+            self._follow_storages(storage)
+        self.sample(mark)
+        self._log_holdings(mark, holdings)
+        for optimizer in live.optimizers:
+            self._log_optimizer(mark, optimizer)
+
+    @quiet
+    def sample(self, mark: int) -> None:
+        """Log what the known modules hold now."""
+        for module in list(self._modules):
+            self._log_held(mark, module)
+
+    def _log_held(self, mark: int, module: torch.nn.Module, gradients: bool = True) -> None:
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                self._log.owner(mark, Ownership.PARAMETER, parameter, id(module), name)
+                if gradients and parameter.grad is not None:
+                    self._log.owner(mark, Ownership.GRADIENT, parameter.grad, id(module), name)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                self._log.owner(mark, Ownership.BUFFER, buffer, id(module), name)
+        for name, child in module._modules.items():
+            if child is not None:
+                self._log.edge(mark, child, module, name)
+
+    @quiet
+    def sample_graphs(self, mark: int) -> None:
+        """Log what the graphs of all live tensors keep for a backward pass that may follow."""
+        roots = (t for t in find_live().tensors if t.grad_fn is not None)
+        self._log_holdings(mark, self._graphs.holdings(roots))
+
+    @quiet
+    def note_call(self, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> int:
+        """Log which tensors an operator is called with that is not observed; return the mark."""
+        mark = self._mark(MarkKind.CALL, "")
+        for tensor in read:
+            self._log.owner(mark, Ownership.USED, tensor)
+        for tensor in written:
+            self._log.owner(mark, Ownership.WRITTEN, tensor)
+        return mark
+
+    @quiet
+    def sample_end(self, mark: int) -> None:
+        """Log what modules and graphs hold, and what on the CPU is new since the start.
+
+        The profiler saw most of that being made, and what it did not see is found by this. What is
+        in a ``.grad`` is known from the backward pass.
+        """
+        for module in list(self._modules):
+            self._log_held(mark, module, gradients=False)
+        live = find_live()
+        roots = (t for t in live.tensors if t.grad_fn is not None)
+        self._log_holdings(mark, self._graphs.holdings(roots))
+        cpu = self._log.devices.number("cpu")
+        for tensor in live.tensors:
+            if tensor.device.type == "cpu" and any(
+                (cpu, ptr) not in self._storages for _, ptr in places_of(tensor)
+            ):
+                self._log.owner(mark, Ownership.SURVIVOR, tensor)
+        for storage in self._unfollowed(live.storages):
+            if storage.device.type == "cpu":
+                self._log.owner(mark, Ownership.SURVIVOR, storage)
+
+    @quiet
+    def before_backward(
+        self, roots: Iterable[Any], gradients: Iterable[Any], create_graph: bool
+    ) -> list[torch.Tensor]:
+        """Log what the graph keeps; return its leaves, whose gradients are logged afterwards."""
+        mark = self._mark(MarkKind.BACKWARD_BEGIN, CREATE_GRAPH if create_graph else "")
+        self.sample(mark)
+        for gradient in gradients:
+            self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
+        holdings = self._graphs.holdings(roots)
+        self._log_holdings(mark, holdings)
+        self._depth += 1
+        return holdings.leaves
+
+    def follow_gradients(self, roots: Iterable[Any]) -> list[Any]:
+        """Log the gradients that nodes hand on, where no operator is observed; return the hooks.
+
+        Elsewhere the nodes themselves are in the recording.
+        """
+        if not torch_api.within_functorch():
+            return []
+        hooks = []
+        for node in nodes_below(roots):
+            hooks.append(node.register_prehook(partial(self._on_gradients, node.name())))
+            hooks.append(node.register_hook(self._on_results))
+        return hooks
+
+    @quiet
+    def _on_gradients(self, node: str, gradients: tuple[Any, ...]) -> None:
+        mark = self._mark(MarkKind.GRADIENT_PASSED, node)
+        for gradient in gradients:
+            self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
+
+    @quiet
+    def _on_results(self, results: tuple[Any, ...], _: tuple[Any, ...]) -> None:
+        """Log what a node hands on to an input of the pass, which is no node of its own."""
+        mark = self._mark(MarkKind.MODULE_SEEN, "")
+        for gradient in results:
+            self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
+
+    @quiet
+    def after_backward(self, leaves: Iterable[torch.Tensor], gradients: Iterable[Any]) -> None:
+        mark = self._mark(MarkKind.BACKWARD_END, "")
+        self._depth -= 1
+        for leaf in leaves:
+            if leaf.grad is not None:
+                self._log.owner(mark, self._gradient_kind(leaf), leaf.grad)
+        # Within another backward pass what is returned goes on into that one, as a checkpoint's
+        # gradients do.
+        kind = Ownership.GRADIENT_ROOT if self._depth else Ownership.GRADIENT
+        for gradient in gradients:
+            self._log.owner(mark, kind, gradient)
+
+    def _log_holdings(self, mark: int, holdings: GraphHoldings) -> None:
+        for tensor in holdings.saved:
+            self._log.owner(mark, Ownership.SAVED, tensor)
+        for leaf in holdings.leaves:
+            if self._gradient_kind(leaf) is Ownership.GRADIENT:
+                self._log.owner(mark, Ownership.LEAF, leaf)
+
+    def _gradient_kind(self, leaf: torch.Tensor) -> Ownership:
+        """What the gradient of a leaf is.
+
+        A backward pass within another one belongs to a checkpoint: its graph begins at detached
+        copies of activations, whose gradients go on into the outer pass.
+        """
+        if self._depth and not isinstance(leaf, torch.nn.Parameter):
+            return Ownership.GRADIENT_ROOT
+        return Ownership.GRADIENT
+
+    def _see(self, module: torch.nn.Module) -> None:
+        """Log a module when it is first met: from now on its ``id()`` stands for it."""
+        if module not in self._modules:
+            self._modules.add(module)
+            mark = self._mark(MarkKind.MODULE_SEEN, "")
+            self._log.edge(mark, module, None, "")
+
+    @quiet
+    def _see_copy(self, module: torch.nn.Module) -> None:
+        """Log a module that got everything that it holds at once."""
+        self._see(module)
+        self._log_held(self._mark(MarkKind.MODULE_SEEN, ""), module)
+
+    def _on_parameter(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
+        self._on_registered(module, name, parameter, Ownership.PARAMETER)
+
+    def _on_buffer(self, module: torch.nn.Module, name: str, buffer: Any) -> None:
+        self._on_registered(module, name, buffer, Ownership.BUFFER)
+
+    @quiet
+    def _on_registered(
+        self, module: torch.nn.Module, name: str, tensor: Any, kind: Ownership
+    ) -> None:
+        self._see(module)
+        if tensor is not None:
+            mark = self._mark(MarkKind.MODULE_SEEN, "")
+            self._log.owner(mark, kind, tensor, id(module), name)
+
+    def _on_submodule(self, module: torch.nn.Module, name: str, child: Any) -> None:
+        self._see(module)
+        if child is not None:
+            self._see(child)
+            self._log.edge(self._mark(MarkKind.MODULE_SEEN, ""), child, module, name)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._mark(MarkKind.OPTIMIZER_BEGIN, "")
+
+    @quiet
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._log_optimizer(self._mark(MarkKind.OPTIMIZER_END, ""), optimizer)
+
+    def _log_optimizer(self, mark: int, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._log.owner(mark, Ownership.PARAMETER, parameter)
+                if parameter.grad is not None:
+                    self._log.owner(mark, Ownership.GRADIENT, parameter.grad)
+        for state in optimizer.state.values():
+            for tensor in tensors_in(state):
+                self._log.owner(mark, Ownership.OPTIMIZER_STATE, tensor)
+
+    def _follow_storages(self, holder: torch.Tensor | torch.UntypedStorage) -> None:
+        """Log the death of CPU storages: the profiler reports none for blocks it saw no birth of.
+
+        The Python object of a storage lives exactly as long as the storage, whoever else holds it.
+        """
+        is_storage = isinstance(holder, torch.UntypedStorage)
+        for part in [holder] if is_storage else plain_tensors(holder):
+            for device, ptr, size_bytes in storages_of(part):
+                place = (self._log.devices.number(device), ptr)
+                if device == "cpu" and place not in self._storages:
+                    died = partial(self._on_freed, (*place, size_bytes))
+                    storage = part if is_storage else part.untyped_storage()
+                    self._storages[place] = weakref.ref(storage, died)
+
+    def _unfollowed(self, storages: Iterable[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
+        """Those of live storages that no tensor led to."""
+        number = self._log.devices.number
+        return [
+            storage
+            for storage in storages
+            for device, ptr, _ in storages_of(storage)
+            if (number(device), ptr) not in self._storages
+        ]
+
+    def _on_freed(self, row: tuple[int, int, int], _: Any) -> None:
+        mark = self._mark(MarkKind.STORAGE_FREED, "")
+        self._log.owners.append((mark, Ownership.LIVE, *row, 0, 0))
+        self._storages.pop(row[:2], None)

@@ -1,0 +1,82 @@
+"""Rows that say who holds a storage, in the making."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import Any, Final, ParamSpec, TypeVar
+
+import torch
+
+from pytest_torchmem.record.owners.inner_tensors import values_of
+from pytest_torchmem.record.owners.places import places_of, storages_of
+from pytest_torchmem.record.patches.python_tracing import TracingPause
+from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.tree.rows import Rows
+from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.values.trace import MODULE_EDGE, OWNER, Ownership
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+# Notes of a storage that say how large it is.
+_WITH_BYTES: Final = (Ownership.LIVE, Ownership.SURVIVOR)
+
+
+@dataclass(slots=True)
+class OwnershipLog:
+    """Rows of `trace.OWNER` and `trace.MODULE_EDGE` in the making."""
+
+    strings: StringTable
+    devices: StringTable
+    owners: Rows = field(default_factory=partial(Rows, OWNER))
+    edges: Rows = field(default_factory=partial(Rows, MODULE_EDGE))
+
+    def owner(
+        self, mark: int, kind: Ownership, tensor: Any, module: int = 0, name: str = ""
+    ) -> None:
+        """Note that ``tensor``'s storage is held as ``kind``; one without storage is skipped.
+
+        Bytes are noted for LIVE, the mark at which a storage is met first, and for SURVIVOR.
+        """
+        number, name_number = self.devices.number, self.strings.number(name)
+        if kind in _WITH_BYTES:
+            for device, ptr, size_bytes in storages_of(tensor):
+                self.owners.append(
+                    (mark, kind, number(device), ptr, size_bytes, module, name_number)
+                )
+            return
+        if kind is Ownership.GRADIENT and type(tensor) is torch.Tensor and tensor.is_sparse:
+            # The indices of an embedding's sparse gradient are the input that was looked up.
+            tensor = values_of(tensor)
+        for device, ptr in places_of(tensor):
+            self.owners.append((mark, kind, number(device), ptr, 0, module, name_number))
+
+    def edge(self, mark: int, child: Any, parent: Any | None, name: str) -> None:
+        number = self.strings.number
+        parent_id = 0 if parent is None else id(parent)
+        self.edges.append((mark, id(child), parent_id, number(name), number(type(child).__name__)))
+
+
+def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Keep what a method does from the body's function modes, the collector and the recording.
+
+    What it makes on the way would start a collection that without us came later. And its calls
+    would be recorded, which takes longer than they do.
+    """
+
+    @wraps(method)
+    def quietly(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        tracing, enabled = TracingPause(), gc.isenabled()
+        gc.disable()
+        tracing.suspend()
+        try:
+            with torch_api.unseen_by_modes():
+                return method(*args, **kwargs)
+        finally:
+            tracing.resume()
+            if enabled:
+                gc.enable()
+
+    return quietly

@@ -1,0 +1,72 @@
+"""Where a tensor's memory is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+
+from pytest_torchmem.record.owners.inner_tensors import NO_DATA, ORDINARY, data_ptr, inner_tensors
+from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.tree.kineto import device_name
+
+_STRIDED: Final = torch.strided
+
+
+def places_of(tensor: Any) -> Sequence[tuple[str, int]]:
+    """Device and pointer of the storages that hold ``tensor``; none for one without data.
+
+    Asks the tensor and never its storage. A storage that has been seen from Python has one owner
+    more, and autograd, which adds gradients up in place only if nobody else owns them, would
+    allocate where it does not when nobody looks.
+    """
+    # Asked some thousand times while a body runs, and each call in here is recorded, too.
+    if (
+        type(tensor) not in ORDINARY
+        or tensor.layout is not _STRIDED
+        or torch_api.is_functorch_wrapper(tensor)
+    ):
+        return [place for part in plain_tensors(tensor) for place in _place_of(part)]
+    return () if tensor.is_meta else _place_of(tensor)
+
+
+def _place_of(part: torch.Tensor) -> Sequence[tuple[str, int]]:
+    try:
+        ptr = part.data_ptr()
+    except NO_DATA:
+        return ()
+    if not ptr:
+        return ()
+    return ((device_name(part.device), ptr - part.storage_offset() * part.itemsize),)
+
+
+def storages_of(holder: object) -> Iterator[tuple[str, int, int]]:
+    """Device, pointer and bytes of the storages of a tensor, see `places_of`, or of a storage."""
+    if isinstance(holder, torch.UntypedStorage):
+        # One that a compiler traces with is on the device "meta", whatever its tensor says.
+        if holder.device.type != "meta" and (ptr := data_ptr(holder)):
+            yield device_name(holder.device), ptr, holder.nbytes()
+        return
+    for part in plain_tensors(holder):
+        for device, ptr in places_of(part):
+            yield device, ptr, part.untyped_storage().nbytes()
+
+
+def plain_tensors(tensor: object, around: tuple[object, ...] = ()) -> Iterator[torch.Tensor]:
+    """The tensors with a storage of their own that ``tensor`` is made of.
+
+    ``around`` are wrappers that it was found in: one may well refer to another in a circle.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        # None, where backward gives no gradient, or an edge of a graph in a tensor's place.
+        return
+    tensor = torch_api.unwrap_functorch(tensor)
+    if not torch_api.has_memory(tensor):
+        return
+    if parts := inner_tensors(tensor):
+        for part in parts:
+            if not any(part is wrapper for wrapper in (*around, tensor)):
+                yield from plain_tensors(part, (*around, tensor))
+    else:
+        yield tensor

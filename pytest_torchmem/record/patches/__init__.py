@@ -1,0 +1,1 @@
+"""Everything that is put into torch or Python while a body runs."""

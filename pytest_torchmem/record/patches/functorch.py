@@ -1,0 +1,151 @@
+"""``torch.func`` transforms, recorded without keeping what they wrap alive.
+
+The profiler remembers each operator's inputs by weak references, so that one tensor is not taken
+for another that came to the same address. A weak reference keeps no memory alive, but it keeps the
+tensor's object, and the object of a wrapper holds the tensor that it wraps until it goes itself. So
+everything that passes through ``vmap`` or ``func.grad`` would live until the recording ends.
+
+Within a transform operators are therefore not observed. Allocations still are, and a function mode
+stands in for the rest: it names what is called, and logs which tensors it reads and writes.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from pytest_torchmem.record.owners.autograd_graph import tensors_in
+from pytest_torchmem.record.torch_api import profiler as torch_api
+
+#: The name of an event that stands for an operator which was not observed: mark and operator.
+OPERATOR_NAME: Final = re.compile(r"pytest-torchmem operator (\d+) (.+)")
+# Functions that write to their first argument.
+_IN_PLACE: Final = re.compile(
+    r"\w*[^_]_|__(setitem|i(add|and|div|floordiv|lshift|mod|mul|or|pow|rshift|sub|truediv|xor))__"
+)
+
+#: Logs the tensors that an operator reads and those that it writes to; returns the mark.
+NoteCall = Callable[[list[torch.Tensor], list[torch.Tensor]], int]
+
+
+class FunctorchWatch:
+    """Notices when the recording thread enters and leaves the outermost transform.
+
+    ``called`` is told what each operator within a transform is called with, ``left`` is called when
+    the outermost transform is over.
+
+    Attributes:
+        entered: Whether any transform was entered.
+    """
+
+    def __init__(self, called: NoteCall, left: Callable[[], None] = lambda: None) -> None:
+        self._called = called
+        self._after = left
+        self._thread = 0
+        self._depth = 0
+        self.entered = False
+        self._mode: _Calls | None = None
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Begin to watch the calling thread; `remove` restores everything."""
+        self._thread = threading.get_ident()
+        for module, begin, end in torch_api.functorch_nesting():
+            self._wrap(module, begin, self._entered)
+            self._wrap(module, end, self._left)
+
+    def remove(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+        if self._depth:
+            self._depth = 0
+            self._observe_again()
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Observe the block, even within a transform."""
+        if self._depth:
+            torch_api.observe_operators(True)
+        try:
+            yield
+        finally:
+            if self._depth:
+                torch_api.observe_operators(False)
+
+    def _wrap(self, module: Any, name: str, noticed: Callable[[], None]) -> None:
+        original = getattr(module, name)
+
+        def watched(*args: Any) -> Any:
+            level = original(*args)
+            if threading.get_ident() == self._thread:
+                noticed()
+            return level
+
+        setattr(module, name, watched)
+        self._undo.append(lambda: setattr(module, name, original))
+
+    def _entered(self) -> None:
+        self._depth += 1
+        self.entered = True
+        if self._depth == 1:
+            torch_api.observe_operators(False)
+            self._mode = _Calls(self._called)
+            self._mode.__enter__()
+
+    def _left(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._observe_again()
+            self._after()
+
+    def _observe_again(self) -> None:
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            mode.__exit__(None, None, None)
+        torch_api.observe_operators(True)
+
+
+class _Calls(TorchFunctionMode):  # type: ignore[misc]  # has no annotations in torch
+    """Puts an event around each function of torch's that is called."""
+
+    def __init__(self, called: NoteCall) -> None:
+        super().__init__()
+        self._called = called
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[Any], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name, kwargs = str(getattr(func, "__name__", "")), kwargs or {}
+        # Neither a property such as ``shape`` nor a whole backward pass is an operator.
+        if name == "__get__" or getattr(func, "__module__", "") == "torch.autograd":
+            return func(*args, **kwargs)
+        with torch_api.unseen_by_modes():
+            mark = self._called(*_read_and_written(name, args, kwargs))
+        torch_api.observe_operators(True)
+        # Not by calling `__enter__`: the profiler closes what begins in a call when that returns.
+        with torch_api.RecordFunction(operator_event(mark, f"aten::{name.strip('_')}")):
+            torch_api.observe_operators(False)
+            return func(*args, **kwargs)
+
+
+def operator_event(mark: int, operator: str) -> str:
+    """The name of an event that `OPERATOR_NAME` matches."""
+    return f"pytest-torchmem operator {mark} {operator}"
+
+
+def _read_and_written(
+    name: str, args: Any, kwargs: dict[str, Any]
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors that a call of the function of this name reads, and those that it writes to."""
+    in_place = bool(args) and (kwargs.get("inplace") is True or _IN_PLACE.fullmatch(name))
+    written = [*tensors_in(args[0])] if in_place else []
+    written += tensors_in(kwargs.get("out"))
+    read = [*args[1:]] if in_place else [*args]
+    read += (value for key, value in kwargs.items() if key != "out")
+    return [*tensors_in(read)], written

@@ -1,0 +1,1 @@
+"""Torch's private names, a file for each subject."""

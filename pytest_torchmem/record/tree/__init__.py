@@ -1,0 +1,1 @@
+"""From torch's event tree to the tables of a trace."""

@@ -1,0 +1,183 @@
+"""One walk over the profiler's event tree, which reads what each kind of event has.
+
+Every attribute crosses a language border, and an event that is held costs more than one that is
+given back at once. So each event is read when it is met and dropped, but for Python calls: which of
+them are worth reading is known only when it is known what they led to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.values.trace import EventKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pytest_torchmem.record.tree.mentions import Mentions
+
+# Plain numbers: members of an enum cost more to compare and to turn into an array.
+_OPERATOR: Final = int(EventKind.TORCH_OP)
+_ALLOCATION: Final = int(EventKind.ALLOCATION)
+_PY_CALL: Final = int(EventKind.PY_CALL)
+_PY_C_CALL: Final = int(EventKind.PY_C_CALL)
+PYTHON: Final = (EventKind.PY_CALL, EventKind.PY_C_CALL)
+_CALLS: Final = (_PY_CALL, _PY_C_CALL)
+_OTHER: Final = int(EventKind.OTHER)
+_KINDS: Final = {
+    torch_api.TorchOpFields: _OPERATOR,
+    torch_api.AllocationFields: _ALLOCATION,
+    torch_api.PyCallFields: _PY_CALL,
+    torch_api.PyCCallFields: _PY_C_CALL,
+    torch_api.OutOfMemoryFields: int(EventKind.OUT_OF_MEMORY),
+}
+
+_children = torch_api.reader(torch_api.ProfilerEvent, "children")
+_start_ns = torch_api.reader(torch_api.ProfilerEvent, "start_time_ns")
+_end_ns = torch_api.reader(torch_api.ProfilerEvent, "end_time_ns")
+_thread = torch_api.reader(torch_api.ProfilerEvent, "start_tid")
+_scope = torch_api.reader(torch_api.TorchOpFields, "scope")
+_sequence = torch_api.reader(torch_api.TorchOpFields, "sequence_number")
+_allocation: Callable[[Any], tuple[Any, ...]] = attrgetter(
+    "allocation_id", "id", "device", "ptr", "alloc_size", "total_allocated", "total_reserved"
+)
+_line = attrgetter("caller.line_number")
+_module = torch_api.reader(torch_api.PyCallFields, "module")
+_optimizer = torch_api.reader(torch_api.PyCallFields, "optimizer")
+
+
+@dataclass(slots=True)
+class Times:
+    """Start, end and thread of some events."""
+
+    starts_ns: list[int] = field(default_factory=list)
+    ends_ns: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class EventTree:
+    """The events in depth-first order. Lists about one kind of event are in that order, too.
+
+    Attributes:
+        parents: For each event the row of the one around it, or -1.
+        kinds: For each event its `EventKind`.
+        times: Of all events but Python calls.
+        shapes: For each operator the number that `Mentions` gave to the shape of its inputs.
+        sequences: For each operator autograd's sequence number, or -1.
+        scopes: The ``RecordScope`` of each operator whose name and inputs fit no schema.
+        allocations: For each allocation event allocation id, id, device, pointer, bytes, and the
+            allocator's totals of allocated and reserved bytes.
+        python: The Python calls themselves, not yet read.
+        lines: For each Python call the line on which it stands.
+        owners: Which of the Python calls (by its place in ``python``) is one of a module or of an
+            optimizer, and the two, either of which may be None.
+    """
+
+    parents: list[int] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    times: Times = field(default_factory=Times)
+    shapes: list[int] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+    scopes: list[Any] = field(default_factory=list)
+    allocations: list[tuple[Any, ...]] = field(default_factory=list)
+    python: list[Any] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    owners: list[tuple[int, Any, Any]] = field(default_factory=list)
+
+
+def read_tree(roots: Sequence[Any], mentions: Mentions) -> EventTree:
+    """Walk the tree; the tensors that operators take go to ``mentions``."""
+    tree = EventTree()
+    parents, kinds, python, times = tree.parents, tree.kinds, tree.python, tree.times
+    starts_ns, ends_ns, threads = times.starts_ns, times.ends_ns, times.threads
+    known = mentions.shapes.known
+    fields_of, kind_of = torch_api.fields_of, _KINDS.get
+    stack, above = list(reversed(roots)), [-1] * len(roots)
+    while stack:
+        event = stack.pop()
+        parents.append(above.pop())
+        fields = fields_of(event)
+        kinds.append(kind := kind_of(type(fields), _OTHER))
+        if kind in _CALLS:
+            _note_call(tree, fields, kind)
+            python.append(event)
+        else:
+            starts_ns.append(start_ns := _start_ns(event))
+            threads.append(_thread(event))
+            if kind == _ALLOCATION:
+                # It takes no time and holds no other event.
+                ends_ns.append(start_ns)
+                tree.allocations.append(allocation := _allocation(fields))
+                mentions.add_allocation(allocation)
+                continue
+            ends_ns.append(_end_ns(event))
+            if kind == _OPERATOR:
+                tree.shapes.append(shape := mentions.add_operator(fields))
+                tree.sequences.append(_sequence(fields))
+                if not known[shape].is_operator:
+                    tree.scopes.append(_scope(fields))
+        if children := _children(event):
+            above += [len(parents) - 1] * len(children)
+            children.reverse()
+            stack += children
+    return tree
+
+
+def _note_call(tree: EventTree, fields: Any, kind: int) -> None:
+    tree.lines.append(_line(fields))
+    if kind == _PY_CALL:
+        module, optimizer = _module(fields), _optimizer(fields)
+        if module is not None or optimizer is not None:
+            tree.owners.append((len(tree.python), module, optimizer))
+
+
+def times_of(events: Sequence[Any]) -> Times:
+    return Times(
+        list(map(_start_ns, events)), list(map(_end_ns, events)), list(map(_thread, events))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WorthKeeping:
+    """Which events are worth keeping: all but the Python calls that lead to nothing.
+
+    Attributes:
+        rows: int64, shape (E,); the rows of the tree that are kept, ascending.
+        row: int64, shape (T,); for each kept row of the tree its row among those.
+        end: int64, shape (E,); the row after the subtree of each.
+        calls: int64, shape (P,); which of the Python calls are kept.
+    """
+
+    rows: NDArray[np.int64]
+    row: NDArray[np.int64]
+    end: NDArray[np.int64]
+    calls: NDArray[np.int64]
+
+
+def find_kept(tree: EventTree) -> WorthKeeping:
+    """Return what is worth keeping of a tree."""
+    is_python = np.isin(np.array(tree.kinds, np.uint8), PYTHON)
+    worth = ~is_python
+    worth[np.flatnonzero(is_python)[[call for call, _, _ in tree.owners]]] = True
+    kept: list[bool] = worth.tolist()
+    # How many kept events are in each subtree, itself included. Children come after their parents,
+    # so walking backwards meets every descendant first.
+    sizes = list(map(int, kept))
+    for row, parent in zip(range(len(sizes) - 1, -1, -1), reversed(tree.parents), strict=True):
+        if size := sizes[row]:
+            if not kept[row]:
+                kept[row] = True
+                size = sizes[row] = size + 1
+            if parent >= 0:
+                sizes[parent] += size
+    worth = np.array(kept, np.bool_)
+    rows = np.flatnonzero(worth)
+    end = np.arange(len(rows)) + np.array(sizes, np.int64)[rows]
+    return WorthKeeping(rows, np.cumsum(worth) - 1, end, np.flatnonzero(worth[is_python]))

@@ -1,0 +1,212 @@
+"""The profiler's event tree, turned into the columns of a trace."""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.tree.call_gaps import find_gaps
+from pytest_torchmem.record.tree.event_tree import (
+    PYTHON,
+    EventTree,
+    WorthKeeping,
+    find_kept,
+    read_tree,
+    times_of,
+)
+from pytest_torchmem.record.tree.mentions import InputShapes, Mentions
+from pytest_torchmem.record.tree.python_calls import PythonCalls
+from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.values.trace import ALLOCATION, EVENT, MODULE_CALL, EventKind, Role, Scope
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables of one profiling session; rows refer to rows of the same session."""
+
+    events: NDArray[Any]
+    tensors: NDArray[Any]
+    allocations: NDArray[Any]
+    module_calls: NDArray[Any]
+
+
+class _DeviceNumbers(dict[Any, int]):
+    """Numbers devices as they are first met."""
+
+    def __init__(self, names: StringTable) -> None:
+        super().__init__()
+        self._names = names
+
+    def __missing__(self, device: Any) -> int:
+        number = self[device] = self._names.number(device_name(device))
+        return number
+
+
+@cache
+def device_name(device: Any) -> str:
+    """``cpu`` or ``cuda:1``; the CPU has one memory, whatever index torch gives it."""
+    return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+
+
+class TreeReader:
+    """Reads event trees. Strings, devices and schemas are shared between the trees it reads."""
+
+    def __init__(self) -> None:
+        self.strings = StringTable()
+        self.device_names = StringTable()
+        self.device_numbers = _DeviceNumbers(self.device_names)
+        self._shapes = InputShapes(self.strings)
+        self._python = PythonCalls(self.strings)
+
+    def read(self, result: Any, segment: int = 0) -> Tables:
+        """Return the tables of one profiling session; ``result`` is its kineto result."""
+        # Reading makes many small objects and no cycles: looking for some on the way would cost
+        # as much as the reading itself.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            return self._read(result, segment)
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _read(self, result: Any, segment: int) -> Tables:
+        mentions = Mentions(self._shapes)
+        tree = read_tree(result.experimental_event_tree(), mentions)
+        kept = find_kept(tree)
+        calls = [tree.python[number] for number in kept.calls.tolist()]
+        events = _events(tree, kept, calls)
+        events["segment"] = segment
+        self._fill_operators(tree, events)
+        self._fill_python(tree, kept, calls, events)
+        module_calls = self._add_owners(tree, kept, events, mentions)
+        allocations = self._allocations(tree, events)
+        operators = _rows_of(events, EventKind.TORCH_OP)
+        tensors = mentions.table(operators, tree.shapes, allocations, self.device_numbers)
+        self._settle_unkeyed(mentions, operators, events, tensors)
+        tensors = tensors[np.argsort(tensors["event"], kind="stable")]
+        return Tables(events, tensors, allocations, module_calls)
+
+    def _fill_operators(self, tree: EventTree, events: NDArray[Any]) -> None:
+        events["name"] = self.strings.number("")
+        events["file"] = -1
+        events["scope"] = Scope.NONE
+        events["sequence"] = -1
+        rows, known = _rows_of(events, EventKind.TORCH_OP), self._shapes.known
+        names = np.array([shape.name for shape in known], np.int32)
+        is_operator = np.array([shape.is_operator for shape in known], np.bool_)[tree.shapes]
+        events["name"][rows] = names[tree.shapes]
+        events["is_operator"][rows] = is_operator
+        events["sequence"][rows] = tree.sequences
+        # Only annotations and nodes of the backward graph have other scopes than functions, and
+        # neither has a schema.
+        events["scope"][rows] = Scope.FUNCTION
+        events["scope"][rows[~is_operator]] = [min(int(s), Scope.OTHER) for s in tree.scopes]
+
+    def _fill_python(
+        self, tree: EventTree, kept: WorthKeeping, calls: Sequence[Any], events: NDArray[Any]
+    ) -> None:
+        rows = _rows_of(events, *PYTHON)
+        texts = [torch_api.name_of(call) for call in calls]
+        lines = np.array(tree.lines, np.int32)[kept.calls]
+        self._python.read(rows, texts, lines, events)
+        text_of = dict(zip(rows.tolist(), texts, strict=True))
+        gaps = find_gaps(tree, kept)
+        names = self.strings.values()
+        self._python.place_operators(
+            gaps,
+            [text_of[gap.parent] for gap in gaps],
+            [names[events["name"][row]] for gap in gaps for row in gap.operators],
+            events,
+        )
+
+    def _add_owners(
+        self, tree: EventTree, kept: WorthKeeping, events: NDArray[Any], mentions: Mentions
+    ) -> NDArray[Any]:
+        number, calls = self.strings.number, []
+        rows = _rows_of(events, *PYTHON)
+        for call, module, optimizer in tree.owners:
+            row = int(rows[np.searchsorted(kept.calls, call)])
+            if module is not None:
+                calls.append((row, module.self_ptr, number(module.cls_name)))
+                for name, parameter, gradient in module.parameters:
+                    mentions.add_owned(parameter, row, Role.MODULE_PARAMETER, number(name))
+                    if gradient is not None:
+                        mentions.add_owned(gradient, row, Role.MODULE_GRADIENT, number(name))
+            if optimizer is not None:
+                for parameter, gradient, state in optimizer.parameters:
+                    mentions.add_owned(parameter, row, Role.OPTIMIZER_PARAMETER)
+                    if gradient is not None:
+                        mentions.add_owned(gradient, row, Role.OPTIMIZER_GRADIENT)
+                    for name, tensor in state:
+                        mentions.add_owned(tensor, row, Role.OPTIMIZER_STATE, number(name))
+        return np.array(calls, MODULE_CALL)
+
+    def _allocations(self, tree: EventTree, events: NDArray[Any]) -> NDArray[Any]:
+        rows = _rows_of(events, EventKind.ALLOCATION)
+        table = np.zeros(len(rows), ALLOCATION)
+        if not len(rows):
+            return table
+        allocation_ids, ids, devices, pointers, sizes, allocated, reserved = zip(
+            *tree.allocations, strict=True
+        )
+        table["event"] = rows
+        table["keyed"] = [None not in key for key in zip(ids, allocation_ids, strict=True)]
+        table["device"] = [self.device_numbers[device] for device in devices]
+        table["id"] = [value or 0 for value in ids]
+        table["allocation_id"] = [value or 0 for value in allocation_ids]
+        table["ptr"] = pointers
+        table["size_bytes"] = sizes
+        table["total_allocated"] = allocated
+        table["total_reserved"] = reserved
+        return table
+
+    def _settle_unkeyed(
+        self,
+        mentions: Mentions,
+        operators: NDArray[np.int64],
+        events: NDArray[Any],
+        tensors: NDArray[Any],
+    ) -> None:
+        """Resolve operators again in which a tensor turned out to have no identity."""
+        for number, operator in mentions.unkeyed.items():
+            row = operators[number]
+            signature = self._shapes.resolve_again(operator)
+            events["is_operator"][row] = signature.is_operator
+            mine = tensors["event"] == row
+            arguments = tensors["argument"][mine]
+            tensors["mutable"][mine] = [signature.mutable[a] for a in arguments.tolist()]
+
+
+def _rows_of(events: NDArray[Any], *kinds: EventKind) -> NDArray[np.int64]:
+    return np.flatnonzero(np.isin(events["kind"], kinds))
+
+
+def _events(tree: EventTree, kept: WorthKeeping, calls: Sequence[Any]) -> NDArray[Any]:
+    """`trace.EVENT` rows with their places and times."""
+    events = np.zeros(len(kept.rows), EVENT)
+    events["kind"] = np.array(tree.kinds, np.uint8)[kept.rows]
+    parents = np.array(tree.parents, np.int64)[kept.rows]
+    events["parent"] = np.where(parents >= 0, kept.row[parents], -1)
+    events["end"] = kept.end
+    threads = np.zeros(len(events), np.uint64)
+    is_python = np.isin(events["kind"], PYTHON)
+    for rows, times in ((~is_python, tree.times), (is_python, times_of(calls))):
+        events["start_ns"][rows] = times.starts_ns
+        events["end_ns"][rows] = times.ends_ns
+        threads[rows] = times.threads
+    # Numbered as they are first met.
+    numbers: defaultdict[int, int] = defaultdict(count().__next__)
+    events["thread"] = [numbers[thread] for thread in threads.tolist()]
+    return events

@@ -1,0 +1,163 @@
+"""Allocations on a GPU that the profiler's event tree lacks, from the allocator's history.
+
+The tree begins with what runs on the CPU: an allocation on a GPU that stands below no operator and
+no Python call is left out, as in a backward pass whose operators are not observed. And a thread of
+autograd's may let go of memory when the profiler no longer listens to it. The history has both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pytest_torchmem.record.allocator import HistoryEntry
+from pytest_torchmem.values.trace import ALLOCATION, EVENT, EventKind, Scope
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pytest_torchmem.record.tree.kineto import Tables
+
+_BLOCK_UNIT_BYTES: Final = 512
+# The event comes after the entry, but for the two clocks' resolution.
+_CLOCKS_NS: Final = 2000
+
+
+@dataclass(slots=True)
+class _Lost:
+    """An entry without an event; ``size_bytes`` is that of its block, negative for a free."""
+
+    pointer: int
+    size_bytes: int
+    time_ns: int
+    allocated: int = 0
+    reserved: int = 0
+
+
+def with_lost(
+    tables: Tables,
+    device: int,
+    entries: Sequence[HistoryEntry],
+    *,
+    segment: int = 0,
+    unnamed: int = 0,
+) -> Tables:
+    """Return the tables with a row for each allocation and free that the tree lacks.
+
+    ``device`` is the device's number in the tables, ``entries`` its allocator's history, oldest
+    first. New events get ``segment``, and ``unnamed`` as the number of their name.
+    """
+    rows = np.flatnonzero(tables.allocations["device"] == device)
+    if len(rows) == len(entries):
+        return tables
+    seen = tables.allocations[rows]
+    times = tables.events["start_ns"][seen["event"]]
+    lost = list(_lost(entries, seen, times.tolist()))
+    if not lost:
+        return tables
+    events, allocations = _rows(tables, lost)
+    allocations["device"] = device
+    events["segment"], events["name"] = segment, unnamed
+    return replace(
+        tables,
+        events=np.concatenate([tables.events, events]),
+        allocations=np.concatenate([tables.allocations, allocations]),
+    )
+
+
+def _lost(
+    entries: Sequence[HistoryEntry], seen: NDArray[Any], times: Sequence[int]
+) -> Iterator[_Lost]:
+    """What no event stands for, in order, at times between those of the events around it."""
+    event_of = _events_of(entries, seen, times)
+    blocks: dict[int, int] = {}
+    waiting: list[_Lost] = []
+    now = reserved = 0
+    allocated: int | None = None
+    for number, entry in enumerate(entries):
+        row = event_of.get(number)
+        if row is None:
+            now = max(now + 1, entry.time_ns)
+            size = blocks.get(entry.pointer) or _rounded(entry.size_bytes)
+            waiting.append(_Lost(entry.pointer, size if entry.is_allocation else -size, now))
+            blocks[entry.pointer] = size
+            continue
+        size = int(seen["size_bytes"][row])
+        if size > 0:
+            blocks[entry.pointer] = size
+        before = int(seen["total_allocated"][row]) - size
+        yield from _settled(waiting, allocated, reserved, before)
+        waiting = []
+        allocated, reserved = before + size, int(seen["total_reserved"][row])
+        now = max(now, times[row])
+    yield from _settled(waiting, allocated, reserved, None)
+
+
+def _events_of(
+    entries: Sequence[HistoryEntry], seen: NDArray[Any], times: Sequence[int]
+) -> dict[int, int]:
+    """For each entry that has one its event, by their places in the two sequences.
+
+    It is the last entry of its kind at the event's address that is no later.
+    """
+    made: dict[tuple[int, bool], list[int]] = defaultdict(list)
+    for number, entry in enumerate(entries):
+        made[entry.pointer, entry.is_allocation].append(number)
+    found = {}
+    for row in np.argsort(times, kind="stable").tolist()[::-1]:
+        numbers = made[int(seen["ptr"][row]), bool(seen["size_bytes"][row] > 0)]
+        while numbers and entries[numbers[-1]].time_ns > times[row] + _CLOCKS_NS:
+            numbers.pop()
+        if numbers:
+            found[numbers.pop()] = row
+    return found
+
+
+def _settled(
+    lost: Sequence[_Lost], allocated: int | None, reserved: int, before: int | None
+) -> Iterator[_Lost]:
+    """Fill in the allocator's totals: after the last event, and ``before`` the next one.
+
+    A block may be larger than its request rounded up. What the totals say beyond that belongs to
+    one of those that were lost.
+    """
+    change = sum(one.size_bytes for one in lost)
+    if allocated is None:
+        allocated = (before or 0) - change
+    elif before is not None and (rest := before - allocated - change):
+        for one in lost:
+            if (one.size_bytes > 0) == (rest > 0):
+                one.size_bytes += rest
+                break
+    for one in lost:
+        allocated += one.size_bytes
+        one.allocated, one.reserved = allocated, reserved
+        yield one
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // _BLOCK_UNIT_BYTES) * _BLOCK_UNIT_BYTES
+
+
+def _rows(tables: Tables, lost: Sequence[_Lost]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """`trace.EVENT` and `trace.ALLOCATION` rows that come after those of the tables."""
+    numbers = len(tables.events) + np.arange(len(lost))
+    events = np.zeros(len(lost), EVENT)
+    events["kind"], events["scope"] = EventKind.ALLOCATION, Scope.NONE
+    for column in ("parent", "file", "line", "sequence"):
+        events[column] = -1
+    # Which thread it was is not said; it was none that has a tree.
+    events["thread"] = tables.events["thread"].max(initial=-1) + 1
+    events["end"] = numbers + 1
+    events["start_ns"] = events["end_ns"] = [one.time_ns for one in lost]
+    allocations = np.zeros(len(lost), ALLOCATION)
+    allocations["event"] = numbers
+    allocations["ptr"] = [one.pointer for one in lost]
+    allocations["size_bytes"] = [one.size_bytes for one in lost]
+    allocations["total_allocated"] = [one.allocated for one in lost]
+    allocations["total_reserved"] = [one.reserved for one in lost]
+    return events, allocations

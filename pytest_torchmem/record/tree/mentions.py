@@ -1,0 +1,248 @@
+"""Tensors that the event tree mentions: operator inputs, parameters of modules and optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.tree.schemas import OTHER_LIST, TENSOR, TENSORS, SchemaTable, Signature
+from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.values.trace import TENSOR as TENSOR_ROW
+from pytest_torchmem.values.trace import Mutable, Role
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_name = torch_api.reader(torch_api.TorchOpFields, "name")
+_inputs = torch_api.reader(torch_api.TorchOpFields, "inputs")
+_allocation_id = torch_api.reader(torch_api.TensorMetadata, "allocation_id")
+_IDENTITY = attrgetter("id", "storage_data_ptr", "device")
+_EXTENT = attrgetter("layout", "dtype", "sizes", "strides")
+_IDENTITY_COLUMNS: Final = ("allocation_id", "id", "ptr", "device")
+# Where a mention has no allocation id; the last entry of every array.
+_UNKEYED: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class InputShape:
+    """What operators of one name with inputs of the same kinds have in common.
+
+    Attributes:
+        name: The operator's name as a number.
+        is_operator: A schema of the name fits the inputs.
+        arguments: Which argument each tensor among them stands in.
+        mutable: `Mutable` of each tensor.
+    """
+
+    name: int
+    is_operator: bool
+    arguments: tuple[int, ...]
+    mutable: tuple[int, ...]
+
+
+class InputShapes:
+    """Resolves the signature of each operator, once for each shape of its inputs."""
+
+    def __init__(self, strings: StringTable) -> None:
+        self._strings = strings
+        self._schemas = SchemaTable()
+        self._numbers: dict[Any, int] = {}
+        self.known: list[InputShape] = []
+        #: By name and types of the inputs: number of the shape, arguments. None of them is a list.
+        self.plain: dict[Any, tuple[int, tuple[int, ...]]] = {}
+
+    def learn(self, key: tuple[Any, ...], inputs: Sequence[Any]) -> int:
+        """The number of the shape of ``inputs``; ``key`` is the operator's name and their types."""
+        # What is in a list is part of the shape.
+        exact = tuple(tuple(map(type, v)) if type(v) is list else type(v) for v in inputs)
+        number = self._numbers.setdefault((key[0], exact), len(self.known))
+        if number == len(self.known):
+            self.known.append(self._shape(key[0], inputs))
+        if list not in key:
+            self.plain[key] = number, self.known[number].arguments
+        return number
+
+    def _shape(self, name: str, inputs: Sequence[Any]) -> InputShape:
+        signature = self._schemas.resolve(name, tuple(_kind(value) for value in inputs))
+        arguments = tuple(argument for argument, value in enumerate(inputs) for _ in flat([value]))
+        mutable = tuple(int(signature.mutable[a]) for a in arguments)
+        return InputShape(self._strings.number(name), signature.is_operator, arguments, mutable)
+
+    def resolve_again(self, operator: Any) -> Signature:
+        """The signature when some tensors have no identity: these then count as no tensor."""
+        kinds = tuple(_kind(value, keyed_only=True) for value in _inputs(operator))
+        return self._schemas.resolve(_name(operator), kinds)
+
+
+def flat(inputs: Iterable[Any]) -> list[Any]:
+    """The tensors among inputs and in the lists among them."""
+    items = chain.from_iterable(v if isinstance(v, list) else (v,) for v in inputs)
+    return [item for item in items if type(item) is torch_api.TensorMetadata]
+
+
+def _kind(value: Any, keyed_only: bool = False) -> Any:
+    if type(value) is torch_api.TensorMetadata:
+        return TENSOR if not keyed_only or _is_keyed(value) else type(None)
+    if isinstance(value, list):
+        tensors = all(
+            type(item) is torch_api.TensorMetadata and (not keyed_only or _is_keyed(item))
+            for item in value
+        )
+        return TENSORS if tensors else OTHER_LIST
+    return type(value)
+
+
+def _is_keyed(tensor: Any) -> bool:
+    return None not in (tensor.id, tensor.allocation_id, tensor.storage_data_ptr)
+
+
+class Mentions:
+    """The mentions of tensors in one tree: first those by operators, then those by owners.
+
+    The profiler gives each lifetime of a pointer on a device an allocation id, and all tensors in
+    it one id. So where an allocation was met, its id tells the rest, and is all that is read of the
+    many mentions that follow.
+    """
+
+    def __init__(self, shapes: InputShapes) -> None:
+        #: The shapes that operators were given the numbers of.
+        self.shapes = shapes
+        # Allocation ids of which an allocation was met, and of others all that they stand for.
+        self._allocated: set[int] = set()
+        self._identities: dict[int, tuple[Any, ...]] = {}
+        self._allocation_ids: list[int] = []
+        # By the number of the mention; of storages of which no allocation was met.
+        self._extents: dict[int, int] = {}
+        self._unkeyed_devices: dict[int, Any] = {}
+        self._owners: list[tuple[int, int, int]] = []
+        self._operator_count = 0
+        #: Operators that take a tensor without identity, by their number among the operators.
+        self.unkeyed: dict[int, Any] = {}
+
+    def add_allocation(self, allocation: tuple[Any, ...]) -> None:
+        """Learn of an allocation: its allocation id, id, device and pointer."""
+        if allocation[1] is not None and allocation[3]:
+            self._allocated.add(allocation[0])
+
+    def add_operator(self, operator: Any) -> int:
+        """Add what an operator takes in; return the number of its `InputShape`."""
+        inputs = _inputs(operator)
+        key = (_name(operator), *map(type, inputs))
+        if plain := self.shapes.plain.get(key):
+            number, arguments = plain
+            tensors = [inputs[argument] for argument in arguments]
+        else:
+            number, tensors = self.shapes.learn(key, inputs), flat(inputs)
+        for tensor in tensors:
+            allocation_id = _allocation_id(tensor)
+            if allocation_id not in self._allocated:
+                allocation_id = self._meet(tensor, allocation_id)
+                if allocation_id == _UNKEYED:
+                    self.unkeyed[self._operator_count] = operator
+            self._allocation_ids.append(allocation_id)
+        self._operator_count += 1
+        return number
+
+    def add_owned(self, tensor: Any, event: int, role: Role, name: int = -1) -> None:
+        """Add a tensor that a module or an optimizer owns."""
+        allocation_id = _allocation_id(tensor)
+        if allocation_id not in self._allocated:
+            allocation_id = self._meet(tensor, allocation_id)
+        self._allocation_ids.append(allocation_id)
+        self._owners.append((event, role, name))
+
+    def _meet(self, tensor: Any, allocation_id: int | None) -> int:
+        """Look closer at the next mention; return its allocation id or `_UNKEYED`."""
+        number = len(self._allocation_ids)
+        if allocation_id not in self._identities:
+            tensor_id, ptr, device = _IDENTITY(tensor)
+            if allocation_id is None or tensor_id is None or ptr is None:
+                self._unkeyed_devices[number] = device
+                return _UNKEYED
+            self._identities[allocation_id] = tensor_id, ptr, device
+        self._extents[number] = _extent_bytes(tensor)
+        return allocation_id
+
+    def table(
+        self,
+        operators: NDArray[np.int64],
+        shapes: Sequence[int],
+        allocations: NDArray[Any],
+        device_numbers: dict[Any, int],
+    ) -> NDArray[Any]:
+        """Return `trace.TENSOR` rows, one per mention.
+
+        ``operators`` are the rows of the operators that were added, and ``shapes`` the numbers of
+        their shapes.
+        """
+        table = np.zeros(len(self._allocation_ids), TENSOR_ROW)
+        split = len(table) - len(self._owners)
+        self._fill_inputs(table[:split], operators, shapes)
+        table["argument"][split:] = -1
+        table["mutable"][split:] = Mutable.NO
+        owners = zip(("event", "role", "name"), zip(*self._owners, strict=True), strict=False)
+        for name, values in owners:
+            table[name][split:] = values
+        self._fill_identities(table, allocations[allocations["keyed"]], device_numbers)
+        unkeyed = list(self._unkeyed_devices)
+        table["device"][unkeyed] = [device_numbers[d] for d in self._unkeyed_devices.values()]
+        table["keyed"] = True
+        table["keyed"][unkeyed] = False
+        return table
+
+    def _fill_inputs(
+        self, table: NDArray[Any], operators: NDArray[np.int64], shapes: Sequence[int]
+    ) -> None:
+        known = self.shapes.known
+        counts = np.array([len(shape.arguments) for shape in known], np.int64)[shapes]
+        table["event"] = np.repeat(operators, counts)
+        table["role"] = Role.OPERATOR_INPUT
+        table["name"] = -1
+        taken = [known[shape] for shape in shapes]
+        for name, columns in (
+            ("argument", (shape.arguments for shape in taken)),
+            ("mutable", (shape.mutable for shape in taken)),
+        ):
+            table[name] = np.fromiter(chain.from_iterable(columns), table[name].dtype, len(table))
+
+    def _fill_identities(
+        self, table: NDArray[Any], allocations: NDArray[Any], device_numbers: dict[Any, int]
+    ) -> None:
+        """Fill in what each allocation id stands for."""
+        mentioned = np.array(self._allocation_ids, np.int64)
+        met = np.array(
+            [
+                (allocation_id, tensor_id, ptr, device_numbers[device])
+                for allocation_id, (tensor_id, ptr, device) in self._identities.items()
+            ],
+            [(name, TENSOR_ROW[name]) for name in _IDENTITY_COLUMNS],
+        )
+        # The last entry is that of mentions without identity.
+        size = 2 + max(mentioned.max(initial=0), allocations["allocation_id"].max(initial=0))
+        for name in _IDENTITY_COLUMNS:
+            column = np.zeros(size, met.dtype[name])
+            for identities in (met, allocations):
+                column[identities["allocation_id"]] = identities[name]
+            table[name] = column[mentioned]
+        # An allocation knows better how large its storage is.
+        allocated = np.zeros(size, np.bool_)
+        allocated[allocations["allocation_id"]] = True
+        rows = np.array(list(self._extents), np.int64)
+        extents = np.array(list(self._extents.values()), np.int64)
+        table["size_bytes"][rows] = np.where(allocated[mentioned[rows]], 0, extents)
+
+
+def _extent_bytes(tensor: Any) -> int:
+    layout, dtype, sizes, strides = _EXTENT(tensor)
+    if layout is not torch.strided:
+        return 0
+    # A tensor of no dimension spans one element.
+    elements = max(map(int.__mul__, sizes, strides)) if sizes else 1
+    return int(max(0, elements * dtype.itemsize))

@@ -1,0 +1,118 @@
+"""Python calls in the event tree: their functions, files and lines."""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from pytest_torchmem.record.tree.call_gaps import Gap
+from pytest_torchmem.record.tree.source_lines import operator_lines
+from pytest_torchmem.record.tree.strings import StringTable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# "path/to/file.py(12): function", where the line is that of the function's definition.
+_NAME: Final = re.compile(r"(?P<file>.*)\((?P<line>-?\d+)\): (?P<function>.*)", re.DOTALL)
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _FrameText:
+    name: int
+    file: int
+    path: str
+    first_line: int
+
+
+class PythonCalls:
+    """Reads the names of Python calls; each distinct one is taken apart once."""
+
+    def __init__(self, strings: StringTable) -> None:
+        self._strings = strings
+        self._functions: dict[str, _FrameText] = {}
+        self._paths = _FullPaths()
+        self._libraries = tuple(f"{folder}/" for folder in library_paths())
+
+    def read(
+        self,
+        rows: Sequence[int] | NDArray[np.int64],
+        texts: Sequence[str],
+        lines: Sequence[int] | NDArray[np.int32],
+        events: NDArray[Any],
+    ) -> None:
+        """Fill name, file and line of the Python calls at ``rows``, whose event names are texts."""
+        functions = [self._function(text) for text in texts]
+        events["name"][rows] = [function.name for function in functions]
+        events["file"][rows] = [function.file for function in functions]
+        events["line"][rows] = lines
+
+    def place_operators(
+        self, gaps: Iterable[Gap], texts: Sequence[str], names: Sequence[str], events: NDArray[Any]
+    ) -> None:
+        """Fill the line of operators that ran directly in a function of the user's.
+
+        ``texts`` are the event names of the gaps' functions, ``names`` those of all operators in
+        the gaps' order.
+        """
+        names_left = iter(names)
+        for gap, text in zip(gaps, texts, strict=True):
+            operators = [next(names_left) for _ in gap.operators]
+            function = self._function(text)
+            if function.file < 0 or function.path.startswith(self._libraries):
+                continue
+            lines = operator_lines(
+                function.path, function.first_line, operators, gap.after, gap.before
+            )
+            events["line"][list(gap.operators)] = lines
+
+    def _function(self, text: str) -> _FrameText:
+        found = self._functions.get(text)
+        if found is None:
+            number = self._strings.number
+            if match := _NAME.fullmatch(text):
+                path = self._paths[match["file"]]
+                found = _FrameText(
+                    number(match["function"]), number(path), path, int(match["line"])
+                )
+            else:
+                found = _FrameText(number(_ADDRESS.sub("", text)), -1, "", 0)
+            self._functions[text] = found
+        return found
+
+
+class _FullPaths(dict[str, str]):
+    """Each file's path is looked for once."""
+
+    def __missing__(self, name: str) -> str:
+        path = self[name] = full_path(name)
+        return path
+
+
+def library_paths() -> list[str]:
+    """Folders whose frames are not the user's: installed packages, the standard library, ours."""
+    paths = sysconfig.get_paths()
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders.add(str(Path(__file__).resolve().parents[2]))
+    # torch may have been built from source and lie elsewhere.
+    folders.add(str(Path(torch.__file__).parent))
+    return sorted(folders)
+
+
+def full_path(name: str) -> str:
+    """Undo the profiler's habit of cutting the entries of ``sys.path`` off file names."""
+    if not name.endswith(".py") or Path(name).is_absolute():
+        return name
+    for folder in sys.path:
+        candidate = Path(folder or ".", name)
+        if candidate.exists():
+            return str(candidate.resolve())
+    return name

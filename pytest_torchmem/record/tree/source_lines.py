@@ -1,0 +1,151 @@
+"""Lines of operators that were written as Python operators.
+
+A call leaves an event that says on which line it stands. ``x + y`` calls nothing that the Python
+tracer sees, so such an operator is known only to lie between the calls before and after it. The
+source of the function then says on which of these lines an operator of that kind stands.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+_BINARY: Final[dict[type[ast.operator], tuple[str, ...]]] = {
+    ast.Add: ("add",),
+    ast.Sub: ("sub", "rsub"),
+    ast.Mult: ("mul",),
+    ast.MatMult: ("matmul",),
+    ast.Div: ("div", "true_divide", "reciprocal"),
+    ast.FloorDiv: ("floor_divide",),
+    ast.Mod: ("remainder",),
+    ast.Pow: ("pow",),
+    ast.BitAnd: ("bitwise_and", "__and__"),
+    ast.BitOr: ("bitwise_or", "__or__"),
+    ast.BitXor: ("bitwise_xor", "__xor__"),
+}
+_COMPARED: Final[dict[type[ast.cmpop], str]] = {
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+    ast.Lt: "lt",
+    ast.LtE: "le",
+    ast.Gt: "gt",
+    ast.GtE: "ge",
+}
+_UNARY: Final[dict[type[ast.unaryop], str]] = {ast.USub: "neg", ast.Invert: "bitwise_not"}
+_SUBSCRIPT: Final = ("select", "slice", "index", "index_put_", "copy_", "fill_", "unsqueeze")
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorLine:
+    """A Python operator in a function: its line, and the operators of torch it may become."""
+
+    line: int
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _FunctionLines:
+    """A function's Python operators in the order of its source, and the lines of its loops."""
+
+    operators: tuple[OperatorLine, ...] = ()
+    loops: tuple[tuple[int, int], ...] = ()
+
+
+def operator_lines(
+    file: str, first_line: int, operators: Sequence[str], after: int, before: int
+) -> list[int]:
+    """Lines of ``operators`` (``aten::add``, in the order they ran) within one function.
+
+    ``file`` and ``first_line`` name the function; ``after`` and ``before`` are the lines of the
+    calls around, 0 where there is none. An operator that the source does not explain gets the
+    line of the call before it.
+    """
+    function = _functions_of(file, _modified_ns(file)).get(first_line, _FunctionLines())
+    ahead = iter(_between(function, after, before))
+    lines = []
+    line = after
+    for name in operators:
+        short = name.rpartition("::")[2]
+        candidates = (c.line for c in ahead if {short, short.rstrip("_")} & {*c.operators})
+        line = next(candidates, line)
+        lines.append(line)
+    return lines
+
+
+def _between(function: _FunctionLines, after: int, before: int) -> list[OperatorLine]:
+    """The operators that can run between two calls, in the order they would.
+
+    Where both calls stand in one loop, it may have turned between them: then the rest of the loop
+    comes first, and its beginning up to the second call after that.
+    """
+    known = function.operators
+    straight = [c for c in known if after <= c.line <= (before or c.line)]
+    around = [(b, e) for b, e in function.loops if b <= before <= e and b <= after <= e]
+    if not around or before > after:
+        return straight
+    begin, end = max(around)
+    rest = [c for c in known if after <= c.line <= end and c not in straight]
+    return straight + rest + [c for c in known if begin <= c.line <= before]
+
+
+def _modified_ns(path: str) -> int:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=64)
+def _functions_of(path: str, modified_ns: int) -> dict[int, _FunctionLines]:
+    """The functions of a source file, by the line that their code objects begin on."""
+    try:
+        tree = ast.parse(_source_of(path))
+    except (OSError, SyntaxError, ValueError):
+        # Generated or moved since; the lines of the calls around have to do.
+        return {}
+    functions: dict[int, _FunctionLines] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            functions[first] = _FunctionLines(
+                tuple(o for child in node.body for o in _operators(child)), tuple(_loops(node))
+            )
+        elif isinstance(node, ast.Lambda):
+            functions.setdefault(node.lineno, _FunctionLines(tuple(_operators(node.body))))
+    return functions
+
+
+def _loops(function: ast.AST) -> Iterator[tuple[int, int]]:
+    for node in ast.walk(function):
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            yield node.lineno, node.end_lineno or node.lineno
+
+
+def _source_of(path: str) -> str | bytes:
+    # Code that was generated and never written to a file is known to linecache.
+    return "".join(linecache.getlines(path)) if path.startswith("<") else Path(path).read_bytes()
+
+
+def _operators(node: ast.AST) -> Iterator[OperatorLine]:
+    """The operators below a node in the order they run: operands first."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+        return
+    children = list(ast.iter_child_nodes(node))
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and node.value is not None:
+        # What is assigned is worked out before the place it goes to.
+        children = [node.value, *(c for c in children if c is not node.value)]
+    for child in children:
+        yield from _operators(child)
+    if isinstance(node, (ast.BinOp, ast.AugAssign)):
+        yield OperatorLine(node.lineno, _BINARY.get(type(node.op), ()))
+    elif isinstance(node, ast.UnaryOp):
+        yield OperatorLine(node.lineno, (_UNARY.get(type(node.op), ""),))
+    elif isinstance(node, ast.Compare):
+        yield OperatorLine(node.lineno, tuple(_COMPARED.get(type(o), "") for o in node.ops))
+    elif isinstance(node, ast.Subscript):
+        yield OperatorLine(node.lineno, _SUBSCRIPT)

@@ -1,0 +1,1 @@
+"""The page in HTML, and the pictures on it."""

@@ -1,0 +1,265 @@
+"""A run, or one timeline, as one HTML file that needs no network.
+
+Data are embedded as JSON, one block for each test that is read when the test is opened;
+``assets/page.js`` builds what is seen. docs/decisions/0005-html-report.md says why so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from html import escape
+from importlib import resources
+from typing import Any, Final
+
+from pytest_torchmem.analysis.judge.differences import differences, whole_entry
+from pytest_torchmem.analysis.judge.holders import holders_title
+from pytest_torchmem.analysis.judge.verdict import words
+from pytest_torchmem.report.page.colours import COLOURS
+from pytest_torchmem.report.page.marks import marks_of
+from pytest_torchmem.report.text.summary import Window
+from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.values.contributors import (
+    Category,
+    Contributor,
+    contributor_to_json,
+)
+from pytest_torchmem.values.picture import Picture
+from pytest_torchmem.values.units import format_size
+
+PICTURES_BUDGET_BYTES: Final = 24 * 1024 * 1024
+"""How much of a page timelines may take; a browser still opens it on a phone."""
+
+_PLAIN_ROWS: Final = 1000
+_NOT_KEPT: Final = (
+    "There is no timeline of this in the report; --torchmem-report-timelines chooses which tests "
+    "have one, and of a test its first regions do."
+)
+_NOT_RECORDED: Final = (
+    "There is no timeline: what the allocator counts was enough for the limits; "
+    "--torchmem-level=full records one."
+)
+_LEFT_OUT: Final = (
+    "The timeline of this test was left out to keep this file small; "
+    "a report into a folder has a page for each test."
+)
+# JSON inside a script element ends at the first "</script", and older parsers see "<!--" too.
+_IN_SCRIPT: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+def run_page(run: RunReport, title: str = "Memory of PyTorch tests") -> str:
+    """Return the page of a run: its tests, to search and filter, each with its timelines.
+
+    Timelines beyond `PICTURES_BUDGET_BYTES` are left out, those of passed and small tests first,
+    and the page says so where they are missing.
+    """
+    ranked = run.ranked()
+    rows = [_row(test, order) for order, test in enumerate(ranked)]
+    head = {
+        "title": title,
+        "facts": _facts(run),
+        "counts": run.counts(),
+        "tests": rows,
+        "problems": list(run.problems),
+    }
+    blocks = [("torchmem-run", _dumps({**head, "categories": _categories()}))]
+    blocks += zip((row["id"] for row in rows), _contents(ranked), strict=True)
+    return _page(title, blocks, _plain_table(ranked))
+
+
+def picture_page(picture: Picture, title: str) -> str:
+    """Return the page of one timeline that belongs to no test."""
+    if not picture.times_ns:
+        return f"<!doctype html><title>{escape(title)}</title><p>Nothing was recorded.</p>\n"
+    at_peak = picture.at(picture.peak)
+    own = {c.value: max(levels) for c, levels in picture.levels.items()}
+    last = picture.at(len(picture.times_ns) - 1)
+    window = {
+        "name": "",
+        "device": title,
+        "estimated": picture.estimated,
+        "total": at_peak.total,
+        "bound": False,
+        "retained_known": True,
+        "at_peak": at_peak.to_json(),
+        "own": own,
+        "retained": {"total": last.total, "by_category": last.to_json(), "live": []},
+        "limits": {},
+        "marks": [],
+        "sentences": [],
+        "remarks": [],
+        "notes": [],
+        "holders": [],
+        "grown": [],
+        "live": [contributor_to_json(c) for c in _live_at(picture, picture.peak)],
+        "picture": picture.to_json(),
+    }
+    name = f"Memory timeline: {title}"
+    head = {
+        "title": name,
+        "facts": [],
+        "problems": [],
+        "categories": _categories(),
+        "single": "torchmem-timeline",
+    }
+    estimated = "estimated " if picture.estimated else ""
+    plain = f"<p>Peak: {estimated}{format_size(at_peak.total)}.</p>"
+    blocks = [("torchmem-run", _dumps(head))]
+    blocks.append(("torchmem-timeline", _dumps({"windows": [window]})))
+    return _page(name, blocks, plain)
+
+
+def _page(title: str, blocks: Sequence[tuple[str, str]], plain: str) -> str:
+    embedded = "\n".join(
+        f'<script type="application/json" id="{name}">{text}</script>' for name, text in blocks
+    )
+    return _asset("page.html").format(
+        title=escape(title),
+        table=plain,
+        data=embedded,
+        uplot_css=_asset("uPlot.min.css"),
+        page_css=_asset("page.css"),
+        uplot_js=_asset("uPlot.iife.min.js"),
+        chart_js=_asset("chart.js"),
+        tables_js=_asset("tables.js"),
+        page_js=_asset("page.js"),
+    )
+
+
+def _asset(name: str) -> str:
+    return (
+        resources.files("pytest_torchmem.report")
+        .joinpath("assets")
+        .joinpath(name)
+        .read_text("utf-8")
+    )
+
+
+def _dumps(value: object) -> str:
+    return json.dumps(value, separators=(",", ":")).translate(_IN_SCRIPT)
+
+
+def _categories() -> list[dict[str, str]]:
+    return [{"key": c.value, "name": words(c.value), "colour": COLOURS[c]} for c in Category]
+
+
+def _facts(run: RunReport) -> list[tuple[str, str]]:
+    environments = {tuple(sorted(t.measured.environment.items())) for t in run.tests}
+    devices = sorted({dict(e).get("device", "") for e in environments} - {""})
+    dirty = " with changes" if run.dirty else ""
+    facts = [
+        ("measured on", ", ".join(devices)),
+        ("commit", f"{run.commit[:12]}{dirty}" if run.commit else ""),
+        ("at", run.created),
+        *run.versions.items(),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _row(test: TestReport, order: int) -> dict[str, Any]:
+    body = test.body
+    return {
+        "id": f"torchmem-test-{order}",
+        "order": order,
+        "name": test.measured.test,
+        "status": test.status,
+        "sentence": test.sentence,
+        "device": body.result.device if body else "",
+        "measured": body is not None,
+        "estimated": bool(body and body.result.estimated),
+        "bound": bool(body and body.is_bound),
+        "peak": test.peak_bytes,
+        "at_peak": body.result.peak.at_peak.to_json() if body else {},
+        "baseline_bytes": body.baseline_bytes if body else 0,
+        "limit": body.limit_status if body else "",
+    }
+
+
+def _contents(tests: Sequence[TestReport]) -> Iterator[str]:
+    """Yield what is inside each test, leaving timelines out once they have used up the budget."""
+    used_bytes = 0
+    for test in tests:
+        text = _dumps(_content(test, with_pictures=used_bytes < PICTURES_BUDGET_BYTES))
+        used_bytes += len(text)
+        yield text
+
+
+def _content(test: TestReport, with_pictures: bool) -> dict[str, Any]:
+    measured = test.measured
+    return {
+        "problem": measured.problem,
+        "not_measured": measured.not_measured,
+        "raised": measured.raised,
+        "expected": test.outcome == "xfailed",
+        "windows": [_window(w, with_pictures) for w in (*measured.windows, *measured.unjudged)],
+    }
+
+
+def _window(window: Window, with_pictures: bool) -> dict[str, Any]:
+    result = window.result
+    data: dict[str, Any] = {
+        **result.to_json(),
+        "total": result.peak.total,
+        "bound": window.is_bound,
+        "retained_known": window.retained_known,
+        "at_peak": result.peak.at_peak.to_json(),
+        "own": result.peak.by_category.to_json(),
+        "live": [contributor_to_json(c) for c in result.peak.live],
+        "limits": dict(window.limits),
+        "marks": [mark.to_json() for mark in marks_of(window)],
+        "growth": result.growth,
+        "sentences": list(window.sentences or filter(None, [window.sentence])),
+        "remarks": _remarks(window),
+        "holders": [(h.size_bytes, h.count, str(h)) for h in result.retained.holders],
+        "holders_title": holders_title(result.retained.holders),
+        "picture": None,
+    }
+    if window.picture and with_pictures:
+        data["picture"] = window.picture.to_json()
+    elif window.picture:
+        data["no_picture"] = _LEFT_OUT
+    else:
+        data["no_picture"] = _NOT_RECORDED if window.is_bound else _NOT_KEPT
+    if entry := window.baseline:
+        data["baseline"] = {"total": entry.total, "own": entry.peaks.to_json()}
+        data["differences"] = [
+            {
+                "who": contributor_to_json(d.contributor),
+                "bytes": d.size_bytes,
+                "one_sided": d.one_sided,
+                "at_least": d.at_least,
+            }
+            for d in differences(whole_entry(result), entry)
+        ]
+    return data
+
+
+def _remarks(window: Window) -> list[str]:
+    """What must be known of the comparison beside its numbers."""
+    remarks = [window.notice] if window.notice else []
+    if window.reference:
+        remarks.append(f"compared with the baseline of {window.reference}, as asked for")
+    if window.nearest:
+        remarks.append(f"there is no baseline for this environment; {window.nearest} has one")
+    return remarks
+
+
+def _live_at(picture: Picture, moment: int) -> list[Contributor]:
+    live = [(t.levels[moment], t.contributor) for t in picture.tracks if t.levels[moment]]
+    live.sort(key=lambda pair: -pair[0])
+    return [replace(contributor, size_bytes=size) for size, contributor in live]
+
+
+def _plain_table(tests: Sequence[TestReport]) -> str:
+    """The numbers for a reader without JavaScript, such as one whose CI server switches it off."""
+    rows = "".join(
+        f"<tr><td>{escape(test.status)}</td>"
+        f'<td class="number">{test.body.peak_text if test.body else ""}</td>'
+        f"<td>{escape(test.measured.test)}<br>{escape(test.sentence)}</td></tr>"
+        for test in tests[:_PLAIN_ROWS]
+    )
+    more = len(tests) - _PLAIN_ROWS
+    cut = f"<p>... and {more} more</p>" if more > 0 else ""
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("status", "peak", "test"))
+    return f'<table class="plain"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{cut}'

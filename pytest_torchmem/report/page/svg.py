@@ -1,0 +1,204 @@
+"""One timeline as a static picture for documents: SVG, which needs no script and scales."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Final
+
+from pytest_torchmem.analysis.judge.verdict import words
+from pytest_torchmem.report.page.colours import COLOURS
+from pytest_torchmem.report.page.marks import LineKind, Mark
+from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.picture import Picture
+from pytest_torchmem.values.units import format_size
+
+_WIDTH: Final = 900
+_PLOT: Final = (78, 44, 800, 300)
+"""Left, top, width and height of the area that the data are drawn in."""
+
+_FAINT: Final = "#5b6672"
+_LEGEND_COLUMNS: Final = 4
+_TITLE_LETTERS: Final = 100
+"""As many as there is room for at most; a longer title loses letters in its middle."""
+
+_NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_LINES: Final = {LineKind.BASELINE: ("#0b5cad", "7 5"), LineKind.LIMIT: ("#b3261e", "2 4")}
+"""The colour and the dashes of each kind of line."""
+
+FONT: Final = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif"
+
+
+def timeline_svg(picture: Picture, title: str, marks: Sequence[Mark] = ()) -> str:
+    """Return a timeline as an SVG document: stacked categories, the peak, and ``marks`` as lines.
+
+    Marks that are not drawn are named at the upper edge.
+    """
+    title = _NOT_IN_XML.sub("\ufffd", title)
+    lines = sorted((mark for mark in marks if mark.drawn), key=lambda mark: -mark.size_bytes)
+    shown = [c for c in Category if c in picture.levels]
+    rows = -(-len(shown) // _LEGEND_COLUMNS)
+    height = _PLOT[1] + _PLOT[3] + 66 + 22 * rows
+    top_bytes = max([1, *(mark.size_bytes for mark in lines), *picture.totals]) * 1.08
+    scale = _PLOT[3] / top_bytes
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+        f'width="{_WIDTH}" height="{height}" role="img" font-family="{FONT}" font-size="12">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
+        _text(_PLOT[0], 20, _elided(title), 'font-size="14" font-weight="600"'),
+        *(_grid(top_bytes, scale) if shown else ()),
+    ]
+    if not shown:
+        middle = _PLOT[0] + _PLOT[2] / 2, _PLOT[1] + _PLOT[3] / 2
+        parts.append(_text(*middle, "nothing was allocated", 'text-anchor="middle" font-size="14"'))
+    else:
+        parts += [*_areas(picture, shown, scale), *_time_axis(picture)]
+        parts += _lines(lines, scale, _peak_is_late(picture))
+        parts += _peak(picture, scale)
+    parts += _above([mark.text for mark in marks if not mark.drawn])
+    parts += [*_legend(picture, shown), "</svg>"]
+    return "\n".join(parts) + "\n"
+
+
+def _y(size_bytes: float, scale: float) -> float:
+    return _PLOT[1] + _PLOT[3] - size_bytes * scale
+
+
+def _xs(picture: Picture) -> list[float]:
+    """Return where each moment is, and last where the data end.
+
+    Where all are one moment, they share the width.
+    """
+    first, last = picture.times_ns[0], picture.times_ns[-1]
+    right = float(_PLOT[0] + _PLOT[2])
+    if last == first:
+        per_moment = _PLOT[2] / len(picture.times_ns)
+        return [*(_PLOT[0] + n * per_moment for n in range(len(picture.times_ns))), right]
+    per_ns = _PLOT[2] / (last - first)
+    return [*(_PLOT[0] + (at - first) * per_ns for at in picture.times_ns), right]
+
+
+def _areas(picture: Picture, shown: Sequence[Category], scale: float) -> Iterator[str]:
+    """Yield one outline for each category, on top of those before it; memory changes in steps."""
+    xs = _xs(picture)
+    below = [0] * len(xs)
+    for category in shown:
+        levels = (*picture.levels[category], picture.levels[category][-1])
+        above = [b + level for b, level in zip(below, levels, strict=True)]
+        upper = _steps(xs, [_y(level, scale) for level in above])
+        lower = _steps(xs, [_y(level, scale) for level in below])
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (*upper, *reversed(lower)))
+        yield (
+            f'<polygon fill="{COLOURS[category]}" stroke="#ffffff" stroke-width="0.6" '
+            f'points="{points}"><title>{words(category.value)}</title></polygon>'
+        )
+        below = above
+    # Not every colour stands out from white: the footprint has a line of its own.
+    total = " ".join(f"{x:.1f},{y:.1f}" for x, y in _steps(xs, [_y(b, scale) for b in below]))
+    yield f'<polyline fill="none" stroke="{_FAINT}" points="{total}"/>'
+
+
+def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, float]]:
+    points = [(xs[0], ys[0])]
+    for (x, y), (_, before) in zip(
+        zip(xs[1:], ys[1:], strict=True), zip(xs, ys, strict=True), strict=False
+    ):
+        if y != before:  # a level that holds needs no corner
+            points += [(x, before), (x, y)]
+    return [*points, (xs[-1], ys[-1])]
+
+
+def _grid(top_bytes: float, scale: float) -> Iterator[str]:
+    step = 1
+    while top_bytes / step > 6:
+        step *= 2
+    for number in range(int(top_bytes // step) + 1):
+        y = _y(number * step, scale)
+        label = format_size(number * step).replace(".0 ", " ")
+        yield (
+            f'<line x1="{_PLOT[0]}" x2="{_PLOT[0] + _PLOT[2]}" y1="{y:.1f}" y2="{y:.1f}" '
+            'stroke="#d9dde3"/>'
+        )
+        yield _text(_PLOT[0] - 8, y + 4, label, f'text-anchor="end" fill="{_FAINT}"')
+
+
+def _time_axis(picture: Picture) -> Iterator[str]:
+    first, last = picture.times_ns[0], picture.times_ns[-1]
+    for quarter in range(5 if last > first else 1):
+        x = _PLOT[0] + _PLOT[2] * quarter / 4
+        at = (last - first) * quarter / 4
+        label = f"node {at:.0f}" if picture.estimated else _time(at)
+        y = _PLOT[1] + _PLOT[3] + 18
+        anchor = {0: "start", 4: "end"}.get(quarter, "middle")
+        yield _text(x, y, label, f'text-anchor="{anchor}" fill="{_FAINT}"')
+
+
+def _time(time_ns: float) -> str:
+    """Three digits: ``730 ms``, ``1.46 s``."""
+    return f"{time_ns / 1e6:.3g} ms" if time_ns < 999.5e6 else f"{time_ns / 1e9:.3g} s"
+
+
+def _peak(picture: Picture, scale: float) -> Iterator[str]:
+    x, total = _xs(picture)[picture.peak], max(picture.totals)
+    y = _y(total, scale)
+    side = "end" if _peak_is_late(picture) else "start"
+    estimated = "estimated " if picture.estimated else ""
+    yield f'<path d="M{x:.1f} {y:.1f} l-5 -8 h10 z" fill="#1b2128"/>'
+    label = f"{estimated}peak {format_size(total)}"
+    offset = -9 if side == "end" else 9
+    yield _text(x + offset, y - 1, label, f'text-anchor="{side}" font-weight="600"')
+
+
+def _peak_is_late(picture: Picture) -> bool:
+    return _xs(picture)[picture.peak] > _PLOT[0] + _PLOT[2] / 2
+
+
+def _lines(marks: Sequence[Mark], scale: float, peak_is_late: bool) -> Iterator[str]:
+    """Yield a labelled line for each mark, the highest first; labels keep clear of the peak's."""
+    x, anchor = (_PLOT[0] + 6, "start") if peak_is_late else (_PLOT[0] + _PLOT[2] - 6, "end")
+    for number, mark in enumerate(marks):
+        colour, dashes = _LINES[mark.kind]
+        y = _y(mark.size_bytes, scale)
+        place = f'x1="{_PLOT[0]}" x2="{_PLOT[0] + _PLOT[2]}" y1="{y:.1f}" y2="{y:.1f}"'
+        yield f'<line {place} stroke="#ffffff" stroke-width="4" stroke-opacity="0.7"/>'
+        yield f'<line {place} stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"/>'
+        # Of two lines that are close, the lower one has its label below it.
+        below = number > 0 and y - _y(marks[number - 1].size_bytes, scale) < 22
+        style = f'text-anchor="{anchor}" fill="{colour}" font-weight="600"'
+        yield _text(x, y + 15 if below else y - 6, mark.text, style)
+
+
+def _above(texts: Sequence[str]) -> Iterator[str]:
+    if texts:
+        style = f'text-anchor="end" fill="{_LINES[LineKind.LIMIT][0]}" font-weight="600"'
+        yield _text(_PLOT[0] + _PLOT[2], _PLOT[1] - 6, f"not drawn: {', '.join(texts)}", style)
+
+
+def _elided(title: str) -> str:
+    half = (_TITLE_LETTERS - 1) // 2
+    return title if len(title) <= _TITLE_LETTERS else f"{title[:half]}…{title[-half:]}"
+
+
+def _legend(picture: Picture, shown: Sequence[Category]) -> Iterator[str]:
+    at_peak = picture.at(picture.peak) if picture.times_ns else None
+    for number, category in enumerate(shown):
+        x = _PLOT[0] + number % _LEGEND_COLUMNS * _PLOT[2] / _LEGEND_COLUMNS
+        y = _PLOT[1] + _PLOT[3] + 46 + 22 * (number // _LEGEND_COLUMNS)
+        size = f" {format_size(at_peak[category])}" if at_peak else ""
+        yield (
+            f'<rect x="{x:.0f}" y="{y - 10:.0f}" width="11" height="11" rx="2" '
+            f'fill="{COLOURS[category]}"/>'
+        )
+        yield _text(x + 17, y, f"{words(category.value)}{size}")
+    if shown:
+        y = _PLOT[1] + _PLOT[3] + 46 + 22 * (-(-len(shown) // _LEGEND_COLUMNS))
+        yield _text(_PLOT[0], y, "sizes at the peak", f'fill="{_FAINT}"')
+
+
+def _text(x: float, y: float, text: str, attributes: str = "") -> str:
+    # A halo keeps labels readable where they lie on data.
+    halo = 'stroke="#ffffff" stroke-width="4" paint-order="stroke"'
+    fill = "" if "fill=" in attributes else 'fill="#1b2128" '
+    return f'<text x="{x:.1f}" y="{y:.1f}" {halo} {fill}{attributes}>{escape(text)}</text>'

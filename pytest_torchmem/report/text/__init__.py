@@ -1,0 +1,1 @@
+"""Reports that are text: the terminal, Markdown, GitHub."""

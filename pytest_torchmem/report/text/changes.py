@@ -1,0 +1,146 @@
+"""Text about the baselines of a run: what an update would change, and what it might."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final
+
+from pytest_torchmem.analysis.judge.baseline import Change
+from pytest_torchmem.analysis.judge.environments import environment_name
+from pytest_torchmem.report.text.summary import BaselineChange, RunSummary
+from pytest_torchmem.report.text.tables import ANY_WIDTH, aligned
+from pytest_torchmem.values.units import format_size
+
+DIFF_LINES: Final = 400
+"""Lines of a diff that are shown; a terminal is no place for more."""
+
+SHOWN: Final = 10
+
+REPAIRED: Final = "replaces an entry that was damaged or that a merge left twice"
+
+NOTHING_USED: Final = (
+    "no memory was used; is the work done on another device, or in another process or thread?"
+)
+
+
+def percent(before_bytes: int, after_bytes: int) -> str:
+    """Return a change as ``+30 %``; ``""`` where there is nothing to compare with."""
+    if not before_bytes or not after_bytes:
+        return ""
+    return f"{(after_bytes - before_bytes) / before_bytes:+.0%}".replace("%", " %")
+
+
+def change_table(changes: Sequence[BaselineChange], room: int = ANY_WIDTH) -> list[str]:
+    """Return what an update would change as the lines of a table, and how much of it there is.
+
+    Without room for the table, it is a list.
+    """
+    if not changes:
+        return ["dry run: nothing would change"]
+    order = list(Change)
+    rows = [
+        [
+            change.change.value,
+            change.key + _remark(change),
+            "-" if change.change is Change.NEW else format_size(change.before_bytes),
+            "-" if change.change is Change.UNUSED else format_size(change.after_bytes),
+            percent(change.before_bytes, change.after_bytes),
+            change.file,
+        ]
+        for change in sorted(changes, key=lambda c: (order.index(c.change), c.file, c.key))
+    ]
+    lines = aligned(rows, ["change", "entry", "before", "now", "", "file"], "llrrr")
+    if max(map(len, lines)) > room:
+        lines = [text for row in rows for text in _slim(*row)]
+    counts = Counter(change.change for change in changes)
+    told = ", ".join(f"{counts[change]} {change.value}" for change in order if counts[change])
+    return [*lines, f"dry run: {told}; nothing written"]
+
+
+def _remark(change: BaselineChange) -> str:
+    was = f"was {change.renamed_from}" if change.renamed_from else ""
+    remark = REPAIRED if change.repaired else was
+    return f" ({remark})" if remark else ""
+
+
+def _slim(change: str, entry: str, before: str, now: str, share: str, file: str) -> Iterator[str]:
+    yield f"{change}: {entry}"
+    yield "    " + ", ".join(filter(None, [f"{before} -> {now}", share]))
+    yield f"    {file}"
+
+
+def diff_lines(before: str, after: str, name: str) -> list[str]:
+    """Return a unified diff of a file, cut after `DIFF_LINES`."""
+    lines = list(
+        difflib.unified_diff(
+            before.splitlines(), after.splitlines(), f"a/{name}", f"b/{name}", "", "", 1, ""
+        )
+    )
+    if len(lines) > DIFF_LINES:
+        left_out = len(lines) - DIFF_LINES
+        lines[DIFF_LINES:] = [f"... and {left_out} more lines in {name}"]
+    return lines
+
+
+def rename_lines(renames: Mapping[str, str], file: str, followed: bool) -> list[str]:
+    """Return a line for each entry that took a new name along, or could."""
+    told = sorted(renames.items())
+    if followed:
+        return [f"renamed: {old} -> {new} ({file})" for old, new in told]
+    lines = [f"{new} has the numbers of the unused {old} ({file})" for old, new in told[:SHOWN]]
+    if told:
+        more = f"... and {len(told) - SHOWN} more; " if told[SHOWN:] else ""
+        lines.append(f"{more}if renamed, --torchmem-follow-renames takes the entry along")
+    return lines
+
+
+def notices(summary: RunSummary, accepted: Collection[Change]) -> list[str]:
+    """Return what a reader should know of baselines that failed nothing."""
+    return [
+        *_shrunk(summary, accepted),
+        *_nearest(summary, accepted),
+        *_fallbacks(summary),
+    ]
+
+
+def _shrunk(summary: RunSummary, accepted: Collection[Change]) -> Iterator[str]:
+    windows = [(t, w) for t, w in summary.windows if w.notice and not w.sentence]
+    if not windows or Change.SHRUNK in accepted:
+        return
+    for test, window in windows[:SHOWN]:
+        name = f"::{window.result.name}" if window.result.name else ""
+        yield f"shrunk: {test.test}{name}: {window.notice}: tighten"
+    more = f"... and {len(windows) - SHOWN} more; " if windows[SHOWN:] else ""
+    yield f"{more}--torchmem-update-baseline=shrunk stores what is lower now"
+
+
+def _nearest(summary: RunSummary, accepted: Collection[Change]) -> Iterator[str]:
+    """Say for which environment there is no baseline, and which one there is."""
+    if Change.NEW in accepted:
+        return
+    found = Counter(
+        (environment_name(test.environment), window.nearest)
+        for test, window in summary.windows
+        if window.change is Change.NEW and window.nearest
+    )
+    for (environment, near), count in sorted(found.items()):
+        yield (
+            f"no baseline for {environment}; nearest is {near} ({_entries(count)}): "
+            f"--torchmem-baseline-from={near} compares with it"
+        )
+
+
+def _fallbacks(summary: RunSummary) -> Iterator[str]:
+    used = Counter(
+        (environment_name(test.environment), window.reference)
+        for test, window in summary.windows
+        if window.reference
+    )
+    for (environment, reference), count in sorted(used.items()):
+        yield f"{environment} was compared with the baseline of {reference} ({_entries(count)})"
+
+
+def _entries(count: int) -> str:
+    return f"{count} {'entry' if count == 1 else 'entries'}"

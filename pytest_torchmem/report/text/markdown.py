@@ -1,0 +1,218 @@
+"""A run as Markdown: for a comment on a pull request, or for the summary page of a CI job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from pytest_torchmem.analysis.judge.differences import differences, whole_entry
+from pytest_torchmem.analysis.judge.verdict import words
+from pytest_torchmem.report.text.summary import Window
+from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.values.units import format_change, format_size
+
+MARKER: Final = "<!-- pytest-torchmem -->"
+"""The first line: a bot finds its own comment by it and replaces it."""
+
+COMMENT_LIMIT: Final = 65_536
+"""The most characters that GitHub takes in a comment."""
+
+STEP_SUMMARY_LIMIT_BYTES: Final = 1024 * 1024
+"""The most that a step may add to its job's summary; GitHub drops all of it if there is more."""
+
+_FRAME: Final = 600
+"""Room for what stands around rows: headers, and how many more there are."""
+
+_SYMBOLS: Final = {
+    "failed": "❌",
+    "not measured": "⚠️",
+    "grown": "🔺",
+    "shrunk": "🔻",
+    "new": "🆕",
+    "ok": "✅",
+}
+_CAUSES: Final = 5
+_OPEN_ROWS: Final = 20
+"""More tests than these that are well are folded away, below what is not."""
+
+_TABLE: Final = ("| | test | peak | against | retained |", "|---|---|---:|---:|---:|")
+
+
+def run_markdown(
+    run: RunReport, limit: int = COMMENT_LIMIT, measure: Callable[[str], int] = len
+) -> str:
+    """Return a run as Markdown that ``measure`` finds no longer than ``limit``.
+
+    What is left out is said. What failed has at least half of the room.
+    """
+    problems, shown = _fitting((f"> {_text(p)}\n" for p in run.problems), limit // 4, measure)
+    problems += _more(len(run.problems) - shown, "problems")
+    head = [MARKER, f"### Memory: {_headline(run)}", "", *([problems] if problems else [])]
+    tail = ["", _facts(run)]
+    ranked = run.ranked()
+    well = [test for test in ranked if test.status == "ok"]
+    well = well if len(well) > _OPEN_ROWS else []
+    others = [test for test in ranked if not well or test.status != "ok"]
+    failed = [test for test in others if test.status in ("failed", "grown")]
+    room = limit - sum(measure(line) + 1 for line in (*head, *tail)) - _FRAME
+    details, shown = _fitting((_details(test) for test in failed), room // 2, measure)
+    details += _more(len(failed) - shown, "that failed")
+    room -= measure(details)
+    rows, shown = _fitting(_table_rows(others), room, measure)
+    table = [*_TABLE, rows] if others else []
+    table.append(_more(len(others) - shown, "tests"))
+    folded = _folded(well, room - measure(rows), measure) if well else ()
+    return "\n".join([*head, *table, details, *folded, *tail]) + "\n"
+
+
+def step_summary(run: RunReport, taken_bytes: int = 0) -> str:
+    """Return a run as Markdown for the summary of a job, beside ``taken_bytes`` that are there.
+
+    Without room for it, it is empty: GitHub would drop what is there, too.
+    """
+    limit_bytes = STEP_SUMMARY_LIMIT_BYTES - taken_bytes
+    text = run_markdown(run, limit_bytes, _bytes)
+    return text if _bytes(text) <= limit_bytes else ""
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "backslashreplace"))
+
+
+def _folded(tests: Sequence[TestReport], room: int, measure: Callable[[str], int]) -> Iterator[str]:
+    rows, shown = _fitting(_table_rows(tests), room, measure)
+    yield f"<details><summary>{len(tests)} ok</summary>\n"
+    if rows:
+        yield from (*_TABLE, rows)
+    yield f"{_more(len(tests) - shown, 'tests')}\n</details>"
+
+
+def _more(count: int, what: str) -> str:
+    return f"\n... and {count} more {what}, which the report of this run has\n" if count else ""
+
+
+def _headline(run: RunReport) -> str:
+    counts = ", ".join(f"{count} {status}" for status, count in run.counts().items())
+    return counts or "nothing was measured"
+
+
+def _fitting(texts: Iterator[str], room: int, measure: Callable[[str], int]) -> tuple[str, int]:
+    """Return as many texts as there is room for, and how many these are."""
+    kept: list[str] = []
+    for text in texts:
+        room -= measure(text) + 1
+        if room < 0:
+            break
+        kept.append(text)
+    return "\n".join(kept), len(kept)
+
+
+def _table_rows(tests: Sequence[TestReport]) -> Iterator[str]:
+    for test in tests:
+        symbol = f"{_SYMBOLS[test.status]} {test.status}"
+        body, name = test.body, _code(test.measured.test)
+        if body is None:
+            yield f"| {symbol} | {name} | | {_text(test.sentence)} | |"
+            continue
+        if test.measured.raised:
+            yield f"| {symbol} | {name} | {body.peak_text} | {_text(test.sentence)} | |"
+            continue
+        others = (w for w in test.measured.windows if w is not body)
+        told = [_against(body), *map(_against_by_name, others)]
+        against = "; ".join(filter(None, told))
+        if test.outcome == "xfailed" and test.failed_windows:
+            against += ", as expected"
+        yield f"| {symbol} | {name} | {body.peak_text} | {against} | {_retained(body)} |"
+
+
+def _against(window: Window) -> str:
+    """What its limits and its baseline say of a window; ``""`` where it had neither."""
+    return ", ".join(filter(None, [window.limit_status, _against_baseline(window)]))
+
+
+def _against_by_name(window: Window) -> str:
+    """The same of a region that failed, or of an estimate, which has no other place for its peak.
+
+    It is ``""`` of a region that is well.
+    """
+    if window.result.estimated:
+        told = [format_size(window.result.peak.total), _against(window)]
+        return f"{_code(window.result.name)} {', '.join(filter(None, told))}"
+    return f"{_code(window.result.name)} {_against(window)}" if window.sentence else ""
+
+
+def _against_baseline(window: Window) -> str:
+    if not window.baseline_bytes:
+        return "new" if window.change.value == "new" else ""
+    change_bytes = window.result.peak.total - window.baseline_bytes
+    if not change_bytes:
+        return "same"
+    other = f" of {_code(window.reference)}" if window.reference else ""
+    return f"{format_change(change_bytes)} ({change_bytes / window.baseline_bytes:+.1%}){other}"
+
+
+def _details(test: TestReport) -> str:
+    lines = [f"<details><summary>{_code_html(test.measured.test)}</summary>", ""]
+    for window in (*test.measured.windows, *test.measured.unjudged):
+        sentences = window.sentences or ((window.sentence,) if window.sentence else ())
+        if sentences and window.result.name:
+            lines += ["", f"In {_code(window.result.name)}:", ""]
+        lines += [f"- {_text(sentence)}" for sentence in sentences]
+        lines += list(_causes(window))
+    measured = test.measured
+    for text in filter(None, (measured.problem, measured.raised, measured.not_measured)):
+        lines.append(f"- {_text(text)}")
+    return "\n".join([*lines, "", "</details>"])
+
+
+def _causes(window: Window) -> Iterator[str]:
+    if window.baseline is None:
+        return
+    found = differences(whole_entry(window.result), window.baseline)[:_CAUSES]
+    if found:
+        yield "\n| change | category | operator | module | source |\n|---:|---|---|---|---|"
+    for difference in found:
+        c = difference.contributor
+        least = "at least " if difference.at_least else ""
+        cells = [_code(c.operator), _code(c.module), _code(str(c.source) if c.source else "")]
+        change = f"{least}{format_change(difference.size_bytes)}"
+        yield f"| {change} | {words(c.category.value)} | {' | '.join(cells)} |"
+
+
+def _facts(run: RunReport) -> str:
+    devices = {t.measured.environment.get("device", "") for t in run.tests} - {""}
+    facts = [f"{name} {version}" for name, version in run.versions.items()]
+    facts += [f"measured on {', '.join(sorted(devices))}"] if devices else []
+    dirty = " with changes" if run.dirty else ""
+    facts += [f"commit {run.commit[:12]}{dirty}"] if run.commit else []
+    return f"<sub>{_text(', '.join(facts))}</sub>" if facts else ""
+
+
+def _retained(window: Window) -> str:
+    mark = " (estimated)" if window.result.estimated else ""
+    return format_size(window.result.retained.total) + mark if window.retained_known else ""
+
+
+def _text(text: str) -> str:
+    """Text in which nothing is markup: no tags, tables, links, mentions or references."""
+    one_line = " ".join(text.split())
+    escaped = re.sub(r"([\\`*_{}\[\]|#~$])", r"\\\1", one_line)
+    escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return escaped.replace("@", "@<!-- -->")
+
+
+def _code(text: str) -> str:
+    """Text as code, in a fence longer than any run of backticks in it."""
+    one_line = " ".join(text.split()).replace("|", "\\|")
+    if not one_line:
+        return ""
+    longest = max((len(run) for run in re.findall("`+", one_line)), default=0)
+    fence = "`" * (longest + 1)
+    space = " " if longest else ""
+    return f"{fence}{space}{one_line}{space}{fence}"
+
+
+def _code_html(text: str) -> str:
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return f"<code>{' '.join(escaped.split())}</code>"

@@ -1,0 +1,236 @@
+"""What a run measured: records of single tests, and their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_torchmem.analysis.judge.baseline import BaselineEntry, Change
+from pytest_torchmem.analysis.judge.verdict import UNJUDGED, is_estimated
+from pytest_torchmem.values.picture import Picture
+from pytest_torchmem.values.results import Level, Result
+from pytest_torchmem.values.units import format_size
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One measured window of a test and what it was held against.
+
+    Attributes:
+        key: The window's baseline key: the test within its module, with ``::region`` if it is one.
+        result: What was measured.
+        limits: The limits in bytes that the result was held against.
+        change: How the result differs from its baseline.
+        baseline_bytes: The baseline's peak; 0 without one.
+        sentence: The first line of the failure; ``""`` when nothing failed.
+        sentences: Everything that failed, the first line included.
+        baseline: The baseline's entry; None without one, and where no report asks for it.
+        picture: The timeline; None where no report asks for it.
+        reference: The environment whose baseline a user told us to compare with; ``""`` for that
+            of the run.
+        nearest: Without a baseline, the nearest environment that has one; ``""`` if none does.
+        notice: What shrank, in a sentence; ``""`` when nothing did.
+    """
+
+    key: str
+    result: Result
+    limits: Mapping[str, int]
+    change: Change
+    baseline_bytes: int
+    sentence: str
+    sentences: tuple[str, ...] = ()
+    baseline: BaselineEntry | None = None
+    picture: Picture | None = None
+    reference: str = ""
+    nearest: str = ""
+    notice: str = ""
+
+    @property
+    def is_bound(self) -> bool:
+        """True where the peak is only known to be no larger than what it says."""
+        return self.result.level is not Level.FULL
+
+    @property
+    def retained_known(self) -> bool:
+        """False where nobody looked at what the window left behind."""
+        return self.result.level is not Level.COUNTERS
+
+    @property
+    def peak_text(self) -> str:
+        """The peak, with what must be known of it: ``at most 3.0 GiB``, ``1.0 MiB (estimated)``."""
+        mark = " (estimated)" if self.result.estimated else ""
+        return ("at most " if self.is_bound else "") + format_size(self.result.peak.total) + mark
+
+    @property
+    def _limit_failure(self) -> str:
+        """What became of the limits, in two or three words; ``""`` where none failed."""
+        told = " ".join(self.sentences or (self.sentence,))
+        if " over the limit of " in told:
+            return "over limit"
+        return "limit not judged" if any(text in told for text in UNJUDGED) else ""
+
+    @property
+    def limit_status(self) -> str:
+        """How a window stands to its limits, in a few words; ``""`` where it had none."""
+        if self._limit_failure or not self.limits:
+            return self._limit_failure
+        total = self.limits.get("total")
+        status = f"{self.result.peak.total / total:.0%} of limit" if total else "within limits"
+        # A row that is estimated as a whole says so at its peak.
+        simulated = [key for key in self.limits if is_estimated(self.result, key)]
+        if simulated and not self.result.estimated:
+            return f"{status} ({', '.join(simulated)} estimated)"
+        return status
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain builtins; `from_json` gives the same value back."""
+        return {
+            "key": self.key,
+            "result": self.result.to_json(),
+            "limits": dict(self.limits),
+            "change": self.change.value,
+            "baseline_bytes": self.baseline_bytes,
+            "sentence": self.sentence,
+            "sentences": list(self.sentences),
+            "baseline": self.baseline.to_json() if self.baseline else None,
+            "picture": self.picture.to_json() if self.picture else None,
+            "reference": self.reference,
+            "nearest": self.nearest,
+            "notice": self.notice,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Window:
+        baseline, picture = data["baseline"], data["picture"]
+        return cls(
+            key=data["key"],
+            result=Result.from_json(data["result"]),
+            limits=dict(data["limits"]),
+            change=Change(data["change"]),
+            baseline_bytes=data["baseline_bytes"],
+            sentence=data["sentence"],
+            sentences=tuple(data["sentences"]),
+            baseline=None if baseline is None else BaselineEntry.from_json(baseline),
+            picture=None if picture is None else Picture.from_json(picture),
+            reference=data.get("reference", ""),
+            nearest=data.get("nearest", ""),
+            notice=data.get("notice", ""),
+        )
+
+
+def unjudged(result: Result, picture: Picture | None, sentences: Sequence[str] = ()) -> Window:
+    """Return a window that was held against nothing."""
+    first = sentences[0] if sentences else ""
+    nothing = Change.NOT_COMPARED
+    return Window("", result, {}, nothing, 0, first, sentences=tuple(sentences), picture=picture)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTest:
+    """What one test asked for and got.
+
+    Attributes:
+        test: The node id.
+        file: The test module's path.
+        environment: The environment that its baselines belong to; empty when nothing was measured.
+        windows: The body first, then the regions that were checked.
+        not_measured: Why there are no windows; ``""`` when there are.
+        problem: A failure that is not about a number, such as a baseline that cannot be read.
+        unjudged: Windows that were held against nothing, where a report asks for them: regions that
+            were measured only, and before them the body where its own exception ended it.
+        raised: That exception on one line; ``""`` where the body came to its end.
+    """
+
+    test: str
+    file: str
+    environment: Mapping[str, str]
+    windows: tuple[Window, ...] = ()
+    not_measured: str = ""
+    problem: str = ""
+    unjudged: tuple[Window, ...] = ()
+    raised: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain builtins: nothing else crosses from a worker to its controller."""
+        return {
+            "test": self.test,
+            "file": self.file,
+            "environment": dict(self.environment),
+            "windows": [window.to_json() for window in self.windows],
+            "not_measured": self.not_measured,
+            "problem": self.problem,
+            "unjudged": [window.to_json() for window in self.unjudged],
+            "raised": self.raised,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> MeasuredTest:
+        return cls(
+            test=data["test"],
+            file=data["file"],
+            environment=dict(data["environment"]),
+            windows=tuple(Window.from_json(window) for window in data["windows"]),
+            not_measured=data["not_measured"],
+            problem=data["problem"],
+            unjudged=tuple(Window.from_json(window) for window in data["unjudged"]),
+            raised=data["raised"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineChange:
+    """One entry that an update wrote, or would remove.
+
+    Attributes:
+        file: The baseline file, as shown to the user.
+        key: The entry.
+        change: What kind of change it is.
+        before_bytes: The stored peak; 0 for a new entry.
+        after_bytes: The measured peak; 0 for an unused one.
+        written: False where it is only shown: an unused entry that was kept, a dry run.
+        renamed_from: The key that a new entry had before, and whose numbers it keeps.
+        repaired: A new entry stands in place of one that was damaged or there twice.
+    """
+
+    file: str
+    key: str
+    change: Change
+    before_bytes: int = 0
+    after_bytes: int = 0
+    written: bool = True
+    renamed_from: str = ""
+    repaired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a whole run measured. Two summaries add up, in either order, to the same one.
+
+    Attributes:
+        tests: One record per test, by node id.
+        changes: What an update changed, or found unused.
+        problems: Sentences about what went wrong outside any single test.
+    """
+
+    tests: tuple[MeasuredTest, ...] = ()
+    changes: tuple[BaselineChange, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def __add__(self, other: RunSummary) -> RunSummary:
+        tests = {record.test: record for record in (*self.tests, *other.tests)}
+        changes = {(c.file, c.key): c for c in (*self.changes, *other.changes)}
+        return RunSummary(
+            tests=tuple(tests[test] for test in sorted(tests)),
+            changes=tuple(changes[key] for key in sorted(changes)),
+            problems=tuple(sorted({*self.problems, *other.problems})),
+        )
+
+    @property
+    def windows(self) -> Iterator[tuple[MeasuredTest, Window]]:
+        return ((test, window) for test in self.tests for window in test.windows)
+
+    @property
+    def anything(self) -> bool:
+        """False when nobody asked for a measurement, so that nothing is to be said."""
+        return bool(self.tests or self.changes or self.problems)

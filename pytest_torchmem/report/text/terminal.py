@@ -1,0 +1,380 @@
+"""Text for a terminal: the long form of a failure, and the table that closes a run."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from pytest_torchmem.analysis.judge.baseline import Change
+from pytest_torchmem.analysis.judge.holders import holders_title
+from pytest_torchmem.analysis.judge.sentences import sentences
+from pytest_torchmem.analysis.judge.verdict import RETAINED, Verdict, rank, words
+from pytest_torchmem.report.text.changes import NOTHING_USED, REPAIRED
+from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
+from pytest_torchmem.report.text.tables import (
+    ANY_WIDTH,
+    ROWS,
+    aligned,
+    growth_table,
+    left_out,
+    live_table,
+    one_line,
+)
+from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.results import Holder
+from pytest_torchmem.values.units import format_change, format_size
+
+_NARROW: Final = 100
+_SLIM: Final = 60
+_EACH_SHOWN: Final = 3
+"""How many equal numbers in a row are each written out."""
+
+_CHANGED: Final = (Change.GROWN, Change.SHRUNK)
+_TEST_WIDTH: Final = 60
+
+_SLUG: Final = re.compile(r" \[([a-z]+(?:-[a-z]+)*)\]$")
+_OVER: Final = "over a limit or baseline"
+_NOT_JUDGED: Final = "not judged"
+_UNJUDGED: Final = ("no-reading", "no-activation", "no-counter", "no-steps")
+_FAILURES: Final = {"unstable": "not stable", "unseen": "not all seen"}
+"""How the closing line calls what failed; what shrank or is new is counted as such anyway."""
+
+
+class Detail(enum.Enum):
+    """How much the closing summary says."""
+
+    COMPOSITION = "composition"
+    ALL = "all"
+    SHORT = "short"
+    COUNTS = "counts"
+    PROBLEMS = "problems"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a summary and how it is shown, in the names of pytest's terminal writer."""
+
+    text: str
+    styles: tuple[str, ...] = ()
+
+
+def failure_text(
+    verdicts: Sequence[Verdict],
+    problem: str,
+    command: str,
+    timelines: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    width: int = ANY_WIDTH,
+) -> str:
+    """Return the text of a failed test: one sentence, then what a reader needs to act on it.
+
+    ``verdicts`` are the failed ones, of the body and of regions; ``problem`` is a failure that is
+    no number; ``command`` accepts the change; ``timelines`` are drawings by name of the region.
+    Tables that do not fit into ``width`` columns become lists.
+    """
+    ranked = rank_verdicts(verdicts)
+    told = [*([problem] if problem else []), *sentences(ranked)]
+    lines = told[:1]
+    if told[1:]:
+        lines += ["", *(f"also: {sentence}" for sentence in told[1:])]
+    for verdict in ranked:
+        lines += _sections(verdict, timelines.get(verdict.result.name, ()), width)
+    if any(verdict.change is Change.GROWN for verdict in ranked):
+        lines += ["", _wanted(ranked), f"    {command}"]
+    elif any("[no-baseline]" in sentence for sentence in told):
+        lines += ["", "store one with", f"    {command}"]
+    return "\n".join(lines)
+
+
+def _wanted(verdicts: Sequence[Verdict]) -> str:
+    """How to accept a change; nothing is stored of a test that breaks a limit of its own, too."""
+    broken = any(" over the limit of " in f.sentence for v in verdicts for f in v.findings)
+    first = "raise the limit that fails, too, and " if broken else ""
+    return f"if this change is wanted, {first}accept it with"
+
+
+def rank_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Sort failed verdicts by their first finding, the most telling first."""
+    order = list(rank(verdict.findings[0] for verdict in verdicts))
+    return sorted(verdicts, key=lambda verdict: order.index(verdict.findings[0]))
+
+
+def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str]:
+    result, keys = verdict.result, {finding.key for finding in verdict.findings}
+    of_region = f" of {result.name!r}" if result.name else ""
+    estimated = "an estimated " if result.estimated else ""
+    lines: list[str] = (
+        ["", f"footprint{of_region}, change by change:", *timeline] if timeline else []
+    )
+    if result.peak.live:
+        total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
+        lines += ["", f"live at the peak{of_region}, {total}:"]
+        lines += live_table(result.peak.live, width, result.peak.total)
+    if "growth" in keys and result.growth is not None:
+        lines += ["", f"growth from step to step{of_region}: {_growth_of_steps(result.steps)}"]
+    if result.grown and "growth" in keys:
+        lines += ["", f"made by the steps and still there after the last{of_region}:"]
+        lines += live_table(result.grown, width)
+    if result.retained.live and keys.intersection(RETAINED):
+        total = f"{estimated}{format_size(result.retained.total)}"
+        lines += ["", f"retained at the end{of_region}, {total}:"]
+        lines += live_table(result.retained.live, width, result.retained.total)
+        lines += holder_lines(result.retained.holders)
+    if growths := verdict.growths:
+        lines += ["", f"grown against the baseline{of_region}:", *growth_table(growths, width)]
+    lines += [f"note: {note}" for note in result.notes]
+    return lines
+
+
+def _growth_of_steps(steps: Sequence[int]) -> str:
+    """Return ``+4.0 MiB, 20 times +0 B, ... and 3 more`` for what is alive after each step."""
+    growths = [after - before for before, after in itertools.pairwise(steps)]
+    runs = [(growth, len(list(equal))) for growth, equal in itertools.groupby(growths)]
+    shown = [
+        f"{count} times {format_change(growth)}"
+        if count > _EACH_SHOWN
+        else ", ".join([format_change(growth)] * count)
+        for growth, count in runs[:ROWS]
+    ]
+    more = sum(count for _, count in runs[ROWS:])
+    return ", ".join([*shown, *([f"... and {more} more"] if more else [])])
+
+
+def holder_lines(holders: Sequence[Holder]) -> list[str]:
+    """Return what keeps retained bytes alive, a line each."""
+    lines = [
+        f"    {format_size(holder.size_bytes)} in {holder.count} "
+        f"{'storage' if holder.count == 1 else 'storages'}: {holder}"
+        for holder in holders[:ROWS]
+    ]
+    lines = ["", f"{holders_title(holders)}:", *lines] if lines else []
+    return lines + left_out([holder.size_bytes for holder in holders[ROWS:]])
+
+
+def summary_lines(
+    summary: RunSummary, detail: Detail, width: int, room: int = ANY_WIDTH
+) -> list[Line]:
+    """Return the closing summary of a run, laid out for ``width`` columns.
+
+    A table that takes more than ``room`` becomes a list; a log has more room than columns.
+    What went wrong, what was not measured and what an update changed is in it at every detail.
+    """
+    lines: list[Line] = []
+    if detail in (Detail.COMPOSITION, Detail.ALL, Detail.SHORT):
+        lines += _tests_table(summary, detail, width, room)
+    lines += _changes_lines(summary)
+    lines += _not_measured_lines(summary)
+    lines += _blind_lines(summary)
+    if detail is not Detail.PROBLEMS and summary.tests:
+        lines.append(Line(_counts(summary)))
+        lines += _missing_lines(summary)
+    return lines + [Line(problem, ("red",)) for problem in summary.problems]
+
+
+def _tests_table(summary: RunSummary, detail: Detail, width: int, room: int) -> list[Line]:
+    windows = sorted(summary.windows, key=_importance)
+    if not windows:
+        return []
+    shown = windows[: 2 * ROWS] if detail is Detail.SHORT else windows
+    lines = _wide_table(shown, width)
+    if width < _SLIM or max(len(line.text) for line in lines) > room:
+        lines = _slim_list(shown, width)
+    if detail is Detail.COMPOSITION:
+        lines += _compositions(shown)
+    if hidden := len(windows) - len(shown):
+        lines.append(Line(f"... and {hidden} smaller ones (--torchmem-summary=all shows them)"))
+    return lines
+
+
+def _slim_list(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> list[Line]:
+    """Return two short lines for each window, for a terminal too slim for a table."""
+    lines: list[Line] = []
+    for measured, window in shown:
+        styles = ("red",) if window.sentence else ()
+        lines.append(Line(_shortened(_window_name(measured, window), width - 1), styles))
+        lines.append(
+            Line(f"  {', '.join(filter(None, [window.peak_text, _status(window)]))}", styles)
+        )
+    return lines
+
+
+def _compositions(shown: Sequence[tuple[MeasuredTest, Window]]) -> list[Line]:
+    """Return each category's own peak, for each window."""
+    lines = [Line(""), Line("each category's own peak:")]
+    for measured, window in shown:
+        ranked = sorted(window.result.peak.by_category.items(), key=lambda pair: -pair[1])
+        sizes = [f"{words(c.value)} {format_size(size)}" for c, size in ranked if size]
+        mark = " (estimated)" if window.result.estimated else ""
+        lines.append(Line(f"{_window_name(measured, window)}: {', '.join(sizes)}{mark}"))
+    return lines
+
+
+def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> list[Line]:
+    wide = width >= _NARROW
+    headers = ["test", "peak", *(["largest at the peak"] if wide else []), "retained", "against"]
+    rows = []
+    for measured, window in shown:
+        result = window.result
+        name = _shortened(_window_name(measured, window), _TEST_WIDTH if wide else width // 2)
+        largest = [_largest(result.peak.at_peak)] if wide else []
+        retained = format_size(result.retained.total) if window.retained_known else ""
+        rows.append([name, window.peak_text, *largest, retained, _status(window)])
+    lines = aligned(rows, headers, "lrlr" if wide else "lrr")
+    styled = [Line(lines[0])]
+    styled += [
+        Line(text, ("red",) if window.sentence else ())
+        for text, (_, window) in zip(lines[1:], shown, strict=True)
+    ]
+    return styled
+
+
+def _importance(pair: tuple[MeasuredTest, Window]) -> tuple[bool, int, int, str]:
+    """What failed first, then what changed, then the largest."""
+    measured, window = pair
+    changed = _CHANGED.index(window.change) if window.change in _CHANGED else len(_CHANGED)
+    name = f"{measured.test}::{window.key}"
+    return (not window.sentence, changed, -window.result.peak.total, name)
+
+
+def _window_name(measured: MeasuredTest, window: Window) -> str:
+    name = f"{measured.test}::{window.result.name}" if window.result.name else measured.test
+    return one_line(name)
+
+
+def _shortened(name: str, width: int) -> str:
+    return name if len(name) <= width else "..." + name[3 - width :]
+
+
+def _largest(at_peak: CategoryBytes) -> str:
+    ranked = sorted(at_peak.items(), key=lambda pair: -pair[1])[:2]
+    return ", ".join(f"{words(c.value)} {format_size(size)}" for c, size in ranked if size)
+
+
+def _status(window: Window) -> str:
+    result, texts = window.result, []
+    if window.limits:
+        texts.append(window.limit_status)
+    change_bytes = result.peak.total - window.baseline_bytes
+    if window.change is Change.SAME:
+        texts.append("same as baseline")
+    elif window.change is Change.NEW:
+        texts.append("new, no baseline")
+    elif window.change in (Change.GROWN, Change.SHRUNK):
+        texts.append(f"{window.change.value}, peak {format_change(change_bytes)}")
+    return "; ".join(texts)
+
+
+def _changes_lines(summary: RunSummary) -> list[Line]:
+    """Return what an update wrote: below each file its entries, the four kinds in a fixed order."""
+    order = (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)
+    # A dry run has a table of its own.
+    told = [c for c in summary.changes if c.written or c.change is Change.UNUSED]
+    lines: list[Line] = []
+    for file in dict.fromkeys(change.file for change in told):
+        lines.append(Line(f"{file}:"))
+        for change in order:
+            style = ("yellow",) if change is Change.GROWN else ()
+            items = (c for c in told if (c.file, c.change) == (file, change))
+            lines += [
+                Line(f"  {change.value}: {one_line(c.key)}: {_amount(c)}", style) for c in items
+            ]
+    written = [change for change in summary.changes if change.written]
+    if written:
+        entries = _count(len(written), "entry", "entries")
+        files = _count(len({change.file for change in written}), "file")
+        lines.append(Line(f"baseline updated: {entries} in {files}"))
+    return lines
+
+
+def _amount(item: BaselineChange) -> str:
+    after = format_size(item.after_bytes)
+    if item.change is Change.UNUSED:
+        return f"no test asked for it; {'removed' if item.written else 'kept'}"
+    if item.change is not Change.NEW:
+        return f"{format_size(item.before_bytes)} -> {after}"
+    remarks = [REPAIRED] if item.repaired else []
+    remarks += [] if item.after_bytes else [NOTHING_USED]
+    return "; ".join([after, *remarks])
+
+
+def _not_measured_lines(summary: RunSummary) -> list[Line]:
+    """Return one line per reason, with the tests that it kept from being measured."""
+    reasons = ((t.not_measured, t.test) for t in summary.tests if t.not_measured)
+    return _grouped_lines("not measured", reasons)
+
+
+def _blind_lines(summary: RunSummary) -> list[Line]:
+    """Return one line per thing that was not seen, with the tests whose figures may lack it."""
+    spots = ((spot, t.test) for t, w in summary.windows for spot in w.result.blind_spots)
+    return _grouped_lines("not all seen", spots)
+
+
+def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]:
+    """Return a line for each text among (text, test), with the first few of its tests."""
+    tests_of: dict[str, list[str]] = {}
+    for text, test in dict.fromkeys(pairs):  # a test and its regions say a thing once
+        tests_of.setdefault(text, []).append(one_line(test))
+    lines = []
+    for text, tests in tests_of.items():
+        names = ", ".join(tests[:3]) + (f" and {len(tests) - 3} more" if tests[3:] else "")
+        lines.append(Line(f"{heading}: {names}: {text}", ("yellow",)))
+    return lines
+
+
+def _missing_lines(summary: RunSummary) -> list[Line]:
+    written = {change.key for change in summary.changes}
+    new = [
+        window
+        for test in summary.tests
+        for window in test.windows
+        if window.change is Change.NEW and window.key not in written and _can_be_stored(test)
+    ]
+    if not new or summary.problems:
+        return []
+    one = len(new) == 1
+    text = f"{_count(len(new), 'measurement')} {'has' if one else 'have'} no baseline; "
+    text += f"--torchmem-update-baseline stores {'it' if one else 'them'}"
+    return [Line(text, ("yellow",))]
+
+
+def _can_be_stored(test: MeasuredTest) -> bool:
+    """Return whether an update would take the numbers of a test; a failed one keeps its entry."""
+    told = (sentence for window in test.windows for sentence in window.sentences)
+    return not test.problem and all("[no-baseline]" in sentence for sentence in told)
+
+
+def _counts(summary: RunSummary) -> str:
+    tests = Counter(
+        "not measured" if t.not_measured else "unfinished" if t.raised else "measured"
+        for t in summary.tests
+    )
+    parts = [f"{tests['measured']} measured"]
+    parts += [f"{tests['unfinished']} ended by an exception"] if tests["unfinished"] else []
+    failures = Counter(_failure(window) for _, window in summary.windows if window.sentence)
+    changes = Counter(window.change for _, window in summary.windows)
+    for failure in (_OVER, _NOT_JUDGED, *_FAILURES.values()):
+        parts += [f"{failures[failure]} {failure}"] if failures[failure] else []
+    for change in (Change.NEW, Change.GROWN, Change.SHRUNK):
+        parts += [f"{changes[change]} {change.value}"] if changes[change] else []
+    parts += [f"{tests['not measured']} not measured"] if tests["not measured"] else []
+    return ", ".join(parts)
+
+
+def _failure(window: Window) -> str:
+    """Return what failed in a window, in the words of the closing line; ``""`` for its change."""
+    endings = [_SLUG.search(sentence) for sentence in window.sentences or (window.sentence,)]
+    slugs = {ending[1] for ending in endings if ending}
+    if None in endings:
+        return _OVER
+    if slugs.intersection(_UNJUDGED):
+        return _NOT_JUDGED
+    return next((text for slug, text in _FAILURES.items() if slug in slugs), "")
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

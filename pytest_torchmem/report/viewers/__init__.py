@@ -1,0 +1,1 @@
+"""Files that other people's viewers open."""

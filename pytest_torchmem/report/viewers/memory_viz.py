@@ -1,0 +1,110 @@
+"""A profile as a snapshot for https://pytorch.org/memory_viz, with our categories.
+
+The form is that of ``torch.cuda.memory._snapshot()`` as ``torch/cuda/_memory_viz.py`` and its page
+read it. One block of memory stands for each storage; since the form is about a caching allocator's
+segments, each run of storages gets a segment around it, which says nothing about reserved memory.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from pytest_torchmem.analysis.pipeline import MemoryProfile
+from pytest_torchmem.analysis.storages.attribution import Origin
+from pytest_torchmem.values.contributors import Category
+
+_PROTOCOL: Final = 4
+_CATEGORIES: Final = tuple(Category)
+
+
+def snapshot(profile: MemoryProfile) -> dict[str, Any]:
+    """Return the snapshot: what was there before, then each allocation and free in order.
+
+    Only the storages of the footprint are in it, so that its highest level is our peak.
+    """
+    storages, window = profile.storages, profile.window
+    rows = np.flatnonzero(profile.evidence.counted)
+    number = _device_number(profile.device)
+    entries: list[tuple[float, int, dict[str, Any]]] = []
+    for row in rows.tolist():
+        block = _block(profile, row)
+        begin = max(float(storages.born[row]), window.begin)
+        entries.append((begin, 1, {"action": "alloc", **block}))
+        died = float(storages.died[row])
+        if died <= window.end:
+            # What is freed at a rank makes room for what is made at it.
+            entries.append((died, 0, {"action": "free_completed", **block}))
+    entries.sort(key=lambda entry: entry[:2])
+    trace = [{**entry, "time_us": at} for at, entry in _timed(profile, entries)]
+    traces: list[list[dict[str, Any]]] = [[] for _ in range(number)]
+    return {"segments": list(_segments(profile, number)), "device_traces": [*traces, trace]}
+
+
+def pickled(profile: MemoryProfile) -> bytes:
+    """Return the snapshot as the bytes of a ``.pickle`` file, which memory_viz opens."""
+    return pickle.dumps(snapshot(profile), protocol=_PROTOCOL)
+
+
+def _device_number(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
+def _block(profile: MemoryProfile, row: int) -> dict[str, Any]:
+    category = _CATEGORIES[int(profile.labels[row])]
+    return {
+        "addr": int(profile.storages.ptr[row]),
+        "size": int(profile.storages.size_bytes[row]),
+        "stream": 0,
+        "frames": _frames(profile.attribution.origin(row, category), category),
+        "category": category.value,
+    }
+
+
+def _frames(origin: Origin, category: Category) -> list[dict[str, Any]]:
+    """Where a storage comes from as a stack, innermost first: operator, source line, module."""
+    frames = [{"filename": "", "line": 0, "name": f"{category.value} ({origin.phase.value})"}]
+    if origin.operator:
+        frames.append({"filename": "", "line": 0, "name": origin.operator})
+    if source := origin.source:
+        frames.append({"filename": source.file, "line": source.line, "name": source.function})
+    if origin.module:
+        frames.append({"filename": "", "line": 0, "name": origin.module})
+    return frames
+
+
+def _timed(
+    profile: MemoryProfile, entries: list[tuple[float, int, dict[str, Any]]]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    ranks = np.array([rank for rank, _, _ in entries])
+    rows = np.searchsorted(profile.ranks, ranks, side="right") - 1
+    times_us = (profile.timeline.times_ns[rows.clip(0)] // 1000).tolist() if len(entries) else []
+    for at, (_, _, entry) in zip(times_us, entries, strict=True):
+        yield at, entry
+
+
+def _segments(profile: MemoryProfile, number: int) -> Iterator[dict[str, Any]]:
+    """Yield a segment for each storage that is alive at the end, as the form asks for."""
+    storages = profile.storages
+    alive = profile.evidence.counted & (storages.died > profile.window.end)
+    for row in np.flatnonzero(alive).tolist():
+        block = _block(profile, row)
+        size_bytes, frames = block["size"], block["frames"]
+        state = {"size": size_bytes, "requested_size": size_bytes, "state": "active_allocated"}
+        yield {
+            "device": number,
+            "address": block["addr"],
+            "total_size": size_bytes,
+            "allocated_size": size_bytes,
+            "active_size": size_bytes,
+            "requested_size": size_bytes,
+            "stream": 0,
+            "segment_type": "large",
+            "segment_pool_id": (0, 0),
+            "is_expandable": False,
+            "frames": frames,
+            "blocks": [{**state, "address": block["addr"], "frames": frames}],
+        }

@@ -1,0 +1,1 @@
+"""Our files: formats, one lock, one atomic write."""

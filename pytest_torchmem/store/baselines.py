@@ -1,0 +1,197 @@
+"""Where baselines are, which of them a test is compared with, and how sources are named in them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import Final
+
+from pytest_torchmem.analysis.judge.baseline import BaselineEntry
+from pytest_torchmem.analysis.judge.environments import (
+    Environment,
+    environment_name,
+    nearest,
+    same_kind,
+)
+from pytest_torchmem.store.baseline_file import StoredEntries, read_any, read_file
+from pytest_torchmem.store.files import replace_file
+from pytest_torchmem.values.contributors import Contributor
+from pytest_torchmem.values.errors import BaselineError
+from pytest_torchmem.values.results import Result
+
+FOLDER: Final = "__torchmem__"
+ATTRIBUTES: Final = "*.json merge=union\n"
+"""What git is told about baselines. Each of their lines stands for itself, so of two branches that
+insert at the same place git can keep both, and needs nobody to choose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a measurement is compared with.
+
+    Attributes:
+        entry: The stored entry.
+        environment: The name of the environment that a user told us to compare with instead of
+            the one being run; ``""`` where it is that of the run.
+    """
+
+    entry: BaselineEntry
+    environment: str = ""
+
+
+class BaselineStore:
+    """The baseline files of a run.
+
+    Reading is lazy and remembered; a file that cannot be read raises its `BaselineError` each time
+    it is asked for, and is never written to.
+    """
+
+    def __init__(self, rootdir: Path, folder: Path | None, fallbacks: Sequence[str] = ()) -> None:
+        self._rootdir = rootdir
+        self._folder = folder
+        self._fallbacks = tuple(fallbacks)
+        self._files: dict[Path, StoredEntries | BaselineError] = {}
+        self._others: dict[Path, tuple[Environment, StoredEntries] | None] = {}
+        self._names: dict[Path, tuple[str, ...]] = {}
+        self._paths: dict[tuple[Path, tuple[tuple[str, str], ...]], Path] = {}
+
+    def path(self, module: Path, environment: Environment) -> Path:
+        """Return the file for one test module in one environment."""
+        asked = module, tuple(environment.items())
+        if asked not in self._paths:
+            self._paths[asked] = self._path(module, environment_name(environment))
+        return self._paths[asked]
+
+    def root(self, module: Path) -> Path:
+        """Return the folder that holds a folder for each environment."""
+        return module.parent / FOLDER if self._folder is None else self._folder
+
+    def root_of(self, path: Path, environment: Environment) -> Path:
+        """Return the same folder, told from one of the files in it."""
+        name = environment_name(environment)
+        return next(parent.parent for parent in path.parents if parent.name == name)
+
+    def _path(self, module: Path, environment: str) -> Path:
+        name = f"{module.stem if module.suffix == '.py' else module.name}.json"
+        folder = self.root(module) / environment
+        if self._folder is not None:
+            with contextlib.suppress(ValueError):
+                folder /= module.parent.relative_to(self._rootdir)
+        return folder / name
+
+    def keys(self, path: Path, environment: Environment) -> frozenset[str]:
+        """Return the keys of all entries in a file. Raises `BaselineError`."""
+        return frozenset(self._entries(path, environment).lines)
+
+    def entry(self, path: Path, environment: Environment, key: str) -> BaselineEntry | None:
+        """Return one entry, or None where the file has none. Raises `BaselineError`."""
+        entries = self._entries(path, environment)
+        return entries.entry(key, path) if key in entries.lines else None
+
+    def reference(self, module: Path, environment: Environment, key: str) -> Reference | None:
+        """Return what to compare with: the entry of this environment, or of one a user named.
+
+        Raises `BaselineError`.
+        """
+        entry = self.entry(self.path(module, environment), environment, key)
+        if entry is not None:
+            return Reference(entry)
+        for name in self._fallbacks:
+            path = self._path(module, name)
+            other = self._other(path)
+            if other and same_kind(environment, other[0]) and key in other[1].lines:
+                return Reference(other[1].entry(key, path), name)
+        return None
+
+    def nearest(self, module: Path, environment: Environment, key: str) -> str:
+        """Return the name of the nearest environment that has the entry; ``""`` without one."""
+        files = (self._other(self._path(module, name)) for name in self._environments(module))
+        near = nearest(environment, [file[0] for file in files if file and key in file[1].lines])
+        return environment_name(near) if near else ""
+
+    def unknown_fallbacks(self, modules: Iterable[Path]) -> tuple[str, ...]:
+        """Return the names of environments that a user gave, and none of the modules has."""
+        known = {name for module in modules for name in self._environments(module)}
+        return tuple(name for name in self._fallbacks if name not in known)
+
+    def _environments(self, module: Path) -> tuple[str, ...]:
+        root = self.root(module)
+        if root not in self._names:
+            folders: list[str] = []
+            with contextlib.suppress(OSError):
+                folders = sorted(path.name for path in root.iterdir() if path.is_dir())
+            self._names[root] = tuple(folders)
+        return self._names[root]
+
+    def _other(self, path: Path) -> tuple[Environment, StoredEntries] | None:
+        """Return a file of whichever environment; None where there is none that can be read."""
+        if path not in self._others:
+            self._others[path] = None
+            if path.exists():
+                with contextlib.suppress(BaselineError):
+                    self._others[path] = read_any(path)
+        return self._others[path]
+
+    def _entries(self, path: Path, environment: Environment) -> StoredEntries:
+        if path not in self._files:
+            try:
+                self._files[path] = read_file(path, environment)
+            except BaselineError as error:
+                self._files[path] = error
+        entries = self._files[path]
+        if isinstance(entries, BaselineError):
+            raise entries
+        return entries
+
+
+def tell_git(root: Path) -> None:
+    """Put a ``.gitattributes`` into a folder of baselines that has none."""
+    path = root / ".gitattributes"
+    if root.is_dir() and not path.exists():
+        with contextlib.suppress(OSError):
+            replace_file(path, ATTRIBUTES)
+
+
+def entry_key(nodeid: str, region: str = "") -> str:
+    """Return the key of a test's entry, or of one of its regions: the node id within its module."""
+    key = nodeid.partition("::")[2] or nodeid
+    return f"{key}::{region}" if region else key
+
+
+def portable(result: Result, rootdir: Path) -> Result:
+    """Return ``result`` with source files named the same on every machine."""
+    peak = replace(
+        result.peak,
+        live=portable_live(result.peak.live, rootdir),
+        live_by_category=portable_live(result.peak.live_by_category, rootdir),
+    )
+    retained = replace(result.retained, live=portable_live(result.retained.live, rootdir))
+    grown = portable_live(result.grown, rootdir)
+    return replace(result, peak=peak, retained=retained, grown=grown)
+
+
+def portable_live(live: Iterable[Contributor], rootdir: Path) -> tuple[Contributor, ...]:
+    """Return contributors with source files named the same on every machine."""
+    return tuple(
+        replace(c, source=replace(c.source, file=portable_path(c.source.file, rootdir)))
+        if c.source
+        else c
+        for c in live
+    )
+
+
+def portable_path(file: str, rootdir: Path) -> str:
+    """Return a source file relative to the rootdir, or to the folder of installed packages.
+
+    A file that is in neither keeps its last two parts: enough to recognise, nothing of the machine.
+    """
+    path = PurePath(file)
+    with contextlib.suppress(ValueError):
+        return path.relative_to(rootdir).as_posix()
+    for folder in ("site-packages", "dist-packages"):
+        if folder in path.parts:
+            at = len(path.parts) - path.parts[::-1].index(folder)
+            return PurePath(*path.parts[at:]).as_posix()
+    return PurePath(*path.parts[-2:]).as_posix() if path.is_absolute() else path.as_posix()

@@ -1,0 +1,246 @@
+"""A whole run as one value, and as a file; docs/results-schema.md describes the format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_torchmem.analysis.judge.baseline import Change
+from pytest_torchmem.analysis.judge.ranks import Rank
+from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
+from pytest_torchmem.values.errors import ReportError
+
+KIND: Final = "torchmem-results"
+FORMAT: Final = 1
+FORMATS: Final = {1: "0.1.0: tests with windows, regions, pictures; baseline changes; problems"}
+"""Every format number ever written, and what it brought."""
+
+STATUSES: Final = ("failed", "not measured", "grown", "shrunk", "new", "ok")
+"""What a report says of a test, the most telling first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestReport:
+    """One test of a run.
+
+    Attributes:
+        measured: What it asked for and got.
+        outcome: pytest's word for how it ended: ``passed``, ``failed``, ``skipped``, ``xfailed``.
+        line: The line of its definition, from 1; 0 where that is not known.
+        file: Its file, relative to the project.
+    """
+
+    measured: MeasuredTest
+    outcome: str = "passed"
+    line: int = 0
+    file: str = ""
+
+    #: Not a test, whatever its name says to pytest.
+    __test__ = False
+
+    @property
+    def status(self) -> str:
+        """One of `STATUSES`."""
+        changes = {window.change for window in self.measured.windows}
+        over = self.failed_windows and self.outcome != "xfailed"
+        if self.outcome == "failed" or self.measured.problem or over:
+            return "failed"
+        if self.measured.not_measured:
+            return "not measured"
+        named = (Change.GROWN, Change.SHRUNK, Change.NEW)
+        return next((c.value for c in named if c in changes), "ok")
+
+    @property
+    def failed_windows(self) -> tuple[Window, ...]:
+        windows = (*self.measured.windows, *self.measured.unjudged)
+        return tuple(window for window in windows if window.sentence)
+
+    @property
+    def sentence(self) -> str:
+        """Why it failed or was not measured, on one line; ``""`` when all is well."""
+        failed = self.failed_windows
+        first = failed[0].sentence if failed else self.measured.raised
+        text = self.measured.problem or first
+        expected = "failed as expected: " if text and self.outcome == "xfailed" else ""
+        return expected + text if text else self.measured.not_measured
+
+    @property
+    def peak_bytes(self) -> int:
+        """The body's peak; 0 where nothing was measured."""
+        return self.body.result.peak.total if self.body else 0
+
+    @property
+    def body(self) -> Window | None:
+        """The whole body, also where it did not come to its end; None where it was not measured."""
+        windows = (*self.measured.windows, *self.measured.unjudged)
+        return windows[0] if windows else None
+
+    def without_pictures(self) -> TestReport:
+        windows, unjudged = (
+            tuple(replace(window, picture=None) for window in some)
+            for some in (self.measured.windows, self.measured.unjudged)
+        )
+        return replace(self, measured=replace(self.measured, windows=windows, unjudged=unjudged))
+
+    def to_json(self) -> dict[str, Any]:
+        data = self.measured.to_json()
+        return {**data, "file": self.file, "outcome": self.outcome, "line": self.line}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TestReport:
+        measured = MeasuredTest.from_json(data)
+        return cls(measured, data["outcome"], data["line"], data["file"])
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """A run: what was measured, and with what.
+
+    Attributes:
+        tests: One for each test that asked to be measured, by node id.
+        created: When the run ended: ISO 8601, UTC.
+        commit: The commit that was checked out; ``""`` outside git.
+        dirty: True when the working tree differed from the commit.
+        versions: Versions of ``torchmem``, ``torch``, ``python`` and the platform.
+        changes: What an update changed.
+        problems: Sentences about what went wrong outside any single test.
+        rank: Which process of a job it was.
+    """
+
+    tests: tuple[TestReport, ...] = ()
+    created: str = ""
+    commit: str = ""
+    dirty: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
+    changes: tuple[BaselineChange, ...] = ()
+    problems: tuple[str, ...] = ()
+    rank: Rank = field(default_factory=Rank)
+
+    @property
+    def summary(self) -> RunSummary:
+        tests = tuple(test.measured for test in self.tests)
+        return RunSummary(tests, self.changes, self.problems)
+
+    def ranked(self) -> list[TestReport]:
+        """Return the tests, those that a reader must see first; equals by the size of the peak."""
+        return sorted(
+            self.tests,
+            key=lambda t: (STATUSES.index(t.status), -t.peak_bytes, t.measured.test),
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Return how many tests have each status, in the order of `STATUSES`."""
+        found = [test.status for test in self.tests]
+        return {status: found.count(status) for status in STATUSES if status in found}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain builtins; `from_json` gives the same value back."""
+        return {
+            "kind": KIND,
+            "format": FORMAT,
+            "created": self.created,
+            "commit": self.commit,
+            "dirty": self.dirty,
+            "versions": dict(self.versions),
+            "rank": self.rank.number,
+            "rank_count": self.rank.count,
+            "tests": [test.to_json() for test in self.tests],
+            "changes": [
+                {
+                    "file": c.file,
+                    "key": c.key,
+                    "change": c.change.value,
+                    "before_bytes": c.before_bytes,
+                    "after_bytes": c.after_bytes,
+                    "written": c.written,
+                    "renamed_from": c.renamed_from,
+                    "repaired": c.repaired,
+                }
+                for c in self.changes
+            ],
+            "problems": list(self.problems),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RunReport:
+        return cls(
+            tests=tuple(TestReport.from_json(test) for test in data["tests"]),
+            created=data["created"],
+            commit=data["commit"],
+            dirty=data["dirty"],
+            versions=dict(data["versions"]),
+            changes=tuple(
+                BaselineChange(**{**c, "change": Change(c["change"])}) for c in data["changes"]
+            ),
+            problems=tuple(data["problems"]),
+            rank=Rank(data.get("rank", 0), data.get("rank_count", 1)),
+        )
+
+
+def render_run(run: RunReport) -> str:
+    """Return a run as the text of a results file: one line for each test, to ``grep``."""
+    data = run.to_json()
+    tests = ",\n".join("  " + _line(test) for test in data.pop("tests"))
+    head = ",\n".join(f"{json.dumps(key)}: {_line(value)}" for key, value in data.items())
+    return f'{{{head},\n"tests": [\n{tests}\n]}}\n'
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, separators=(", ", ": "))
+
+
+def read_run(path: Path) -> RunReport:
+    """Return the run in a results file. Raises `ReportError` when there is none in it."""
+    try:
+        return parse_run(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ReportError(f"{path} cannot be read: {error}") from None
+
+
+def parse_run(data: object, name: str) -> RunReport:
+    """Return the run in parsed JSON. Raises `ReportError` when there is none in it."""
+    if not isinstance(data, dict) or data.get("kind") != KIND:
+        raise ReportError(f"{name} is no results file; `--torchmem-report=x.json` writes one")
+    if data.get("format") not in FORMATS:
+        known = ", ".join(map(str, FORMATS))
+        raise ReportError(
+            f"{name} has format {data.get('format')!r}, and this version of pytest-torchmem reads "
+            f"{known}; install a newer one"
+        )
+    try:
+        return RunReport.from_json(data)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ReportError(f"{name} is damaged: {error!r}") from None
+
+
+def merged(runs: Iterable[RunReport]) -> RunReport:
+    """Return several runs as one, as of the last of them; a test in several counts once, the last.
+
+    Shards of one run and ranks of one job become one report this way. The tests of different ranks
+    are told apart by their names.
+    """
+    every = list(runs)
+    if len({run.rank for run in every}) > 1:
+        every = [_named_by_rank(run) for run in every]
+    tests = {test.measured.test: test for run in every for test in run.tests}
+    last = max(every, key=lambda run: run.created, default=RunReport())
+    return replace(
+        last,
+        tests=tuple(tests[name] for name in sorted(tests)),
+        changes=tuple(change for run in every for change in run.changes),
+        problems=tuple(problem for run in every for problem in run.problems),
+    )
+
+
+def _named_by_rank(run: RunReport) -> RunReport:
+    tests = (
+        replace(
+            test,
+            measured=replace(test.measured, test=f"{test.measured.test} [{run.rank}]"),
+        )
+        for test in run.tests
+    )
+    return replace(run, tests=tuple(tests), rank=Rank())

@@ -1,0 +1,1 @@
+"""Values that every room speaks: frozen, without torch, numpy or pytest."""

@@ -1,0 +1,104 @@
+"""The errors a user can meet. Each has a slug, which docs/messages.md explains."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+def is_torchmem_error(info: object) -> bool:
+    """Return whether pytest's ``ExceptionInfo`` is of an error raised on purpose.
+
+    A module that has this as ``__tracebackhide__`` is left out of the report of such an error,
+    which then ends at the user's line. Our own mistakes keep their traceback.
+    """
+    return isinstance(getattr(info, "value", None), TorchmemError)
+
+
+class TorchmemError(Exception):
+    """Base of every error raised on purpose; its text ends with the slug in brackets."""
+
+    slug: ClassVar[str] = "torchmem"
+
+    def __str__(self) -> str:
+        return f"{self.sentence} [{self.slug}]"
+
+    @property
+    def sentence(self) -> str:
+        """The text without the slug, to be part of a longer one that ends with a slug itself."""
+        return super().__str__()
+
+
+class SizeError(TorchmemError):
+    """A size or tolerance that cannot be read."""
+
+    slug = "bad-size"
+
+
+class MarkerError(TorchmemError):
+    """A marker or fixture argument that does not mean anything."""
+
+    slug = "bad-argument"
+
+
+class DeviceError(TorchmemError):
+    """A device that is missing or cannot be measured."""
+
+    slug = "no-device"
+
+
+class DeviceNameError(DeviceError):
+    """A device name that means nothing on any machine."""
+
+    slug = "bad-argument"
+
+
+class TraceError(TorchmemError):
+    """A stored trace that cannot be read."""
+
+    slug = "bad-trace"
+
+
+class BaselineError(TorchmemError):
+    """A baseline file that cannot be read or written."""
+
+    slug = "bad-baseline"
+
+
+class RecordingError(TorchmemError):
+    """A measurement that could not be taken."""
+
+    slug = "not-measured"
+
+
+class ReportError(TorchmemError):
+    """A results file that cannot be read, or a report that cannot be written."""
+
+    slug = "bad-report"
+
+
+class LimitError(TorchmemError, AssertionError):
+    """A measurement outside pytest that is not as it must be; `unittest` counts it as a failure.
+
+    Attributes:
+        sentences: Everything that is wrong, the first line included.
+    """
+
+    #: Tracebacks name it as users import it.
+    __module__ = "pytest_torchmem"
+
+    slug = "over-limit"
+
+    def __init__(self, sentence: str, sentences: tuple[str, ...] = ()) -> None:
+        super().__init__(sentence)
+        self.sentences = sentences or (sentence,)
+
+    def __str__(self) -> str:
+        text = Exception.__str__(self)
+        # What could not be judged ends with a slug of its own, which says more.
+        return text if text.endswith("]") else super().__str__()
+
+
+class RankError(TorchmemError):
+    """Results that are not those of all ranks of one job."""
+
+    slug = "bad-ranks"

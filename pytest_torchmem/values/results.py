@@ -1,0 +1,271 @@
+"""What a measurement says: plain values in bytes, small enough to send between processes.
+
+Nothing here needs torch or numpy, so a controller, a report or a baseline can hold results without
+importing either.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from pytest_torchmem.values.contributors import (
+    CategoryBytes,
+    Contributor,
+    contributor_from_json,
+    contributor_to_json,
+)
+
+
+class Level(enum.Enum):
+    """How closely a body was looked at.
+
+    COUNTERS are the allocator's own: its peaks, and nothing of what they are made of. Then the
+    footprint is at most what they say, because they also hold what others left behind. EVENTS are
+    each allocation and free beside them, without who made it: what is retained is exact then.
+    """
+
+    COUNTERS = "counters"
+    EVENTS = "events"
+    FULL = "full"
+
+
+def _meant(name: str, others: Iterable[str]) -> str:
+    import difflib  # only a user who mistyped pays for it
+
+    known = [*CategoryBytes.__slots__, *(o for o in others if not o.startswith("_"))]
+    near = difflib.get_close_matches(name, known, 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+class _PerCategory:
+    """Lets ``peak.activation`` stand for ``peak.by_category.activation``."""
+
+    __slots__ = ()
+    total: int
+    by_category: CategoryBytes
+
+    def __getattr__(self, name: str) -> int:
+        __tracebackhide__ = True
+        if name in CategoryBytes.__slots__:
+            amount: int = getattr(self.by_category, name)
+            return amount
+        meant = "" if name.startswith("_") else _meant(name, dir(self))
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{meant}")
+
+    def __repr__(self) -> str:
+        """The numbers that are not 0: a failed assert shows it in the middle of an expression."""
+        amounts = [f", {category.value}={n}" for category, n in self.by_category.items() if n]
+        return f"<{type(self).__name__} total={self.total}{''.join(amounts)}>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Peak(_PerCategory):
+    """The largest footprint over a window.
+
+    Attributes:
+        total: The largest footprint, in bytes.
+        time_ns: When it was first reached, since the start of the recording.
+        at_peak: Composition at that moment; sums to ``total``.
+        by_category: Each category's own largest value over time; ``peak.activation`` reads it.
+        live: What was live at the peak, largest first.
+        live_by_category: What each category held at its own largest moment, largest first; the
+            moments differ from one category to the next.
+    """
+
+    total: int
+    time_ns: int
+    at_peak: CategoryBytes
+    by_category: CategoryBytes
+    live: tuple[Contributor, ...] = ()
+    live_by_category: tuple[Contributor, ...] = ()
+
+
+class Fate(enum.Enum):
+    """What becomes of something that a window made and left behind."""
+
+    GARBAGE = "freed only by the garbage collector"
+    HELD = "still held"
+    NOT_LOOKED_FOR = "still held, its holder not looked for"
+    FREED_LATER = "held at its end"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What keeps bytes alive that a window made.
+
+    Attributes:
+        size_bytes: The bytes of all storages with this answer.
+        count: How many storages.
+        fate: What becomes of them.
+        by: The way to them (``models.CACHE['last']``), for garbage the class or function that
+            closes the cycle, for what was freed later the way to them when the region ended; ``""``
+            where it could not be found or was not looked for.
+    """
+
+    size_bytes: int
+    count: int
+    fate: Fate
+    by: str
+
+    def __str__(self) -> str:
+        if self.fate is Fate.GARBAGE:
+            return f"{self.fate.value}" + (f", in a cycle of {self.by}" if self.by else "")
+        if self.fate is Fate.FREED_LATER:
+            return f"{self.fate.value} by {self.by}, freed later" if self.by else "freed later"
+        return f"{self.fate.value} by {self.by}" if self.by else self.fate.value
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Retained(_PerCategory):
+    """What a window made that was still alive at its end; `Peak`'s shorthand works here too.
+
+    ``holders`` says why, largest first. It is looked for only where a limit or a baseline of
+    retained bytes or of growth is exceeded, because looking takes a while.
+    """
+
+    total: int
+    by_category: CategoryBytes
+    live: tuple[Contributor, ...] = ()
+    holders: tuple[Holder, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The device allocator's own peaks over the window, in bytes.
+
+    ``estimated`` says that no allocator counted them: a simulated one did.
+    """
+
+    requested: int
+    allocated: int
+    active: int
+    reserved: int
+    estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One measured window: a test body or a region of it.
+
+    Attributes:
+        name: The region's name; ``""`` for the body.
+        device: ``cpu`` or ``cuda:0``.
+        estimated: True for any number that was not measured.
+        peak: See `Peak`.
+        retained: See `Retained`.
+        steps: Bytes made in the window and alive at the end of each step, warm-up excluded.
+        grown: What the steps after the first one made, alive at the end of the last one.
+        counters: The allocator's own numbers; None where the device keeps none (the CPU).
+        has_backward: False when nothing in the window kept anything for a backward pass, so that
+            no ACTIVATION can exist by definition.
+        unexplained_bytes: What does not reconcile with the allocator's own total, where there is
+            one, or with what is alive at the end.
+        blind_spots: What the figures do not contain, or may not, in a sentence each.
+        level: How closely the window was looked at.
+        notes: Sentences the reader of the numbers must know.
+    """
+
+    name: str
+    device: str
+    estimated: bool
+    peak: Peak
+    retained: Retained
+    steps: tuple[int, ...] = ()
+    grown: tuple[Contributor, ...] = ()
+    counters: Counters | None = None
+    has_backward: bool = True
+    unexplained_bytes: int = 0
+    blind_spots: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    level: Level = Level.FULL
+
+    @property
+    def growth(self) -> int | None:
+        """Retained bytes per step over the measured steps; None with fewer than two of them.
+
+        The rate is the rise from the first to the last measured step divided by the steps between,
+        rounded up so that no growth is rounded away.
+        """
+        if len(self.steps) < 2:
+            return None
+        rise = self.steps[-1] - self.steps[0]
+        return -(-rise // (len(self.steps) - 1))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain builtins; `from_json` gives the same value back."""
+        return {
+            "name": self.name,
+            "device": self.device,
+            "estimated": self.estimated,
+            "peak": {
+                "total": self.peak.total,
+                "time_ns": self.peak.time_ns,
+                "at_peak": self.peak.at_peak.to_json(),
+                "by_category": self.peak.by_category.to_json(),
+                "live": [contributor_to_json(c) for c in self.peak.live],
+                "live_by_category": [contributor_to_json(c) for c in self.peak.live_by_category],
+            },
+            "retained": {
+                "total": self.retained.total,
+                "by_category": self.retained.by_category.to_json(),
+                "live": [contributor_to_json(c) for c in self.retained.live],
+                "holders": [_holder_to_json(holder) for holder in self.retained.holders],
+            },
+            "steps": list(self.steps),
+            "grown": [contributor_to_json(c) for c in self.grown],
+            "counters": None
+            if self.counters is None
+            else {f.name: getattr(self.counters, f.name) for f in fields(self.counters)},
+            "has_backward": self.has_backward,
+            "unexplained_bytes": self.unexplained_bytes,
+            "blind_spots": list(self.blind_spots),
+            "notes": list(self.notes),
+            "level": self.level.value,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Result:
+        peak, retained, counters = data["peak"], data["retained"], data["counters"]
+        return cls(
+            name=data["name"],
+            device=data["device"],
+            estimated=data["estimated"],
+            peak=Peak(
+                total=peak["total"],
+                time_ns=peak["time_ns"],
+                at_peak=CategoryBytes(**peak["at_peak"]),
+                by_category=CategoryBytes(**peak["by_category"]),
+                live=tuple(contributor_from_json(c) for c in peak["live"]),
+                live_by_category=tuple(contributor_from_json(c) for c in peak["live_by_category"]),
+            ),
+            retained=Retained(
+                total=retained["total"],
+                by_category=CategoryBytes(**retained["by_category"]),
+                live=tuple(contributor_from_json(c) for c in retained["live"]),
+                holders=tuple(_holder_from_json(h) for h in retained.get("holders", ())),
+            ),
+            steps=tuple(data["steps"]),
+            grown=tuple(contributor_from_json(c) for c in data.get("grown", ())),
+            counters=None if counters is None else Counters(**counters),
+            has_backward=data["has_backward"],
+            unexplained_bytes=data["unexplained_bytes"],
+            blind_spots=tuple(data.get("blind_spots", ())),
+            notes=tuple(data["notes"]),
+            level=Level(data.get("level", Level.FULL.value)),
+        )
+
+
+def _holder_to_json(holder: Holder) -> dict[str, Any]:
+    return {
+        "bytes": holder.size_bytes,
+        "count": holder.count,
+        "fate": holder.fate.name.lower(),
+        "by": holder.by,
+    }
+
+
+def _holder_from_json(data: Mapping[str, Any]) -> Holder:
+    return Holder(data["bytes"], data["count"], Fate[data["fate"].upper()], data["by"])

@@ -1,0 +1,312 @@
+"""Trace: what a body did, as columns. Recording ends in one, analysis starts from one.
+
+A trace needs numpy and nothing else: one that was recorded on a machine with a GPU can be analysed
+on a laptop without torch.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pytest_torchmem.values.errors import TraceError, is_torchmem_error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
+
+# 1: first format.
+FORMAT: Final = 1
+
+# The text of a BACKWARD_BEGIN mark when the backward pass itself is differentiated.
+CREATE_GRAPH: Final = "create_graph"
+# The text of a GRADIENT_PASSED mark is the name of the node that is handed its gradients.
+# The text of a STEP mark is whose step it is, this, and the number of the loop.
+LOOP: Final = " loop "
+
+
+class EventKind(enum.IntEnum):
+    """What a row of `Trace.events` is; the names are those of torch's profiler."""
+
+    TORCH_OP = 0
+    ALLOCATION = 1
+    PY_CALL = 2
+    PY_C_CALL = 3
+    OUT_OF_MEMORY = 4
+    OTHER = 5
+
+
+class Scope(enum.IntEnum):
+    """torch's ``RecordScope``, as far as the analysis looks at it.
+
+    UNOBSERVED is an operator of which the name is known, and at a CALL mark what it is called with.
+    """
+
+    FUNCTION = 0
+    BACKWARD_FUNCTION = 1
+    OTHER = 2
+    NONE = 3
+    UNOBSERVED = 4
+
+
+class Role(enum.IntEnum):
+    """Why a tensor is mentioned in `Trace.tensors`."""
+
+    OPERATOR_INPUT = 0
+    MODULE_PARAMETER = 1
+    MODULE_GRADIENT = 2
+    OPTIMIZER_PARAMETER = 3
+    OPTIMIZER_GRADIENT = 4
+    OPTIMIZER_STATE = 5
+
+
+class Mutable(enum.IntEnum):
+    """Whether an operator writes to an input; UNKNOWN when no schema fits what was recorded."""
+
+    NO = 0
+    YES = 1
+    UNKNOWN = 2
+
+
+class Ownership(enum.IntEnum):
+    """Who holds a storage, as seen at a mark; see `Trace.owners`."""
+
+    LIVE = 0
+    PARAMETER = 1
+    BUFFER = 2
+    GRADIENT = 3
+    OPTIMIZER_STATE = 4
+    SAVED = 5
+    LEAF = 6
+    GRADIENT_ROOT = 7
+    SURVIVOR = 8
+    USED = 9
+    WRITTEN = 10
+
+
+class MarkKind(enum.IntEnum):
+    """What happened at a row of `Trace.marks`."""
+
+    START = 0
+    STOP = 1
+    REGION_BEGIN = 2
+    REGION_END = 3
+    STEP = 4
+    BACKWARD_BEGIN = 5
+    BACKWARD_END = 6
+    OPTIMIZER_BEGIN = 7
+    OPTIMIZER_END = 8
+    STORAGE_FREED = 9
+    MODULE_SEEN = 10
+    GRADIENT_PASSED = 11
+    CALL = 12
+
+
+class DeviceEventKind(enum.IntEnum):
+    """What a row of `Trace.device_events` is."""
+
+    LAUNCH = 0
+    KERNEL = 1
+
+
+EVENT: Final = np.dtype(
+    [
+        ("kind", "u1"),
+        ("scope", "u1"),
+        ("is_operator", "?"),
+        ("thread", "i4"),
+        ("segment", "i4"),
+        ("parent", "i4"),
+        ("end", "i4"),
+        ("name", "i4"),
+        ("file", "i4"),
+        ("line", "i4"),
+        ("start_ns", "i8"),
+        ("end_ns", "i8"),
+        ("sequence", "i8"),
+    ]
+)
+TENSOR: Final = np.dtype(
+    [
+        ("event", "i4"),
+        ("role", "u1"),
+        ("argument", "i2"),
+        ("mutable", "u1"),
+        ("keyed", "?"),
+        ("device", "i2"),
+        ("name", "i4"),
+        ("id", "i8"),
+        ("allocation_id", "i8"),
+        ("ptr", "u8"),
+        ("size_bytes", "i8"),
+    ]
+)
+ALLOCATION: Final = np.dtype(
+    [
+        ("event", "i4"),
+        ("keyed", "?"),
+        ("device", "i2"),
+        ("id", "i8"),
+        ("allocation_id", "i8"),
+        ("ptr", "u8"),
+        ("size_bytes", "i8"),
+        ("requested_bytes", "i8"),
+        ("total_allocated", "i8"),
+        ("total_reserved", "i8"),
+    ]
+)
+MODULE_CALL: Final = np.dtype([("event", "i4"), ("module", "u8"), ("class_name", "i4")])
+DEVICE_EVENT: Final = np.dtype(
+    [("kind", "u1"), ("correlation", "i8"), ("start_ns", "i8"), ("end_ns", "i8")]
+)
+MARK: Final = np.dtype([("kind", "u1"), ("time_ns", "i8"), ("event", "i4"), ("text", "i4")])
+OWNER: Final = np.dtype(
+    [
+        ("mark", "i4"),
+        ("kind", "u1"),
+        ("device", "i2"),
+        ("ptr", "u8"),
+        ("size_bytes", "i8"),
+        ("module", "u8"),
+        ("name", "i4"),
+    ]
+)
+MODULE_EDGE: Final = np.dtype(
+    [("mark", "i4"), ("child", "u8"), ("parent", "u8"), ("name", "i4"), ("class_name", "i4")]
+)
+COMPILED_LINE: Final = np.dtype(
+    [
+        ("file", "i4"),
+        ("line", "i4"),
+        ("operator", "i4"),
+        ("source_file", "i4"),
+        ("source_line", "i4"),
+        ("function", "i4"),
+        ("module", "u8"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """What a body did. Every table is a structured array; an ``i4`` that refers to nothing is -1.
+
+    Attributes:
+        events: `EVENT`, in depth-first order, so that the subtree of row i is
+            ``i:events["end"][i]``. ``name`` and ``file`` index `strings`; ``line`` is where the
+            call stands in the calling Python function, 0 if unknown; ``is_operator`` says that a
+            schema of the operator's name fits its inputs; ``sequence`` is autograd's sequence
+            number or -1.
+        tensors: `TENSOR`, grouped by event in the order of events; one row per mention of a tensor.
+            ``size_bytes`` is the extent the tensor spans, a lower bound of its storage, or 0 where
+            that is not known. ``keyed`` says that ``id`` and ``allocation_id`` are the profiler's.
+        allocations: `ALLOCATION`, one row for each event of that kind; a free has a negative size.
+            On a GPU ``size_bytes`` is the block's, and ``requested_bytes`` what was asked for, or 0
+            where that is not known.
+        module_calls: `MODULE_CALL`, one row for each Python call of an ``nn.Module``; ``module`` is
+            the module's ``id()``.
+        device_events: `DEVICE_EVENT`, launches and runs of kernels, where the profiler saw any;
+            a kernel has the ``correlation`` of its launch.
+        marks: `MARK`, moments that the recorder noted itself; ``event`` is where the mark stands in
+            `events`, or -1 if only its time is known.
+        owners: `OWNER`, which storages were held by whom at a mark; ``module`` is the ``id()`` of
+            the module that holds it under ``name``, or 0. At a STORAGE_FREED mark: what was freed.
+            At a CALL mark: what the UNOBSERVED operator reads (USED) and writes to (WRITTEN).
+        module_edges: `MODULE_EDGE`, which module was found under which name of which parent
+            (parent 0: a module that stood alone).
+        compiled_lines: `COMPILED_LINE`, what a line of generated code stands for: the ``operator``
+            ("" if the events say it themselves), the user's ``source_file``, ``source_line`` and
+            ``function`` (-1 if none is known), and the ``id()`` of the module (0 if none is known);
+            one row for each module that it may be.
+        strings: Names and paths, each once.
+        devices: Device names, ``"cpu"``, ``"cuda:0"``; indexed by every ``device`` column.
+        meta: JSON values: ``library_paths`` (folders whose frames are not the user's), versions,
+            ``counters`` of the device.
+    """
+
+    events: NDArray[Any] = field(default_factory=lambda: np.empty(0, EVENT))
+    tensors: NDArray[Any] = field(default_factory=lambda: np.empty(0, TENSOR))
+    allocations: NDArray[Any] = field(default_factory=lambda: np.empty(0, ALLOCATION))
+    module_calls: NDArray[Any] = field(default_factory=lambda: np.empty(0, MODULE_CALL))
+    device_events: NDArray[Any] = field(default_factory=lambda: np.empty(0, DEVICE_EVENT))
+    marks: NDArray[Any] = field(default_factory=lambda: np.empty(0, MARK))
+    owners: NDArray[Any] = field(default_factory=lambda: np.empty(0, OWNER))
+    module_edges: NDArray[Any] = field(default_factory=lambda: np.empty(0, MODULE_EDGE))
+    compiled_lines: NDArray[Any] = field(default_factory=lambda: np.empty(0, COMPILED_LINE))
+    strings: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace to ``path``, a compressed numpy archive.
+
+        Raises `TraceError` when the file cannot be written.
+        """
+        header = {
+            "format": FORMAT,
+            "strings": self.strings,
+            "devices": self.devices,
+            "meta": dict(self.meta),
+        }
+        text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+        tables = {name: getattr(self, name) for name in _TABLES}
+        try:
+            with Path(path).open("wb") as file:
+                np.savez_compressed(file, header=text, **tables)
+        except OSError as error:
+            raise TraceError(
+                f"the trace cannot be written to {os.fspath(path)!r} "
+                f"({error.strerror or error}); give a file in a folder that is there"
+            ) from None
+
+
+_TABLES: Final = {
+    "events": EVENT,
+    "tensors": TENSOR,
+    "allocations": ALLOCATION,
+    "module_calls": MODULE_CALL,
+    "device_events": DEVICE_EVENT,
+    "marks": MARK,
+    "owners": OWNER,
+    "module_edges": MODULE_EDGE,
+    "compiled_lines": COMPILED_LINE,
+}
+assert set(_TABLES) < {f.name for f in fields(Trace)}
+
+
+def load_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace that `Trace.save` wrote. Raises `TraceError` if the file is not one."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            header = json.loads(archive["header"].tobytes())
+            if header["format"] != FORMAT:
+                raise TraceError(
+                    f"{path} has trace format {header['format']}, this version reads {FORMAT}"
+                )
+            tables = {name: _typed(archive[name], dtype, path) for name, dtype in _TABLES.items()}
+            return Trace(
+                **tables,
+                strings=tuple(header["strings"]),
+                devices=tuple(header["devices"]),
+                meta=header["meta"],
+            )
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        # What numpy takes for its own old format it would have us open without care.
+        reason = "it is not one" if "pickle" in str(error) else error
+        raise TraceError(f"cannot read {path} as a trace: {reason}") from error
+
+
+def _typed(table: NDArray[Any], dtype: np.dtype[Any], path: object) -> NDArray[Any]:
+    if table.dtype != dtype:
+        raise TraceError(f"{path} holds a table of another layout than this version reads")
+    return table

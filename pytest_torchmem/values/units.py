@@ -1,0 +1,111 @@
+"""Bytes as text and back. The only module that knows what a KiB is."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pytest_torchmem.values.errors import SizeError, is_torchmem_error
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
+
+KiB: Final = 1024
+MiB: Final = 1024 * KiB
+GiB: Final = 1024 * MiB
+
+_FACTORS: Final = {
+    "b": 1,
+    "kib": KiB,
+    "mib": MiB,
+    "gib": GiB,
+    "tib": 1024 * GiB,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+_SIZE = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*([kmgt]?i?b)\s*", re.IGNORECASE)
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+_FRACTION = re.compile(r"\s*(0|0?\.\d+)\s*")
+
+
+def parse_size(value: object) -> int:
+    """Return ``value`` as a whole number of bytes.
+
+    ``value`` is an ``int`` in bytes, or text with a unit: ``"2GiB"`` counts in 1024s, ``"2GB"`` in
+    1000s. A fraction of a byte is dropped. Raises `SizeError` for anything else, a bare number in
+    text and a negative one included.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise SizeError(f"a size cannot be negative, got {value}")
+        return value
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        number, unit = match.groups()
+        if "." not in number:
+            return int(number) * _FACTORS[unit.lower()]
+        size_bytes = int(float(number) * _FACTORS[unit.lower()])
+        if not size_bytes and float(number):
+            raise SizeError(f"{value!r} is less than a byte")
+        return size_bytes
+    raise SizeError(
+        f"cannot read {value!r} as a size; give an int in bytes or text such as '64MiB' or '2GB'"
+    )
+
+
+def reads_as_size(text: str) -> bool:
+    """Return whether a text is a size: ``"64MiB"`` is, ``"64"`` and ``"forward"`` are not."""
+    return _SIZE.fullmatch(text) is not None
+
+
+def parse_fraction(value: object) -> float:
+    """Return a tolerance as a fraction: ``"2%"``, ``"0.02"`` and ``0.02`` are all 0.02.
+
+    Raises `SizeError` for a negative number and for anything that is neither.
+    """
+    if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
+        return float(match.group(1)) / 100
+    if isinstance(value, str) and (match := _FRACTION.fullmatch(value)):
+        return float(match.group(1))
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
+        return float(value)
+    text = str(value).strip()
+    if _PERCENT.fullmatch(f"{text}%"):
+        raise SizeError(
+            f"cannot read {value!r} as a tolerance; percent need the sign: '{text}%', and a "
+            "fraction such as 0.02 is less than 1"
+        )
+    raise SizeError(
+        f"cannot read {value!r} as a tolerance; give text such as '2%' or a fraction such as 0.02"
+    )
+
+
+def format_size(size_bytes: int) -> str:
+    """Return a size for people: ``214.1 MiB``; below one KiB the exact ``17 B``."""
+    magnitude = abs(size_bytes)
+    for name, factor in (("TiB", 1024 * GiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
+        # 1023.96 KiB would round to "1024.0 KiB", which reads as a larger unit.
+        if magnitude >= factor or round(magnitude / factor * 1024, 1) >= 1024:
+            return f"{size_bytes / factor:.1f} {name}"
+    return f"{size_bytes} B"
+
+
+def format_apart(*sizes: int) -> tuple[str, ...]:
+    """Return sizes for people so that no two different ones read the same.
+
+    1024 MiB and 1036 MiB both round to ``1.0 GiB``; they come back as ``1024.0 MiB`` and
+    ``1036.0 MiB``, and sizes one byte apart as exact bytes.
+    """
+    texts = tuple(format_size(size) for size in sizes)
+    for name, factor in (("MiB", MiB), ("KiB", KiB), ("B", 1)):
+        if len(set(texts)) == len(set(sizes)):
+            return texts
+        digits = 1 if factor > 1 else 0
+        texts = tuple(f"{size / factor:.{digits}f} {name}" for size in sizes)
+    return texts
+
+
+def format_change(size_bytes: int) -> str:
+    """Return a size with its sign: ``+32.0 MiB``, ``-4 B``, ``+0 B``."""
+    return ("+" if size_bytes >= 0 else "") + format_size(size_bytes)

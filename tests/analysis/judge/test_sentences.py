@@ -1,0 +1,95 @@
+"""Each cause is told once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pytest_torchmem.analysis.judge.baseline import Allowance, BaselineEntry
+from pytest_torchmem.analysis.judge.holders import Held, explain_retained
+from pytest_torchmem.analysis.judge.sentences import sentences
+from pytest_torchmem.analysis.judge.verdict import Verdict, judge_baseline, judge_limits
+from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
+from pytest_torchmem.values.results import Fate, Holder, Result
+from pytest_torchmem.values.units import MiB
+from tests import results
+
+LEAK = Contributor(
+    Category.TEMPORARY, 8 * MiB, 1, "aten::ones", "", Source("/x/net.py", 7, "f"), Phase.FORWARD
+)
+OTHER = Contributor(Category.GRADIENT, 20 * MiB, 2, "aten::mm", "fc", None, Phase.BACKWARD)
+
+
+def result(*live: Contributor, name: str = "") -> Result:
+    """A window that retains all that is live."""
+    return results.result(*live, name=name, retained=live)
+
+
+def test_a_leak_that_makes_three_numbers_too_large_is_named_once():
+    entry = BaselineEntry.of(result(OTHER))
+    verdict = judge_baseline(result(OTHER, LEAK), entry, Allowance(0.02, MiB))
+    first, second = told = sentences([verdict])
+    assert "".join(told).count("aten::ones") == 1
+    assert first.endswith("from aten::ones (net.py:7)")
+    assert second == (
+        "of the same cause, temporary peaked at 8.0 MiB, 8.0 MiB over the baseline of 0 B "
+        "(floor 1.0 MiB)"
+        "; memory peaked at 28.0 MiB, 8.0 MiB over the baseline of 20.0 MiB (floor 1.0 MiB)"
+    )
+
+
+def test_other_causes_have_sentences_of_their_own():
+    findings = judge_limits(result(OTHER, LEAK), {"temporary": 1, "gradient": 1, "total": 1})
+    told = sentences([Verdict(result(OTHER, LEAK), findings)])
+    assert len(told) == 3
+    assert told[0].endswith("largest 20.0 MiB from aten::mm in fc")
+    assert told[1].startswith("of the same cause, memory peaked at 28.0 MiB")
+    assert told[2].endswith("largest 8.0 MiB from aten::ones (net.py:7)")
+
+
+def test_a_region_and_its_body_share_a_cause():
+    region = replace(result(LEAK, name="r"))
+    verdicts = [Verdict(one, judge_limits(one, {"total": MiB})) for one in (region, result(LEAK))]
+    told = sentences(verdicts)
+    assert told[0].startswith("in 'r', memory peaked at 8.0 MiB")
+    assert (
+        told[1] == "of the same cause, memory peaked at 8.0 MiB, 7.0 MiB over the limit of 1.0 MiB"
+    )
+
+
+def test_numbers_are_short_where_a_failed_assert_shows_them():
+    assert repr(result(LEAK).retained) == "<Retained total=8388608, temporary=8388608>"
+    assert repr(result().peak) == "<Peak total=0>"
+
+
+def test_what_cannot_be_judged_is_no_consequence():
+    findings = judge_limits(result(LEAK), {"allocated": 1, "growth": 1})
+    told = sentences([Verdict(result(LEAK), findings)])
+    assert [sentence.rpartition("[")[2] for sentence in told] == ["no-steps]", "no-counter]"]
+
+
+def test_the_holder_that_is_named_is_that_of_the_cause_not_the_largest():
+    held = (
+        Held(Holder(20 * MiB, 1, Fate.HELD, "the fixture 'net'.grad"), OTHER),
+        Held(
+            Holder(8 * MiB, 1, Fate.HELD, "net.CACHE"),
+            replace(LEAK, source=replace(LEAK.source, file="elsewhere/net.py")),
+        ),
+    )
+    entry = BaselineEntry.of(result(OTHER))
+    verdict = judge_baseline(result(OTHER, LEAK), entry, Allowance(0.02, MiB))
+    explained = explain_retained(verdict, lambda: held)
+    (retained,) = [f for f in explained.findings if f.key == "retained"]
+    assert retained.sentence.endswith("from aten::ones (net.py:7), still held by net.CACHE")
+    assert explained.result.retained.holders[0].by == "the fixture 'net'.grad"
+
+
+def test_a_known_holder_is_named_before_what_was_not_looked_for():
+    held = (
+        Held(Holder(6 * MiB, 4, Fate.NOT_LOOKED_FOR, ""), LEAK),
+        Held(Holder(2 * MiB, 1, Fate.HELD, "net.CACHE"), LEAK),
+    )
+    verdict = Verdict(result(LEAK), judge_limits(result(LEAK), {"retained": MiB}))
+    (told,) = explain_retained(verdict, lambda: held).findings
+    assert told.sentence.endswith(", still held by net.CACHE")
+    (told,) = explain_retained(verdict, lambda: held[:1]).findings
+    assert told.sentence.endswith(", still held, its holder not looked for")

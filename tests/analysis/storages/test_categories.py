@@ -1,0 +1,344 @@
+"""Each category pass on the smallest trace that it speaks about."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.storages.categories import CATEGORY_PASSES, label_storages
+from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.trace import MarkKind, Ownership, Role, Scope, Trace
+from tests.builders import Block, TraceBuilder
+
+
+def label_of(profile: MemoryProfile, block: Block) -> Category:
+    """The label of the last storage at the block's pointer."""
+    rows = [row for row, ptr in enumerate(profile.storages.ptr.tolist()) if ptr == block.ptr]
+    return list(Category)[profile.labels[rows[-1]]]
+
+
+def label_in(builder: TraceBuilder, block: Block) -> Category:
+    return label_of(analyze(builder.build()), block)
+
+
+@pytest.mark.parametrize(
+    ("owner", "category"),
+    [
+        (Ownership.PARAMETER, Category.PARAMETER),
+        (Ownership.BUFFER, Category.BUFFER),
+        (Ownership.GRADIENT, Category.GRADIENT),
+        (Ownership.OPTIMIZER_STATE, Category.OPTIMIZER_STATE),
+    ],
+)
+def test_what_a_module_or_an_optimizer_holds_is_what_it_says(owner, category):
+    b = TraceBuilder()
+    held = b.existing(8, owner)
+    b.read(held)
+    assert label_in(b, held) is category
+
+
+def test_the_python_tracer_knows_parameters_too():
+    b = TraceBuilder()
+    weight = b.existing(8)
+    with b.module(1) as call:
+        b.mention(weight, call, role=Role.MODULE_PARAMETER)
+    assert label_in(b, weight) is Category.PARAMETER
+
+
+def test_a_parameter_that_is_saved_for_backward_stays_a_parameter():
+    b = TraceBuilder()
+    weight = b.existing(8, Ownership.PARAMETER)
+    with b.backward():
+        b.owner(weight, Ownership.SAVED)
+    assert label_in(b, weight) is Category.PARAMETER
+
+
+def test_a_parameter_that_is_also_a_buffer_stays_a_parameter():
+    b = TraceBuilder()
+    weight = b.existing(8, Ownership.PARAMETER, Ownership.BUFFER)
+    b.read(weight)
+    assert label_in(b, weight) is Category.PARAMETER
+
+
+def test_data_that_is_saved_for_backward_stays_input():
+    b = TraceBuilder()
+    x, weight = b.existing(16), b.existing(8, Ownership.PARAMETER)
+    b.read(x, weight, name="aten::mm")
+    with b.backward():
+        b.owner(x, Ownership.SAVED)
+    assert label_in(b, x) is Category.INPUT
+
+
+def test_a_graph_that_keeps_nothing_of_the_body_promises_no_backward_pass():
+    b = TraceBuilder()
+    x = b.existing(16)
+    with b.op("aten::mul", reads=[x]):
+        result = b.alloc(16)
+    stop = b.mark(MarkKind.STOP)
+    b.owner(x, Ownership.SAVED, mark=stop)
+    profile = analyze(b.build())
+    assert not profile.recording.has_backward
+    assert label_of(profile, result) is Category.TEMPORARY
+
+
+def test_the_leaves_of_a_backward_pass_are_the_parameters_where_nobody_holds_any():
+    b = TraceBuilder()
+    weight = b.existing(8)
+    b.read(weight, name="aten::mm")
+    with b.backward():
+        b.owner(weight, Ownership.LEAF)
+    assert label_in(b, weight) is Category.PARAMETER
+
+
+def test_a_leaf_beside_a_module_is_data():
+    b = TraceBuilder()
+    weight, x = b.existing(8, Ownership.PARAMETER), b.existing(16)
+    b.read(x, weight, name="aten::mm")
+    with b.backward():
+        b.owner(x, Ownership.LEAF)
+    assert label_in(b, x) is Category.INPUT
+
+
+def test_data_from_before_that_the_forward_pass_reads_is_input():
+    b = TraceBuilder()
+    x = b.existing(16)
+    b.read(x)
+    assert label_in(b, x) is Category.INPUT
+
+
+def test_data_made_out_of_nothing_that_the_model_reads_is_input():
+    b = TraceBuilder()
+    weight = b.existing(8, Ownership.PARAMETER)
+    with b.op("aten::randn"):
+        x = b.alloc(16)
+    with b.module(1), b.op("aten::mm", reads=[x, weight]):
+        b.alloc(32)
+    assert label_in(b, x) is Category.INPUT
+
+
+def test_a_number_does_not_make_an_input_of_the_model_out_of_data():
+    b = TraceBuilder()
+    raw, weight = b.existing(16), b.existing(8, Ownership.PARAMETER)
+    number = b.alloc(8)
+    with b.op("aten::div", reads=[raw, number]):
+        x = b.alloc(64)
+    with b.module(1), b.op("aten::mm", reads=[x, weight]):
+        b.alloc(32)
+    assert label_in(b, x) is Category.INPUT
+
+
+def saved_and_not(backward: bool) -> tuple[MemoryProfile, Block, Block]:
+    b = TraceBuilder()
+    weight = b.existing(8, Ownership.PARAMETER)
+    with b.op("aten::mm", reads=[weight], sequence=0):
+        saved = b.alloc(32)
+        b.read(weight)
+    with b.op("aten::relu", reads=[saved], sequence=1):
+        other = b.alloc(32)
+    if backward:
+        with b.backward():
+            b.owner(saved, Ownership.SAVED)
+    return analyze(b.build()), saved, other
+
+
+def test_what_a_graph_keeps_is_activation_and_the_rest_temporary():
+    profile, saved, other = saved_and_not(backward=True)
+    assert label_of(profile, saved) is Category.ACTIVATION
+    assert label_of(profile, other) is Category.TEMPORARY
+
+
+def test_without_a_backward_pass_nothing_is_kept_for_one():
+    profile, saved, other = saved_and_not(backward=False)
+    assert not profile.recording.has_backward
+    assert label_of(profile, saved) is label_of(profile, other) is Category.TEMPORARY
+
+
+def test_what_a_backward_node_reads_was_kept_for_it():
+    b = TraceBuilder()
+    with b.op("MyFunction", sequence=0):
+        kept = b.alloc(32)
+        scratch = b.alloc(64)
+        b.free(scratch)
+    with b.backward(), b.node("MyFunctionBackward"), b.op("aten::mul", reads=[kept]):
+        pass
+    profile = analyze(b.build())
+    assert label_of(profile, kept) is Category.ACTIVATION
+    assert label_of(profile, scratch) is Category.TEMPORARY
+
+
+def test_the_loss_is_not_kept_because_the_first_gradient_has_its_shape():
+    b = TraceBuilder()
+    with b.op("aten::mean", sequence=0):
+        loss = b.alloc(4)
+    with b.backward(), b.op("aten::ones_like", reads=[loss]):
+        b.alloc(4)
+    assert label_in(b, loss) is Category.TEMPORARY
+
+
+def test_what_a_checkpoint_recomputes_is_activation():
+    b = TraceBuilder()
+    with b.backward(), b.node("CheckpointBackward"):
+        with b.op("aten::mm", sequence=3):
+            again = b.alloc(32)
+        with b.node("MmBackward0"), b.op("aten::mm", reads=[again]):
+            pass
+    assert label_in(b, again) is Category.ACTIVATION
+
+
+def backward_of_a_product(summed: bool) -> tuple[MemoryProfile, Block, Block]:
+    b = TraceBuilder()
+    with b.backward():
+        with b.op("autograd::engine::evaluate_function: MulBackward0", is_operator=False):
+            with (
+                b.op("MulBackward0", scope=Scope.BACKWARD_FUNCTION, is_operator=False),
+                b.op("aten::mul"),
+            ):
+                scratch = b.alloc(64)
+                b.free(scratch)
+                result = b.alloc(128)
+            if summed:
+                with b.op("aten::sum", reads=[result]):
+                    b.alloc(8)
+                b.free(result)
+        b.read()
+    return analyze(b.build()), scratch, result
+
+
+def test_what_a_node_hands_on_is_autograd_detail_and_its_scratch_temporary():
+    profile, scratch, result = backward_of_a_product(summed=False)
+    assert label_of(profile, scratch) is Category.TEMPORARY
+    assert label_of(profile, result) is Category.AUTOGRAD_DETAIL
+
+
+def test_what_the_engine_sums_up_first_is_not_handed_on():
+    profile, _, result = backward_of_a_product(summed=True)
+    assert label_of(profile, result) is Category.TEMPORARY
+
+
+def test_a_sum_that_the_engine_makes_between_two_nodes_is_autograd_detail():
+    b = TraceBuilder()
+    with b.backward(), b.op("autograd::engine::evaluate_function: MulBackward0"):
+        pass
+    with b.backward(), b.op("aten::add"):
+        total = b.alloc(8)
+    assert label_in(b, total) is Category.AUTOGRAD_DETAIL
+
+
+def test_a_gradient_that_a_hook_used_up_is_known_from_its_accumulation():
+    b = TraceBuilder()
+    with b.backward(), b.node("torch::autograd::AccumulateGrad"):
+        with b.op("aten::clone"):
+            gradient = b.alloc(8)
+        b.read()
+    b.free(gradient)
+    assert label_in(b, gradient) is Category.GRADIENT
+
+
+def test_the_gradient_of_a_checkpoints_input_is_on_its_way():
+    b = TraceBuilder()
+    with b.backward(), b.node("CheckpointBackward"):
+        with b.backward(), b.node("torch::autograd::AccumulateGrad"), b.op("aten::detach"):
+            gradient = b.alloc(8)
+        b.owner(gradient, Ownership.GRADIENT_ROOT)
+    assert label_in(b, gradient) is Category.AUTOGRAD_DETAIL
+
+
+def gradient_returned(inside_operator: bool) -> Category:
+    b = TraceBuilder()
+    with b.op("MyFunction", sequence=4 if inside_operator else -1, is_operator=False):
+        with b.backward(), b.node("MulBackward0"), b.op("aten::mul"):
+            gradient = b.alloc(8)
+        b.owner(gradient, Ownership.GRADIENT)
+    with b.backward():
+        b.owner(gradient, Ownership.SAVED)
+    return label_in(b, gradient)
+
+
+def test_what_autograd_grad_returned_to_the_body_is_gradient():
+    assert gradient_returned(inside_operator=False) is Category.GRADIENT
+
+
+def test_what_autograd_grad_returned_within_a_custom_function_is_that_functions_business():
+    assert gradient_returned(inside_operator=True) is Category.ACTIVATION
+
+
+def test_calling_a_module_touches_all_that_its_parts_hold():
+    b = TraceBuilder()
+    weight = b.existing(8)
+    b.owner(weight, Ownership.PARAMETER, module=2, name="weight", mark=0)
+    b.part_of(child=2, parent=1, name="inner")
+    with b.module(1):
+        b.alloc(4)
+    assert analyze(b.build()).peak.parameter == 8
+
+
+def test_a_module_that_is_not_called_is_not_in_the_footprint():
+    b = TraceBuilder()
+    weight = b.existing(8)
+    b.owner(weight, Ownership.PARAMETER, module=2, name="weight", mark=0)
+    with b.module(1):
+        b.alloc(4)
+    assert analyze(b.build()).peak.total == 4
+
+
+def test_a_graph_that_an_earlier_test_left_behind_is_not_in_the_footprint():
+    b = TraceBuilder()
+    old = b.existing(1000, Ownership.SAVED)
+    b.alloc(4)
+    stop = b.mark(MarkKind.STOP)
+    b.owner(old, Ownership.SAVED, mark=stop)
+    profile = analyze(b.build())
+    assert profile.peak.total == 4
+    assert not profile.recording.has_backward
+
+
+def workspace_trace(b: TraceBuilder) -> Trace:
+    """What was built, on a device whose workspaces have 4096 bytes and where no tensor is known."""
+    trace = b.build()
+    trace.allocations["keyed"] = False
+    trace.meta["workspace_bytes"] = [4096]
+    return trace
+
+
+def test_a_workspace_is_scratch_of_a_known_size_that_outlives_its_operator():
+    b = TraceBuilder()
+    with b.op("aten::mm"):
+        result, workspace = b.alloc(64), b.alloc(4096)
+    profile = analyze(workspace_trace(b))
+    assert label_of(profile, workspace) is Category.WORKSPACE
+    assert label_of(profile, result) is Category.TEMPORARY
+
+
+def test_a_product_of_a_workspaces_size_is_none():
+    b = TraceBuilder()
+    with b.op("aten::mm"):
+        result, workspace = b.alloc(4096), b.alloc(4096)
+    with b.op("aten::mm"):
+        again = b.alloc(4096)
+    profile = analyze(workspace_trace(b))
+    assert label_of(profile, result) is Category.TEMPORARY
+    assert label_of(profile, workspace) is Category.WORKSPACE
+    assert label_of(profile, again) is Category.TEMPORARY
+
+
+def test_a_product_into_a_given_tensor_has_no_output_but_a_workspace():
+    b = TraceBuilder()
+    out = b.existing(64, Ownership.LIVE)
+    with b.op("aten::mm", writes=[out]):
+        workspace = b.alloc(4096)
+    profile = analyze(workspace_trace(b))
+    assert label_of(profile, workspace) is Category.WORKSPACE
+
+
+def test_a_pass_labels_only_what_no_pass_before_it_did_and_never_edits_its_input():
+    b = TraceBuilder()
+    held = b.existing(8, Ownership.PARAMETER, Ownership.BUFFER, Ownership.GRADIENT)
+    b.read(held)
+    with b.op("aten::mm", reads=[held]):
+        b.alloc(4)
+    evidence = analyze(b.build()).recording
+    labels = label_storages(evidence)
+    for category_pass in CATEGORY_PASSES:
+        before = labels.copy()
+        assert category_pass(evidence, labels).tolist() == before.tolist()
+        assert labels.tolist() == before.tolist()

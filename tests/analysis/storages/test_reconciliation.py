@@ -1,0 +1,68 @@
+"""What a recording lacks is found, and what it has is not called missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.values.trace import MarkKind, Ownership
+from tests.builders import Block, TraceBuilder
+
+
+def test_a_survivor_that_was_made_in_the_recording_is_explained():
+    builder = TraceBuilder()
+    block = builder.alloc(64)
+    builder.owner(block, Ownership.SURVIVOR, builder.mark(MarkKind.STEP))
+    profile = analyze(builder.build())
+    assert (profile.unexplained_bytes, profile.result().blind_spots) == (0, ())
+
+
+def test_a_survivor_from_nowhere_is_unseen_and_is_no_part_of_the_footprint():
+    builder = TraceBuilder()
+    block = builder.alloc(64)
+    builder.free(block)
+    builder.owner(block, Ownership.SURVIVOR, builder.mark(MarkKind.STEP))
+    profile = analyze(builder.build())
+    assert profile.unexplained_bytes == 64
+    assert profile.peak.total == 64
+    assert profile.result().blind_spots[0].startswith("64 B alive at the end were not seen")
+
+
+def test_memory_of_another_gpu_is_named_and_that_of_the_cpu_is_not():
+    builder = TraceBuilder(devices=("cuda:0", "cuda:1", "cpu"))
+    builder.alloc(64, device=0)
+    builder.alloc(128, device=1)
+    builder.free(builder.alloc(256, device=1))
+    builder.alloc(512, device=2)
+    trace = builder.build()
+    assert analyze(trace, "cuda:0").result().blind_spots == (
+        "384 B were allocated on cuda:1, which is not measured",
+    )
+    assert len(analyze(trace, "cpu").result().blind_spots) == 2
+
+
+@pytest.mark.parametrize(("counted_bytes", "unrecorded_bytes"), [(1192, 0), (1292, 100), (1100, 0)])
+def test_a_peak_that_was_counted_and_not_recorded_is_told(counted_bytes, unrecorded_bytes):
+    """Frees before the peak make room. A body that resets the counters makes them say less."""
+    builder = TraceBuilder(devices=("cuda:0",))
+    before = builder.existing(64, Ownership.PARAMETER)
+    builder.free(before)
+    builder.free(builder.alloc(256))
+    trace = builder.build()
+    names = ("requested", "allocated", "active", "reserved")
+    trace.meta["counters"] = dict.fromkeys(names, counted_bytes)
+    trace.meta["counters_before"] = dict.fromkeys(names, 1000)
+    profile = analyze(trace)
+    assert profile.reconciliation.unrecorded_bytes == unrecorded_bytes
+    told = [spot for spot in profile.result().blind_spots if "the allocator's own peak" in spot]
+    assert bool(told) == bool(unrecorded_bytes)
+
+
+def test_what_survives_within_a_larger_storage_is_explained():
+    builder = TraceBuilder()
+    file = builder.alloc(4096)
+    part = Block(99, file.ptr + 1024, 512)
+    builder.read(part)
+    builder.owner(part, Ownership.SURVIVOR, builder.mark(MarkKind.STEP))
+    profile = analyze(builder.build())
+    assert (profile.unexplained_bytes, profile.result().blind_spots) == (0, ())

@@ -1,0 +1,256 @@
+"""A stand-in for the modules of `pytest_torchmem.measuring` that the plugin loads.
+
+Bodies say what they use, so no torch is needed.
+
+It has the same names as the real ones. A project under test puts it in place with `install()`
+and its bodies call `use(...)`.
+"""
+
+import contextlib
+import sys
+import types
+
+from pytest_torchmem.analysis.judge.holders import Held
+from pytest_torchmem.values.contributors import (
+    Category,
+    CategoryBytes,
+    Contributor,
+    Phase,
+    Source,
+)
+from pytest_torchmem.values.errors import DeviceError, DeviceNameError, RecordingError
+from pytest_torchmem.values.picture import Picture, Track
+from pytest_torchmem.values.results import Counters, Fate, Holder, Level, Peak, Result, Retained
+from pytest_torchmem.values.trace import Trace
+
+MiB = 1 << 20
+state = {
+    "rubbish": 0,
+    "counted": 0,
+    "used": [],
+    "busy": False,
+    "backward": True,
+    "recording": False,
+    "starts": 0,
+}
+state["struck"] = []
+
+
+def install():
+    for name in ("body", "counted", "environment"):
+        sys.modules[f"pytest_torchmem.measuring.{name}"] = sys.modules[__name__]
+
+
+def use(size, category="activation", retained=False, operator="aten::mm", module="net", line=12):
+    """Use ``size`` bytes in the running body."""
+    source = Source(__file__, line, "forward")
+    contributor = Contributor(Category(category), size, 1, operator, module, source, Phase.FORWARD)
+    state["used"].append((contributor, retained))
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's own."""
+
+
+def run_out():
+    """Run out of memory, as a body does in which an allocation fails."""
+    live = sorted((contributor for contributor, _ in state["used"]), key=lambda c: -c.size_bytes)
+    state["struck"].append(tuple(live))
+    raise OutOfMemoryError("out of memory. Tried to allocate 20.00 GiB.\nand more")
+
+
+def require_device_name(name):
+    raise DeviceNameError(f"there is no device called {name!r} on any machine")
+
+
+def allocator_settings():
+    return ""
+
+
+def estimate_of(size, device="cpu"):
+    """An estimate of one operator that makes ``size`` bytes and keeps them."""
+    import numpy as np
+
+    from pytest_torchmem.analysis.estimated.estimate import Estimate
+    from pytest_torchmem.values.static_graph import (
+        Lifetimes,
+        NodeKind,
+        StaticGraph,
+        StaticNode,
+        StaticRun,
+        StaticStorage,
+    )
+
+    source = Source(__file__, 12, "forward")
+    node = StaticNode("mm", NodeKind.OPERATOR, "aten::mm", "net", source, makes=(0,))
+    storage = StaticStorage(size, device, Category.ACTIVATION)
+    lifetimes = Lifetimes(np.array([1]), np.array([3]))
+    return Estimate.of(StaticRun(StaticGraph((node,), (storage,)), lifetimes, device))
+
+
+def environment(device):
+    kind = "cpu" if device == "cpu" else "Fake 100"
+    return {"device": kind, "capability": "", "torch": "2.99", "allocator": ""}
+
+
+def result_of(name, device, used, steps=()):
+    used = sorted(used, key=lambda pair: -pair[0].size_bytes)
+    live = tuple(contributor for contributor, _ in used)
+    kept = tuple(contributor for contributor, retained in used if retained)
+    peak, retained = (_by_category(live), _by_category(kept))
+    counters = Counters(1, 2, 3, 4 * MiB) if device.startswith("cuda") else None
+    return Result(
+        name=name,
+        device=device,
+        estimated=False,
+        peak=Peak(peak.total, 0, peak, peak, live),
+        retained=Retained(retained.total, retained, kept),
+        steps=tuple(steps),
+        counters=counters,
+        has_backward=state["backward"],
+    )
+
+
+def picture_of(used):
+    """Each use is one change, a millisecond after the last one; nothing is ever freed."""
+    moments = range(len(used) + 1)
+    levels = {c: [0] * len(moments) for c in {contributor.category for contributor, _ in used}}
+    tracks = []
+    for place, (contributor, _) in enumerate(used):
+        alive = [contributor.size_bytes if moment > place else 0 for moment in moments]
+        tracks.append(Track(contributor, tuple(alive)))
+        levels[contributor.category] = [
+            a + b for a, b in zip(levels[contributor.category], alive, strict=True)
+        ]
+    return Picture(
+        times_ns=tuple(moment * 1_000_000 for moment in moments),
+        rows=tuple(moments),
+        change_count=len(moments),
+        levels={c: tuple(levels[c]) for c in Category if c in levels},
+        tracks=tuple(tracks),
+    )
+
+
+def _by_category(live):
+    amounts = dict.fromkeys(Category, 0)
+    for contributor in live:
+        amounts[contributor.category] += contributor.size_bytes
+    return CategoryBytes.of(amounts)
+
+
+class Region:
+    def __init__(self, name, device, start):
+        self.name, self._device, self._start, self._stop = name, device, start, None
+
+    was_read = False
+
+    @property
+    def result(self):
+        self.was_read = True
+        return result_of(self.name, self._device, state["used"][self._start : self._stop])
+
+    def picture(self):
+        return picture_of(state["used"][self._start : self._stop])
+
+    def note_holders(self):
+        pass
+
+    def find_holders(self):
+        return ()
+
+    def __getattr__(self, name):
+        return getattr(self.result, name)
+
+
+class BodyMeasurement:
+    def __init__(self, device=None):
+        if device and device not in ("cpu", "cuda", "cuda:0", "xpu"):
+            if not device.startswith("cuda"):
+                require_device_name(device)
+            raise DeviceError(f"there is no device {device}; this machine has cpu, cuda:0")
+        self.device = {"cuda": "cuda:0"}.get(device, device or "cpu")
+        self.regions = []
+        self._steps = []
+
+    def start(self):
+        if state["busy"]:
+            raise RecordingError("another profiler is active")
+        assert not state["recording"], "started twice"
+        state["used"], state["struck"] = [], []
+        state["backward"] = True
+        state["recording"] = True
+        state["starts"] += 1
+
+    @contextlib.contextmanager
+    def region(self, name, steps_of=""):
+        region = Region(name, self.device, len(state["used"]))
+        self.regions.append(region)
+        yield region
+        region._stop = len(state["used"])
+
+    def estimate(self, program, *args, **options):
+        return estimate_of(program(*args), options["device"] or "cpu")
+
+    def simulate(self, settings="", capacity=None):
+        from pytest_torchmem.analysis.caching_allocator import Requests, simulate
+
+        sizes = [contributor.size_bytes for contributor, _ in state["used"]]
+        return simulate(Requests.from_columns([True] * len(sizes), sizes, range(len(sizes))))
+
+    def new_loop(self, steps_of=""):
+        return "loop"
+
+    def step(self, loop):
+        self._steps.append(sum(c.size_bytes for c, retained in state["used"] if retained))
+
+    def stop(self):
+        state["recording"] = False
+        return result_of("", self.device, state["used"], self._steps)
+
+    def cancel(self):
+        state["recording"] = False
+
+    def picture(self):
+        return picture_of(state["used"])
+
+    def find_holders(self):
+        return tuple(
+            Held(Holder(contributor.size_bytes, 1, Fate.HELD, "net.CACHE"), contributor)
+            for contributor, retained in state["used"]
+            if retained
+        )
+
+    def profile_so_far(self):
+        trace = types.SimpleNamespace(trace=Trace())
+        return types.SimpleNamespace(tree=trace, out_of_memory=tuple(state["struck"]))
+
+
+class CounterMeasurement:
+    """Counts what the body uses and ``state["rubbish"]``, which others left behind."""
+
+    def __init__(self, device, level):
+        self.device, self.level = device, level
+
+    def start(self):
+        assert not state["recording"]
+        state["used"] = []
+        state["counted"] += 1
+
+    def stop(self):
+        used = sum(contributor.size_bytes for contributor, _ in state["used"])
+        self.least = self._result(used)
+        return self._result(used + state["rubbish"])
+
+    def _result(self, size_bytes):
+        nothing = CategoryBytes()
+        counters = Counters(size_bytes, size_bytes, size_bytes, 4 * MiB)
+        kept = sum(contributor.size_bytes for contributor, retained in state["used"] if retained)
+        return Result(
+            name="",
+            device=self.device,
+            estimated=False,
+            peak=Peak(size_bytes, 0, nothing, nothing),
+            retained=Retained(kept if self.level is Level.EVENTS else 0, nothing),
+            counters=counters,
+            level=self.level,
+        )

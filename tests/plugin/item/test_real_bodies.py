@@ -1,0 +1,167 @@
+"""The plugin on the real engine: torch on the CPU, each kind of body, in one run."""
+
+import importlib.util
+import inspect
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from pytest_torchmem.measuring import body, counted, environment
+
+BODIES = """
+import asyncio
+import unittest
+
+import pytest
+import torch
+from torch import nn
+
+MiB = 1 << 20
+
+
+def net():
+    return nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256))
+
+
+@pytest.mark.memory_budget("64MiB", activation="1MiB")
+def test_over_its_activation_limit():
+    net()(torch.ones(4096, 256)).sum().backward()
+
+
+@pytest.mark.memory_baseline
+@pytest.mark.memory_budget("64MiB", activation="32MiB", warmup=1)
+def test_regions_and_steps(torchmem):
+    model = net().to(torchmem.device)
+    for _ in torchmem.steps(3, warmup=1):
+        with torchmem.measure("forward") as forward:
+            loss = model(torch.ones(4096, 256)).sum()
+        assert forward.peak.activation >= 4 * MiB
+        loss.backward()
+        model.zero_grad()
+    assert torchmem.device == "cpu"
+    torchmem.check(forward)
+
+
+class TestCase(unittest.TestCase):
+    @pytest.mark.memory_budget("1MiB")
+    def test_method(self):
+        torch.ones(1024, 1024)
+
+
+class TestAsync(unittest.IsolatedAsyncioTestCase):
+    @pytest.mark.memory_budget("1MiB")
+    async def test_coroutine(self):
+        await asyncio.sleep(0)
+        torch.ones(1024, 1024)
+
+
+@pytest.mark.memory_budget("1GiB", reserved="1MiB")
+def test_counter():
+    torch.ones(1024)
+
+
+@pytest.mark.memory_budget("1GiB", device="cuda:99")
+def test_missing_device():
+    torch.ones(1024)
+
+
+@pytest.mark.memory_budget("1GiB")
+def test_no_tensor():
+    pass
+
+
+def test_not_asked():
+    torch.ones(1024, 1024)
+"""
+
+
+def test_every_kind_of_body_on_the_real_engine(pytester):
+    pytester.makeini("[pytest]")
+    pytester.makepyfile(test_it=BODIES)
+    arguments = ("-p", "no:asyncio", "--torchmem-device=cpu")
+    result = pytester.runpytest_subprocess(*arguments, "--torchmem-update-baseline")
+    result.assert_outcomes(passed=2, failed=5, skipped=1)
+    result.stdout.fnmatch_lines_random(
+        [
+            "activation peaked at * over the limit of 1.0 MiB: largest 4.0 MiB from aten::* in *",
+            "memory peaked at 4.0 MiB, 3.0 MiB over the limit of 1.0 MiB: * (test_it.py:*",
+            "reserved memory peaked at an estimated 2.0 MiB, 1.0 MiB over the limit of 1.0 MiB: *",
+            "the body used no memory on cpu: *",
+            "not measured: test_it.py::test_missing_device: *cuda:99*",
+            "  new: test_regions_and_steps: *",
+            "  new: test_regions_and_steps::forward: *",
+        ]
+    )
+    arguments = (*arguments, "-k", "regions", "--torchmem-require-baseline")
+    result = pytester.runpytest_subprocess("-p", "xdist", "-n1", *arguments)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*test_regions_and_steps *same as baseline"])
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (body, "BodyMeasurement"),
+        (body, "Region"),
+        (counted, "CounterMeasurement"),
+        (environment, "environment"),
+    ],
+)
+def test_the_stand_in_is_called_as_the_real_engine_is(module, name):
+    # Under a name of its own: the projects that other tests run in this process import theirs.
+    path = Path(__file__).parents[2] / "fake_measure.py"
+    spec = importlib.util.spec_from_file_location("stand_in", path)
+    stand_in = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(stand_in)
+    real, fake = getattr(module, name), getattr(stand_in, name)
+    if not inspect.isclass(fake):
+        assert list(inspect.signature(fake).parameters) == list(inspect.signature(real).parameters)
+        return
+    for method, function in vars(fake).items():
+        if inspect.isfunction(function) and not method.startswith("_"):
+            expected = inspect.signature(getattr(real, method)).parameters
+            assert list(inspect.signature(function).parameters) == list(expected)
+
+
+HELD = """
+import os
+
+import pytest
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        if os.environ.get("KEEPS"):
+            self.last = torch.ones(1 << 20)
+        return x + 1
+
+
+def test_region(torchmem):
+    model = Model()
+    with torchmem.measure("forward") as forward:
+        out = model(torch.ones(1 << 19))
+    torchmem.check(forward)
+    del model, out
+"""
+
+
+def test_a_region_s_failure_names_who_held_what_it_retained(pytester, monkeypatch):
+    pytester.makepyfile(test_held=HELD)
+    arguments = ("-p", "no:asyncio", "-p", "no:cacheprovider", "--torchmem-device=cpu")
+    pytester.runpytest_subprocess(*arguments, "--torchmem-update-baseline").assert_outcomes(
+        passed=1
+    )
+    monkeypatch.setenv("KEEPS", "1")
+    result = pytester.runpytest_subprocess(*arguments)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "in 'forward', retained 6.0 MiB, 4.0 MiB over *, held at its end by model.last in "
+            "test_region, freed later",
+            "what held it:",
+            "    4.0 MiB in 1 storage: held at its end by model.last in test_region, freed later",
+        ]
+    )

@@ -1,0 +1,57 @@
+"""A run that measures nothing pays for next to nothing."""
+
+import subprocess
+import sys
+
+import pytest
+
+LEAN = {
+    "pytest_torchmem",
+    "pytest_torchmem.plugin",
+    "pytest_torchmem.plugin.activation",
+    "pytest_torchmem.plugin.hooks",
+    "pytest_torchmem.plugin.options.option_table",
+    "pytest_torchmem.plugin.run.selection",
+}
+
+
+def loaded(*arguments: str, test: str = "pass", tmp_path) -> set[str]:
+    (tmp_path / "test_it.py").write_text(f"import pytest\n\n{test}\n", encoding="utf-8")
+    (tmp_path / "conftest.py").write_text(
+        "import sys\n\ndef pytest_unconfigure():\n"
+        "    print('loaded', *(m for m in sys.modules if m.startswith('pytest_torchmem')))\n",
+        encoding="utf-8",
+    )
+    command = (sys.executable, "-m", "pytest", "-q", "-s", *arguments, str(tmp_path))
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    (line,) = [line for line in ran.stdout.splitlines() if "loaded pytest_torchmem" in line]
+    return set(line.split("loaded ")[1].split())
+
+
+def test_a_run_without_a_measured_test_loads_what_registers_the_plugin_and_no_more(tmp_path):
+    assert loaded(test="def test_a(): pass", tmp_path=tmp_path) == LEAN
+
+
+@pytest.mark.parametrize(
+    ("arguments", "test"),
+    [
+        (("--torchmem-summary=all",), "def test_a(): pass"),
+        ((), "def test_a(torchmem): pass"),
+        ((), '@pytest.mark.memory_budget("1GiB")\ndef test_a(): pass'),
+        ((), "@pytest.mark.memory_baseline\ndef test_a(): pass"),
+        ((), "def test_a(request): request.getfixturevalue('torchmem')"),
+        (("-n1",), "def test_a(): pass"),
+    ],
+    ids=["option", "fixture", "budget", "baseline", "fixture asked for later", "xdist"],
+)
+def test_whatever_asks_for_a_measurement_loads_the_rest(tmp_path, arguments, test):
+    assert loaded(*arguments, test=test, tmp_path=tmp_path) > LEAN
+
+
+def test_the_words_of_the_option_are_those_of_the_changes():
+    from pytest_torchmem.analysis.judge.baseline import Change
+    from pytest_torchmem.plugin.options.option_table import CHANGE_WORDS
+    from pytest_torchmem.plugin.options.settings import WORDS
+
+    assert tuple(change.value for change in WORDS) == CHANGE_WORDS
+    assert set(WORDS) == set(Change) - {Change.SAME, Change.NOT_COMPARED}

@@ -1,0 +1,402 @@
+"""What keeps a storage alive, and the way to it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import re
+import sys
+import types
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchmem.contexts import gc_paused
+from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.record.holders.search import NO_TENSOR, SEARCHES, Kept, find_holders
+from pytest_torchmem.record.owners.places import storages_of
+from pytest_torchmem.values.results import Fate
+
+
+class Trainer:
+    shared: ClassVar[list[torch.Tensor]] = []
+
+    def __init__(self) -> None:
+        self.me = self
+        self.held: object = None
+
+
+class Slots:
+    __slots__ = ("tensor",)
+
+
+@pytest.fixture
+def models() -> Iterator[types.ModuleType]:
+    module = types.ModuleType("models")
+    sys.modules["models"] = module
+    yield module
+    del sys.modules["models"]
+
+
+def sizes(*tensors: torch.Tensor | None) -> dict[tuple[str, int], int]:
+    return {(device, ptr): n for t in tensors for device, ptr, n in storages_of(t)}
+
+
+def ways(found: list[Kept]) -> list[str]:
+    return [f"{'in garbage: ' if kept.in_garbage else ''}{kept.by}" for kept in found]
+
+
+def test_a_cache_in_a_module_is_named_with_the_key(models):
+    models.CACHE = {"last": [torch.ones(8)]}
+    (place,) = wanted = sizes(models.CACHE["last"][0])
+    assert find_holders(wanted) == [Kept(place, False, "models.CACHE['last'][0]")]
+
+
+def test_each_item_of_a_list_is_found_however_long_it_is():
+    losses = [torch.ones(8) for _ in range(SEARCHES + 4)]
+    found = find_holders(sizes(*losses))
+    here = "losses in test_each_item_of_a_list_is_found_however_long_it_is ("
+    assert all(kept.by.startswith(here) for kept in found)
+    assert [kept.by.rpartition(")")[2] for kept in found] == [f"[{n}]" for n in range(len(found))]
+
+
+def test_the_rest_of_what_is_deep_in_a_container_is_found(models):
+    models.trainer = Trainer()
+    models.trainer.held = [{"loss": (number, torch.ones(8))} for number in range(SEARCHES + 4)]
+    wanted = sizes(*(each["loss"][1] for each in models.trainer.held))
+    expected = [f"models.trainer.held[{n}]['loss'][1]" for n in range(SEARCHES + 4)]
+    assert ways(find_holders(wanted)) == expected
+
+
+def test_the_rest_of_a_large_model_and_its_gradients_is_found(models):
+    models.model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(SEARCHES + 4)))
+    models.model(torch.ones(1, 4)).sum().backward()
+    wanted = sizes(*(layer.weight.grad for layer in models.model))
+    expected = [f"models.model.{n}.weight.grad" for n in range(SEARCHES + 4)]
+    assert ways(find_holders(wanted)) == expected
+
+
+def test_the_rest_of_what_a_closure_and_a_class_hold_is_found(models):
+    def hooked(tensors: list[torch.Tensor]) -> object:
+        return lambda: tensors
+
+    models.hook = hooked([torch.ones(8) for _ in range(SEARCHES + 4)])
+    found = find_holders(sizes(*models.hook()))
+    assert ways(found)[-1] == f"models.hook, its variable 'tensors'[{SEARCHES + 3}]"
+    Trainer.shared.extend(torch.ones(8) for _ in range(SEARCHES + 4))
+    try:
+        found = find_holders(sizes(*Trainer.shared))
+    finally:
+        Trainer.shared.clear()
+    assert ways(found)[-1] == f"{__name__}.Trainer.shared[{SEARCHES + 3}]"
+
+
+def test_what_was_not_looked_for_is_told_apart(models):
+    for number in range(SEARCHES + 4):
+        setattr(models, f"loss_{number}", torch.ones(8))
+    found = find_holders(sizes(*(getattr(models, f"loss_{n}") for n in range(SEARCHES + 4))))
+    assert [kept.by for kept in found[-5:]] == ["models.loss_15", None, None, None, None]
+
+
+def test_looking_at_a_long_list_walks_the_heap_once_per_item(models, monkeypatch):
+    models.LOSSES = [torch.ones(8) for _ in range(SEARCHES)]
+    size, calls = sizes(*models.LOSSES), []
+    of_torch = gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *a: calls.append(1) or of_torch(*a))
+    find_holders(size)
+    assert len(calls) <= SEARCHES + 4
+
+
+def test_an_attribute_of_a_class_is_named_with_it():
+    Trainer.shared.append(torch.ones(8))
+    try:
+        found = find_holders(sizes(Trainer.shared[0]))
+    finally:
+        Trainer.shared.clear()
+    assert ways(found) == [f"{__name__}.Trainer.shared[0]"]
+
+
+def test_parameters_and_gradients_have_the_path_of_their_module(models):
+    models.model = nn.Sequential(nn.Linear(4, 4))
+    models.model(torch.ones(1, 4)).sum().backward()
+    own, gradient = sizes(models.model[0].weight), sizes(models.model[0].weight.grad)
+    assert ways(find_holders(own)) == ["models.model.0.weight"]
+    assert ways(find_holders(gradient)) == ["models.model.0.weight.grad"]
+
+
+def test_what_only_a_graph_holds_is_found_through_its_root(models):
+    x = torch.randn(8, requires_grad=True)
+    y = x.exp()
+    models.loss, size = y.sum(), sizes(y)
+    del x, y
+    assert ways(find_holders(size)) == ["models.loss, in its autograd graph"]
+
+
+def test_a_leaf_that_only_a_graph_holds_is_found_through_its_root(models):
+    leaf = torch.randn(8, requires_grad=True)
+    models.loss, size = (leaf + 1).sum(), sizes(leaf)
+    del leaf
+    assert ways(find_holders(size)) == ["models.loss, in its autograd graph"]
+
+
+def test_a_closure_is_named_with_its_variable(models):
+    def hooked(tensor: torch.Tensor) -> object:
+        return lambda: tensor
+
+    models.hook = hooked(torch.ones(8))
+    found = find_holders(sizes(models.hook()))
+    assert ways(found) == ["models.hook, its variable 'tensor'"]
+
+
+def test_slots_and_instances_are_attributes(models):
+    models.slots, models.trainer = Slots(), Trainer()
+    models.slots.tensor, models.trainer.held = torch.ones(8), [torch.ones(16)]
+    found = find_holders(sizes(models.slots.tensor, models.trainer.held[0]))
+    assert [h.by for h in found] == ["models.trainer.held[0]", "models.slots.tensor"]
+
+
+def test_each_attribute_has_a_way_of_its_own(models):
+    models.trainer = Trainer()
+    vars(models.trainer).update(first=torch.ones(8), second=torch.ones(8))
+    wanted = sizes(models.trainer.first, models.trainer.second)
+    assert ways(find_holders(wanted)) == ["models.trainer.first", "models.trainer.second"]
+
+
+def test_a_local_variable_is_named_with_its_function():
+    kept = torch.ones(8)
+    (found,) = find_holders(sizes(kept))
+    assert found.by.startswith("kept in test_a_local_variable_is_named_with_its_function (")
+
+
+def test_a_traceback_is_named_with_the_frame_that_it_keeps(models):
+    def failing() -> None:
+        tensor = torch.ones(8)
+        models.size = sizes(tensor)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        failing()
+    (found,) = find_holders(models.size)
+    assert found.by.startswith("a frame of failing (test_holders.py:")
+    assert found.by.endswith("that a traceback keeps: tensor")
+    del caught
+
+
+def failing(models: types.ModuleType, calls_count: int) -> None:
+    tensor = torch.ones(8 << calls_count)
+    models.sizes.update(sizes(tensor))
+    if calls_count:
+        failing(models, calls_count - 1)
+    raise ZeroDivisionError
+
+
+def test_frames_are_named_with_the_exception_that_keeps_them(models):
+    models.sizes = {}
+    try:
+        failing(models, 1)
+    except ZeroDivisionError as error:
+        models.LAST_ERROR = error
+    # The second time a frame has a dict of its variables.
+    for _ in range(2):
+        found = ways(find_holders(models.sizes))
+        folded = [re.sub(r"py:\d+", "py", way) for way in found]
+        assert folded == 2 * ["models.LAST_ERROR, frame of failing (test_holders.py): tensor"]
+
+
+def test_an_exception_may_be_the_cause_of_another(models):
+    models.sizes, models.trainer = {}, Trainer()
+    try:
+        try:
+            failing(models, 0)
+        except ZeroDivisionError as error:
+            raise RuntimeError from error
+    except RuntimeError as error:
+        models.trainer.held = [error]
+    (way,) = ways(find_holders(models.sizes))
+    assert way.startswith("models.trainer.held[0], frame of failing (test_holders.py:")
+
+
+def test_an_exception_in_a_local_variable_is_named_with_its_function(models):
+    models.sizes = {}
+    try:
+        failing(models, 0)
+    except ZeroDivisionError as error:
+        kept = error
+    (way,) = ways(find_holders(models.sizes))
+    assert way.startswith("kept in test_an_exception_in_a_local_variable")
+    assert way.endswith("): tensor")
+    del kept
+
+
+def test_the_interpreter_s_note_of_an_exception_is_no_name(models, monkeypatch):
+    models.sizes = {}
+    with pytest.raises(ZeroDivisionError) as caught:
+        failing(models, 0)
+    monkeypatch.setattr(sys, "last_value", caught.value, raising=False)
+    (way,) = ways(find_holders(models.sizes))
+    assert way.endswith("that a traceback keeps: tensor")
+
+
+def numbers(models: types.ModuleType) -> Iterator[int]:
+    tensor = torch.ones(8)
+    models.sizes = sizes(tensor)
+    yield len(tensor)
+
+
+async def awaited(models: types.ModuleType) -> None:
+    tensor = torch.ones(8)
+    models.sizes = sizes(tensor)
+    await Pause()
+    del tensor
+
+
+async def streamed(models: types.ModuleType) -> AsyncIterator[int]:
+    tensor = torch.ones(8)
+    models.sizes = sizes(tensor)
+    yield len(tensor)
+
+
+class Pause:
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+def suspended(found: list[Kept]) -> str:
+    """The only way; before Python 3.11 a generator's variables are in a frame like any other's."""
+    (way,) = ways(found)
+    return re.sub(r"frame of (\w+) \(test_holders.py:\d+\)", r"suspended \1", way)
+
+
+def test_a_generator_is_named_with_what_keeps_it(models):
+    models.LOADERS = [numbers(models)]
+    next(models.LOADERS[0])
+    assert suspended(find_holders(models.sizes)) == "models.LOADERS[0], suspended numbers: tensor"
+    (loader,) = models.LOADERS
+    del models.LOADERS
+    way = suspended(find_holders(models.sizes))
+    assert way.startswith("loader in test_a_generator_is_named_with_what_keeps_it (")
+    assert way.endswith("), suspended numbers: tensor")
+    loader.close()
+
+
+def test_a_coroutine_is_named_with_what_keeps_it(models):
+    models.task = awaited(models)
+    models.task.send(None)
+    assert suspended(find_holders(models.sizes)) == "models.task, suspended awaited: tensor"
+    models.task.close()
+
+
+def test_an_asynchronous_generator_is_named_with_what_keeps_it(models):
+    models.stream = streamed(models)
+    with contextlib.suppress(StopIteration):
+        models.stream.__anext__().send(None)
+    assert suspended(find_holders(models.sizes)) == "models.stream, suspended streamed: tensor"
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_cycle_is_named_by_the_class_that_closes_it():
+    def left_behind() -> dict[tuple[str, int], int]:
+        trainer = Trainer()
+        trainer.held = {"batch": torch.ones(8)}
+        return sizes(trainer.held["batch"])
+
+    (found,) = find_holders(left_behind())
+    assert (found.in_garbage, found.by) == (True, f"{__name__}.Trainer")
+
+
+class Waking:
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise AssertionError("woken")
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError("woken")
+
+
+def test_proxies_that_are_near_are_not_woken(models):
+    class Owner:
+        pass
+
+    owner, lazy = Owner(), Waking()
+    owner.tensor = lazy.tensor = torch.ones(8)
+    models.proxy, models.dead = weakref.proxy(owner), weakref.proxy(Owner())
+    models.owner, models.lazy, size = owner, lazy, sizes(owner.tensor)
+    models.held = [models.proxy, models.dead, lazy]
+    del owner, lazy
+    (found,) = find_holders(size)
+    assert found.by in ("models.owner.tensor", "models.lazy.tensor")
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_a_function_that_refers_to_itself_is_a_cycle():
+    def left_behind() -> dict[tuple[str, int], int]:
+        tensor = torch.ones(8)
+
+        def again() -> object:
+            return tensor, again
+
+        return sizes(tensor)
+
+    (found,) = find_holders(left_behind())
+    assert found.in_garbage
+    assert found.by.endswith("left_behind.<locals>.again")
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_what_the_graph_of_garbage_holds_is_garbage():
+    def left_behind() -> dict[tuple[str, int], int]:
+        trainer = Trainer()
+        x = torch.randn(8, requires_grad=True)
+        y = x.exp()
+        trainer.held = y.sum()
+        return sizes(y)
+
+    (found,) = find_holders(left_behind())
+    assert (found.in_garbage, found.by) == (True, f"{__name__}.Trainer")
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_garbage_is_freed_and_none_is_left_for_others_to_see():
+    trainer = Trainer()
+    trainer.held = torch.ones(8)
+    size = sizes(trainer.held)
+    del trainer
+    flags, known = gc.get_debug(), list(gc.garbage)
+    find_holders(size)
+    assert not [o for o in gc.get_objects() if type(o) is Trainer]
+    assert (gc.get_debug(), gc.garbage) == (flags, known)
+
+
+def test_nothing_to_look_for_finds_nothing():
+    assert find_holders({}) == []
+
+
+def test_what_no_tensor_holds_is_told_apart_from_garbage():
+    buffer = io.BytesIO()
+    torch.jit.save(torch.jit.script(nn.Linear(50, 50)), buffer)
+    buffer.seek(0)
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    loaded = torch.jit.load(buffer)
+    node = (torch.ones(300, requires_grad=True) * 2).exp().grad_fn
+    Trainer().held = torch.ones(20)
+    with gc_paused():
+        measurement.stop()
+        found = [held.holder for held in measurement.find_holders()]
+    unseen = [holder for holder in found if holder.by == NO_TENSOR]
+    assert {holder.fate for holder in unseen} == {Fate.HELD}
+    assert sum(holder.size_bytes for holder in unseen) >= 50 * 50 * 4 + 300 * 4
+    assert [h.fate for h in found if h.by.endswith("Trainer")] == [Fate.GARBAGE]
+    assert (loaded, node) != (None, None)

@@ -1,0 +1,94 @@
+"""What ``gc.freeze`` took out of sight is found, and its state stays as it was."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+# Nothing else of this process should be frozen, and a freeze cannot be undone.
+PROGRAM = """
+import gc, json, sys, types
+import torch
+from torch import nn
+from pytest_torchmem import measure
+from pytest_torchmem.values.errors import LimitError
+
+server = types.ModuleType("server")
+sys.modules["server"] = server
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(100, 100)
+        self.register_buffer("mask", torch.ones(50))
+    def forward(self, x):
+        return self.layer(x)[:, :50] * self.mask
+
+model = Model()
+server.cache = {"last": torch.ones(1000)}
+plain = torch.ones(300)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model(torch.ones(2, 100)).sum().backward()
+optimizer.step()
+def step():
+    (model(torch.ones(4, 100)).sum() + plain.sum()).backward()
+    optimizer.step()
+
+def body():
+    with measure("step", device="cpu") as measured:
+        step()
+        server.cache["next"] = torch.ones(500)
+        server.cache.pop("last", None)
+    del server.cache["next"]
+    server.cache["last"] = torch.ones(1000)
+    return measured.result
+
+step()
+before = body()
+FREEZE
+made_after = torch.ones(200)
+counts = [gc.get_freeze_count()]
+after = body()
+told = ""
+try:
+    with measure("leak", device="cpu", retained=0):
+        server.cache["leak"] = torch.ones(700)
+except LimitError as error:
+    told = str(error)
+counts.append(gc.get_freeze_count())
+print(json.dumps({
+    "categories": [
+        {c.value: n for c, n in r.peak.by_category.items() if n} for r in (before, after)
+    ],
+    "totals": [before.peak.total, after.peak.total],
+    "blind": [before.blind_spots, after.blind_spots],
+    "counts": counts,
+    "told": told,
+    "enabled": gc.isenabled(),
+}))
+"""
+
+
+@pytest.mark.parametrize("freeze", ["", "gc.collect(); gc.freeze()"], ids=["as it is", "frozen"])
+def test_a_frozen_model_is_measured_and_a_frozen_holder_is_named(freeze: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.replace("FREEZE", freeze)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    before, after = said["categories"]
+    assert before == after
+    assert {"parameter", "buffer", "optimizer_state", "gradient"} <= before.keys()
+    assert said["totals"][0] == said["totals"][1]
+    assert said["blind"] == [[], []]
+    assert "still held by server.cache['leak']" in said["told"]
+    at_first, at_last = said["counts"]
+    assert (at_first > 10_000) == bool(freeze)
+    # Some of what was frozen may be gone; nothing was added.
+    assert at_first - 1000 < at_last <= at_first
+    assert said["enabled"]

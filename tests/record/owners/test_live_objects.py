@@ -1,0 +1,146 @@
+"""What is alive, asked of the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from pytest_torchmem.record.owners import live_objects
+from pytest_torchmem.record.owners.live_objects import Census, instances_of
+
+
+class Base:
+    pass
+
+
+class Derived(Base):
+    pass
+
+
+class Other:
+    pass
+
+
+class Proxy:
+    """Says that it is a Base, and must not be asked."""
+
+    @property
+    def __class__(self) -> type[object]:  # type: ignore[override]
+        raise AssertionError("a proxy was woken")
+
+
+class Named(type):
+    def __subclasses__(cls) -> list[type[object]]:  # type: ignore[override]
+        raise AssertionError("a metaclass may mean something else by this name")
+
+
+class WithMetaclass(Base, metaclass=Named):
+    pass
+
+
+def test_instances_of_classes_below_are_found_and_others_are_not():
+    alive = [Base(), Derived(), Other(), Proxy(), WithMetaclass()]
+    found = instances_of([Base])
+    assert {id(thing) for thing in found} == {id(alive[0]), id(alive[1]), id(alive[4])}
+
+
+def test_nothing_is_alive_of_no_class():
+    assert instances_of([]) == []
+
+
+def ids(things: list[object]) -> list[int]:
+    return sorted(map(id, things))
+
+
+@pytest.fixture
+def quiet_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No collection but those that a test asks for, and nothing that somebody froze before."""
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
+    enabled = gc.isenabled()
+    gc.disable()
+    yield
+    if enabled:
+        gc.enable()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_census_finds_what_a_look_at_all_objects_finds(quiet_collector: None, seed: int) -> None:
+    random.seed(seed)
+    census = Census(Base)
+    alive: list[object] = []
+    for _ in range(60):
+        match random.choice(("make", "make", "cycle", "drop", "collect", "clean", "find")):
+            case "make":
+                alive.append(random.choice((Base, Derived, Other))())
+            case "cycle":
+                base = Base()
+                base.__dict__["me"] = base
+            case "drop":
+                if alive:
+                    alive.pop(random.randrange(len(alive)))
+            case "collect":
+                gc.collect(random.randrange(3))
+            case "clean":
+                census.collect()
+            case "find":
+                assert ids(census.find()) == ids(instances_of([Base]))
+    assert ids(census.find()) == ids(instances_of([Base]))
+
+
+def looks_at_everything(census: Census, monkeypatch: pytest.MonkeyPatch) -> bool:
+    looks = []
+    with monkeypatch.context() as patched:
+        look = live_objects.instances_of
+        patched.setattr(live_objects, "instances_of", lambda c: looks.append(c) or look(c))
+        census.find()
+    return bool(looks)
+
+
+@pytest.mark.skipif(not live_objects._HAS_GENERATIONS, reason="no generations to go by")
+def test_a_census_looks_at_everything_only_when_it_must(
+    quiet_collector: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    census = Census(Base)
+    assert looks_at_everything(census, monkeypatch)
+    assert not looks_at_everything(census, monkeypatch)
+    gc.collect(0)
+    census.collect()
+    assert not looks_at_everything(census, monkeypatch)
+    for generation in (1, 2):
+        gc.collect(generation)
+        assert looks_at_everything(census, monkeypatch)
+
+
+@pytest.mark.skipif(not live_objects._HAS_GENERATIONS, reason="no generations to go by")
+def test_a_census_knows_nothing_of_what_another_thread_made_while_it_collected(
+    quiet_collector: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    census = Census(Base)
+    turn, done, alive = threading.Event(), threading.Event(), []
+
+    def work() -> None:
+        turn.wait()
+        alive.append(Base())
+        done.set()
+        turn.clear()
+        turn.wait()
+
+    def let_it_run(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            turn.set()
+            done.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    gc.callbacks.append(let_it_run)
+    try:
+        census.collect()
+        assert ids(census.find()) == ids(alive)
+    finally:
+        gc.callbacks.remove(let_it_run)
+        turn.set()
+        thread.join()

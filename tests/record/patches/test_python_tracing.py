@@ -1,0 +1,72 @@
+"""Suspending the Python tracer of a thread."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from pytest_torchmem.record.patches.python_tracing import TracingPause
+
+pytestmark = pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="Python 3.10 cannot suspend a tracer"
+)
+
+
+def first() -> None: ...
+
+
+def second() -> None: ...
+
+
+@pytest.fixture
+def seen() -> Iterator[list[str]]:
+    """Names of the functions of this file that a profiler in Python sees being called."""
+    names: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename == __file__:
+            names.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    yield names
+    sys.setprofile(before)
+
+
+def test_a_suspended_tracer_sees_nothing_and_then_sees_again(seen: list[str]) -> None:
+    pause = TracingPause()
+    pause.suspend()
+    first()
+    pause.resume()
+    second()
+    assert [name for name in seen if name in ("first", "second")] == ["second"]
+
+
+def test_without_a_pause_all_is_seen(seen: list[str]) -> None:
+    first()
+    second()
+    assert seen[-2:] == ["first", "second"]
+
+
+def test_suspending_twice_is_undone_once(seen: list[str]) -> None:
+    pause = TracingPause()
+    pause.suspend()
+    pause.suspend()
+    pause.resume()
+    pause.resume()
+    first()
+    assert seen[-1] == "first"
+
+
+def test_another_thread_may_resume(seen: list[str]) -> None:
+    pause = TracingPause()
+    pause.suspend()
+    other = threading.Thread(target=pause.resume)
+    other.start()
+    other.join()
+    first()
+    assert seen[-1] == "first"

@@ -1,0 +1,90 @@
+"""A module's tensors can be swapped while a body is recorded, and after it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchmem import measure
+from pytest_torchmem.values.results import Result
+
+
+@pytest.fixture(autouse=True)
+def swapping() -> Iterator[None]:
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def converted() -> nn.Module:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64, bias=False))
+    weights = [id(weight) for weight in model.parameters()]
+    model.double()
+    assert [id(weight) for weight in model.parameters()] == weights
+    model(torch.ones(2, 64, dtype=torch.double)).sum().backward()
+    return model
+
+
+def recorded(swap: bool) -> Result:
+    torch.__future__.set_swap_module_params_on_conversion(swap)
+    with measure(device="cpu") as body:
+        model = nn.Linear(64, 64)
+        model.double()
+        model(torch.ones(2, 64, dtype=torch.double)).sum().backward()
+        del model
+    return body.result
+
+
+def test_a_module_that_is_made_in_the_body_is_converted():
+    with measure(device="cpu") as body:
+        model = converted()
+    weights = sum(weight.nbytes for weight in model.parameters())
+    assert body.retained.parameter == body.retained.gradient == weights
+    assert body.peak.unknown == 0
+
+
+def test_a_swap_needs_what_an_assignment_needs():
+    swapped, assigned = recorded(True), recorded(False)
+    # The old bias lives until the next swap.
+    assert swapped.peak.parameter == assigned.peak.parameter + 64 * 8
+    assert swapped.peak.gradient == assigned.peak.gradient
+    assert swapped.retained == assigned.retained
+
+
+def test_a_module_from_before_is_converted_in_the_body_and_after_it():
+    model = nn.Linear(64, 64)
+    with measure(device="cpu") as body:
+        model(torch.ones(2, 64)).sum().backward()
+        model.zero_grad()
+        model.double()
+    assert body.peak.parameter >= 64 * 64 * 8
+    model.half()
+    assert model.weight.dtype == torch.half
+    with measure(device="cpu"):
+        gc.collect()
+
+
+def test_a_tensor_that_the_user_refers_to_weakly_is_refused_as_ever():
+    import weakref
+
+    one, other = torch.ones(2), torch.ones(2)
+    reference = weakref.ref(one)
+    with (
+        pytest.raises(RuntimeError, match="weakref"),
+        measure(device="cpu"),
+    ):
+        torch.utils.swap_tensors(one, other)
+    assert reference() is one
+
+
+def test_within_an_annotation_torch_says_that_it_cannot_swap():
+    with measure(device="cpu"), torch.profiler.record_function("part"):
+        one, other = torch.ones(2), torch.zeros(2)
+        one.add_(other)
+        with pytest.raises(RuntimeError):
+            torch.utils.swap_tensors(one, other)

@@ -1,0 +1,165 @@
+"""Threads that the profiler does not see: their memory is missing, and the result says so."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.values.results import Result
+
+SIZE = 1 << 16
+KEPT: list[torch.Tensor] = []
+
+
+@pytest.fixture(autouse=True)
+def empty() -> Iterator[None]:
+    yield
+    KEPT.clear()
+
+
+def measured(body: Callable[[], object]) -> Result:
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    try:
+        torch.ones(16)
+        body()
+    finally:
+        result = measurement.stop()
+    return result
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work, name="loader")
+    thread.start()
+    thread.join()
+
+
+def test_a_body_without_threads_has_no_blind_spot():
+    layer = torch.nn.Linear(8, 8)
+    result = measured(lambda: layer(torch.ones(2, 8)).sum().backward())
+    assert (result.blind_spots, result.unexplained_bytes) == ((), 0)
+
+
+def test_a_thread_that_runs_torch_is_named():
+    (spot,) = measured(lambda: in_thread(lambda: torch.ones(SIZE).sum())).blind_spots
+    assert "other threads" in spot
+    assert "loader" in spot
+
+
+def test_a_module_called_on_a_thread_is_noticed():
+    layer = torch.nn.Linear(8, 8)
+    x = torch.ones(2, 8)
+    assert measured(lambda: in_thread(lambda: layer(x))).blind_spots
+
+
+def test_a_thread_without_torch_is_nobodys_business():
+    assert measured(lambda: in_thread(lambda: sum(map(int, range(1000))))).blind_spots == ()
+
+
+def test_a_pool_that_was_there_before_is_noticed():
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        used, ran = measured(lambda: pool.submit(torch.ones, SIZE).result().sum()).blind_spots
+        assert "another thread made it" in used
+        assert "from before the body ran torch" in ran
+        assert measured(lambda: pool.submit(sum, range(9)).result()).blind_spots == ()
+
+
+def test_reading_regions_one_after_the_other_is_no_other_thread():
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        measurement = BodyMeasurement("cpu")
+        measurement.start()
+        regions = []
+        for name in ("one", "two"):
+            with measurement.region(name) as region:
+                torch.ones(SIZE)
+            regions.append(region)
+        assert [region.peak.total for region in regions] == [4 * SIZE] * 2
+        assert measurement.stop().blind_spots == ()
+
+
+def test_what_another_thread_made_and_left_alive_is_counted_as_unexplained():
+    result = measured(lambda: in_thread(lambda: KEPT.append(torch.ones(SIZE))))
+    assert result.unexplained_bytes == 4 * SIZE
+    assert any("256.0 KiB alive at the end" in spot for spot in result.blind_spots)
+
+
+def test_memory_of_another_allocator_is_not_in_the_footprint_and_is_named():
+    def body() -> None:
+        for n in range(1, 20):
+            torch.from_numpy(np.ones(n * SIZE, np.float32)).sum()
+
+    result = measured(body)
+    assert result.peak.total < 4 * SIZE
+    (spot,) = result.blind_spots
+    assert "another allocator (such as numpy's)" in spot
+
+
+def test_what_a_compiler_traces_with_is_no_memory():
+    x = torch.ones(64, 8)
+
+    def body() -> None:
+        torch._dynamo.reset()
+        torch.compile(lambda x: x.sin() * 2, backend="aot_eager")(x)
+
+    assert measured(body).blind_spots == ()
+
+
+def test_memory_of_another_allocator_that_was_there_before_is_in_the_footprint():
+    tensor = torch.from_numpy(np.ones(SIZE, np.float32))
+    result = measured(tensor.sum)
+    assert result.peak.total >= 4 * SIZE
+    assert result.blind_spots == ()
+
+
+def test_the_number_in_a_threads_name_is_left_out():
+    def body() -> None:
+        thread = threading.Thread(target=lambda: torch.ones(SIZE).sum())
+        thread.start()
+        thread.join()
+
+    (spot,) = measured(body).blind_spots
+    assert spot.endswith("Thread (<lambda>) ran torch")
+
+
+def test_shared_memory_reconciles():
+    def body() -> None:
+        KEPT.append(torch.ones(SIZE).share_memory_())
+        torch.ones(SIZE)
+
+    assert measured(body).unexplained_bytes == 0
+
+
+def test_what_was_there_before_is_explained():
+    KEPT.append(torch.ones(SIZE))
+    assert measured(KEPT[0].sum).unexplained_bytes == 0
+
+
+def test_a_profiler_of_threads_is_left_in_place():
+    seen: list[str] = []
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        seen.append(event)
+
+    threading.setprofile(profile)
+    try:
+        measured(lambda: in_thread(lambda: torch.ones(4)))
+        assert threading.getprofile() is profile
+    finally:
+        threading.setprofile(None)
+    assert seen
+
+
+def test_nothing_is_left_behind():
+    inside: list[object] = []
+    measured(lambda: in_thread(lambda: inside.append(torch.ones(4)) or sys.getprofile()))
+    assert threading.getprofile() is None
+    assert sys.getprofile() is None

@@ -1,0 +1,84 @@
+"""Python calls in the event tree: functions, files and lines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pytest_torchmem.record.tree.call_gaps import Gap
+from pytest_torchmem.record.tree.python_calls import PythonCalls, full_path, library_paths
+from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.values.trace import EVENT
+
+
+def called(text: str) -> tuple[str, str]:
+    """Function and file that the name of a Python call stands for; no file is ``""``."""
+    strings = StringTable()
+    events = np.zeros(1, EVENT)
+    PythonCalls(strings).read([0], [text], [7], events)
+    assert events["line"][0] == 7
+    values = (*strings.values(), "")
+    return values[events["name"][0]], values[events["file"][0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "function", "file"),
+    [
+        ("/home/me/model.py(12): forward", "forward", "/home/me/model.py"),
+        ("/home/me/a (copy).py(1): <lambda>", "<lambda>", "/home/me/a (copy).py"),
+        ("<eval_with_key>.3(5): forward", "forward", "<eval_with_key>.3"),
+        ("<string>(-1): made", "made", "<string>"),
+        ("nn.Module: Linear_0", "nn.Module: Linear_0", ""),
+    ],
+)
+def test_a_name_is_taken_apart_into_function_and_file(text, function, file):
+    assert called(text) == (function, file)
+
+
+def test_an_address_is_no_part_of_a_name():
+    first, second = (
+        called(f"<built-in method addmm of type object at {address}>")
+        for address in ("0x7f36a0b2c5e0", "0x11")
+    )
+    assert first == second == ("<built-in method addmm of type object>", "")
+
+
+@pytest.fixture
+def on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "model.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_a_path_that_was_cut_is_completed(on_the_path: Path) -> None:
+    assert full_path("pkg/model.py") == str(on_the_path.resolve() / "pkg" / "model.py")
+
+
+@pytest.mark.parametrize("name", ["nowhere/model.py", "<frozen runpy>", "/absolute/model.py"])
+def test_a_path_that_nothing_completes_stays(on_the_path: Path, name: str) -> None:
+    assert full_path(name) == name
+
+
+def test_installed_packages_and_ours_are_the_librarys_and_tests_are_not() -> None:
+    folders = tuple(f"{folder}/" for folder in library_paths())
+    assert torch.__file__.startswith(folders)
+    assert sys.modules[PythonCalls.__module__].__file__.startswith(folders)
+    assert pytest.__file__.startswith(folders)
+    assert not __file__.startswith(folders)
+
+
+def test_operators_between_two_calls_get_lines_in_the_users_files_alone(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text("def forward(x, y):\n    x = call(x)\n    z = x + y\n    return call(z)\n")
+    strings = StringTable()
+    calls = PythonCalls(strings)
+    events = np.zeros(4, EVENT)
+    gaps = [Gap(0, (1,), 2, 4), Gap(2, (3,), 2, 4)]
+    texts = [f"{file}(1): forward", f"{torch.__file__}(1): forward"]
+    calls.place_operators(gaps, texts, ["aten::add", "aten::add"], events)
+    assert events["line"].tolist() == [0, 3, 0, 0]

@@ -1,0 +1,49 @@
+"""Summaries add up, and cross between processes as plain values."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_torchmem.analysis.judge.baseline import Change
+from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
+from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.results import Peak, Result, Retained
+
+SIZE = CategoryBytes(activation=3)
+RESULT = Result("", "cpu", False, Peak(3, 0, SIZE, SIZE), Retained(0, CategoryBytes()))
+WINDOW = Window("test_a", RESULT, {"total": 4}, Change.GROWN, 2, "too much")
+
+
+def measured(name):
+    return MeasuredTest(name, "t.py", {"device": "cpu"}, (WINDOW,))
+
+
+def test_a_test_crosses_as_plain_values():
+    test = measured("t.py::test_a")
+    assert MeasuredTest.from_json(json.loads(json.dumps(test.to_json()))) == test
+
+
+names = st.sets(st.sampled_from("abcdef"))
+summaries = st.builds(
+    lambda tests, changes, problems: RunSummary(
+        tuple(map(measured, sorted(tests))),
+        tuple(BaselineChange("f", key, Change.NEW) for key in sorted(changes)),
+        tuple(sorted(problems)),
+    ),
+    names,
+    names,
+    names,
+)
+
+
+@given(summaries, summaries, summaries)
+def test_summaries_add_in_any_order(one, two, three):
+    assert one + two == two + one
+    assert (one + two) + three == one + (two + three)
+    assert one + RunSummary() == one == one + one
+
+
+def test_an_empty_summary_has_nothing_to_say():
+    assert not RunSummary().anything
+    assert RunSummary(problems=("broken",)).anything

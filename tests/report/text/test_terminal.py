@@ -1,0 +1,296 @@
+"""Texts for a terminal, from values alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_torchmem.analysis.judge.baseline import Change
+from pytest_torchmem.analysis.judge.growth import Growth
+from pytest_torchmem.analysis.judge.verdict import Finding, Verdict
+from pytest_torchmem.report.text.changes import change_table
+from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
+from pytest_torchmem.report.text.terminal import Detail, failure_text, summary_lines
+from pytest_torchmem.values.contributors import (
+    Category,
+    CategoryBytes,
+    Contributor,
+    Phase,
+    Source,
+)
+from pytest_torchmem.values.results import Peak, Result, Retained
+from pytest_torchmem.values.units import MiB
+
+
+def made(size, module="net"):
+    source = Source("src/net.py", 3, "forward")
+    return Contributor(Category.ACTIVATION, size, 2, "aten::mm", module, source, Phase.FORWARD)
+
+
+def result(*live, name="", **changes):
+    total = CategoryBytes(activation=sum(c.size_bytes for c in live))
+    peak = Peak(total.total, 0, total, total, live)
+    values = {"device": "cpu", "estimated": False, "peak": peak, "retained": Retained(0, total)}
+    return Result(name=name, **{**values, **changes})
+
+
+def window(key="test_a", sentence="", change=Change.SAME, size=MiB, limits=(), before=MiB):
+    return Window(key, result(made(size)), dict(limits), change, before, sentence)
+
+
+def one(name, *windows, not_measured=""):
+    return MeasuredTest(name, "t.py", {"device": "cpu"}, windows, not_measured)
+
+
+def texts(summary, detail=Detail.SHORT, width=120):
+    return [line.text for line in summary_lines(summary, detail, width)]
+
+
+def test_a_summary_without_room_becomes_a_list():
+    run = RunSummary((one("t.py::test_a_long_name_of_a_test", window("test_a", "over")),))
+    table = summary_lines(run, Detail.SHORT, 70)
+    widest = max(len(line.text) for line in table)
+    assert [line.text for line in summary_lines(run, Detail.SHORT, 70, widest - 1)][:2] == [
+        "t.py::test_a_long_name_of_a_test",
+        "  1.0 MiB, same as baseline",
+    ]
+    assert summary_lines(run, Detail.SHORT, 70, widest) == table
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\x0b", "\x85", "\u2028"])
+def test_a_line_break_in_a_name_takes_no_line(width, end):
+    region = replace(window("test_a::two"), result=result(made(MiB), name=f"fore{end}ward"))
+    run = RunSummary(
+        (
+            one(f"t.py::test_a[x{end}y]", window("test_a", "over"), region),
+            one(f"t.py::test_b[{end}]", not_measured="no"),
+        ),
+        (BaselineChange("b.json", f"test_c[x{end}y]", Change.NEW, 0, MiB),),
+    )
+    for detail in Detail:
+        told = texts(run, detail, width)
+        assert all(line.splitlines() == [line] for line in told if line), told
+    assert any("test_a[x y]::fore ward" in line for line in texts(run, Detail.ALL, 120))
+
+
+def test_a_line_break_in_an_entry_takes_no_line_of_a_dry_run_s_table():
+    change = BaselineChange("b/t.json", "test_a[x\ny]", Change.GROWN, MiB, 2 * MiB, False)
+    assert len(change_table((change,))) == 3
+
+
+def test_a_dry_run_s_table_without_room_becomes_a_list():
+    change = BaselineChange("b/t.json", "test_a", Change.GROWN, MiB, 2 * MiB, False)
+    table = change_table((change,))
+    assert table[0].split() == ["change", "entry", "before", "now", "file"]
+    widest = max(map(len, table))
+    assert change_table((change,), widest - 1) == [
+        "grown: test_a",
+        "    1.0 MiB -> 2.0 MiB, +100 %",
+        "    b/t.json",
+        "dry run: 1 grown; nothing written",
+    ]
+    assert change_table((change,), widest) == table
+
+
+def test_a_table_without_room_becomes_a_list():
+    grown = Growth(made(3 * MiB, "net.new"), 3 * MiB, new=True)
+    verdict = Verdict(
+        result(made(3 * MiB, "net.layers.*.mlp")), (Finding("total", "x", 1, (grown,)),)
+    )
+    lines = failure_text([verdict], "", "", width=50).splitlines()
+    assert max(map(len, lines)) <= 50
+    at = lines.index("live at the peak, 3.0 MiB on cpu:")
+    assert lines[at + 1 : at + 5] == [
+        "   size        category      count",
+        "3.0 MiB  100%  activation        2",
+        "    aten::mm in net.layers.*.mlp (src/net.py:3",
+        "        forward)",
+    ]
+    assert "    aten::mm in net.new (src/net.py:3 forward)" in lines
+    assert "operator" in failure_text([verdict], "", "", width=100)
+
+
+def test_a_failure_shows_what_is_live_what_grew_and_how_to_accept_it():
+    grown = Growth(made(3 * MiB, "net.new"), 3 * MiB, new=True)
+    finding = Finding("activation", "activation peaked too high", 3 * MiB, (grown,))
+    verdict = Verdict(
+        result(made(5 * MiB), made(3 * MiB, "net.new"), notes=("seen late",)),
+        (finding,),
+        Change.GROWN,
+    )
+    assert failure_text([verdict], "", "pytest t.py --accept").splitlines() == [
+        "activation peaked too high",
+        "",
+        "live at the peak, 8.0 MiB on cpu:",
+        "   size       category      count  operator    module    source",
+        "5.0 MiB  62%  activation        2  aten::mm    net       src/net.py:3 forward",
+        "3.0 MiB  38%  activation        2  aten::mm    net.new   src/net.py:3 forward",
+        "",
+        "grown against the baseline:",
+        "  growth       category    operator    module    source",
+        "+3.0 MiB  new  activation  aten::mm    net.new   src/net.py:3 forward",
+        "note: seen late",
+        "",
+        "if this change is wanted, accept it with",
+        "    pytest t.py --accept",
+    ]
+
+
+def test_a_limit_names_no_command_since_none_raises_it():
+    verdict = Verdict(result(made(1)), (Finding("total", "memory peaked", 1),))
+    assert "pytest" not in failure_text([verdict], "", "pytest t.py")
+
+
+def test_a_long_table_says_what_it_leaves_out():
+    verdict = Verdict(result(*(made(MiB, f"m{i}") for i in range(14))), (Finding("total", "x", 1),))
+    assert "... and 4 more, 4.0 MiB together" in failure_text([verdict], "", "")
+
+
+def test_a_problem_comes_before_numbers():
+    verdict = Verdict(result(made(1)), (Finding("total", "memory peaked", 1),))
+    lines = failure_text([verdict], "the file is broken", "").splitlines()
+    assert lines[:3] == ["the file is broken", "", "also: memory peaked"]
+
+
+def test_of_several_windows_the_most_telling_failure_leads():
+    body = Verdict(result(made(1)), (Finding("total", "the body grew", 10),))
+    region = Verdict(result(made(1), name="r"), (Finding("activation", "the region grew", 5),))
+    assert failure_text([body, region], "", "").startswith("in 'r', the region grew")
+
+
+def test_an_estimated_number_is_never_shown_without_the_word():
+    estimated = result(made(MiB), estimated=True)
+    verdict = Verdict(estimated, (Finding("total", "x", 1),))
+    assert "live at the peak, an estimated 1.0 MiB on cpu:" in failure_text([verdict], "", "")
+    row = Window("test_a", estimated, {}, Change.SAME, 0, "")
+    assert "1.0 MiB (estimated)" in texts(RunSummary((one("t", row),)))[1]
+
+
+def test_failed_tests_come_first_then_the_largest():
+    tests = (
+        one("t::small", window(size=1)),
+        one("t::large", window(size=9)),
+        one("t::failed", window(size=5, sentence="over the limit")),
+    )
+    rows = texts(RunSummary(tests))
+    assert [row.split()[0] for row in rows[1:4]] == ["t::failed", "t::large", "t::small"]
+
+
+def test_what_changed_comes_before_what_is_large():
+    tests = (
+        one("t::large", window(size=9)),
+        one("t::shrunk", window(size=2, change=Change.SHRUNK)),
+        one("t::grown", window(size=1, change=Change.GROWN)),
+    )
+    rows = texts(RunSummary(tests))
+    assert [row.split()[0] for row in rows[1:4]] == ["t::grown", "t::shrunk", "t::large"]
+
+
+def test_a_slim_terminal_gets_two_lines_for_each_test():
+    summary = RunSummary((one("tests/deep/test_it.py::test_a", window()),))
+    rows = texts(summary, width=30)
+    assert len(rows[0]) < 30
+    assert rows[0].endswith("test_it.py::test_a")
+    assert rows[1] == "  1.0 MiB, same as baseline"
+
+
+def test_the_most_detail_has_each_category_s_own_peak():
+    rows = texts(RunSummary((one("t", window()),)), Detail.COMPOSITION)
+    assert "t: activation 1.0 MiB" in rows
+    assert "t: activation 1.0 MiB" not in texts(RunSummary((one("t", window()),)), Detail.ALL)
+
+
+def test_a_timeline_stands_above_what_was_live():
+    verdict = Verdict(result(made(1), name="r"), (Finding("total", "memory peaked", 1),))
+    lines = failure_text([verdict], "", "", {"r": ["drawn", "^ peak"]}).splitlines()
+    at = lines.index("footprint of 'r', change by change:")
+    assert lines[at : at + 3] == ["footprint of 'r', change by change:", "drawn", "^ peak"]
+    assert at < lines.index("live at the peak of 'r', 1 B on cpu:")
+
+
+def test_each_status_is_named():
+    tests = (
+        one("a", window(limits={"total": 4 * MiB}.items(), change=Change.NOT_COMPARED)),
+        one("b", window(limits={"retained": 1}.items(), change=Change.NEW)),
+        one("c", window(change=Change.SHRUNK, before=3 * MiB)),
+        one("d", window(sentence="activation peaked at 1, 1 over the limit of 2: x")),
+    )
+    rows = {row.split()[0]: row for row in texts(RunSummary(tests))}
+    assert rows["a"].endswith("25% of limit")
+    assert rows["b"].endswith("within limits; new, no baseline")
+    assert rows["c"].endswith("shrunk, peak -2.0 MiB")
+
+
+def test_a_long_name_is_cut_at_its_front():
+    name = "tests/" + "deep/" * 30 + "test_it.py::test_a"
+    row = texts(RunSummary((one(name, window()),)), width=80)[1]
+    assert row.startswith("...")
+    assert "test_it.py::test_a" in row
+    assert len(row) <= 80
+
+
+def test_one_reason_is_said_once_for_all_its_tests():
+    tests = tuple(one(f"t{i}", not_measured="no device") for i in range(5))
+    assert "not measured: t0, t1, t2 and 2 more: no device" in texts(RunSummary(tests))
+
+
+def test_changes_are_listed_in_the_order_of_the_four_words():
+    kinds = (Change.UNUSED, Change.SHRUNK, Change.GROWN, Change.NEW)
+    changes = tuple(BaselineChange("f.json", f"k{i}", kind) for i, kind in enumerate(kinds))
+    lines = texts(RunSummary(changes=changes))
+    words = [line.split(":")[0] for line in lines]
+    assert words == ["f.json", "  new", "  grown", "  shrunk", "  unused", "baseline updated"]
+
+
+def test_a_file_is_named_once_above_its_entries():
+    changes = tuple(
+        BaselineChange(file, f"k{i}", Change.NEW, 0, MiB) for i in range(2) for file in ("a", "b")
+    )
+    assert texts(RunSummary(changes=changes)) == [
+        *("a:", "  new: k0: 1.0 MiB", "  new: k1: 1.0 MiB"),
+        *("b:", "  new: k0: 1.0 MiB", "  new: k1: 1.0 MiB"),
+        "baseline updated: 4 entries in 2 files",
+    ]
+
+
+def test_a_failure_tells_the_growth_of_each_step():
+    def told(*steps):
+        grown = replace(result(made(MiB)), steps=steps)
+        text = failure_text([Verdict(grown, (Finding("growth", "it grew"),))], "", "pytest")
+        return next(line for line in text.splitlines() if line.startswith("growth from"))
+
+    assert told(0, MiB, MiB, 3 * MiB) == "growth from step to step: +1.0 MiB, +0 B, +2.0 MiB"
+    assert told(*range(0, 500, 5)) == "growth from step to step: 99 times +5 B"
+    assert told(*(n * n for n in range(20))).endswith("+17 B, +19 B, ... and 9 more")
+
+
+def test_problems_are_shown_at_every_detail():
+    for detail in Detail:
+        assert texts(RunSummary(problems=("broken",)), detail) == ["broken"]
+
+
+def test_an_empty_summary_says_nothing():
+    assert summary_lines(RunSummary(), Detail.ALL, 80) == []
+
+
+def test_the_closing_line_tells_what_is_over_from_what_could_not_be_judged():
+    summary = RunSummary(
+        (
+            one("over", window(sentence="memory peaked at 2 B, 1 B over the limit of 1 B")),
+            one("no_reading", window(sentence="no memory was used [no-reading]")),
+            one("no_steps", window(sentence="fewer than two steps [no-steps]")),
+            one("shrunk", window(sentence="it shrank [shrunk]", change=Change.SHRUNK)),
+            one("unstable", window(sentence="it is not stable [unstable]")),
+            one("new", window(sentence="there is none [no-baseline]", change=Change.NEW)),
+        )
+    )
+    assert texts(summary, Detail.COUNTS)[0] == (
+        "6 measured, 1 over a limit or baseline, 2 not judged, 1 not stable, 1 new, 1 shrunk"
+    )
+
+
+def test_what_is_over_counts_as_that_whatever_else_failed():
+    sentences = ("not everything was seen [unseen]", "1 B over the limit of 1 B")
+    both = replace(window(sentence=sentences[0]), sentences=sentences)
+    counts = texts(RunSummary((one("both", both),)), Detail.COUNTS)[0]
+    assert counts == "1 measured, 1 over a limit or baseline"

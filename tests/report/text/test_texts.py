@@ -1,0 +1,497 @@
+"""Markdown, annotations, sparklines and pictures for documents."""
+
+import io
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from html import unescape
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_torchmem.analysis.judge.baseline import Change
+from pytest_torchmem.analysis.judge.verdict import judge_limits
+from pytest_torchmem.report.files import kind_of
+from pytest_torchmem.report.page.colours import COLOURS
+from pytest_torchmem.report.page.marks import LineKind, Mark, marks_of
+from pytest_torchmem.report.page.png import png
+from pytest_torchmem.report.page.sparkline import ASCII, BLOCKS, sparkline, timeline_lines
+from pytest_torchmem.report.page.svg import timeline_svg
+from pytest_torchmem.report.text.github import ANNOTATIONS, error_commands
+from pytest_torchmem.report.text.markdown import (
+    COMMENT_LIMIT,
+    MARKER,
+    STEP_SUMMARY_LIMIT_BYTES,
+    run_markdown,
+    step_summary,
+)
+from pytest_torchmem.report.text.summary import unjudged
+from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.values.contributors import Category, CategoryBytes
+from pytest_torchmem.values.errors import ReportError
+from pytest_torchmem.values.picture import Picture
+from pytest_torchmem.values.results import Level, Peak
+from pytest_torchmem.values.units import MiB
+from tests.report.sample_run import (
+    GROWN,
+    counted,
+    picture,
+    report_of,
+    result_of,
+    sample_run,
+    window,
+)
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+# --- Markdown
+
+
+def test_a_comment_can_be_found_again_and_leads_with_the_counts():
+    lines = run_markdown(sample_run()).splitlines()
+    assert lines[0] == MARKER
+    assert lines[1] == "### Memory: 1 failed, 1 not measured, 1 shrunk, 1 new, 3 ok"
+
+
+def test_a_failure_has_its_sentence_and_its_causes():
+    text = run_markdown(sample_run())
+    assert "activation peaked at 64.0 MiB, 16.0 MiB over the baseline of 48.0 MiB" in text
+    cells = ("+7.8 MiB", "activation", "`aten::_to_copy`", "`model.layers.*.norm`", "`net.py:41`")
+    assert f"| {' | '.join(cells)} |" in text
+
+
+def test_problems_are_told_and_cut_where_they_would_fill_a_comment():
+    run = replace(sample_run(), problems=tuple(f"problem {n}: {'x' * 300}" for n in range(900)))
+    text = run_markdown(run)
+    assert len(text) <= COMMENT_LIMIT
+    shown = text.count("> problem")
+    assert f"... and {900 - shown} more problems" in text
+    assert "`tests/test_step.py::test_train[bf16]`" in text
+
+
+def test_a_sentence_says_which_region_it_is_about():
+    body = window("a", Change.GROWN, "memory peaked", share=0.75)
+    region = replace(body, result=replace(body.result, name="forward"), sentences=("more",))
+    text = run_markdown(RunReport((report_of("a", body, region, outcome="failed"),)))
+    before, after = text.split("\n\nIn `forward`:\n\n- more")
+    assert "- memory peaked" in before
+    assert "- memory peaked" not in after
+    assert "In `" not in before
+
+
+def test_a_row_tells_what_failed_without_a_baseline_and_in_which_region():
+    over = replace(
+        window("a", Change.NOT_COMPARED, "memory peaked at 9 B, 1 B over the limit of 8 B"),
+        baseline=None,
+    )
+    region = window("a::forward", Change.GROWN, "memory peaked", share=0.75)
+    region = replace(region, result=replace(region.result, name="forward"))
+    text = run_markdown(RunReport((report_of("a", over, region, outcome="failed"),)))
+    assert "| over limit; `forward` 75% of limit, +16.0 MiB (+21.6%) |" in text
+
+
+LIMIT = "grew by 9 B per step, 9 B over the limit of 0 B"
+
+
+@pytest.mark.parametrize(
+    "told", [(GROWN, LIMIT), (GROWN, f"of the same cause, memory peaked; {LIMIT}"), (LIMIT, GROWN)]
+)
+def test_a_limit_that_failed_is_told_wherever_its_sentence_stands(told):
+    body = replace(window("a", Change.GROWN, told[0], share=0.75), sentences=told)
+    text = run_markdown(RunReport((report_of("a", body, outcome="failed"),)))
+    assert "| over limit, +16.0 MiB (+21.6%) |" in text
+
+
+def test_a_limit_that_could_not_be_judged_is_told():
+    nothing = replace(window("a").result, peak=Peak(0, 0, CategoryBytes(), CategoryBytes()))
+    for result, limits in ((nothing, {"total": 1}), (window("a").result, {"growth": 0})):
+        sentence = judge_limits(result, limits)[0].sentence
+        body = replace(window("a", sentence=GROWN), limits=limits, sentences=(GROWN, sentence))
+        assert body.limit_status == "limit not judged"
+
+
+def test_a_baseline_that_grew_in_a_file_named_for_limits_is_no_limit():
+    body = window("a", Change.GROWN, GROWN.replace("net.py", "limits.py"))
+    assert body.limit_status == "75% of limit"
+
+
+def test_an_estimate_is_told_beside_its_body():
+    step = window("a::step (estimated)", Change.SAME, scale=2 * MiB)
+    step = replace(step, result=replace(step.result, name="step (estimated)", estimated=True))
+    region = replace(step, result=replace(step.result, name="forward", estimated=False))
+    body = replace(window("a", Change.NOT_COMPARED), baseline=None, baseline_bytes=0)
+    text = run_markdown(RunReport((report_of("a", body, region, step),)))
+    assert "| 75% of limit; `step (estimated)` 180.2 MiB, 75% of limit, same |" in text
+    over = replace(step, sentence=LIMIT, sentences=(LIMIT,))
+    text = run_markdown(RunReport((report_of("a", over, outcome="failed"),)))
+    assert "| over limit, same |" in text
+
+
+def test_what_ended_a_test_early_is_told():
+    body = unjudged(window("a").result, None, ("ran out of memory", "also live: 3 B"))
+    test = report_of("a", outcome="failed", unjudged=(body,), raised="OutOfMemoryError: no")
+    text = run_markdown(RunReport((test,)))
+    assert "| 90.1 MiB | ran out of memory | |" in text
+    assert "- ran out of memory\n- also live: 3 B\n- OutOfMemoryError: no" in text
+
+
+def test_no_name_is_markup():
+    text = run_markdown(
+        RunReport(
+            (
+                report_of("test_<b>|`x`|@me", window("a")),
+                report_of("test_b", not_measured="see #1 <img> @all | *bold*"),
+            )
+        )
+    )
+    rows = [line for line in text.splitlines() if "test_" in line]
+    assert "`` tests/test_step.py::test_<b>\\|`x`\\|@me ``" in rows[1]
+    assert r"see \#1 &lt;img&gt; @<!-- -->all \| \*bold\*" in rows[0]
+
+
+@pytest.mark.parametrize("limit", [1_000, 5_000, COMMENT_LIMIT])
+def test_a_comment_fits_and_says_what_it_leaves_out(limit):
+    many = tuple(
+        report_of(f"test_{i}", window("a", Change.GROWN, GROWN, share=0.7)) for i in range(900)
+    )
+    text = run_markdown(RunReport(many), limit)
+    assert len(text) <= limit
+    shown = len(re.findall(r"^\| ❌", text, re.MULTILINE))
+    assert f"... and {900 - shown} more" in text
+
+
+def named(name, status="ok"):
+    """A test with a name, that is well or failed."""
+    if status == "ok":
+        body = replace(window("a"), picture=None)
+        test = report_of("a", body)
+    else:
+        test = report_of("a", window("a", Change.GROWN, GROWN, share=0.7), outcome="failed")
+    return replace(test, measured=replace(test.measured, test=f"tests/test_a.py::{name}"))
+
+
+def rendered(text):
+    """Markdown as GitHub renders it: tables, and HTML as it stands."""
+    markdown_it = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
+    return markdown_it.MarkdownIt("commonmark").enable("table").render(text)
+
+
+def test_failures_keep_their_sentences_beside_thousands_of_tests_that_are_well():
+    failed = tuple(named(f"test_bad[{n}]", "failed") for n in range(3))
+    run = RunReport((*failed, *(named(f"test_{n}") for n in range(2_000))))
+    text = run_markdown(run)
+    assert len(text) <= COMMENT_LIMIT
+    assert text.count(r"+16.0 MiB from aten::\_to\_copy") == 3
+    assert text.index("</details>") < text.index("<details><summary>2000 ok</summary>")
+    shown = len(re.findall(r"^\| ✅", text, re.MULTILINE))
+    assert shown > 100
+    assert f"... and {2_000 - shown} more tests" in text
+
+
+def test_the_summary_of_a_job_is_below_github_s_limit_in_bytes():
+    names = [f"test_größe[日本語-{n}-{'🙂' * 120}]" for n in range(2_000)]
+    states = ["failed" if n % 4 == 0 else "ok" for n in range(2_000)]
+    run = RunReport(tuple(map(named, names, states)))
+    text = step_summary(run)
+    assert 900_000 < len(text.encode()) <= STEP_SUMMARY_LIMIT_BYTES
+    shown = len(re.findall(r"^\| (?:✅|❌)", text, re.MULTILINE))
+    left_out = [int(n) for n in re.findall(r"and (\d+) more tests", text)]
+    assert shown + sum(left_out) == 2_000
+    assert left_out
+    assert len(step_summary(run, 500_000).encode()) <= STEP_SUMMARY_LIMIT_BYTES - 500_000
+    assert step_summary(run, STEP_SUMMARY_LIMIT_BYTES - 100) == ""
+
+
+def test_github_renders_each_row_of_a_table_with_its_name_as_it_is():
+    names = [
+        "test_a[x|y]",
+        "test_a[<b>bold</b>]",
+        "test_a[`one` ``two``]",
+        "test_a[a\\\\|b\\\\]",
+        "test_a[*x*_y_~z~]",
+        "test_a[https://x.org @me #1]",
+        "test_a[größe-日本語-🙂]",
+        "test_a[&amp;'\"]",
+        "`",
+    ]
+    states = ["failed", "ok"]
+    for state in states:
+        html = rendered(run_markdown(RunReport(tuple(named(name, state) for name in names))))
+        rows = re.findall(r"<tr>\n<td>(?:✅|❌).*?</tr>", html, re.DOTALL)
+        cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in rows]
+        assert [len(row) for row in cells] == [5] * len(names)
+        shown = {unescape(re.fullmatch(r"<code>(.*)</code>", row[1]).group(1)) for row in cells}
+        assert shown == {f"tests/test_a.py::{name}" for name in names}
+        assert "<b>" not in html
+
+
+def test_a_fold_holds_a_table_that_is_rendered():
+    html = rendered(run_markdown(RunReport(tuple(named(f"test_{n}") for n in range(30)))))
+    fold = re.search(r"<details><summary>30 ok</summary>(.*?)</details>", html, re.DOTALL).group(1)
+    assert fold.count("<tr>") == 31
+    assert "|" not in fold
+
+
+def test_what_was_not_measured_says_why_in_its_details():
+    test = report_of("test_a", outcome="failed", not_measured="another profiler [not-measured]")
+    text = run_markdown(RunReport((test,)))
+    assert r"- another profiler \[not-measured\]" in text.partition("<details>")[2]
+
+
+def test_a_failure_that_was_expected_is_told_as_such_in_a_comment():
+    over = window("a", Change.NOT_COMPARED, "memory peaked at 9 B, 1 B over the limit of 8 B")
+    over = replace(over, baseline=None, baseline_bytes=0)
+    text = run_markdown(RunReport((report_of("a", over, outcome="xfailed"),)))
+    assert "| over limit, as expected |" in text
+
+
+def test_an_estimated_number_is_named_so_in_a_comment():
+    body = window("a")
+    body = replace(body, result=replace(body.result, estimated=True))
+    text = run_markdown(RunReport((report_of("a", body),)))
+    assert "90.1 MiB (estimated)" in text
+
+
+def test_what_counters_say_is_at_most_and_claims_nothing_of_what_is_retained():
+    events = counted("a", Level.EVENTS)
+    text = run_markdown(RunReport((report_of("a", counted("a")), report_of("b", events))))
+    assert "`tests/test_step.py::a` | at most 3.0 MiB | 75% of limit |  |" in text
+    assert "`tests/test_step.py::b` | at most 3.0 MiB | 75% of limit | 1.0 MiB |" in text
+
+
+def test_a_run_without_tests_says_so():
+    assert "nothing was measured" in run_markdown(RunReport())
+
+
+# --- annotations
+
+
+def test_a_failure_is_an_error_at_its_line():
+    (command,) = error_commands(sample_run())
+    assert command.startswith("::error file=tests/test_step.py,line=12,title=memory%3A test_train[")
+    assert "(tolerance 2 %25)" in command
+
+
+def test_a_command_is_one_line_whatever_is_in_it():
+    test = report_of("test_a,b:c\nd", window("a", Change.GROWN, "50 %\r\n::warning::x"))
+    (command,) = error_commands(RunReport((test,)))
+    assert command.splitlines() == [command]
+    assert "title=memory%3A test_a%2Cb%3Ac%0Ad::50 %25%0D%0A::warning::x" in command
+
+
+def test_an_annotation_s_title_has_the_whole_name_of_its_test():
+    test = report_of("TestNet::test_a[aten::mm]", window("a", Change.GROWN, GROWN))
+    (command,) = error_commands(RunReport((test,)))
+    assert "title=memory%3A TestNet%3A%3Atest_a[aten%3A%3Amm]::" in command
+
+
+def test_github_is_given_no_more_than_it_shows():
+    many = tuple(report_of(f"t{i}", window("a", Change.GROWN, GROWN)) for i in range(30))
+    assert len(error_commands(RunReport(many))) == ANNOTATIONS
+
+
+# --- sparklines
+
+
+def test_a_sparkline_shows_the_highest_of_each_stretch():
+    assert sparkline([0, 0, 0, 8, 0, 0], 3) == "▁█▁"
+    assert sparkline([1, 2, 3, 4, 5, 6, 7], 7) == "▂▃▄▅▆▇█"
+    assert sparkline([0, 7], 2, plain=True) == "_#"
+    assert sparkline([], 5) == ""
+
+
+@given(st.lists(st.integers(0, 1 << 50), min_size=1, max_size=200), st.integers(1, 120))
+def test_every_mark_of_a_sparkline_is_right(levels, width):
+    drawn = sparkline(levels, width)
+    assert len(drawn) == min(width, len(levels))
+    assert (BLOCKS[-1] in drawn) == (max(levels) > 0)
+    assert (BLOCKS[0] in drawn) >= (max(levels) == 0)
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=150), st.integers(20, 110))
+def test_the_marker_stands_below_the_peak(totals, width):
+    picture = Picture(
+        tuple(range(len(totals))),
+        tuple(range(len(totals))),
+        len(totals),
+        {Category.ACTIVATION: tuple(totals)},
+    )
+    drawn, marked, *rest = timeline_lines(picture, width)
+    if max(totals):
+        assert drawn[marked.index("^")] == BLOCKS[-1]
+    assert all(len(line) <= max(width, 50) for line in (drawn, marked, *rest))
+    assert "peak" in "".join((marked, *rest))
+
+
+def test_a_plain_terminal_gets_plain_characters():
+    assert "".join(timeline_lines(picture(), 60, True)).isascii()
+    assert set(timeline_lines(picture(), 60, True)[0]) <= set(ASCII)
+
+
+def test_an_estimated_timeline_says_so():
+    assert "an estimated" in " ".join(timeline_lines(replace(picture(), estimated=True), 100))
+
+
+# --- SVG
+
+
+def test_an_svg_is_well_formed_and_its_areas_have_the_colours_of_their_categories():
+    baseline = Mark(LineKind.BASELINE, 74 * MiB, "baseline 74.0 MiB")
+    root = ElementTree.fromstring(timeline_svg(picture(), "a <b> & 'c'", (baseline,)))
+    fills = {polygon.get("fill") for polygon in root.iter(f"{SVG}polygon")}
+    assert fills == {COLOURS[category] for category in picture().levels}
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert "a <b> & 'c'" in texts
+    assert "peak 90.1 MiB" in texts
+    assert "baseline 74.0 MiB" in texts
+
+
+def test_the_highest_point_of_an_svg_is_the_peak():
+    root = ElementTree.fromstring(timeline_svg(picture(), "t"))
+    corners = [
+        tuple(map(float, point.split(",")))
+        for polygon in root.iter(f"{SVG}polygon")
+        for point in polygon.get("points").split()
+    ]
+    marker = next(path.get("d") for path in root.iter(f"{SVG}path"))
+    x, y = map(float, re.match(r"M([\d.]+) ([\d.]+)", marker).groups())
+    assert y == pytest.approx(min(corner[1] for corner in corners), abs=0.1)
+    assert any(abs(corner[0] - x) < 0.1 and abs(corner[1] - y) < 0.1 for corner in corners)
+
+
+def lines_of(shown):
+    """The height of each line above the axis in bytes, by its colour, and all texts."""
+    root = ElementTree.fromstring(timeline_svg(shown.picture, "t", marks_of(shown)))
+    corners = [
+        float(point.split(",")[1])
+        for polygon in root.iter(f"{SVG}polygon")
+        for point in polygon.get("points").split()
+    ]
+    top, bottom = min(corners), max(corners)
+    per_pixel = shown.result.peak.total / (bottom - top)
+    lines = [line for line in root.iter(f"{SVG}line") if line.get("stroke-dasharray")]
+    assert all(44 <= float(line.get("y1")) <= bottom for line in lines)
+    heights = {n.get("stroke"): (bottom - float(n.get("y1"))) * per_pixel for n in lines}
+    return heights, [text.text for text in root.iter(f"{SVG}text")]
+
+
+def test_a_limit_is_a_line_beside_the_baseline_in_an_svg():
+    heights, texts = lines_of(replace(window("a", share=0.75), limits={"total": 120 * MiB}))
+    assert "limit 120.0 MiB" in texts
+    assert heights["#b3261e"] == pytest.approx(120 * MiB, rel=0.01)
+    assert "baseline 74.1 MiB" in texts
+    assert len(heights) == 2
+
+
+def test_a_limit_far_above_the_peak_is_named_and_leaves_the_data_their_room():
+    far = replace(window("a", Change.NEW), limits={"total": 900 * MiB, "activation": 70 * MiB})
+    heights, texts = lines_of(far)
+    assert heights == {}
+    assert "not drawn: limit 900.0 MiB, limit on activation 70.0 MiB" in texts
+
+
+def test_a_category_s_limit_is_a_line_where_nothing_else_is_in_the_picture():
+    levels = {Category.ACTIVATION: (MiB, 4 * MiB, 0)}
+    drawn = Picture((0, 5, 9), (0, 1, 2), 3, levels)
+    one = unjudged(result_of(drawn), drawn)
+    heights, texts = lines_of(replace(one, limits={"activation": 3 * MiB}))
+    assert heights["#b3261e"] == pytest.approx(3 * MiB, rel=0.01)
+    assert "limit on activation 3.0 MiB" in texts
+
+
+def test_labels_of_lines_that_are_close_do_not_overlap():
+    shown = replace(window("a", share=0.75), limits={"total": 75 * MiB})
+    root = ElementTree.fromstring(timeline_svg(shown.picture, "t", marks_of(shown)))
+    places = {node.text: float(node.get("y")) for node in root.iter(f"{SVG}text")}
+    assert places["baseline 74.1 MiB"] - places["limit 75.0 MiB"] >= 15
+
+
+def test_a_long_title_is_cut_in_its_middle_and_whole_in_the_svg_s_title():
+    name = f"tests/test_a.py::test_b[{'x' * 200}-last]"
+    root = ElementTree.fromstring(timeline_svg(picture(), name))
+    shown = next(root.iter(f"{SVG}text")).text
+    assert len(shown) <= 100
+    assert shown.startswith("tests/test_a.py::")
+    assert shown.endswith("-last]")
+    assert root.findtext(f"{SVG}title") == name
+
+
+def test_a_name_with_what_xml_cannot_hold_is_drawn_all_the_same():
+    svg = timeline_svg(picture(), "test_a[\x00\x1b[31m-\udc80-\ufffe-é🙂]")
+    texts = [node.text for node in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    assert "test_a[\ufffd\ufffd[31m-\ufffd-\ufffd-é🙂]" in texts
+    assert png(svg)
+
+
+@pytest.mark.parametrize("empty", [Picture((), (), 0, {}), Picture((0,), (0,), 1, {})])
+def test_an_svg_of_nothing_has_a_sentence_and_no_bare_axis(empty):
+    root = ElementTree.fromstring(timeline_svg(empty, "nothing"))
+    assert [node.text for node in root.iter(f"{SVG}text")] == ["nothing", "nothing was allocated"]
+    assert not list(root.iter(f"{SVG}line"))
+
+
+@pytest.mark.parametrize("times", [(7,), (7, 7)])
+def test_a_timeline_of_one_moment_fills_its_svg(times):
+    still = Picture(
+        times, tuple(range(len(times))), len(times), {Category.INPUT: (MiB,) * len(times)}
+    )
+    root = ElementTree.fromstring(timeline_svg(still, "t"))
+    points = next(root.iter(f"{SVG}polygon")).get("points").split()
+    xs = [float(point.split(",")[0]) for point in points]
+    assert max(xs) - min(xs) == 800
+    assert [node.text for node in root.iter(f"{SVG}text")].count("0 ms") == 1
+
+
+# --- PNG
+
+
+def pixels(content):
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    return image.open(io.BytesIO(content)).convert("RGB")
+
+
+def test_a_png_is_the_svg_with_two_pixels_for_each_unit():
+    root = ElementTree.fromstring(timeline_svg(picture(), "t"))
+    image = pixels(png(timeline_svg(picture(), "t")))
+    assert image.size == (2 * int(root.get("width")), 2 * int(root.get("height")))
+
+
+def test_a_png_has_areas_in_the_colours_of_its_categories_and_no_others():
+    image = pixels(png(timeline_svg(picture(), "t")))
+    plot = image.crop((156, 88, 156 + 1600, 88 + 600))
+    counts = Counter({colour: count for count, colour in plot.getcolors(1 << 20)})
+    for category, colour in COLOURS.items():
+        shown = counts[tuple(bytes.fromhex(colour[1:]))]
+        assert (shown > 100) == (category in picture().levels), category
+
+
+def test_the_text_of_a_png_is_drawn():
+    dark = []
+    for title in ("short", "a longer title"):
+        shown = pixels(png(timeline_svg(picture(), title))).crop((156, 16, 1756, 60))
+        dark.append(sum(shown.convert("L").histogram()[:90]))
+    assert 100 < dark[0] < dark[1]
+
+
+def test_a_png_without_its_library_names_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr("pytest_torchmem.report.page.png.find_spec", lambda name: None)
+    with pytest.raises(ReportError, match=r"pip install 'pytest-torchmem\[png\]'.*\[bad-report\]$"):
+        kind_of(Path("x.png"))
+
+
+def test_a_png_without_a_font_is_refused_not_drawn_without_its_text(monkeypatch):
+    import resvg_py
+
+    draw = partial(resvg_py.svg_to_bytes, skip_system_fonts=True)
+    monkeypatch.setattr("resvg_py.svg_to_bytes", draw)
+    with pytest.raises(ReportError, match="needs a font"):
+        png(timeline_svg(picture(), "t"))
+
+
+def test_each_category_has_a_colour_of_its_own():
+    assert set(COLOURS) == set(Category)
+    assert len(set(COLOURS.values())) == len(Category)

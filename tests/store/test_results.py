@@ -1,0 +1,143 @@
+"""A run as a file."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pytest_torchmem.analysis.judge.baseline import Change
+from pytest_torchmem.report.files import page_name
+from pytest_torchmem.report.text.github import error_commands
+from pytest_torchmem.store.results import (
+    FORMAT,
+    FORMATS,
+    STATUSES,
+    RunReport,
+    merged,
+    read_run,
+    render_run,
+)
+from pytest_torchmem.values.errors import ReportError
+from tests.report.sample_run import report_of, sample_run, window
+
+
+@pytest.fixture
+def stored(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(render_run(sample_run()), encoding="utf-8")
+    return path
+
+
+def rewrite(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_what_is_written_is_read_back(stored):
+    assert read_run(stored) == sample_run()
+
+
+def test_each_test_has_a_line_of_its_own(stored):
+    lines = stored.read_text().splitlines()
+    assert sum('"test": ' in line for line in lines) == len(sample_run().tests)
+
+
+def test_every_number_is_an_integer(stored):
+    def refuse(text):
+        raise AssertionError(text)
+
+    json.loads(stored.read_text(), parse_float=refuse)
+
+
+def test_each_format_number_ever_used_is_explained():
+    assert FORMAT in FORMATS
+    assert all(FORMATS.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "is no results file"),
+        ('{"entries": {}}', "is no results file"),
+        ('{"kind": "torchmem-results", "format": 99}', "has format 99"),
+        ('{"kind": "torchmem-results", "format": 1}', "is damaged"),
+        ('{"kind": "torchmem-results", "format": 1, "tests": 3}', "is damaged"),
+    ],
+)
+def test_another_file_is_refused_with_the_reason(tmp_path, text, reason):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ReportError, match=reason):
+        read_run(path)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ReportError, match="No such file"):
+        read_run(tmp_path / "x.json")
+
+
+def test_a_damaged_test_is_refused(stored):
+    rewrite(stored, tests=[{"test": "a"}])
+    with pytest.raises(ReportError, match="is damaged"):
+        read_run(stored)
+
+
+def test_each_status_has_its_test():
+    statuses = {test.status for test in sample_run().tests}
+    assert statuses == set(STATUSES) - {"grown"}
+    grown = report_of("a", window("a", Change.GROWN))
+    assert grown.status == "grown"
+    assert report_of("a", problem="unreadable").status == "failed"
+
+
+def test_what_needs_a_reader_comes_first():
+    ranked = [test.status for test in sample_run().ranked()]
+    assert ranked == sorted(ranked, key=STATUSES.index)
+    plain = [test.peak_bytes for test in sample_run().ranked() if test.status == "ok"]
+    assert plain == sorted(plain, reverse=True)
+
+
+def test_shards_become_one_run_and_a_test_counts_once():
+    run = sample_run()
+    one, two = replace(run, tests=run.tests[:4]), replace(run, tests=run.tests[2:])
+    assert {t.measured.test for t in merged([one, two]).tests} == {
+        t.measured.test for t in run.tests
+    }
+    later = replace(run.tests[0], outcome="passed")
+    assert merged([run, replace(run, tests=(later,))]).tests.count(later) == 1
+
+
+def test_nothing_merges_to_nothing():
+    assert merged([]).tests == ()
+
+
+def test_every_key_is_documented():
+    text = Path(__file__).parents[2].joinpath("docs/results-schema.md").read_text(encoding="utf-8")
+    data = sample_run().to_json()
+    test = next(test for test in data["tests"] if test["windows"])
+    body = test["windows"][0]
+    for value in (data, test, body, body["result"], body["picture"]):
+        for key in value:
+            assert f"`{key}`" in text, key
+    assert f"| {FORMAT} |" in text
+
+
+def test_a_failure_that_was_expected_is_no_failure_of_the_run():
+    over = window("a", Change.GROWN, "memory peaked")
+    expected = report_of("a", over, outcome="xfailed")
+    assert (expected.status, expected.sentence) == ("grown", "failed as expected: memory peaked")
+    assert error_commands(RunReport((expected,))) == []
+    assert report_of("a", over, outcome="failed").status == "failed"
+    raised = report_of("a", outcome="xfailed", raised="ValueError: no")
+    assert (raised.status, raised.sentence) == ("ok", "failed as expected: ValueError: no")
+
+
+def test_the_page_of_a_test_is_named_after_its_file_and_its_own_name():
+    test = sample_run().tests[0]
+    names = ["tests/net/test_a.py::test_x[</b>]", "test_a.py::test_url[https://x.org/y]"]
+    tests = [replace(test, measured=replace(test.measured, test=name)) for name in names]
+    assert [page_name(test).rpartition("-")[0] for test in tests] == [
+        "test-a-py-test-x-b",
+        "test-a-py-test-url-https-x-org-y",
+    ]

@@ -1,0 +1,88 @@
+"""Sizes as people write and read them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_torchmem.values.errors import SizeError
+from pytest_torchmem.values.units import (
+    GiB,
+    KiB,
+    MiB,
+    format_apart,
+    format_change,
+    format_size,
+    parse_fraction,
+    parse_size,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (0, 0),
+        (17, 17),
+        ("0B", 0),
+        ("1KiB", 1024),
+        ("2GiB", 2 * GiB),
+        ("2GB", 2 * 10**9),
+        (" 1.5 mib ", 3 * MiB // 2),
+        ("1_000kb", 10**6),
+        ("9007199254740993B", 9007199254740993),
+    ],
+)
+def test_a_size_is_read(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("value", ["", "1", "GiB", "-1MiB", "1 Gibibyte", -1, 1.0, True, None])
+def test_anything_else_is_refused_with_its_slug(value):
+    with pytest.raises(SizeError, match=r"\[bad-size\]$"):
+        parse_size(value)
+
+
+@pytest.mark.parametrize("value", ["2%", "2.0 %", 0.02, "0.02", ".02"])
+def test_a_tolerance_is_read(value):
+    assert parse_fraction(value) == 0.02
+
+
+@pytest.mark.parametrize("value", ["2", "1.5", 2, 1, -0.1, "-2%", True, None, "much"])
+def test_a_tolerance_without_a_clear_meaning_is_refused(value):
+    with pytest.raises(SizeError):
+        parse_fraction(value)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (KiB, "1.0 KiB"),
+        (1023 * KiB + 1023, "1.0 MiB"),
+        (214 * MiB + MiB // 10, "214.1 MiB"),
+        (-2 * GiB, "-2.0 GiB"),
+    ],
+)
+def test_a_size_is_shown(size, text):
+    assert format_size(size) == text
+
+
+def test_a_change_has_a_sign():
+    assert [format_change(size) for size in (32 * MiB, -4, 0)] == ["+32.0 MiB", "-4 B", "+0 B"]
+
+
+@given(st.lists(st.integers(0, 1 << 50), max_size=4))
+def test_sizes_that_differ_read_differently(sizes):
+    texts = format_apart(*sizes)
+    assert len(set(texts)) == len(set(sizes))
+
+
+@given(st.integers(0, 1 << 50))
+def test_what_is_shown_can_be_read_and_is_near(size):
+    assert abs(parse_size(format_size(size)) - size) <= max(size * 0.06, 0)
+
+
+def test_a_size_that_is_not_a_byte_is_refused():
+    with pytest.raises(SizeError, match=r"'0\.3B' is less than a byte"):
+        parse_size("0.3B")
+    assert parse_size("0.0MiB") == 0
