@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.record.torch_api import fake_tensors as fx_api
-from pytest_torchmem.values.static_graph import EstimateError
+from pytest_torchmem.values.errors import EstimateError
 
 _MAX_DEPTH = 4
 
