@@ -93,7 +93,7 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "report",
         help="turn results or a trace into a report",
         description="Turn results files, such as those of the shards of one run, into one report. "
-        "The output's ending decides: .json, .md, .html, .svg and .png (one test), none for a "
+        "The output's ending decides: .json, .md, .html, .svg (one test), none for a "
         "folder; for a stored trace also .perfetto.json and .pickle (for memory_viz).",
         epilog=_EPILOG,
     )
