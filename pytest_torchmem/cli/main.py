@@ -17,7 +17,8 @@ from pytest_torchmem.cli import diff, gpu, show
 from pytest_torchmem.cli.inputs import is_trace, read_measurements, read_report
 from pytest_torchmem.cli.traces import converted
 from pytest_torchmem.report.text.tables import ANY_WIDTH
-from pytest_torchmem.report.writing import replace_file, write_run
+from pytest_torchmem.report.writing import write_run
+from pytest_torchmem.store.files import replace_file
 from pytest_torchmem.store.results import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import ReportError, SizeError, TorchmemError
