@@ -11,13 +11,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from pytest_torchmem.record.torch_api import allocator
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -124,8 +125,8 @@ def requested_bytes(
 
 
 def fill_requested(
-    allocations: NDArray[Any],
-    order: NDArray[Any],
+    allocations: NDArray[np.void],
+    order: NDArray[np.int64],
     device: int,
     requests: Iterable[tuple[int, int]],
 ) -> None:

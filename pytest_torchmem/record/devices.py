@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -135,7 +135,7 @@ def workspace_bytes(device: torch.device) -> list[int]:
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
         return [sum(int(kib) * int(count) for kib, count in pairs) * KiB, own]
-    properties: Any = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     return [32 * MiB if properties.major >= 9 else 2 * 4 * MiB + 8 * 16 * KiB, own]
 
 
@@ -198,7 +198,7 @@ def environment(device_name: str) -> dict[str, str]:
             "allocator": "" if is_cpu else _allocator_settings("PYTORCH_ALLOC_CONF"),
             "libraries": _settings(_CPU_LIBRARIES) if is_cpu else "",
         }
-    properties: Any = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     hip: str | None = torch.version.hip
     return {
         "device": properties.name,

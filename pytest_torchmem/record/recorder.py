@@ -8,10 +8,10 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pytest_torchmem.contexts import Around
 from pytest_torchmem.record.allocator import AllocatorHistory, fill_requested
@@ -34,6 +34,7 @@ from pytest_torchmem.record.tree.lost_allocations import with_lost
 from pytest_torchmem.record.tree.python_calls import library_paths
 from pytest_torchmem.record.tree.rows import Rows
 from pytest_torchmem.values.errors import RecordingError
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     EVENT,
@@ -256,7 +257,7 @@ class Recorder:
             name.startswith("aten::") and "sparse" in name for name in names
         )
 
-    def _pause(self) -> Any:
+    def _pause(self) -> profiler.ProfilerResult | None:
         """End the session and read it; return what it consists of, to be dropped."""
         session, self._profiler, result = self._profiler, None, None
         if session is not None:
@@ -313,14 +314,14 @@ class Recorder:
             meta=self._meta(),
         )
 
-    def _fill_requested(self, events: Any, allocations: Any) -> None:
+    def _fill_requested(self, events: NDArray[np.void], allocations: NDArray[np.void]) -> None:
         names = self._reader.device_names.values()
         if self._history.requests is not None and str(self._device) in names:
             order = np.argsort(events["start_ns"][allocations["event"]], kind="stable")
             device = names.index(str(self._device))
             fill_requested(allocations, order, device, self._history.requests)
 
-    def _place_marks(self, events: Any, marks: Any) -> None:
+    def _place_marks(self, events: NDArray[np.void], marks: NDArray[np.void]) -> None:
         """Give each mark the row and time at which it stands in the tree."""
         numbers = {}
         for index, text in enumerate(self._reader.strings.values()):
@@ -335,7 +336,7 @@ class Recorder:
             marks["time_ns"][mark] = events["start_ns"][row]
             events["kind"][row] = EventKind.OTHER
 
-    def _name_operators(self, events: Any, marks: Any) -> None:
+    def _name_operators(self, events: NDArray[np.void], marks: NDArray[np.void]) -> None:
         """Make operators of the events that stand for those within ``torch.func``'s transforms.
 
         Each begins at a mark, which says what it was called with.
@@ -352,7 +353,7 @@ class Recorder:
             marks["event"][mark] = row
             marks["time_ns"][mark] = events["start_ns"][row]
 
-    def _meta(self) -> dict[str, Any]:
+    def _meta(self) -> dict[str, Json]:
         return {
             "torch": torch.__version__,
             "device": str(self._device),
@@ -385,7 +386,9 @@ def _collector_as_after_a_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _joined(tables: list[Any], dtype: Any, references: tuple[str, ...]) -> Any:
+def _joined(
+    tables: list[NDArray[np.void]], dtype: np.dtype[np.void], references: tuple[str, ...]
+) -> NDArray[np.void]:
     """One table of all segments' rows; columns that refer to its own rows are shifted."""
     starts = np.cumsum([0, *map(len, tables)])
     joined = np.concatenate([np.empty(0, dtype), *tables])
@@ -396,7 +399,9 @@ def _joined(tables: list[Any], dtype: Any, references: tuple[str, ...]) -> Any:
     return joined
 
 
-def _shifted(tables: list[Any], dtype: Any, starts: Any) -> Any:
+def _shifted(
+    tables: list[NDArray[np.void]], dtype: np.dtype[np.void], starts: NDArray[np.int64]
+) -> NDArray[np.void]:
     """One table of all segments' rows, whose ``event`` column refers to the joined events."""
     joined = np.concatenate([np.empty(0, dtype), *tables])
     shift = np.repeat(starts[:-1], [len(table) for table in tables]) if tables else 0

@@ -30,6 +30,7 @@ from pytest_torchmem.store.files import locked, remove_litter, replace_file
 from pytest_torchmem.values.baseline import BaselineEntry, contributor_from_json
 from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.errors import BaselineError
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.units import format_apart
 
 FORMAT: Final = 2
@@ -63,7 +64,7 @@ class StoredEntries:
 
     def entry(self, key: str, path: Path) -> BaselineEntry:
         """Return one entry. Raises `BaselineError` when it is damaged or there twice."""
-        numbers: dict[str, Any] = {}
+        numbers: dict[str, Json] = {}
         start, lines = f"[{encode(key)}, ", self.lines[key]
         try:
             for row in _rows(single_lines(start, lines)):
@@ -142,7 +143,7 @@ def parse_entries(data: object) -> StoredEntries:
     return StoredEntries({key: row_lines(key, rows[key]) for key in rows})
 
 
-def _split(text: str) -> tuple[dict[str, Any], StoredEntries] | None:
+def _split(text: str) -> tuple[dict[str, Json], StoredEntries] | None:
     """Return the head and the entries of a file that is laid out as we write it; None for others.
 
     Nothing but the keys is parsed. This is why reading ten thousand entries is quick.
@@ -348,7 +349,7 @@ def _changed_twice(path: Path, key: str, part: str, one: object, other: object) 
     )
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     data = dict(pairs)
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]

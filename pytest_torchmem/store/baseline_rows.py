@@ -9,12 +9,13 @@ import functools
 import json
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
+from pytest_torchmem.values.json_values import Json
 
-Row: TypeAlias = list[Any]
+Row: TypeAlias = list[Json]
 """``[key, part, value]``."""
 
 SINGLE: Final = ("total", "at_peak", "peaks", "retained")

@@ -6,7 +6,7 @@ import enum
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from pytest_torchmem.values.contributors import (
     Category,
@@ -15,6 +15,7 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size
 
@@ -94,7 +95,7 @@ class BaselineEntry:
             retained_live=_largest(result.retained.live),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain builtins whose numbers are all integers."""
         return {
             "total": self.total,
@@ -106,7 +107,7 @@ class BaselineEntry:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> BaselineEntry:
+    def from_json(cls, data: Mapping[str, Json]) -> BaselineEntry:
         """Return the entry. Raises KeyError, TypeError or ValueError for data of another shape."""
         live, retained_live = (
             tuple(contributor_from_json(c) for c in data[part])
@@ -117,7 +118,7 @@ class BaselineEntry:
     @classmethod
     def from_numbers(
         cls,
-        data: Mapping[str, Any],
+        data: Mapping[str, Json],
         live: Sequence[Contributor],
         retained_live: Sequence[Contributor],
     ) -> BaselineEntry:
@@ -156,7 +157,7 @@ def _amounts(amounts: CategoryBytes) -> dict[str, int]:
     return {name: amount for name in _CATEGORIES if (amount := getattr(amounts, name))}
 
 
-def _category_bytes(data: Mapping[str, Any]) -> CategoryBytes:
+def _category_bytes(data: Mapping[str, Json]) -> CategoryBytes:
     for name, amount in data.items():
         if name not in _CATEGORIES or type(amount) is not int or amount < 0:
             _member(_CATEGORIES, name)
@@ -182,9 +183,9 @@ def _text(value: object) -> str:
     return value
 
 
-def _contributor_to_json(contributor: Contributor) -> dict[str, Any]:
+def _contributor_to_json(contributor: Contributor) -> dict[str, Json]:
     # In the order of the keys, so that they need no sorting.
-    data: dict[str, Any] = {
+    data: dict[str, Json] = {
         "bytes": contributor.size_bytes,
         "category": contributor.category._value_,
         "count": contributor.count,
@@ -203,7 +204,7 @@ def _source(file: str, line: int, function: str) -> Source:
     return Source(file, line, function)
 
 
-def contributor_from_json(data: Mapping[str, Any]) -> Contributor:
+def contributor_from_json(data: Mapping[str, Json]) -> Contributor:
     source = None
     if "file" in data:
         source = _source(_text(data["file"]), _integer(data["line"]), _text(data["function"]))

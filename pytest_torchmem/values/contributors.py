@@ -9,7 +9,8 @@ import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+
+from pytest_torchmem.values.json_values import Json
 
 
 class Category(enum.Enum):
@@ -146,7 +147,7 @@ class Contributor:
         return (self.category, self.operator, self.module, self.phase, where)
 
 
-def contributor_to_json(contributor: Contributor) -> dict[str, Any]:
+def contributor_to_json(contributor: Contributor) -> dict[str, Json]:
     """Return plain builtins; `contributor_from_json` gives the same value back."""
     source = contributor.source
     return {
@@ -161,7 +162,7 @@ def contributor_to_json(contributor: Contributor) -> dict[str, Any]:
     }
 
 
-def contributor_from_json(data: Mapping[str, Any]) -> Contributor:
+def contributor_from_json(data: Mapping[str, Json]) -> Contributor:
     """Return the value that `contributor_to_json` was given."""
     return Contributor(
         category=Category(data["category"]),

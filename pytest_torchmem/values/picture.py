@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pytest_torchmem.values.contributors import (
     Category,
@@ -16,6 +15,7 @@ from pytest_torchmem.values.contributors import (
     contributor_from_json,
     contributor_to_json,
 )
+from pytest_torchmem.values.json_values import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Picture:
         """The composition at a moment."""
         return CategoryBytes.of({c: column[moment] for c, column in self.levels.items()})
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back.
 
         A series of levels is a flat list of (moment, bytes from there on) pairs: most contributors
@@ -128,7 +128,7 @@ class Picture:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Picture:
+    def from_json(cls, data: Mapping[str, Json]) -> Picture:
         count = len(data["times_ns"])
         return cls(
             times_ns=_sums(data["times_ns"]),

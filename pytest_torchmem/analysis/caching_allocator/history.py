@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pytest_torchmem.analysis.caching_allocator.requests import RequestLog, Requests
+from pytest_torchmem.values.json_values import Json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,7 +60,7 @@ class _Reader:
     foreign_free_count: int = 0
     failure_count: int = 0
 
-    def alloc(self, entry: Mapping[str, Any]) -> None:
+    def alloc(self, entry: Mapping[str, Json]) -> None:
         pool = self.pools.setdefault(_pool_of(entry), len(self.pools))
         self.log.scopes = [(pool, frozenset())] if pool else []
         key = self.allocation_count
@@ -84,7 +85,7 @@ class _Reader:
             self.log.block_done(key)
 
 
-def read_history(entries: Sequence[Mapping[str, Any]]) -> History:
+def read_history(entries: Sequence[Mapping[str, Json]]) -> History:
     """Return the requests in one device's history, ``_snapshot()["device_traces"][device]``.
 
     The history must be complete and begin before the first allocation that matters. It does not
@@ -122,7 +123,7 @@ def read_history(entries: Sequence[Mapping[str, Any]]) -> History:
     )
 
 
-def _completes(entries: Sequence[Mapping[str, Any]], position: int) -> bool:
+def _completes(entries: Sequence[Mapping[str, Json]], position: int) -> bool:
     """Whether the free requested here was completed by the very next entry."""
     if position + 1 == len(entries):
         return True
@@ -131,6 +132,6 @@ def _completes(entries: Sequence[Mapping[str, Any]], position: int) -> bool:
     return bool(after["action"] == "free_completed" and same_block)
 
 
-def _pool_of(entry: Mapping[str, Any]) -> tuple[int, ...] | None:
+def _pool_of(entry: Mapping[str, Json]) -> tuple[int, ...] | None:
     pool = entry.get("pool_id")
     return None if pool is None else tuple(pool)

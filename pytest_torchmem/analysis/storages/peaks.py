@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def build_timeline(
 
 def _times(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int64]:
     """Nanoseconds since the first event, for ranks."""
-    starts: NDArray[Any] = np.sort(evidence.tree.trace.events["start_ns"])
+    starts: NDArray[np.int64] = np.sort(evidence.tree.trace.events["start_ns"])
     if not len(starts):
         return np.zeros(len(ranks), np.int64)
     rows = np.clip(np.floor(ranks), 0, len(starts) - 1).astype(np.int64)

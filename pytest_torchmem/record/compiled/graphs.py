@@ -9,10 +9,12 @@ from __future__ import annotations
 import linecache
 import re
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final
+from typing import Final
+
+import torch
 
 from pytest_torchmem.record.fake.origin import is_user_file, operator_name
 from pytest_torchmem.record.owners.live_objects import instances_of
@@ -53,7 +55,7 @@ class CompiledGraphs:
     """Collects what living graphs know."""
 
     def __init__(self) -> None:
-        self._classes: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._classes: weakref.WeakSet[type[torch.fx.GraphModule]] = weakref.WeakSet()
         self._lines: dict[str, Mapping[int, NodeOrigin]] = {}
         self._traced: dict[str, _Traced] = {}
 
@@ -92,7 +94,7 @@ class CompiledGraphs:
         modules = dict.fromkeys(chain.from_iterable(named or known.modules.values()))
         return NodeOrigin(current, () if 0 in modules else tuple(modules))
 
-    def _note(self, node: Any) -> None:
+    def _note(self, node: torch.fx.Node) -> None:
         if node.stack_trace:
             known = self._traced.setdefault(_unnumbered(node.stack_trace), _Traced())
             known.stacks.setdefault(node.stack_trace)
@@ -132,12 +134,12 @@ def _unnumbered(stack: str) -> str:
     return _LINE_NUMBER.sub("", stack).strip()
 
 
-def _living_graphs() -> list[Any]:
+def _living_graphs() -> list[torch.fx.GraphModule]:
     classes = compiler.graph_module_classes()
     return instances_of(classes) if classes else []
 
 
-def _origins_by_line(code: str, nodes: list[Any]) -> dict[int, NodeOrigin]:
+def _origins_by_line(code: str, nodes: Iterable[torch.fx.Node]) -> dict[int, NodeOrigin]:
     """The node that each line of a graph's generated code computes."""
     named = {node.name: node for node in nodes}
     found = {}
@@ -155,7 +157,7 @@ def _origins_by_line(code: str, nodes: list[Any]) -> dict[int, NodeOrigin]:
     return found
 
 
-def _module_of(node: Any) -> int:
+def _module_of(node: torch.fx.Node) -> int:
     """The ``id()`` of the innermost module a node was traced in; 0 if it is not known.
 
     A node of a backward graph has the modules of the forward node that it belongs to.

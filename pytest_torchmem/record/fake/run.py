@@ -55,13 +55,13 @@ _ADVICE_BY_TEXT = {
 class _Program:
     """What to run, with fake tensors in the place of real ones."""
 
-    target: Callable[..., Any]
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    target: Callable[..., object]
+    args: Sequence[object]
+    kwargs: Mapping[str, object]
     backward: bool
     optimizer: Any
 
-    def step(self, recorder: FakeRunRecorder) -> Any:
+    def step(self, recorder: FakeRunRecorder) -> object:
         """Run once. What is returned is what a caller would still hold."""
         if not self.backward:
             result = self.target(*self.args, **self.kwargs)
@@ -74,7 +74,7 @@ class _Program:
         elif loss is not None:
             if loss.dim():
                 loss = loss.sum()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # as it is in torch
         del loss
         self._update()
         return None
@@ -85,9 +85,9 @@ class _Program:
 
 
 def record_fake_run(
-    target: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    target: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     *,
     backward: bool,
     optimizer: Any,
@@ -123,7 +123,9 @@ def record_fake_run(
     return StaticRun(_on_device(graph, runs_on, shown), lifetimes, str(shown), tuple(sorted(notes)))
 
 
-def _substituted(fakes: Substitution, found: Reachable, args: Any, kwargs: Any) -> Any:
+def _substituted(
+    fakes: Substitution, found: Reachable, args: Sequence[object], kwargs: Mapping[str, object]
+) -> Any:
     """The arguments with fake tensors; what the program reaches otherwise is changed in place."""
     for _, module in found.modules.values():
         fakes.in_module(module)
@@ -154,11 +156,11 @@ def _run(program: _Program, fakes: Substitution, found: Reachable) -> FakeRunRec
 # Where it runs.
 
 
-def _tensors_of(found: Reachable, given: Any) -> list[Any]:
+def _tensors_of(found: Reachable, given: object) -> list[torch.Tensor]:
     return [*found.parameters, *fake_tensors.tensors_in(given)]
 
 
-def _shown_device(tensors: Sequence[Any], device: str | None) -> Any:
+def _shown_device(tensors: Sequence[torch.Tensor], device: str | None) -> torch.device:
     """The device that is asked about; by default that of the first parameter or input."""
     chosen = torch.device(device) if device is not None else None
     if chosen is None:
@@ -170,7 +172,9 @@ def _shown_device(tensors: Sequence[Any], device: str | None) -> Any:
     return chosen
 
 
-def _runnable_device(shown: Any, tensors: Sequence[Any], backward: bool) -> Any:
+def _runnable_device(
+    shown: torch.device, tensors: Sequence[torch.Tensor], backward: bool
+) -> torch.device:
     """The device the fakes are said to be on: the CPU stands in where autograd lacks the real one.
 
     See `fake_tensors.lacks_device`.
@@ -181,7 +185,7 @@ def _runnable_device(shown: Any, tensors: Sequence[Any], backward: bool) -> Any:
     return shown
 
 
-def _fake_mode_of(tensors: Sequence[Any]) -> Any:
+def _fake_mode_of(tensors: Sequence[torch.Tensor]) -> fake_tensors.FakeTensorMode:
     """The mode of the program's own fake tensors, for they work in no other; else a new one."""
     for tensor in tensors:
         if isinstance(tensor, fake_tensors.FakeTensor):
@@ -189,7 +193,7 @@ def _fake_mode_of(tensors: Sequence[Any]) -> Any:
     return fake_tensors.FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def _on_device(graph: StaticGraph, runs_on: Any, shown: Any) -> StaticGraph:
+def _on_device(graph: StaticGraph, runs_on: torch.device, shown: torch.device) -> StaticGraph:
     if runs_on == shown:
         return graph
     named = (
@@ -199,7 +203,11 @@ def _on_device(graph: StaticGraph, runs_on: Any, shown: Any) -> StaticGraph:
 
 
 def _notes(
-    shown: Any, runs_on: Any, graph: StaticGraph, program: _Program, found: Reachable
+    shown: torch.device,
+    runs_on: torch.device,
+    graph: StaticGraph,
+    program: _Program,
+    found: Reachable,
 ) -> set[str]:
     notes = set()
     if runs_on != shown:
@@ -255,12 +263,12 @@ def _optimizer_for(optimizer: Any, found: Reachable) -> Any:
     return made
 
 
-def _needs_closure(step: Callable[..., Any]) -> bool:
+def _needs_closure(step: Callable[..., object]) -> bool:
     closure = inspect.signature(step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _loss_of(output: Any) -> Any:
+def _loss_of(output: object) -> torch.Tensor | None:
     """What to differentiate: the output's ``loss``, else its first tensor that has a graph."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     for leaf in fake_tensors.leaves((loss, output)):
@@ -274,12 +282,16 @@ def _recorder(fakes: Substitution, names: dict[int, str], found: Reachable) -> F
 
 
 def _name_owners(
-    recorder: FakeRunRecorder, found: Reachable, given: Any, optimizer: Any, names: dict[int, str]
+    recorder: FakeRunRecorder,
+    found: Reachable,
+    given: object,
+    optimizer: torch.optim.Optimizer | None,
+    names: dict[int, str],
 ) -> None:
     """Say what the tensors from before the run are for; the last word about each stands."""
     parameters = found.parameters
     inputs = fake_tensors.tensors_in(given)
-    owners = [(Category.INPUT, inputs)]
+    owners: list[tuple[Category, Sequence[torch.Tensor]]] = [(Category.INPUT, inputs)]
     if not parameters:
         # Training on plain tensors: the leaves that get gradients are the parameters.
         owners.append((Category.PARAMETER, [t for t in inputs if t.requires_grad]))

@@ -11,13 +11,13 @@ import gc
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 # So many objects are asked at a time: few steps in Python, and no list of all that they refer to.
 _AT_A_TIME: Final = 4096
 
 
-def frozen_objects() -> list[Any]:
+def frozen_objects() -> list[object]:
     """Return the frozen objects that modules, classes, frames or other objects lead to.
 
     That took 1 s where 290,000 objects were frozen. What only C refers to is not found.
@@ -37,7 +37,7 @@ def frozen_objects() -> list[Any]:
     return found
 
 
-def referrers_among(objects: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+def referrers_among(objects: Sequence[object], targets: Sequence[object]) -> list[object]:
     """Return those of ``objects`` that refer to any of ``targets``."""
     wanted = set(map(id, targets))
     return [
@@ -49,13 +49,13 @@ def referrers_among(objects: Sequence[Any], targets: Sequence[Any]) -> list[Any]
     ]
 
 
-def _parts(objects: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def _parts(objects: Sequence[object]) -> Iterator[Sequence[object]]:
     return (objects[n : n + _AT_A_TIME] for n in range(0, len(objects), _AT_A_TIME))
 
 
-def _classes() -> set[type[Any]]:
-    found: set[type[Any]] = set()
-    waiting: list[type[Any]] = [object]
+def _classes() -> set[type[object]]:
+    found: set[type[object]] = set()
+    waiting: list[type[object]] = [object]
     while waiting:
         found.add(kind := waiting.pop())
         waiting += set(type.__subclasses__(kind)) - found

@@ -14,9 +14,11 @@ import weakref
 from collections.abc import Iterable, Sequence
 from itertools import compress
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeGuard, TypeVar
 
 from pytest_torchmem.record.owners.frozen_objects import frozen_objects
+
+_T = TypeVar("_T")
 
 # An object is young, in one of two generations, until it has survived a collection of the elder of
 # these. Later versions and builds without the lock have other generations, or none.
@@ -25,7 +27,12 @@ _HAS_GENERATIONS: Final = sys.version_info < (3, 14) and not sysconfig.get_confi
 )
 
 
-def instances_of(classes: Iterable[type[Any]]) -> list[Any]:
+def is_a(thing: object, kinds: type[_T] | tuple[type[_T], ...]) -> TypeGuard[_T]:
+    """Whether `isinstance` says so of the type alone: a proxy among the objects is not woken."""
+    return issubclass(type(thing), kinds)
+
+
+def instances_of(classes: Iterable[type[_T]]) -> list[_T]:
     """Return every living object of one of ``classes`` or of a class below one.
 
     Looks at the type and never at ``__class__``: a proxy among the objects must not be woken.
@@ -44,14 +51,14 @@ class Census:
     ``gc.freeze`` took away is looked for again whenever it has become more or less.
     """
 
-    def __init__(self, *classes: type[Any]) -> None:
+    def __init__(self, *classes: type[object]) -> None:
         self._classes = classes
-        self._known: list[weakref.ref[Any]] = []
+        self._known: list[weakref.ref[object]] = []
         self._seen: tuple[int, ...] = ()
         self._freeze_count = 0
-        self._since_freeze: list[weakref.ref[Any]] = []
+        self._since_freeze: list[weakref.ref[object]] = []
 
-    def find(self) -> list[Any]:
+    def find(self) -> list[object]:
         """Return every living instance of the classes."""
         seen = _collections()
         if seen and seen == self._seen:
@@ -83,12 +90,12 @@ class Census:
         undisturbed = _where_others_stand() == others and _collections() == now
         self._seen = now if undisturbed else ()
 
-    def _remember(self, found: list[Any], seen: tuple[int, ...]) -> list[Any]:
+    def _remember(self, found: list[object], seen: tuple[int, ...]) -> list[object]:
         self._known = [weakref.ref(thing) for thing in found]
         self._seen = seen
         return found
 
-    def _look(self) -> list[Any]:
+    def _look(self) -> list[object]:
         count = gc.get_freeze_count()
         if count and count == self._freeze_count:
             return _each_once(
@@ -99,17 +106,17 @@ class Census:
         self._since_freeze = [weakref.ref(thing) for thing in found] if count else []
         return found
 
-    def _known_and_young(self) -> list[Any]:
+    def _known_and_young(self) -> list[object]:
         """What was found the last time and still lives, and what is young."""
         young = [thing for g in (0, 1) for thing in _selected(gc.get_objects(g), self._classes)]
         return _each_once(_alive(self._known), young)
 
 
-def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
+def _alive(references: Iterable[weakref.ref[object]]) -> list[object]:
     return [thing for reference in references if (thing := reference()) is not None]
 
 
-def _each_once(*lists: list[Any]) -> list[Any]:
+def _each_once(*lists: list[object]) -> list[object]:
     return list({id(thing): thing for things in lists for thing in things}.values())
 
 
@@ -130,14 +137,14 @@ def _where_others_stand() -> dict[int, tuple[FrameType, int]]:
     return {thread: (frame, frame.f_lasti) for thread, frame in frames.items()}
 
 
-def _selected(objects: Sequence[Any], classes: Iterable[type[Any]]) -> list[Any]:
+def _selected(objects: Sequence[Any], classes: Iterable[type[_T]]) -> list[_T]:
     wanted = _with_subclasses(classes)
     # No step of this loop is in Python.
     return list(compress(objects, map(wanted.__contains__, map(type, objects))))
 
 
-def _with_subclasses(classes: Iterable[type[Any]]) -> set[type[Any]]:
-    found: set[type[Any]] = set()
+def _with_subclasses(classes: Iterable[type[object]]) -> set[type[object]]:
+    found: set[type[object]] = set()
     waiting = list(classes)
     while waiting:
         found.add(kind := waiting.pop())

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 import torch
 
@@ -34,7 +34,7 @@ class OwnershipLog:
     edges: Rows = field(default_factory=partial(Rows, MODULE_EDGE))
 
     def owner(
-        self, mark: int, kind: Ownership, tensor: Any, module: int = 0, name: str = ""
+        self, mark: int, kind: Ownership, tensor: object, module: int = 0, name: str = ""
     ) -> None:
         """Note that ``tensor``'s storage is held as ``kind``; one without storage is skipped.
 
@@ -53,7 +53,7 @@ class OwnershipLog:
         for device, ptr in places_of(tensor):
             self.owners.append((mark, kind, number(device), ptr, 0, module, name_number))
 
-    def edge(self, mark: int, child: Any, parent: Any | None, name: str) -> None:
+    def edge(self, mark: int, child: object, parent: object | None, name: str) -> None:
         number = self.strings.number
         parent_id = 0 if parent is None else id(parent)
         self.edges.append((mark, id(child), parent_id, number(name), number(type(child).__name__)))

@@ -11,7 +11,9 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from torch.autograd.graph import Node
 
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd
@@ -86,7 +88,7 @@ class PackHookWatch:
         return place < 0 or (place < len(self._ends) and number >= self._ends[place])
 
 
-def surely_without(node: Any) -> bool:
+def surely_without(node: Node) -> bool:
     """Whether no hook was in force when a node was made; False if not known."""
     watch = PackHookWatch.latest
     return watch is not None and watch.surely_without(autograd.sequence_number(node))

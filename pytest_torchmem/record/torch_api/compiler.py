@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -27,9 +28,9 @@ def import_compiler() -> None:
     importlib.import_module("torch._dynamo")
 
 
-def graph_module_classes() -> list[type[Any]]:
+def graph_module_classes() -> list[type[torch.fx.GraphModule]]:
     """The classes of graph modules that are alive: each has one of its own, of this name."""
-    waiting: list[type[Any]] = [torch.fx.GraphModule]
+    waiting: list[type[torch.fx.GraphModule]] = [torch.fx.GraphModule]
     found = []
     while waiting:
         found.append(waiting.pop())
@@ -37,9 +38,10 @@ def graph_module_classes() -> list[type[Any]]:
     return [kind for kind in found if kind.__qualname__.endswith(".GraphModuleImpl")]
 
 
-def generated_file(graph_module: Any) -> str:
+def generated_file(graph_module: object) -> str:
     """The name under which the profiler shows the code generated for a graph module."""
-    return str(type(graph_module).forward.__code__.co_filename)
+    kind: Any = type(graph_module)
+    return str(kind.forward.__code__.co_filename)
 
 
 _CALLBACKS: Final = "torch._dynamo.callback.callback_handler"
@@ -59,7 +61,7 @@ def callbacks() -> Any:
     return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
 
 
-def inductor_line_map(path: str) -> tuple[Any, Any] | None:
+def inductor_line_map(path: str) -> tuple[Sequence[int], Sequence[str]] | None:
     """First lines and the stacks that they were traced at, for a file that inductor wrote.
 
     Inductor keeps them for as long as the process lives, also for code from its cache on disk. None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class Rows:
         append: Adds a row, in one step also where several threads do.
     """
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
+    def __init__(self, dtype: np.dtype[np.void]) -> None:
         assert dtype.names is not None
         self._dtype, self._names = dtype, dtype.names
         self._values = array("q")
@@ -35,7 +35,7 @@ class Rows:
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         return zip(*[iter(self._values)] * len(self._names), strict=True)
 
-    def table(self) -> NDArray[Any]:
+    def table(self) -> NDArray[np.void]:
         """Return the rows so far."""
         columns = np.array(self._values, np.int64).reshape(-1, len(self._names)).T
         table = np.empty(len(self), self._dtype)
