@@ -29,6 +29,8 @@ from pytest_torchmem.record.torch_api import Checked
 from pytest_torchmem.values.errors import RecordingError
 
 CHECKED: Final[Checked] = {
+    "torch._C._autograd._KinetoEvent": ("2.6.0", "2.15.0"),
+    "torch._C._autograd._ProfilerResult": ("2.6.0", "2.15.0"),
     "torch._C._autograd._disable_profiler": ("2.6.0", "2.15.0"),
     "torch._C._autograd._enable_profiler": ("2.6.0", "2.15.0"),
     "torch._C._autograd._enable_record_function": ("2.6.0", "2.15.0"),
@@ -39,6 +41,8 @@ CHECKED: Final[Checked] = {
     "torch._C._profiler._ExtraFields_PyCCall": ("2.6.0", "2.15.0"),
     "torch._C._profiler._ExtraFields_PyCall": ("2.6.0", "2.15.0"),
     "torch._C._profiler._ExtraFields_TorchOp": ("2.6.0", "2.15.0"),
+    "torch._C._profiler._NNModuleInfo": ("2.6.0", "2.15.0"),
+    "torch._C._profiler._OptimizerInfo": ("2.6.0", "2.15.0"),
     "torch._C._profiler._ProfilerEvent": ("2.6.0", "2.15.0"),
     "torch._C._profiler._RecordFunctionFast": ("2.6.0", "2.15.0"),
     "torch._C._profiler._TensorMetadata": ("2.6.0", "2.15.0"),
