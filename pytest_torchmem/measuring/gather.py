@@ -12,10 +12,9 @@ from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
     from pytest_torchmem.measuring.block import Measure
     from pytest_torchmem.measuring.body import Region
+    from pytest_torchmem.record.process_group import ProcessGroup
 
 
 def gather_ranks(
