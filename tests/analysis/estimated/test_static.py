@@ -18,7 +18,7 @@ from pytest_torchmem.analysis.estimated.static import (
     not_primal,
     pair_peak_bytes,
 )
-from pytest_torchmem.analysis.estimated.static_categories import settle_categories
+from pytest_torchmem.analysis.estimated.static_facts import settle_categories
 from pytest_torchmem.values.contributors import Category, Phase, Source
 from pytest_torchmem.values.static_graph import (
     Lifetimes,
