@@ -160,9 +160,15 @@ class StaticFacts:
     def saved(self) -> Mask:
         """No graph is asked. What autograd saves but never reads dies in the backward, as its node.
 
-        That holds for what is made before the backward pass, or in an earlier one.
+        That holds for what is made before the backward pass, or in an earlier one. What an earlier
+        one made may have a name in Python, too, and is saved if a later one reads it.
         """
-        return self._where(self._dies_in_later_backward) & ~self.made_in(Phase.RECOMPUTE)
+        kept = self._where(self._dies_in_later_backward) & ~self.made_in(Phase.RECOMPUTE)
+        for number, node in enumerate(self._operators):
+            within = self._backward_passes[number]
+            if within >= 0 and node.phase is Phase.BACKWARD:
+                kept[[s for s in node.uses if 0 <= self._made_in_pass(s) < within]] = True
+        return kept
 
     @cached_property
     def read_by_backward(self) -> Mask:
@@ -189,6 +195,11 @@ class StaticFacts:
             latest += inside and not was_inside
             numbers.append(latest if inside else -1)
         return numbers
+
+    def _made_in_pass(self, storage: int) -> int:
+        """The number of the backward pass that made a storage, -1 for none."""
+        maker = int(self._maker_rows[storage])
+        return self._backward_passes[maker] if maker >= 0 else -1
 
     def _outlives_backward(self, storage: int) -> bool:
         passes = self._backward_passes

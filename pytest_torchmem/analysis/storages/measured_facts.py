@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Operators that make a library set up its scratch space.
 _GEMM_WORDS: Final = ("mm", "linear", "conv", "matmul", "dot", "mv", "scaled")
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
+_ENGINE: Final = "autograd::engine::evaluate_function"
 # Larger is no number that became a tensor: a complex one has so many bytes.
 _NUMBER_BYTES: Final = 16
 # As what a storage is held, and in which role Python's objects show it, for each category.
@@ -174,12 +175,30 @@ class MeasuredFacts:
     def handed_on(self) -> Mask:
         """It outlives its node, and is not summed up first; or the engine made it between two.
 
-        Between two nodes the engine adds up the gradients that several nodes handed on.
+        Between two nodes the engine adds up the gradients that several nodes handed on. A backward
+        pass may run within a node of another one, as a checkpoint's does::
+
+            CheckpointFunctionBackward
+              autograd::engine::evaluate_function: AddmmBackward0
+                AddmmBackward0
+                aten::sum         between two nodes, though within a third one
         """
         storages, tree = self.evidence.storages, self.evidence.tree
-        node = np.where(storages.event >= 0, tree.backward_node[storages.event], np.int32(-1))
-        between = (node < 0) & self.survives
+        node, engine = (
+            np.where(storages.event >= 0, rows[storages.event], np.int32(-1))
+            for rows in (tree.backward_node, self._engine_events)
+        )
+        # Of two events around a third one, the inner one has the larger row.
+        within_another = (node >= 0) & (engine > node) & self.evidence.outlives(engine)
+        between = ((node < 0) & self.survives) | within_another
         return between | (self.evidence.outlives(node) & ~self._summed_up(node))
+
+    @cached_property
+    def _engine_events(self) -> NDArray[np.int32]:
+        """For each event the row of the innermost evaluation of a node, -1 for none: shape (E,)."""
+        trace = self.evidence.tree.trace
+        evaluates = np.array([text.startswith(_ENGINE) for text in trace.strings], np.bool_)
+        return self.evidence.tree.innermost(evaluates[trace.events["name"]])
 
     def _summed_up(self, node: NDArray[np.int32]) -> Mask:
         """Results of ``node`` that an ``aten::sum`` beside the node reads, and that die with it.

@@ -20,7 +20,7 @@ from benchmarks.label_accuracy import Row, measure
 from benchmarks.label_truth import allocation_log
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.contributors import Category, Phase
 
 FLOAT = 4
 # A float of 64 x 64: what the programs below are made of.
@@ -116,6 +116,21 @@ def test_a_checkpoint_moves_activations_into_the_backward_pass(x, use_reentrant)
     # Both relus run again. The reentrant kind keeps the random state on its context.
     state = torch.get_rng_state().nbytes if use_reentrant else 0
     assert profile.peak.activation == 2 * SQUARE + state
+
+
+def test_a_sum_between_two_nodes_of_a_checkpoints_own_pass_is_handed_on(x):
+    layer = nn.Linear(64, 64)
+    x.requires_grad_()
+
+    def body():
+        checkpoint(layer, x, use_reentrant=True).sum().backward()
+
+    body()
+    # The bias is broadcast, so its gradient is summed up before it is added to the .grad.
+    sums = [e for e in profile_of(body).explain() if e.storage.operator == "aten::sum"]
+    assert {e.storage.category for e in sums if e.storage.phase is Phase.BACKWARD} == {
+        Category.AUTOGRAD_DETAIL
+    }
 
 
 def test_gradients_that_accumulate_stay_one_buffer(x):
