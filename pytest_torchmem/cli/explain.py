@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.analysis.judge.verdict import words
 from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.analysis.storages.explanation import PEAK, Explanation
 from pytest_torchmem.cli.inputs import is_trace
 from pytest_torchmem.report.text.tables import aligned
 from pytest_torchmem.values.errors import MarkerError, TraceError
+from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.trace import load_trace
 from pytest_torchmem.values.units import format_size
 
