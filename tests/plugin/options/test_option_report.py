@@ -223,7 +223,7 @@ def test_github_is_told_where_and_why(two, monkeypatch):
     monkeypatch.setenv("GITHUB_WORKSPACE", str(two.path.parent))
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(two.path / "summary.md"))
     result = two.run()
-    start = f"::error file={two.path.name}/test_it.py,line=6,title=memory%3A test_over"
+    start = f"::error file={two.path.name}/test_it.py,line=6,title=memory over-limit%3A test_over"
     result.stdout.fnmatch_lines([f"{start}::memory peaked at 3.0 MiB*"])
     assert "1 failed, 1 ok" in (two.path / "summary.md").read_text(encoding="utf-8")
 
