@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pytest_torchmem.contexts import Around
+from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.record.allocator import AllocatorHistory, fill_requested
 from pytest_torchmem.record.compiled.source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
@@ -32,7 +32,7 @@ from pytest_torchmem.record.torch_api import autograd, compiler, profiler
 from pytest_torchmem.record.tree.kineto import Tables, TreeReader
 from pytest_torchmem.record.tree.lost_allocations import with_lost
 from pytest_torchmem.record.tree.python_calls import library_paths
-from pytest_torchmem.record.tree.rows import Rows
+from pytest_torchmem.record.tree.tables import Rows
 from pytest_torchmem.values.errors import RecordingError
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.trace import (
@@ -231,25 +231,20 @@ class Recorder:
         self._own_ns += time.perf_counter_ns() - begin_ns
 
     def _let_go(self, kind: MarkKind) -> None:
-        """Have a session begin anew, so that the frees of what only the last one kept are recorded.
+        """Restart the profiler: the old session holds the last references to some tensors.
 
-        It refers weakly to what operators and modules were called with. Most objects give their
-        memory back all the same. Compressed sparse tensors do not, nor do the wrappers that a
-        module has for parameters within a transform.
+        Their frees are recorded only in a new session. A session refers weakly to the arguments of
+        operators and modules. Most objects give their memory back all the same; compressed sparse
+        tensors do not, nor do the wrappers of a module's parameters within a transform.
         """
         if self._profiler is None or not self._ranges.none_open():
             return
         if kind is MarkKind.STOP or not self._segments or self._may_keep():
             # What a collection frees between two sessions nobody would see.
-            collecting = gc.isenabled()
-            gc.disable()
-            try:
+            with gc_paused():
                 ended = self._pause()
                 self._resume()
                 del ended
-            finally:
-                if collecting:
-                    gc.enable()
 
     def _may_keep(self) -> bool:
         names = self._reader.strings.values()
@@ -376,14 +371,11 @@ def _collector_as_after_a_collection() -> Iterator[None]:
     of what is alive has a row for each tensor that others left behind: without care, their number
     would decide when a body's own cycles are freed.
     """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.collect(0)
-        if enabled:
-            gc.enable()
+    with gc_paused():
+        try:
+            yield
+        finally:
+            gc.collect(0)
 
 
 def _joined(

@@ -93,16 +93,6 @@ def self_times(tree: OpTree) -> NDArray[np.int64]:
     return result
 
 
-def frees_outside_operators(tree: OpTree) -> NDArray[np.int64]:
-    """Rows of ``trace.allocations`` that free memory while no operator runs: int64, shape (R,).
-
-    These are the moments when a Python reference goes: a ``del``, a function that returns.
-    """
-    table = tree.trace.allocations
-    outside: NDArray[np.bool_] = (table["size_bytes"] < 0) & (tree.leaf[table["event"]] < 0)
-    return np.flatnonzero(outside)
-
-
 def out_of_memory_ranks(tree: OpTree) -> tuple[int, ...]:
     """Where the allocator ran out of memory, as ranks."""
     rows = np.flatnonzero(tree.trace.events["kind"] == EventKind.OUT_OF_MEMORY)

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 
 from pytest_torchmem.record.fake.origin import is_user_file, operator_name
-from pytest_torchmem.record.owners.live_objects import instances_of
+from pytest_torchmem.record.owners.live_objects import instances_of, with_subclasses
 from pytest_torchmem.record.torch_api import compiler
 
 _FRAME: Final = re.compile(
@@ -61,7 +61,7 @@ class CompiledGraphs:
 
     def collect(self) -> None:
         """Learn from the graphs that were made since the last time, if any."""
-        if set(compiler.graph_module_classes()) - set(self._classes):
+        if set(_graph_module_classes()) - set(self._classes):
             self.collect_again()
 
     def collect_again(self) -> None:
@@ -74,7 +74,7 @@ class CompiledGraphs:
                 # Asking for the code generates it now if nobody has run the graph yet.
                 lines = _origins_by_line(graph.code, nodes)
                 self._lines[compiler.generated_file(graph)] = lines
-        self._classes.update(compiler.graph_module_classes())
+        self._classes.update(_graph_module_classes())
 
     def lines(self, generated_file: str) -> Mapping[int, NodeOrigin] | None:
         """What the lines of a graph's generated code stand for; None if the graph is not known."""
@@ -134,8 +134,14 @@ def _unnumbered(stack: str) -> str:
     return _LINE_NUMBER.sub("", stack).strip()
 
 
+def _graph_module_classes() -> list[type[torch.fx.GraphModule]]:
+    """The classes of graph modules that are alive: each has one of its own, of this name."""
+    kinds = with_subclasses([torch.fx.GraphModule])
+    return [kind for kind in kinds if kind.__qualname__.endswith(".GraphModuleImpl")]
+
+
 def _living_graphs() -> list[torch.fx.GraphModule]:
-    classes = compiler.graph_module_classes()
+    classes = _graph_module_classes()
     return instances_of(classes) if classes else []
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from pytest_torchmem.record.compiled.graphs import CompiledGraphs, NodeOrigin, user_frame
 from pytest_torchmem.record.compiled.inductor import Kernel, kernels_by_line
 from pytest_torchmem.record.torch_api import compiler
-from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.trace import COMPILED_LINE
 
 if TYPE_CHECKING:

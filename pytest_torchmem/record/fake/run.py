@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.fake.origin import is_user_file, names_of
 from pytest_torchmem.record.fake.recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.scratch import uncounted
@@ -106,7 +107,9 @@ def record_fake_run(
     fake_mode = _fake_mode_of(tensors)
     fakes = Substitution(fake_mode, None if device is None and shown == runs_on else runs_on)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_collected())
+        # A collection in the middle would come at a time that nobody can predict.
+        gc.collect()
+        stack.enter_context(gc_paused())
         stack.callback(fakes.restore)
         stack.enter_context(_explained())
         patches = stack.enter_context(Installed())
@@ -361,19 +364,6 @@ def _let_optimizers_take_fakes(patches: Installed, *, cpu_stands_in: bool) -> No
     patches.note(fake_tensors.FOREACH_TYPES, lambda: types.remove(fake_tensors.FakeTensor))
     if cpu_stands_in:
         patches.replace(fake_tensors.FOREACH_DEVICES, lambda devices: lambda: [*devices(), "cpu"])
-
-
-@contextlib.contextmanager
-def _collected() -> Iterator[None]:
-    """No garbage from before, and none collected in the middle at a time nobody can predict."""
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager

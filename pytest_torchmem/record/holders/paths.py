@@ -11,8 +11,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from pytest_torchmem.record.owners.frozen_objects import frozen_objects, referrers_among
-from pytest_torchmem.record.owners.live_objects import is_a
+from pytest_torchmem.record.owners.live_objects import (
+    frozen_objects,
+    is_a,
+    referrers_among,
+    running_frames,
+)
 
 _DEPTH: Final = 20
 # From a frame over its tracebacks and the exception to a name is not far.
@@ -278,18 +282,14 @@ class _Names:
 def _local_variables() -> _Names:
     """The local variables of all frames that run the program."""
     names = _Names()
-    for top in list(sys._current_frames().values()):
-        frame: types.FrameType | None = top
-        while frame is not None:
-            if not is_machinery(frame.f_globals.get("__name__", "")):
-                names.containers.add(id(frame))
-                if (values := frame.f_locals) is not frame.f_globals:
-                    names.containers.add(id(values))
-                    for name, value in values.items():
-                        names.by_id.setdefault(id(value), f"{name} in {_place(frame)}")
-            else:
-                names.containers.add(id(frame))
-            frame = frame.f_back
+    for frame in running_frames():
+        names.containers.add(id(frame))
+        if is_machinery(frame.f_globals.get("__name__", "")):
+            continue
+        if (values := frame.f_locals) is not frame.f_globals:
+            names.containers.add(id(values))
+            for name, value in values.items():
+                names.by_id.setdefault(id(value), f"{name} in {_place(frame)}")
     return names
 
 

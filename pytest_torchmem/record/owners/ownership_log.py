@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -10,12 +9,12 @@ from typing import Final, ParamSpec, TypeVar
 
 import torch
 
+from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.owners.inner_tensors import values_of
 from pytest_torchmem.record.owners.places import places_of, storages_of
 from pytest_torchmem.record.patches.python_tracing import TracingPause
 from pytest_torchmem.record.torch_api import dispatcher
-from pytest_torchmem.record.tree.rows import Rows
-from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.record.tree.tables import Rows, StringTable
 from pytest_torchmem.values.trace import MODULE_EDGE, OWNER, Ownership
 
 _P = ParamSpec("_P")
@@ -61,23 +60,20 @@ class OwnershipLog:
 
 
 def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Keep what a method does from the body's function modes, the collector and the recording.
+    """Hide what a method does from the body's function modes, from the collector and the recording.
 
-    What it makes on the way would start a collection that without us came later. And its calls
-    would be recorded, which takes longer than they do.
+    The collector runs after so many new objects: with those of the method it would run earlier than
+    it does without us. And the recording of the method's calls takes longer than the calls.
     """
 
     @wraps(method)
     def quietly(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        tracing, enabled = TracingPause(), gc.isenabled()
-        gc.disable()
+        tracing = TracingPause()
         tracing.suspend()
         try:
-            with dispatcher.unseen_by_modes():
+            with gc_paused(), dispatcher.unseen_by_modes():
                 return method(*args, **kwargs)
         finally:
             tracing.resume()
-            if enabled:
-                gc.enable()
 
     return quietly

@@ -28,16 +28,6 @@ def import_compiler() -> None:
     importlib.import_module("torch._dynamo")
 
 
-def graph_module_classes() -> list[type[torch.fx.GraphModule]]:
-    """The classes of graph modules that are alive: each has one of its own, of this name."""
-    waiting: list[type[torch.fx.GraphModule]] = [torch.fx.GraphModule]
-    found = []
-    while waiting:
-        found.append(waiting.pop())
-        waiting += found[-1].__subclasses__()
-    return [kind for kind in found if kind.__qualname__.endswith(".GraphModuleImpl")]
-
-
 def generated_file(graph_module: object) -> str:
     """The name under which the profiler shows the code generated for a graph module."""
     kind: Any = type(graph_module)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.tree.call_gaps import find_gaps
 from pytest_torchmem.record.tree.event_tree import (
@@ -25,7 +25,7 @@ from pytest_torchmem.record.tree.event_tree import (
 )
 from pytest_torchmem.record.tree.mentions import InputShapes, Mentions
 from pytest_torchmem.record.tree.python_calls import PythonCalls
-from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.trace import ALLOCATION, EVENT, MODULE_CALL, EventKind, Role, Scope
 
 if TYPE_CHECKING:
@@ -74,13 +74,8 @@ class TreeReader:
         """Return the tables of one profiling session; ``result`` is its kineto result."""
         # Reading makes many small objects and no cycles: looking for some on the way would cost
         # as much as the reading itself.
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with gc_paused():
             return self._read(result, segment)
-        finally:
-            if collecting:
-                gc.enable()
 
     def _read(self, result: profiler.ProfilerResult, segment: int) -> Tables:
         mentions = Mentions(self._shapes)

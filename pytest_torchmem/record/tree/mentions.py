@@ -20,7 +20,7 @@ from pytest_torchmem.record.tree.schemas import (
     SchemaTable,
     Signature,
 )
-from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.trace import TENSOR as TENSOR_ROW
 from pytest_torchmem.values.trace import Mutable, Role
 

@@ -14,7 +14,7 @@ import torch
 
 from pytest_torchmem.record.tree.call_gaps import Gap
 from pytest_torchmem.record.tree.source_lines import operator_lines
-from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.record.tree.tables import StringTable
 
 if TYPE_CHECKING:
     import numpy as np
