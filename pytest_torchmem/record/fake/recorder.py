@@ -155,7 +155,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., object],
+        func: dispatcher.Operator,
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -247,7 +247,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         return tuple(made)
 
     def _note_in_place_for_real(
-        self, func: Callable[..., object], args: tuple[Any, ...], makes: tuple[int, ...]
+        self, func: dispatcher.Operator, args: tuple[Any, ...], makes: tuple[int, ...]
     ) -> bool:
         """Whether autograd adds up gradients here, between two nodes.
 
@@ -274,7 +274,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         return adds
 
     def _scratch(
-        self, func: Callable[..., object], args: tuple[Any, ...], beside: torch.Tensor
+        self, func: dispatcher.Operator, args: tuple[Any, ...], beside: torch.Tensor
     ) -> tuple[int, ...]:
         size = scratch_bytes(_name_of(func), args)
         if not size:
@@ -374,7 +374,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             )
 
 
-def _name_of(func: Callable[..., object]) -> str:
+def _name_of(func: dispatcher.Operator) -> str:
     schema = dispatcher.schema_of(func)
     return str(schema.name) if schema is not None else str(func)
 
