@@ -16,13 +16,18 @@ PACKAGE = Path(__file__).resolve().parent.parent / "pytest_torchmem"
 ALLOWED = {
     "contexts": set(),
     "values": {"contexts"},
+    "simulate": {"values", "contexts"},
     "record": {"values", "contexts"},
     "analysis": {"values", "contexts"},
     "store": {"values", "contexts", "analysis", "report"},
     "report": {"values", "contexts", "analysis", "store"},
     "measuring": {"values", "contexts", "record", "analysis", "store", "report"},
-    "plugin": {"values", "contexts", "record", "analysis", "report", "store", "measuring"},
-    "cli": {"values", "contexts", "analysis", "report", "store", "plugin", "measuring"},
+    "plugin": {
+        *("values", "contexts", "simulate", "record", "analysis", "report", "store", "measuring"),
+    },
+    "cli": {
+        *("values", "contexts", "simulate", "analysis", "report", "store", "plugin", "measuring"),
+    },
 }
 THIRD_PARTY = {"torch": "record", "pytest": "plugin", "_pytest": "plugin"}
 

@@ -14,14 +14,14 @@ from typing import Final
 
 from pytest_torchmem import __version__
 from pytest_torchmem.analysis.judge.baseline import Allowance
-from pytest_torchmem.cli import diff, gpu, show
+from pytest_torchmem.cli import diff, gpu, show, simulate
 from pytest_torchmem.cli.inputs import is_trace, read_measurements, read_report
 from pytest_torchmem.cli.traces import converted
 from pytest_torchmem.report.text.tables import ANY_WIDTH
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.store.files import replace_file
 from pytest_torchmem.store.results import RunReport, merged
-from pytest_torchmem.values.errors import ReportError, SizeError, TorchmemError
+from pytest_torchmem.values.errors import ReportError, SimulationError, SizeError, TorchmemError
 from pytest_torchmem.values.units import parse_fraction, parse_size
 
 
@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_fits(commands)
     _add_reserved(commands)
+    _add_simulate(commands)
     return parser
 
 
@@ -131,6 +132,27 @@ def _add_reserved(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     command.add_argument("trace", type=Path)
     _add_gpu_options(command)
     command.set_defaults(run=_reserved)
+
+
+def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "simulate",
+        help="run a command on a simulated GPU",
+        description="Run a command with torch's own CUDA build on a simulated GPU: torchmem "
+        "simulate --gpu H100 -- python train.py. Memory is what that GPU's would be; kernels do "
+        "not run.",
+        epilog="exit codes: those of the command, 2 when it could not be started",
+    )
+    command.add_argument("--gpu", default="H100", help="default: H100; also H100x8, L4, T4, ...")
+    command.add_argument("--torch", default="", metavar="RELEASE", help="default: as installed")
+    command.add_argument(
+        "--fetch", action="store_true", help="fetch torch's CUDA build once, where it is missing"
+    )
+    command.add_argument(
+        "--patience", type=float, default=900, metavar="S", help="seconds a fetch may take (900)"
+    )
+    command.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
+    command.set_defaults(run=_simulate)
 
 
 def _add_gpu_options(command: argparse.ArgumentParser) -> None:
@@ -208,6 +230,17 @@ def _fits(options: argparse.Namespace) -> Exit:
 def _reserved(options: argparse.Namespace) -> Exit:
     run = gpu.read_profile(options.trace, options.device).simulate(options.settings)
     print(gpu.reserved_json(run) if options.format == "json" else gpu.reserved_text(run))
+    return Exit.OK
+
+
+def _simulate(options: argparse.Namespace) -> Exit:
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command and not options.fetch:
+        raise SimulationError("a command is needed: torchmem simulate --gpu H100 -- COMMAND")
+    if options.fetch:
+        print(simulate.fetched(options.torch, options.patience))
+    if command:
+        simulate.become(command, options.gpu, options.torch)
     return Exit.OK
 
 

@@ -1,0 +1,34 @@
+"""Run a command where torch finds a simulated GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+from pytest_torchmem.simulate.gpus import parse_gpu
+from pytest_torchmem.simulate.process import notice, variables
+from pytest_torchmem.simulate.torch_builds import fetch, torch_build
+from pytest_torchmem.values.errors import SimulationError
+
+
+def fetched(version: str, patience_s: float) -> str:
+    """Fetch torch's CUDA build, unless it is there, and return a line that says where it is."""
+    built = fetch(version, patience_s)
+    return f"torch {built.version} for CUDA {built.cuda} is ready: {built.site}"
+
+
+def become(command: Sequence[str], gpu: str, version: str) -> None:
+    """Become a command that sees a simulated GPU. Raises `SimulationError`, or does not return."""
+    parse_gpu(gpu)
+    built = torch_build(version)
+    if said := notice(built):
+        print(f"torchmem: {said}", file=sys.stderr)
+    environment = {**os.environ, **variables(gpu, built)}
+    program = shutil.which(command[0])
+    if program is None:
+        raise SimulationError(f"there is no command {command[0]!r}")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(program, list(command), environment)
