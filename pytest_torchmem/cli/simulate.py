@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.process import notice, variables
@@ -25,8 +26,11 @@ def become(command: Sequence[str], gpu: str, version: str) -> None:
     built = torch_build(version)
     if said := notice(built):
         print(f"torchmem: {said}", file=sys.stderr)
-    environment = {**os.environ, **variables(gpu, built)}
-    program = shutil.which(command[0])
+    # The CUDA build was found for this Python, whether or not its environment is activated.
+    here = str(Path(sys.executable).parent)
+    path = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
+    environment = {**os.environ, **variables(gpu, built), "PATH": path}
+    program = shutil.which(command[0], path=path)
     if program is None:
         raise SimulationError(f"there is no command {command[0]!r}")
     sys.stdout.flush()
