@@ -104,8 +104,8 @@ def fetch(version: str = "", patience_s: float = 900) -> TorchBuild:
             shutil.rmtree(site)
             raise SimulationError(f"the package index has torch {version} without CUDA only")
         needs = next(iter(metadata.distributions(name="torch", path=[str(site)]))).requires or ()
-        triton = [re.split("[; ]", need)[0] for need in needs if need.startswith("triton=")]
-        _pip(site, triton, patience_s)
+        triton = [re.match(r"triton\W*==\s*([\d.]+)", need) for need in needs]
+        _pip(site, [f"triton=={found[1]}" for found in triton if found], patience_s)
         (site / "fetched").touch()
     return torch_build(version)
 
