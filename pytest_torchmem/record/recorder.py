@@ -21,6 +21,7 @@ from pytest_torchmem.record.owners.live_tensors import collect_garbage
 from pytest_torchmem.record.owners.ownership import OwnershipWatch
 from pytest_torchmem.record.owners.ownership_log import OwnershipLog
 from pytest_torchmem.record.patches.compilations import CompilationWatch
+from pytest_torchmem.record.patches.compiled_regions import CompiledRegions
 from pytest_torchmem.record.patches.functorch import OPERATOR_NAME, FunctorchWatch
 from pytest_torchmem.record.patches.gloo_threads import GlooWatch
 from pytest_torchmem.record.patches.open_ranges import OpenRanges
@@ -80,6 +81,7 @@ class Recorder:
         self._compilations = CompilationWatch(self._sources.learn)
         self._swaps = SwapWatch(self._between_sessions)
         self._gloo = GlooWatch()
+        self._regions = CompiledRegions(self._enter_compiled, self._leave_compiled)
 
     def start(self) -> None:
         """Settle the device and begin. Raises `RecordingError` if another profiler is active.
@@ -103,6 +105,7 @@ class Recorder:
             self._functorch.install()
             self._swaps.install()
             self._gloo.install()
+            self._regions.install()
             try:
                 self._watch.scan(self._clock_mark(MarkKind.START))
                 self._sources.learn()
@@ -203,6 +206,7 @@ class Recorder:
 
     def _restore(self) -> None:
         atexit.unregister(self._cancel_at_exit)
+        self._regions.remove()
         self._history.stop()
         self._ranges.remove()
         self._threads.remove()
@@ -212,10 +216,19 @@ class Recorder:
         self._compilations.remove()
         self._watch.remove()
 
+    def _enter_compiled(self) -> None:
+        self._watch.enter_compiled()
+        self._functorch.step_aside()
+
+    def _leave_compiled(self) -> None:
+        self._watch.leave_compiled()
+        self._functorch.step_back()
+
     def _resume(self) -> None:
         # The compiler may have been imported just now.
         begin_ns = time.perf_counter_ns()
         self._compilations.install()
+        self._regions.install()
         self._history.begin()
         profiler = torch_api.Profiler()
         profiler.start()

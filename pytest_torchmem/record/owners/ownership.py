@@ -45,11 +45,19 @@ class OwnershipWatch:
         self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._graphs = GraphReader()
         self._undo: list[Callable[[], None]] = []
+        self._unhook: list[Callable[[], None]] = []
+        self._compiled_ran = False
         self._storages: dict[tuple[int, int], weakref.ref[Any]] = {}
         self._depth = 0
 
     def install(self) -> None:
         """Begin to follow; `remove` restores everything."""
+        self._hook()
+        engine = torch_api.autograd_engine()
+        torch_api.set_autograd_engine(WatchedEngine(engine, self))
+        self._undo.append(lambda: torch_api.set_autograd_engine(engine))
+
+    def _hook(self) -> None:
         handles = [
             nn_module.register_module_parameter_registration_hook(self._on_parameter),
             nn_module.register_module_buffer_registration_hook(self._on_buffer),
@@ -57,7 +65,7 @@ class OwnershipWatch:
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
-        self._undo += [handle.remove for handle in handles]
+        self._unhook += [handle.remove for handle in handles]
         # A deep copy and an unpickled module never register anything: they get their state here.
         set_state = torch.nn.Module.__setstate__
         watch = self
@@ -67,10 +75,20 @@ class OwnershipWatch:
             watch._see_copy(module)
 
         torch.nn.Module.__setstate__ = watched_set_state
-        self._undo.append(lambda: setattr(torch.nn.Module, "__setstate__", set_state))
-        engine = torch_api.autograd_engine()
-        torch_api.set_autograd_engine(WatchedEngine(engine, self))
-        self._undo.append(lambda: torch_api.set_autograd_engine(engine))
+        self._unhook.append(lambda: setattr(torch.nn.Module, "__setstate__", set_state))
+
+    @quiet
+    def enter_compiled(self) -> None:
+        """Have no hook while compiled code runs; see `compiled_regions`."""
+        self._compiled_ran = True
+        while self._unhook:
+            self._unhook.pop()()
+
+    @quiet
+    def leave_compiled(self) -> None:
+        """Take the hooks up again."""
+        if self._undo and not self._unhook:
+            self._hook()
 
     def remove(self) -> None:
         self.suspend()
@@ -78,6 +96,8 @@ class OwnershipWatch:
 
     def suspend(self) -> None:
         """Stop to look at what happens, but notice what is freed; `install` takes it up again."""
+        while self._unhook:
+            self._unhook.pop()()
         while self._undo:
             self._undo.pop()()
 
@@ -104,8 +124,18 @@ class OwnershipWatch:
     @quiet
     def sample(self, mark: int) -> None:
         """Log what the known modules hold now."""
+        self._find_unhooked(mark)
         for module in list(self._modules):
             self._log_held(mark, module)
+
+    def _find_unhooked(self, mark: int) -> None:
+        """Learn what compiled code made or stepped, where no hook of ours is called."""
+        if self._compiled_ran:
+            self._compiled_ran = False
+            live = find_live()
+            self._modules.update(live.modules)
+            for optimizer in live.optimizers:
+                self._log_optimizer(mark, optimizer)
 
     def _log_held(self, mark: int, module: torch.nn.Module, gradients: bool = True) -> None:
         for name, parameter in module._parameters.items():
@@ -143,6 +173,7 @@ class OwnershipWatch:
         The profiler saw most of that being made, and what it did not see is found by this. What is
         in a ``.grad`` is known from the backward pass.
         """
+        self._find_unhooked(mark)
         for module in list(self._modules):
             self._log_held(mark, module, gradients=False)
         live = find_live()
@@ -303,6 +334,7 @@ class OwnershipWatch:
             if (number(device), ptr) not in self._storages
         ]
 
+    @quiet
     def _on_freed(self, row: tuple[int, int, int], _: Any) -> None:
         mark = self._mark(MarkKind.STORAGE_FREED, "")
         self._log.owners.append((mark, Ownership.LIVE, *row, 0, 0))

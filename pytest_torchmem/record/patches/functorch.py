@@ -56,13 +56,22 @@ class FunctorchWatch:
     def install(self) -> None:
         """Begin to watch the calling thread; `remove` restores everything."""
         self._thread = threading.get_ident()
-        for module, begin, end in torch_api.functorch_nesting():
-            self._wrap(module, begin, self._entered)
-            self._wrap(module, end, self._left)
+        self.step_back()
 
-    def remove(self) -> None:
+    def step_aside(self) -> None:
+        """Put torch's functions back for a while: dynamo would trace those that stand for them."""
         while self._undo:
             self._undo.pop()()
+
+    def step_back(self) -> None:
+        """Undo `step_aside`."""
+        if not self._undo:
+            for module, begin, end in torch_api.functorch_nesting():
+                self._wrap(module, begin, self._entered)
+                self._wrap(module, end, self._left)
+
+    def remove(self) -> None:
+        self.step_aside()
         if self._depth:
             self._depth = 0
             self._observe_again()
