@@ -27,7 +27,8 @@ from pytest_torchmem.record.patches.gloo_threads import GlooWatch
 from pytest_torchmem.record.patches.open_ranges import OpenRanges
 from pytest_torchmem.record.patches.swaps import SwapWatch
 from pytest_torchmem.record.patches.threads import ThreadWatch
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd, compiler, profiler
+from pytest_torchmem.record.torch_api.dynamo import untraced
 from pytest_torchmem.record.tree.kineto import Tables, TreeReader
 from pytest_torchmem.record.tree.lost_allocations import with_lost
 from pytest_torchmem.record.tree.python_calls import library_paths
@@ -70,12 +71,12 @@ class Recorder:
         self._watch = OwnershipWatch(self._log, self.mark)
         self._marks = Rows(MARK)
         self._segments: list[Tables] = []
-        self._profiler: torch_api.Profiler | None = None
+        self._profiler: profiler.Profiler | None = None
         self._own_ns = 0
         self._ranges = OpenRanges()
         self._threads = ThreadWatch()
         self._functorch = FunctorchWatch(
-            self._watch.note_call, lambda: torch_api.await_autograd(self._device)
+            self._watch.note_call, lambda: autograd.await_engine(self._device)
         )
         self._sources = CompiledSources(self._reader.strings)
         self._compilations = CompilationWatch(self._sources.learn)
@@ -89,13 +90,13 @@ class Recorder:
         A recording that nobody has stopped when the interpreter ends is cancelled: the profiler
         would go on to follow Python's calls while Python is taken down.
         """
-        if torch_api.profiler_is_active():
+        if profiler.profiler_is_active():
             raise RecordingError(
                 "another torch profiler session is active around the test body, and only one can "
                 "be; measure outside it"
             )
         begin_ns = time.perf_counter_ns()
-        torch_api.import_compiler()
+        compiler.import_compiler()
         collect_garbage()
         with _collector_as_after_a_collection():
             settle(self._device)
@@ -118,6 +119,7 @@ class Recorder:
                 raise
             atexit.register(self._cancel_at_exit)
 
+    @untraced
     def mark(self, kind: MarkKind, text: str = "") -> int:
         """Note a moment; returns its number."""
         if kind in _NUMBERS_END:
@@ -126,16 +128,18 @@ class Recorder:
         if self._profiler is not None and kind not in _OFF_TREE:
             with (
                 self._functorch.heard(),
-                torch_api.RecordFunction(f"pytest-torchmem mark {number}"),
+                profiler.RecordFunction(f"pytest-torchmem mark {number}"),
             ):
                 pass
         return number
 
+    @untraced
     def sample_graphs(self, mark: int) -> None:
         """Log at ``mark`` what autograd graphs that are alive now keep for backward."""
         self._watch.sample(mark)
         self._watch.sample_graphs(mark)
 
+    @untraced
     def trace(self) -> Trace:
         """Return what was recorded so far, and go on.
 
@@ -148,11 +152,12 @@ class Recorder:
         finally:
             self._resume()
 
+    @untraced
     def stop(self) -> Trace:
         """End the recording, restore everything, and return all that was recorded."""
         try:
             synchronize(self._device)
-            torch_api.await_autograd(self._device)
+            autograd.await_engine(self._device)
             stop = self.mark(MarkKind.STOP)
             self._pause()
             self._history.stop()
@@ -192,16 +197,16 @@ class Recorder:
 
     def cancel(self) -> None:
         """End the recording and restore everything, without looking at what was recorded."""
-        profiler, self._profiler = self._profiler, None
+        session, self._profiler = self._profiler, None
         try:
-            if profiler is not None:
-                profiler.stop()
+            if session is not None:
+                session.stop()
         finally:
             self._restore()
 
     def _cancel_at_exit(self) -> None:
         # Another thread's session cannot be ended from here.
-        if torch_api.profiler_is_active():
+        if profiler.profiler_is_active():
             self.cancel()
 
     def _restore(self) -> None:
@@ -224,15 +229,16 @@ class Recorder:
         self._watch.leave_compiled()
         self._functorch.step_back()
 
+    @untraced
     def _resume(self) -> None:
         # The compiler may have been imported just now.
         begin_ns = time.perf_counter_ns()
         self._compilations.install()
         self._regions.install()
         self._history.begin()
-        profiler = torch_api.Profiler()
-        profiler.start()
-        self._profiler = profiler
+        session = profiler.Profiler()
+        session.start()
+        self._profiler = session
         self._own_ns += time.perf_counter_ns() - begin_ns
 
     def _let_go(self, kind: MarkKind) -> None:
@@ -262,18 +268,19 @@ class Recorder:
             name.startswith("aten::") and "sparse" in name for name in names
         )
 
+    @untraced
     def _pause(self) -> Any:
         """End the session and read it; return what it consists of, to be dropped."""
-        profiler, self._profiler, result = self._profiler, None, None
-        if profiler is not None:
-            if not torch_api.profiler_is_active():
+        session, self._profiler, result = self._profiler, None, None
+        if session is not None:
+            if not profiler.profiler_is_active():
                 raise RecordingError(
                     "the test body ran a torch profiler of its own, and only one can be active; "
                     "what was measured until then is lost"
                 )
             begin_ns = time.perf_counter_ns()
             self._history.end()
-            result = profiler.stop()
+            result = session.stop()
             tables = self._reader.read(result, len(self._segments))
             self._segments.append(self._with_lost(tables))
             self._threads.look_at(result)

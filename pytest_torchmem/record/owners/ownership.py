@@ -29,7 +29,9 @@ from pytest_torchmem.record.owners.backward_passes import WatchedEngine
 from pytest_torchmem.record.owners.live_tensors import find_live
 from pytest_torchmem.record.owners.ownership_log import OwnershipLog, quiet
 from pytest_torchmem.record.owners.places import places_of, plain_tensors, storages_of
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd, functorch
+from pytest_torchmem.record.torch_api.dynamo import untraced
+from pytest_torchmem.record.torch_api.modules import buffers_of, children_of, parameters_of
 from pytest_torchmem.values.trace import CREATE_GRAPH, MarkKind, Ownership
 
 
@@ -53,9 +55,9 @@ class OwnershipWatch:
     def install(self) -> None:
         """Begin to follow; `remove` restores everything."""
         self._hook()
-        engine = torch_api.autograd_engine()
-        torch_api.set_autograd_engine(WatchedEngine(engine, self))
-        self._undo.append(lambda: torch_api.set_autograd_engine(engine))
+        engine = autograd.engine()
+        autograd.set_engine(WatchedEngine(engine, self))
+        self._undo.append(lambda: autograd.set_engine(engine))
 
     def _hook(self) -> None:
         handles = [
@@ -133,20 +135,21 @@ class OwnershipWatch:
         if self._compiled_ran:
             self._compiled_ran = False
             live = find_live()
-            self._modules.update(live.modules)
+            # What the compiler makes of a step holds the optimizer's tensors as its buffers.
+            self._modules.update(m for m in live.modules if not isinstance(m, torch.fx.GraphModule))
             for optimizer in live.optimizers:
                 self._log_optimizer(mark, optimizer)
 
     def _log_held(self, mark: int, module: torch.nn.Module, gradients: bool = True) -> None:
-        for name, parameter in module._parameters.items():
+        for name, parameter in parameters_of(module).items():
             if parameter is not None:
                 self._log.owner(mark, Ownership.PARAMETER, parameter, id(module), name)
                 if gradients and parameter.grad is not None:
                     self._log.owner(mark, Ownership.GRADIENT, parameter.grad, id(module), name)
-        for name, buffer in module._buffers.items():
+        for name, buffer in buffers_of(module).items():
             if buffer is not None:
                 self._log.owner(mark, Ownership.BUFFER, buffer, id(module), name)
-        for name, child in module._modules.items():
+        for name, child in children_of(module).items():
             if child is not None:
                 self._log.edge(mark, child, module, name)
 
@@ -203,12 +206,13 @@ class OwnershipWatch:
         self._depth += 1
         return holdings.leaves
 
+    @untraced
     def follow_gradients(self, roots: Iterable[Any]) -> list[Any]:
         """Log the gradients that nodes hand on, where no operator is observed; return the hooks.
 
         Elsewhere the nodes themselves are in the recording.
         """
-        if not torch_api.within_functorch():
+        if not functorch.within_transform():
             return []
         hooks = []
         for node in nodes_below(roots):

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from pytest_torchmem.record.patches.python_tracing import TracingPause
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd, compiler
+from pytest_torchmem.record.torch_api.dynamo import untraced
 
 
 class CompilationWatch:
@@ -28,7 +29,7 @@ class CompilationWatch:
 
     def install(self) -> None:
         """Begin to listen, unless the compiler is not even imported or this listens already."""
-        callbacks = torch_api.compiler_callbacks()
+        callbacks = compiler.callbacks()
         if callbacks is None or self._callbacks is not None:
             return
         self._callbacks = callbacks
@@ -56,11 +57,13 @@ class CompilationWatch:
             self._callbacks = None
         self._tracing.resume()
 
+    @untraced
     def _begin(self, *args: Any) -> None:
         # The threads of the autograd engine, where backward graphs may be compiled, never end.
-        if threading.get_ident() == self._thread or torch_api.in_backward():
+        if threading.get_ident() == self._thread or autograd.in_backward():
             self._tracing.suspend()
 
+    @untraced
     def _end(self, *args: Any) -> None:
         self._done()
         self._tracing.resume()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
-from pytest_torchmem.record.torch_api import dynamo as dynamo_api
+from pytest_torchmem.record.torch_api import dynamo
 
 _PACKAGE: Final = f"{__name__.partition('.')[0]}."
 _hidden: Final[set[str]] = set()
@@ -39,10 +39,10 @@ class CompiledRegions:
     def install(self) -> None:
         """Begin to listen, unless the compiler is not even imported or this listens already."""
         hide_from_dynamo()
-        module = dynamo_api.setting_module()
+        module = dynamo.setting_module()
         if module is None or self._undo:
             return
-        for name in dynamo_api.SETTERS:
+        for name in dynamo.SETTERS:
             self._wrap(module, name)
 
     def remove(self) -> None:
@@ -59,10 +59,10 @@ class CompiledRegions:
             try:
                 return original(callback)
             finally:
-                if callback is None and not dynamo_api.is_compiling():
+                if callback is None and not dynamo.is_compiling():
                     self._note(False)
 
-        dynamo_api.never_trace(set_eval_frame.__code__)
+        dynamo.never_trace(set_eval_frame.__code__)
         setattr(module, name, set_eval_frame)
         self._undo.append(lambda: setattr(module, name, original))
 
@@ -89,7 +89,7 @@ def hide_from_dynamo() -> None:
     for name in [n for n in sys.modules if n.startswith(_PACKAGE) and n not in _hidden]:
         _hidden.add(name)
         for code in _codes(sys.modules[name]):
-            dynamo_api.never_trace(code)
+            dynamo.never_trace(code)
 
 
 def _codes(module: ModuleType) -> Iterator[CodeType]:
