@@ -17,17 +17,18 @@ from pytest_torchmem.contexts import Around
 from pytest_torchmem.record.allocator import AllocatorHistory, fill_requested
 from pytest_torchmem.record.compiled.source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
-from pytest_torchmem.record.owners.live_tensors import collect_garbage
+from pytest_torchmem.record.owners.live_tensors import settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipWatch
 from pytest_torchmem.record.owners.ownership_log import OwnershipLog
 from pytest_torchmem.record.patches.compilations import CompilationWatch
 from pytest_torchmem.record.patches.compiled_regions import CompiledRegions
 from pytest_torchmem.record.patches.functorch import OPERATOR_NAME, FunctorchWatch
 from pytest_torchmem.record.patches.gloo_threads import GlooWatch
+from pytest_torchmem.record.patches.imports import ImportWatch
 from pytest_torchmem.record.patches.open_ranges import OpenRanges
 from pytest_torchmem.record.patches.swaps import SwapWatch
 from pytest_torchmem.record.patches.threads import ThreadWatch
-from pytest_torchmem.record.torch_api import autograd, compiler, profiler
+from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.record.torch_api.dynamo import untraced
 from pytest_torchmem.record.tree.kineto import Tables, TreeReader
 from pytest_torchmem.record.tree.lost_allocations import with_lost
@@ -82,6 +83,7 @@ class Recorder:
         self._compilations = CompilationWatch(self._sources.learn)
         self._swaps = SwapWatch(self._between_sessions)
         self._gloo = GlooWatch()
+        self._imports = ImportWatch(self._listen_to_compiler)
         self._regions = CompiledRegions(self._enter_compiled, self._leave_compiled)
 
     def start(self) -> None:
@@ -96,8 +98,8 @@ class Recorder:
                 "be; measure outside it"
             )
         begin_ns = time.perf_counter_ns()
-        compiler.import_compiler()
-        collect_garbage()
+        # The allocator of a GPU counts what garbage holds.
+        settle_collector(collect=self._device.type != "cpu")
         with _collector_as_after_a_collection():
             settle(self._device)
             self._watch.install()
@@ -107,6 +109,7 @@ class Recorder:
             self._swaps.install()
             self._gloo.install()
             self._regions.install()
+            self._imports.install()
             try:
                 self._watch.scan(self._clock_mark(MarkKind.START))
                 self._sources.learn()
@@ -211,6 +214,7 @@ class Recorder:
 
     def _restore(self) -> None:
         atexit.unregister(self._cancel_at_exit)
+        self._imports.remove()
         self._regions.remove()
         self._history.stop()
         self._ranges.remove()
@@ -220,6 +224,11 @@ class Recorder:
         self._gloo.remove()
         self._compilations.remove()
         self._watch.remove()
+
+    def _listen_to_compiler(self) -> None:
+        """Notice what the compiler does, if it is there."""
+        self._compilations.install()
+        self._regions.install()
 
     def _enter_compiled(self) -> None:
         self._watch.enter_compiled()
@@ -231,10 +240,8 @@ class Recorder:
 
     @untraced
     def _resume(self) -> None:
-        # The compiler may have been imported just now.
         begin_ns = time.perf_counter_ns()
-        self._compilations.install()
-        self._regions.install()
+        self._listen_to_compiler()
         self._history.begin()
         session = profiler.Profiler()
         session.start()

@@ -105,7 +105,7 @@ def _makes_tensors(function: Any) -> bool:
 
 def _is_torch(event: Any) -> bool:
     """Whether an event of the Python tracer is a call of such a function."""
-    if not (match := _TRACED.match(event.name)):
+    if not (match := _TRACED.match(profiler.name_of(event))):
         return False
     method, owner, function = match.groups()
     if function:
