@@ -19,7 +19,9 @@ from pytest_torchmem.record.compiled.source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
 from pytest_torchmem.record.owners.live_tensors import settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipWatch
-from pytest_torchmem.record.owners.ownership_log import OwnershipLog
+from pytest_torchmem.record.owners.ownership_log import OwnershipLog, quiet
+from pytest_torchmem.record.owners.pack_hooks import PackHookWatch
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.compilations import CompilationWatch
 from pytest_torchmem.record.patches.compiled_regions import CompiledRegions
 from pytest_torchmem.record.patches.functorch import OPERATOR_NAME, FunctorchWatch
@@ -84,7 +86,12 @@ class Recorder:
         self._swaps = SwapWatch(self._between_sessions)
         self._gloo = GlooWatch()
         self._imports = ImportWatch(self._listen_to_compiler)
-        self._regions = CompiledRegions(self._enter_compiled, self._leave_compiled)
+        self._pack_hooks = PackHookWatch()
+        self._regions = CompiledRegions(self._hooks_out, self._hooks_in)
+        # Following what is owned is put off for a while by `paused`, and hooks that dynamo would
+        # see while compiled code runs.
+        self._following, self._hooks = Installed(), Installed()
+        self._patches, self._listening = Installed(), Installed()
 
     def start(self) -> None:
         """Settle the device and begin. Raises `RecordingError` if another profiler is active.
@@ -102,15 +109,8 @@ class Recorder:
         settle_collector(collect=self._device.type != "cpu")
         with _collector_as_after_a_collection():
             settle(self._device)
-            self._watch.install()
-            self._ranges.install()
-            self._threads.install()
-            self._functorch.install()
-            self._swaps.install()
-            self._gloo.install()
-            self._regions.install()
-            self._imports.install()
             try:
+                self._install()
                 self._watch.scan(self._clock_mark(MarkKind.START))
                 self._sources.learn()
                 self._counters.start()
@@ -121,6 +121,38 @@ class Recorder:
                 self._restore()
                 raise
             atexit.register(self._cancel_at_exit)
+
+    def _install(self) -> None:
+        self._watch.install(self._following)
+        for watch in (
+            self._pack_hooks,
+            self._ranges,
+            self._threads,
+            self._functorch,
+            self._swaps,
+            self._gloo,
+            self._imports,
+        ):
+            watch.install(self._patches)
+        self._listen_to_compiler()
+        self._hooks_in()
+
+    def _listen_to_compiler(self) -> None:
+        """Notice what the compiler does, once it is there."""
+        if not self._listening.names:
+            self._compilations.install(self._listening)
+            self._regions.install(self._listening)
+
+    @quiet
+    def _hooks_in(self) -> None:
+        if self._following.names and not self._hooks.names:
+            self._watch.install_hooks(self._hooks)
+            self._functorch.install_hooks(self._hooks)
+
+    @quiet
+    def _hooks_out(self) -> None:
+        self._watch.note_compiled()
+        self._hooks.remove()
 
     @untraced
     def mark(self, kind: MarkKind, text: str = "") -> int:
@@ -178,11 +210,13 @@ class Recorder:
 
         def begin() -> None:
             self._ranges.require_none_open()
-            self._watch.suspend()
+            self._hooks.remove()
+            self._following.remove()
             self._pause()
 
         def end(_: None) -> None:
-            self._watch.install()
+            self._watch.install(self._following)
+            self._hooks_in()
             self._resume()
 
         return Around(begin, end)
@@ -214,29 +248,12 @@ class Recorder:
 
     def _restore(self) -> None:
         atexit.unregister(self._cancel_at_exit)
-        self._imports.remove()
-        self._regions.remove()
+        self._listening.remove()
+        self._hooks.remove()
         self._history.stop()
-        self._ranges.remove()
-        self._threads.remove()
-        self._functorch.remove()
-        self._swaps.remove()
-        self._gloo.remove()
-        self._compilations.remove()
-        self._watch.remove()
-
-    def _listen_to_compiler(self) -> None:
-        """Notice what the compiler does, if it is there."""
-        self._compilations.install()
-        self._regions.install()
-
-    def _enter_compiled(self) -> None:
-        self._watch.enter_compiled()
-        self._functorch.step_aside()
-
-    def _leave_compiled(self) -> None:
-        self._watch.leave_compiled()
-        self._functorch.step_back()
+        self._patches.remove()
+        self._following.remove()
+        self._watch.forget_storages()
 
     @untraced
     def _resume(self) -> None:

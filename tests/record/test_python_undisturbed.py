@@ -72,7 +72,7 @@ def test_cprofile_goes_on_after_a_measurement(own_profile_function: None) -> Non
 def test_a_source_path_that_is_not_utf8_fails_no_body(tmp_path: Path) -> None:
     folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
     try:
-        os.mkdir(folder)
+        Path(folder).mkdir()
     except OSError:
         pytest.skip("the file system takes no such name")
     Path(folder, "made_in_latin.py").write_text(
@@ -157,7 +157,7 @@ with measure("step", device="cpu") as step:
     x = torch.ones(8, requires_grad=True)
     (x * x).sum().backward()
 assert step.peak.total
-print(*sorted(name for name in sys.modules if name.startswith(("torch._dynamo", "torch._inductor"))))
+print(*(name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules))
 """
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import dynamo
 
 _PACKAGE: Final = f"{__name__.partition('.')[0]}."
@@ -24,35 +25,21 @@ _hidden: Final[set[str]] = set()
 
 
 class CompiledRegions:
-    """Calls ``enter`` before dynamo begins to look at frames, and ``leave`` after it has ended.
-
-    Attributes:
-        entered: Whether it ever began.
-    """
+    """Calls ``enter`` before dynamo begins to look at frames, and ``leave`` after it has ended."""
 
     def __init__(self, enter: Callable[[], None], leave: Callable[[], None]) -> None:
         self._enter, self._leave = enter, leave
         self._inside: set[int] = set()
-        self._undo: list[Callable[[], None]] = []
-        self.entered = False
 
-    def install(self) -> None:
-        """Begin to listen, unless the compiler is not even imported or this listens already."""
+    def install(self, patches: Installed) -> None:
+        """Begin to listen, unless the compiler is not even imported."""
         hide_from_dynamo()
-        module = dynamo.setting_module()
-        if module is None or self._undo:
-            return
-        for name in dynamo.SETTERS:
-            self._wrap(module, name)
+        if dynamo.is_imported():
+            patches.finally_do(self._inside.clear)
+            for name in dynamo.SETTERS:
+                patches.replace(name, self._listening)
 
-    def remove(self) -> None:
-        while self._undo:
-            self._undo.pop()()
-        self._inside.clear()
-
-    def _wrap(self, module: Any, name: str) -> None:
-        original = getattr(module, name)
-
+    def _listening(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def set_eval_frame(callback: Any) -> Any:
             if callback is not None:
                 self._note(True)
@@ -62,9 +49,7 @@ class CompiledRegions:
                 if callback is None and not dynamo.is_compiling():
                     self._note(False)
 
-        dynamo.never_trace(set_eval_frame.__code__)
-        setattr(module, name, set_eval_frame)
-        self._undo.append(lambda: setattr(module, name, original))
+        return set_eval_frame
 
     def _note(self, inside: bool) -> None:
         thread = threading.get_ident()
@@ -76,7 +61,6 @@ class CompiledRegions:
             self._inside.remove(thread)
         # Tables and functions are those of all threads.
         if len(self._inside) == inside:
-            self.entered = True
             (self._enter if inside else self._leave)()
 
 

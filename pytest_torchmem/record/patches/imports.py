@@ -6,17 +6,17 @@ is allocated meanwhile is recorded as ever.
 
 from __future__ import annotations
 
-import importlib
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import TracingPause
 from pytest_torchmem.record.torch_api.dynamo import untraced
 
-# An import statement calls this function of it, and only for a module that is not there yet.
-_BOOTSTRAP: Final[Any] = importlib._bootstrap  # type: ignore[attr-defined]
+# An import statement calls it, and only for a module that is not there yet.
+_FIND_AND_LOAD: Final = "importlib._bootstrap._find_and_load"
 
 
 class ImportWatch:
@@ -25,11 +25,13 @@ class ImportWatch:
     def __init__(self, done: Callable[[], None]) -> None:
         self._done = untraced(done)
         self._tracing = TracingPause()
-        self._original: Any = None
 
-    def install(self) -> None:
-        """Begin; `remove` restores everything."""
-        original = self._original = _BOOTSTRAP._find_and_load
+    def install(self, patches: Installed) -> None:
+        """Begin, until ``patches`` are removed."""
+        patches.finally_do(self._tracing.resume)
+        patches.replace(_FIND_AND_LOAD, self._resting)
+
+    def _resting(self, original: Any) -> Any:
         here, tracing, done = threading.get_ident(), self._tracing, self._done
         importing = False
 
@@ -50,9 +52,4 @@ class ImportWatch:
         # Python leaves the frames of importing out of tracebacks, by the name of their file.
         code = _find_and_load.__code__
         _find_and_load.__code__ = code.replace(co_filename=original.__code__.co_filename)
-        _BOOTSTRAP._find_and_load = _find_and_load
-
-    def remove(self) -> None:
-        if self._original is not None:
-            _BOOTSTRAP._find_and_load, self._original = self._original, None
-            self._tracing.resume()
+        return _find_and_load

@@ -31,14 +31,16 @@ CHECKED: Final[Checked] = {
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _eval_frame: Any = torch._C._dynamo.eval_frame
-#: The names under which ``torch._dynamo.eval_frame`` calls the function that sets the callback.
-SETTERS: Final = ("set_eval_frame", "_maybe_set_eval_frame")
+#: The functions by which the compiler sets the callback.
+SETTERS: Final = (
+    "torch._dynamo.eval_frame.set_eval_frame",
+    "torch._dynamo.eval_frame._maybe_set_eval_frame",
+)
 
 
-def setting_module() -> Any:
-    """The module that sets the callback; None while nobody has imported the compiler."""
-    module = sys.modules.get("torch._dynamo.eval_frame")
-    return module if module is not None and hasattr(module, SETTERS[-1]) else None
+def is_imported() -> bool:
+    """Whether the compiler is there, whole."""
+    return hasattr(sys.modules.get("torch._dynamo.eval_frame"), "_maybe_set_eval_frame")
 
 
 def is_compiling() -> bool:

@@ -187,9 +187,8 @@ def _paths_are_text() -> bool:
 
     Without it, no event has a source line or a module.
     """
-    return all(
-        path.isascii() or path == path.encode(errors="replace").decode() for path in sys.path
-    )
+    paths = [path for path in sys.path if not path.isascii()]
+    return all(path.encode(errors="replace").decode() == path for path in paths)
 
 
 @contextmanager
