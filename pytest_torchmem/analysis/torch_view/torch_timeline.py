@@ -38,7 +38,7 @@ _TORCH_INDEX[[Category.BUFFER.column, Category.WORKSPACE.column]] = len(TORCH_OR
 
 
 class Action(enum.IntEnum):
-    """What happened to a version, with torch's numbers."""
+    """The change to a version of a tensor, with torch's numbers."""
 
     PREEXISTING = 1
     CREATE = 2
