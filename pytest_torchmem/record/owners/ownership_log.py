@@ -14,6 +14,7 @@ from pytest_torchmem.record.owners.inner_tensors import values_of
 from pytest_torchmem.record.owners.places import places_of, storages_of
 from pytest_torchmem.record.patches.python_tracing import TracingPause
 from pytest_torchmem.record.torch_api import dispatcher
+from pytest_torchmem.record.torch_api.dynamo import set_frame_callback
 from pytest_torchmem.record.tree.rows import Rows
 from pytest_torchmem.record.tree.strings import StringTable
 from pytest_torchmem.values.trace import MODULE_EDGE, OWNER, Ownership
@@ -22,6 +23,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 # Notes of a storage that say how large it is.
 _WITH_BYTES: Final = (Ownership.LIVE, Ownership.SURVIVOR)
+_GRADIENTS: Final = (Ownership.GRADIENT, Ownership.RETURNED)
 
 
 @dataclass(slots=True)
@@ -47,7 +49,7 @@ class OwnershipLog:
                     (mark, kind, number(device), ptr, size_bytes, module, name_number)
                 )
             return
-        if kind is Ownership.GRADIENT and type(tensor) is torch.Tensor and tensor.is_sparse:
+        if kind in _GRADIENTS and type(tensor) is torch.Tensor and tensor.is_sparse:
             # The indices of an embedding's sparse gradient are the input that was looked up.
             tensor = values_of(tensor)
         for device, ptr in places_of(tensor):
@@ -63,12 +65,13 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
     """Keep what a method does from the body's function modes, the collector and the recording.
 
     What it makes on the way would start a collection that without us came later. And its calls
-    would be recorded, which takes longer than they do.
+    would be recorded, which takes longer than they do. Dynamo traces nothing of it.
     """
 
     @wraps(method)
     def quietly(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         tracing, enabled = TracingPause(), gc.isenabled()
+        traced_by = set_frame_callback(None)
         gc.disable()
         tracing.suspend()
         try:
@@ -78,5 +81,6 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
             tracing.resume()
             if enabled:
                 gc.enable()
+            set_frame_callback(traced_by)
 
     return quietly

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import Any, Final
 
@@ -18,15 +17,6 @@ CHECKED: Final[Checked] = {
 }
 
 
-def import_compiler() -> None:
-    """Import what the first optimizer or checkpoint of a process would import in any case.
-
-    That is some thousand modules. Recorded with Python stacks it takes half a minute instead of two
-    seconds.
-    """
-    importlib.import_module("torch._dynamo")
-
-
 def graph_module_classes() -> list[type[Any]]:
     """The classes of graph modules that are alive: each has one of its own, of this name."""
     waiting: list[type[Any]] = [torch.fx.GraphModule]
@@ -40,6 +30,15 @@ def graph_module_classes() -> list[type[Any]]:
 def generated_file(graph_module: Any) -> str:
     """The name under which the profiler shows the code generated for a graph module."""
     return str(type(graph_module).forward.__code__.co_filename)
+
+
+_CALLBACKS: Final = "torch._dynamo.callback.callback_handler"
+#: Registers a function that is called when a compilation begins.
+START_CALLBACK: Final = f"{_CALLBACKS}.register_start_callback"
+#: Registers a function that is called when a compilation ends.
+END_CALLBACK: Final = f"{_CALLBACKS}.register_end_callback"
+#: Called by ``torch._dynamo.reset()``, in the middle of a body.
+CLEAR_CALLBACKS: Final = f"{_CALLBACKS}.clear"
 
 
 def callbacks() -> Any:
