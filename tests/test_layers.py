@@ -21,7 +21,7 @@ ALLOWED = {
     "analysis": {"values", "contexts"},
     "store": {"values", "contexts", "analysis"},
     "report": {"values", "contexts", "analysis", "store"},
-    "measuring": {"values", "contexts", "record", "analysis", "store", "report"},
+    "measuring": {"values", "contexts", "simulate", "record", "analysis", "store", "report"},
     "plugin": {
         *("values", "contexts", "simulate", "record", "analysis", "report", "store", "measuring"),
     },

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import pytest_torchmem
 from pytest_torchmem.values.units import GiB, MiB
 
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -157,3 +158,31 @@ def test_attention_of_cudnn_runs():
 @pytest.mark.parametrize("name", ["qr", "svd", "eigh", "inv", "cholesky", "det", "eigvals"])
 def test_linear_algebra_runs(name):
     getattr(torch.linalg, name)(torch.eye(8, device=CUDA))
+
+
+def test_what_a_library_would_take_for_itself_makes_a_lower_bound():
+    layer, x = nn.Conv2d(4, 8, 3).to(CUDA), torch.zeros(2, 4, 16, 16, device=CUDA)
+    with pytest_torchmem.measure(device=CUDA) as convolution:
+        layer(x)
+    with pytest_torchmem.measure(device=CUDA) as product:
+        x + x
+    assert not product.result.blind_spots
+    (said,) = convolution.result.blind_spots
+    assert said.startswith("the figures are a lower bound: cuDNN was called")
+
+
+def test_strict_fails_a_lower_bound(pytester):
+    pytester.makepyfile(
+        """
+        import pytest, torch
+
+        @pytest.mark.memory_budget("1GiB", device="cuda")
+        def test_a_convolution():
+            torch.nn.Conv2d(4, 8, 3, device="cuda")(torch.zeros(2, 4, 16, 16, device="cuda"))
+        """
+    )
+    plain = ("-p", "no:asyncio", "-p", "no:cacheprovider", "--torchmem-simulate=L4")
+    assert pytester.runpytest_subprocess(*plain).ret == pytest.ExitCode.OK
+    run = pytester.runpytest_subprocess(*plain, "--torchmem-strict")
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+    run.stdout.fnmatch_lines(["*lower bound: cuDNN was called*"])

@@ -1,7 +1,7 @@
 // cuDNN: descriptors, one engine for each graph of operations, and plans that need no workspace.
 //
 // How much workspace the real library would ask for is decided inside it, so what is counted is a
-// lower bound; `torchmem_unknown_scratch(0)` says for how many plans. The weights of an RNN are laid
+// lower bound; `torchmem_unknown_scratch(0)` says for how many calls. The weights of an RNN are laid
 // out as cuDNN does it: their sizes follow from the descriptor.
 
 #include "shared.h"
@@ -133,7 +133,6 @@ int cudnnBackendGetAttribute(void*, int attribute, int, int64_t asked, int64_t* 
     case kConfigWorkspace:
     case kPlanWorkspace:
       found = 1;
-      if (attribute == kPlanWorkspace) torchmem_note_unknown_scratch(0);
       if (out && asked) *static_cast<int64_t*>(out) = attribute == kGraphEngineCount ? 1 : 0;
       break;
   }
@@ -142,6 +141,7 @@ int cudnnBackendGetAttribute(void*, int attribute, int, int64_t asked, int64_t* 
 }
 
 int cudnnBackendExecute(void*, void*, void*) {
+  torchmem_note_unknown_scratch(0);
   enqueue(nullptr, 5);
   return 0;
 }
