@@ -6,6 +6,11 @@ enough. No torch, no GPU; docs/caching-allocator.md says what is simulated and f
 
 from pytest_torchmem.analysis.caching_allocator.device import OutOfMemory
 from pytest_torchmem.analysis.caching_allocator.history import History, read_history
+from pytest_torchmem.analysis.caching_allocator.layout import (
+    BlockState,
+    PlacedBlock,
+    PlacedSegment,
+)
 from pytest_torchmem.analysis.caching_allocator.requests import (
     DEFAULT_POOL,
     DEFAULT_STREAM,
@@ -17,10 +22,7 @@ from pytest_torchmem.analysis.caching_allocator.requests import (
 from pytest_torchmem.analysis.caching_allocator.reserved_peak import ReservedPeak
 from pytest_torchmem.analysis.caching_allocator.run import (
     AllocatorRun,
-    BlockState,
     Fit,
-    PlacedBlock,
-    PlacedSegment,
     fits,
     simulate,
 )
