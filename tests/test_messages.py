@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pytest_torchmem.analysis import caching_allocator  # noqa: F401, so are its errors
 from pytest_torchmem.analysis.judge.verdict import SLUGS
-from pytest_torchmem.values import errors
+from pytest_torchmem.values import errors, static_graph  # noqa: F401, so are its errors
 
 MESSAGES = Path(__file__).parent.parent / "docs" / "messages.md"
 

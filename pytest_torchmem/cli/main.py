@@ -18,7 +18,8 @@ from pytest_torchmem.cli import diff, gpu, show
 from pytest_torchmem.cli.inputs import is_trace, read_measurements, read_report
 from pytest_torchmem.cli.traces import converted
 from pytest_torchmem.report.text.tables import ANY_WIDTH
-from pytest_torchmem.report.writing import replace_file, write_run
+from pytest_torchmem.report.writing import write_run
+from pytest_torchmem.store.files import replace_file
 from pytest_torchmem.store.results import RunReport, merged
 from pytest_torchmem.values.errors import ReportError, SizeError, TorchmemError
 from pytest_torchmem.values.units import parse_fraction, parse_size
@@ -93,7 +94,7 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "report",
         help="turn results or a trace into a report",
         description="Turn results files, such as those of the shards of one run, into one report. "
-        "The output's ending decides: .json, .md, .html, .svg and .png (one test), none for a "
+        "The output's ending decides: .json, .md, .html, .svg (one test), none for a "
         "folder; for a stored trace also .perfetto.json and .pickle (for memory_viz).",
         epilog=_EPILOG,
     )

@@ -11,7 +11,6 @@ from typing import Final
 
 from pytest_torchmem.report.page.html import run_page
 from pytest_torchmem.report.page.marks import marks_of
-from pytest_torchmem.report.page.png import png, require_png
 from pytest_torchmem.report.page.svg import timeline_svg
 from pytest_torchmem.report.text.markdown import run_markdown
 from pytest_torchmem.store.results import RunReport, TestReport, render_run
@@ -39,16 +38,11 @@ def _svg(run: RunReport) -> str:
     return timeline_svg(body.picture, test.measured.test, marks_of(body))
 
 
-def _png(run: RunReport) -> bytes:
-    return png(_svg(run))
-
-
-RENDERERS: Final[Mapping[str, Callable[[RunReport], str | bytes]]] = {
+RENDERERS: Final[Mapping[str, Callable[[RunReport], str]]] = {
     ".json": render_run,
     ".md": run_markdown,
     ".html": run_page,
     ".svg": _svg,
-    ".png": _png,
 }
 
 
@@ -56,22 +50,25 @@ def kind_of(path: Path) -> str:
     """Return the ending that decides the kind of a report, or `FOLDER`.
 
     A name without an ending is a folder, and so is one that exists as such. Raises `ReportError`
-    for an ending that stands for nothing, and for one that asks for a library that is missing.
+    for an ending that stands for nothing.
     """
     if path.is_dir() or not path.suffix:
         return FOLDER
     if path.suffix not in RENDERERS:
         known = ", ".join(RENDERERS)
+        if path.suffix == ".png":
+            raise ReportError(
+                f"{path.name}: a timeline is drawn as an SVG, which every machine draws alike; "
+                f"write {path.with_suffix('.svg').name} instead"
+            )
         raise ReportError(
             f"{path.name} asks for a report of a kind that there is not: the name must end in "
             f"one of {known}, or have no ending for a folder"
         )
-    if path.suffix == ".png":
-        require_png()
     return path.suffix
 
 
-def rendered(run: RunReport, path: Path) -> str | bytes:
+def rendered(run: RunReport, path: Path) -> str:
     """Return the content of the report that ``path`` asks for. Raises `ReportError`."""
     return RENDERERS[kind_of(path)](run)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pytest_torchmem.report.files import FOLDER, folder_files, kind_of, page_name, rendered
+from pytest_torchmem.store.files import replace_file
 from pytest_torchmem.store.results import RunReport
 from pytest_torchmem.values.errors import ReportError
 
@@ -44,15 +44,3 @@ def _pages_of_an_earlier_run(folder: Path) -> Iterator[Path]:
     if (folder / "results.json").exists():
         pages = sorted((folder / "tests").iterdir()) if (folder / "tests").is_dir() else []
         yield from (path for path in pages if _PAGE_OF_A_TEST.search(path.name))
-
-
-def replace_file(path: Path, content: str | bytes) -> None:
-    """Write a file, and the folders it is in. Raises `OSError`, and leaves no half file then."""
-    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

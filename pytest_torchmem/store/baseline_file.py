@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from pytest_torchmem.analysis.judge.baseline import BaselineEntry, contributor_from_json
-from pytest_torchmem.analysis.judge.environments import Environment, complete
+from pytest_torchmem.analysis.judge.environments import Environment, complete, environment_name
 from pytest_torchmem.store.baseline_rows import (
     MANY,
     Row,
@@ -27,7 +27,7 @@ from pytest_torchmem.store.baseline_rows import (
     rows_of,
     single_lines,
 )
-from pytest_torchmem.store.files import locked, replace_file
+from pytest_torchmem.store.files import locked, remove_litter, replace_file
 from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.units import format_apart
@@ -269,6 +269,12 @@ def changed_text(path: Path, environment: Environment, changes: FileChanges) -> 
     return text, render(environment, lines)
 
 
+def root_of(path: Path, environment: Environment) -> Path:
+    """Return the folder that holds a folder for each environment, told from one of its files."""
+    name = environment_name(environment)
+    return next((parent.parent for parent in path.parents if parent.name == name), path.parent)
+
+
 def write_file(path: Path, environment: Environment, changes: FileChanges) -> None:
     """Apply changes to a file; all other entries stay as they are in the file now.
 
@@ -277,8 +283,8 @@ def write_file(path: Path, environment: Environment, changes: FileChanges) -> No
     removed. Raises `BaselineError` when the file cannot be read (it is left alone then) or written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path):
+        with locked(root_of(path, environment)):
+            remove_litter(path.parent)
             _, text = changed_text(path, environment, changes)
             if text:
                 replace_file(path, text)

@@ -16,15 +16,19 @@ from pytest_torchmem.analysis.judge.environments import (
     same_kind,
 )
 from pytest_torchmem.store.baseline_file import StoredEntries, read_any, read_file
-from pytest_torchmem.store.files import replace_file
+from pytest_torchmem.store.files import LOCK, replace_file
 from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.results import Result
 
 FOLDER: Final = "__torchmem__"
-ATTRIBUTES: Final = "*.json merge=union\n"
-"""What git is told about baselines. Each of their lines stands for itself, so of two branches that
-insert at the same place git can keep both, and needs nobody to choose."""
+FOR_GIT: Final = {
+    ".gitattributes": "*.json merge=union\n",
+    ".gitignore": f"{LOCK}\n.*.json.*\n",
+}
+"""Files that tell git about baselines. Each line of a baseline names its entry. So git can keep the
+lines of both of two branches, and nobody has to choose. The lock is not to be committed, and
+neither are files that a killed update left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +71,6 @@ class BaselineStore:
     def root(self, module: Path) -> Path:
         """Return the folder that holds a folder for each environment."""
         return module.parent / FOLDER if self._folder is None else self._folder
-
-    def root_of(self, path: Path, environment: Environment) -> Path:
-        """Return the same folder, told from one of the files in it."""
-        name = environment_name(environment)
-        return next(parent.parent for parent in path.parents if parent.name == name)
 
     def _path(self, module: Path, environment: str) -> Path:
         name = f"{module.stem if module.suffix == '.py' else module.name}.json"
@@ -147,11 +146,12 @@ class BaselineStore:
 
 
 def tell_git(root: Path) -> None:
-    """Put a ``.gitattributes`` into a folder of baselines that has none."""
-    path = root / ".gitattributes"
-    if root.is_dir() and not path.exists():
-        with contextlib.suppress(OSError):
-            replace_file(path, ATTRIBUTES)
+    """Put the files that tell git into a folder of baselines that has none."""
+    for name, text in FOR_GIT.items():
+        path = root / name
+        if root.is_dir() and not path.exists():
+            with contextlib.suppress(OSError):
+                replace_file(path, text)
 
 
 def entry_key(nodeid: str, region: str = "") -> str:

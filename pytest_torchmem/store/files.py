@@ -1,109 +1,73 @@
-"""One writer at a time for a file, on local disks, network drives and Windows alike."""
+"""One writer at a time, and a file that is replaced in one step."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-PATIENCE_S: Final = 20.0
-"""A lock that does not change for so long was left by a process that died. Holding it takes
-milliseconds."""
+LOCK: Final = ".lock"
+"""The file that writers of one folder of baselines lock. It is never deleted: whoever waits for a
+deleted file and whoever makes it anew would hold two locks."""
 
-_STEP_S: Final = 0.02
-_TRIES: Final = 20
+PATIENCE_S: Final = 60.0
+"""How long a writer waits for another one. Writing takes milliseconds."""
+
+_LITTER: Final = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|lock(\.[0-9a-f]{8})?)")
+"""Names of files that a killed run left: half-written ones, and the locks of earlier versions."""
 
 
 @contextlib.contextmanager
-def locked(path: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Hold the right to replace ``path``. Raises `OSError` where its folder cannot be written.
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the right to write into ``folder``. Raises `OSError` where that cannot be had.
 
-    The lock is a file that only one process can create; that is atomic on NFS and on Windows too,
-    where locks of the operating system are not to be had or not to be trusted. Each holder writes
-    a name of its own, so that waiting for one dead holder is told apart from waiting for many live
-    ones, without comparing the clocks of two machines.
+    The operating system holds the lock, so it ends with its process, however that ends.
     """
-    lock = path.with_name(f".{path.name}.lock")
-    name = f"{os.getpid()} {uuid.uuid4().hex}"
-    _acquire(lock, name, patience_s)
-    try:
+    from filelock import FileLock  # only an update needs it
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / LOCK).acquire(PATIENCE_S, poll_interval=0.01):
         yield
-    finally:
-        # Somebody who took us for dead may have gone ahead: then it is no longer ours to remove.
-        if _holder(lock) == name:
-            _remove(lock)
 
 
-def _acquire(lock: Path, name: str, patience_s: float) -> None:
-    seen, since = "", time.monotonic()
-    while not _create(lock, name):
-        holder = _holder(lock)
-        if holder != seen:
-            seen, since = holder, time.monotonic()
-        elif time.monotonic() - since > patience_s:
-            _take_away(lock, seen)
-        time.sleep(_STEP_S)
-
-
-def _create(lock: Path, name: str) -> bool:
-    try:
-        with lock.open("x", encoding="utf-8") as file:
-            file.write(name)
-    except FileExistsError:
-        return False
-    except PermissionError:
-        if os.name == "nt" and lock.exists():  # being removed by its holder at this moment
-            return False
-        raise
-    return True
-
-
-def _take_away(lock: Path, holder: str) -> None:
-    """Remove a dead holder's lock. Of several who try, the rename lets one succeed."""
-    grave = lock.with_name(f"{lock.name}.{uuid.uuid4().hex[:8]}")
+def remove_litter(folder: Path) -> None:
+    """Remove what killed runs left in a folder. Whoever calls this holds its lock."""
     with contextlib.suppress(OSError):
-        lock.rename(grave)
-        if _holder(grave) != holder and not lock.exists():
-            grave.rename(lock)  # it was a live one after all: hand it back
-        else:
-            grave.unlink()
+        for path in folder.iterdir():
+            if _LITTER.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
 
-def _holder(lock: Path) -> str:
-    try:
-        return lock.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Put ``content`` into a file in one step: a reader sees the old file or the new one.
 
-
-def _remove(lock: Path) -> None:
-    with contextlib.suppress(OSError):
-        _patiently(lambda: lock.unlink(missing_ok=True))
-
-
-def _patiently(action: Callable[[], object]) -> None:
-    """Do what Windows refuses for as long as another process has the file open."""
-    for _ in range(_TRIES if os.name == "nt" else 0):
-        with contextlib.suppress(PermissionError):
-            action()
-            return
-        time.sleep(_STEP_S)
-    action()
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Put ``text`` into a file in one step: a reader sees the old file or the new one.
-
-    Raises `OSError`; the file is unchanged then, and nothing is left beside it.
+    The folders of the file are made. A link stays, and the file that it points to is replaced. Text
+    becomes UTF-8 with ``\\n`` at the ends of lines; half a surrogate pair, which UTF-8 cannot hold,
+    becomes its escape, which JSON reads as the same half. Raises `OSError`; the file is unchanged
+    then, and nothing is left beside it.
     """
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    path = path.resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.write_bytes(data)
         _patiently(lambda: temporary.replace(path))
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _patiently(action: Callable[[], object]) -> None:
+    """Do what Windows refuses for as long as another process has the file open."""
+    for _ in range(20 if os.name == "nt" else 0):
+        with contextlib.suppress(PermissionError):
+            action()
+            return
+        time.sleep(0.02)
+    action()

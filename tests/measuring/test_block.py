@@ -12,7 +12,7 @@ import torch
 from pytest_torchmem import LimitError, MiB, TorchmemError, measure
 from pytest_torchmem.measuring.body import running
 from pytest_torchmem.record import devices
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.values.errors import DeviceError, MarkerError, RecordingError
 
 ONE_MIB = MiB // 4
@@ -110,7 +110,7 @@ def test_a_limit_error_crosses_processes_and_counts_as_a_failed_assertion():
 
 
 def test_what_the_body_raises_comes_out_and_all_is_restored():
-    engine = torch_api.autograd_engine()
+    engine = autograd.engine()
     block = measure("work", total=0, device="cpu")
     mine = KeyError("mine")
 
@@ -123,8 +123,8 @@ def test_what_the_body_raises_comes_out_and_all_is_restored():
         body()
     assert caught.value is mine
     assert running() is None
-    assert not torch_api.profiler_is_active()
-    assert torch_api.autograd_engine() is engine
+    assert not profiler.profiler_is_active()
+    assert autograd.engine() is engine
     with pytest.raises(RecordingError, match="'work' has no numbers: its body raised"):
         _ = block.peak
 

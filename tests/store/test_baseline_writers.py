@@ -3,13 +3,20 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from test_baseline_files import CPU, entry
 
 from pytest_torchmem.store.baseline_file import FileChanges, read_file, write_file
-from pytest_torchmem.store.files import locked
+from pytest_torchmem.store.baselines import tell_git
+from pytest_torchmem.store.files import LOCK, locked
 from pytest_torchmem.values.errors import BaselineError
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+
 
 WRITER = """
 import sys
@@ -33,7 +40,7 @@ def test_four_processes_at_once_lose_nothing(tmp_path):
     stored = read_file(path, CPU)
     assert sorted(stored.lines) == sorted(f"test_{w}_{n}" for w in range(4) for n in range(25))
     assert all(stored.entry(f"test_3_{n}", path) == entry(n + 1) for n in range(25))
-    assert [file.name for file in path.parent.iterdir()] == ["a.json"]
+    assert files(path.parent) == ["a.json"]
 
 
 def test_without_the_lock_an_entry_can_be_lost(tmp_path):
@@ -48,35 +55,75 @@ def test_without_the_lock_an_entry_can_be_lost(tmp_path):
 
 
 def test_a_second_writer_waits_for_the_first(tmp_path):
-    path = tmp_path / "a.json"
     code = (
-        "import sys, time; from pathlib import Path\n"
+        "import time; from pathlib import Path\n"
         "from pytest_torchmem.store.files import locked\n"
-        f"with locked(Path({str(path)!r})):\n"
+        f"with locked(Path({str(tmp_path)!r})):\n"
         "    print('held', flush=True); time.sleep(0.5)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
         start = time.monotonic()
-        with locked(path):
+        with locked(tmp_path):
             assert time.monotonic() - start > 0.3
 
 
-def test_a_lock_that_a_dead_process_left_is_taken_away(tmp_path):
-    path = tmp_path / "a.json"
-    lock = path.with_name(".a.json.lock")
-    lock.write_text("123 of a process that was killed")
-    with locked(path, patience_s=0.1):
-        assert "killed" not in lock.read_text()
-    assert list(tmp_path.iterdir()) == []
+def test_a_writer_that_was_killed_holds_nobody_up(tmp_path):
+    code = (
+        "import time; from pathlib import Path\n"
+        "from pytest_torchmem.store.files import locked\n"
+        f"with locked(Path({str(tmp_path)!r})):\n"
+        "    print('held', flush=True); time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        other.kill()
+    with locked(tmp_path):
+        pass
 
 
-def test_whoever_was_taken_for_dead_does_not_remove_the_lock_of_another(tmp_path):
-    path = tmp_path / "a.json"
-    lock = path.with_name(".a.json.lock")
-    with locked(path):
-        lock.write_text("somebody else")
-    assert lock.read_text() == "somebody else"
+def test_a_writer_that_hangs_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr("pytest_torchmem.store.files.PATIENCE_S", 0.05)
+    with locked(tmp_path), pytest.raises(BaselineError, match=r"cannot be written \(.*lock"):
+        write_file(tmp_path / "a.json", CPU, FileChanges({"test_a": entry(1)}))
+
+
+def test_what_killed_updates_left_is_removed_by_the_next_one(tmp_path):
+    for name in (".a.json.123-0123abcd", ".b.json.lock", ".a.json.lock.0123abcd"):
+        (tmp_path / name).write_text("half")
+    kept = ("a.json.orig", ".b.json", ".gitignore", ".a.json.swp")
+    for name in kept:
+        (tmp_path / name).write_text("of somebody else")
+    write_file(tmp_path / "a.json", CPU, FileChanges({"test_a": entry(1)}))
+    assert files(tmp_path) == sorted(["a.json", *kept])
+
+
+def test_git_is_told_to_leave_out_what_is_not_to_be_committed(tmp_path):
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    path = tmp_path / "__torchmem__" / "cpu-torch2.13" / "a.json"
+    write_file(path, CPU, FileChanges({"test_a": entry(1)}))
+    path.with_name(".a.json.123-0123abcd").write_text("half")
+    tell_git(tmp_path / "__torchmem__")
+    subprocess.run(["git", "add", "-A"], cwd=tmp_path, check=True)
+    told = subprocess.run(
+        ["git", "ls-files"], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert [Path(name).name for name in told.stdout.split()] == [
+        ".gitattributes",
+        ".gitignore",
+        "a.json",
+    ]
+
+
+def test_a_baseline_that_is_a_link_stays_one(tmp_path):
+    target = tmp_path / "elsewhere.json"
+    path = tmp_path / "stored" / "a.json"
+    path.parent.mkdir()
+    path.symlink_to(target)
+    write_file(path, CPU, FileChanges({"test_a": entry(1)}))
+    write_file(path, CPU, FileChanges({"test_b": entry(2)}))
+    assert path.is_symlink()
+    assert sorted(read_file(target, CPU).lines) == ["test_a", "test_b"]
 
 
 def test_a_failure_while_writing_gives_the_lock_back(tmp_path):
@@ -84,4 +131,6 @@ def test_a_failure_while_writing_gives_the_lock_back(tmp_path):
     path.write_text("{")
     with pytest.raises(BaselineError):
         write_file(path, CPU, FileChanges({"test_a": entry(1)}))
-    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+    assert files(tmp_path) == ["a.json"]
+    with locked(tmp_path):
+        pass

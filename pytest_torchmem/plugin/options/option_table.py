@@ -140,7 +140,7 @@ OPTIONS: Final = (
     Option(
         "report",
         "write a report of the run to PATH: .json, .md or .html, a folder with all of them, or an "
-        ".svg or .png of one test; can be given several times",
+        ".svg of one test; can be given several times",
         "",
         "PATH",
         several=True,

@@ -186,7 +186,7 @@ class Collector:
                 if settings.dry_run:
                     self._lines += diff_lines(*texts(plan), shown)
                 elif plan.writes:
-                    apply(plan, store)
+                    apply(plan)
             except BaselineError as error:
                 self.add_problem(str(error))
             else:

@@ -13,7 +13,7 @@ from pytest_torchmem.analysis.judge.environments import Environment
 from pytest_torchmem.analysis.judge.renames import Renameable, find_renames
 from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
-from pytest_torchmem.store.baseline_file import FileChanges, changed_text, write_file
+from pytest_torchmem.store.baseline_file import FileChanges, changed_text, root_of, write_file
 from pytest_torchmem.store.baselines import BaselineStore, entry_key, tell_git
 from pytest_torchmem.values.errors import BaselineError
 
@@ -158,10 +158,10 @@ def _plan(
     )
 
 
-def apply(plan: FilePlan, store: BaselineStore) -> None:
+def apply(plan: FilePlan) -> None:
     """Write one file, and tell git once how to merge such files. Raises `BaselineError`."""
     write_file(plan.path, plan.environment, plan.file_changes)
-    tell_git(store.root_of(plan.path, plan.environment))
+    tell_git(root_of(plan.path, plan.environment))
 
 
 def texts(plan: FilePlan) -> tuple[str, str]:

@@ -29,7 +29,8 @@ from pytest_torchmem.record.owners.backward_passes import WatchedEngine
 from pytest_torchmem.record.owners.live_tensors import find_live
 from pytest_torchmem.record.owners.ownership_log import OwnershipLog, quiet
 from pytest_torchmem.record.owners.places import places_of, plain_tensors, storages_of
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd, functorch
+from pytest_torchmem.record.torch_api.modules import buffers_of, children_of, parameters_of
 from pytest_torchmem.values.trace import CREATE_GRAPH, MarkKind, Ownership
 
 
@@ -68,9 +69,9 @@ class OwnershipWatch:
 
         torch.nn.Module.__setstate__ = watched_set_state
         self._undo.append(lambda: setattr(torch.nn.Module, "__setstate__", set_state))
-        engine = torch_api.autograd_engine()
-        torch_api.set_autograd_engine(WatchedEngine(engine, self))
-        self._undo.append(lambda: torch_api.set_autograd_engine(engine))
+        engine = autograd.engine()
+        autograd.set_engine(WatchedEngine(engine, self))
+        self._undo.append(lambda: autograd.set_engine(engine))
 
     def remove(self) -> None:
         self.suspend()
@@ -108,15 +109,15 @@ class OwnershipWatch:
             self._log_held(mark, module)
 
     def _log_held(self, mark: int, module: torch.nn.Module, gradients: bool = True) -> None:
-        for name, parameter in module._parameters.items():
+        for name, parameter in parameters_of(module).items():
             if parameter is not None:
                 self._log.owner(mark, Ownership.PARAMETER, parameter, id(module), name)
                 if gradients and parameter.grad is not None:
                     self._log.owner(mark, Ownership.GRADIENT, parameter.grad, id(module), name)
-        for name, buffer in module._buffers.items():
+        for name, buffer in buffers_of(module).items():
             if buffer is not None:
                 self._log.owner(mark, Ownership.BUFFER, buffer, id(module), name)
-        for name, child in module._modules.items():
+        for name, child in children_of(module).items():
             if child is not None:
                 self._log.edge(mark, child, module, name)
 
@@ -177,7 +178,7 @@ class OwnershipWatch:
 
         Elsewhere the nodes themselves are in the recording.
         """
-        if not torch_api.within_functorch():
+        if not functorch.within_transform():
             return []
         hooks = []
         for node in nodes_below(roots):

@@ -9,36 +9,32 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
-from functools import wraps
 from typing import Any, Final
 
-import torch
-
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd
 
 
 class _Thread(threading.local):
     """When hooks were in force on a thread, since somebody asked there first."""
 
     def __init__(self) -> None:
-        self.known_from = torch_api.next_sequence_number()
+        self.known_from = autograd.next_sequence_number()
         self.depth = 0
         self.begins: list[int] = []
         self.ends: list[int] = []
 
     def push(self) -> None:
         if not self.depth:
-            self.begins.append(torch_api.next_sequence_number())
+            self.begins.append(autograd.next_sequence_number())
         self.depth += 1
 
     def pop(self) -> None:
         if not self.depth:  # in force since before anybody asked
-            self.known_from = torch_api.next_sequence_number()
+            self.known_from = autograd.next_sequence_number()
             return
         self.depth -= 1
         if not self.depth:
-            end = torch_api.next_sequence_number()
+            end = autograd.next_sequence_number()
             if end == self.begins[-1]:  # nothing was saved meanwhile
                 self.begins.pop()
             else:
@@ -54,21 +50,9 @@ _HERE: Final = _Thread()
 
 def surely_without(node: Any) -> bool:
     """Whether no hook was in force when the calling thread made a node; False if not known."""
-    number = node._sequence_nr()
+    number = autograd.sequence_number(node)
     return number >= _HERE.known_from and not _HERE.hooked(number)
 
 
-def _watch(name: str, note: Callable[[], None]) -> None:
-    original = getattr(torch._C._autograd, name)
-
-    @wraps(original)
-    def watched(*args: Any) -> Any:
-        note()
-        return original(*args)
-
-    setattr(torch._C._autograd, name, watched)
-
-
-if not torch_api.READS_SAVED:
-    _watch("_push_saved_tensors_default_hooks", _HERE.push)
-    _watch("_pop_saved_tensors_default_hooks", _HERE.pop)
+if not autograd.READS_SAVED:
+    autograd.watch_pack_hooks(_HERE.push, _HERE.pop)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pytest_torchmem.record.patches.python_tracing import TracingPause
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd, compiler
 
 
 class CompilationWatch:
@@ -28,7 +28,7 @@ class CompilationWatch:
 
     def install(self) -> None:
         """Begin to listen, unless the compiler is not even imported or this listens already."""
-        callbacks = torch_api.compiler_callbacks()
+        callbacks = compiler.callbacks()
         if callbacks is None or self._callbacks is not None:
             return
         self._callbacks = callbacks
@@ -58,7 +58,7 @@ class CompilationWatch:
 
     def _begin(self, *args: Any) -> None:
         # The threads of the autograd engine, where backward graphs may be compiled, never end.
-        if threading.get_ident() == self._thread or torch_api.in_backward():
+        if threading.get_ident() == self._thread or autograd.in_backward():
             self._tracing.suspend()
 
     def _end(self, *args: Any) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pytest_torchmem.record.owners.autograd_graph import tensors_in
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import dispatcher, functorch, profiler
 
 #: The name of an event that stands for an operator which was not observed: mark and operator.
 OPERATOR_NAME: Final = re.compile(r"pytest-torchmem operator (\d+) (.+)")
@@ -56,7 +56,7 @@ class FunctorchWatch:
     def install(self) -> None:
         """Begin to watch the calling thread; `remove` restores everything."""
         self._thread = threading.get_ident()
-        for module, begin, end in torch_api.functorch_nesting():
+        for module, begin, end in functorch.nesting():
             self._wrap(module, begin, self._entered)
             self._wrap(module, end, self._left)
 
@@ -71,12 +71,12 @@ class FunctorchWatch:
     def heard(self) -> Iterator[None]:
         """Observe the block, even within a transform."""
         if self._depth:
-            torch_api.observe_operators(True)
+            profiler.observe_operators(True)
         try:
             yield
         finally:
             if self._depth:
-                torch_api.observe_operators(False)
+                profiler.observe_operators(False)
 
     def _wrap(self, module: Any, name: str, noticed: Callable[[], None]) -> None:
         original = getattr(module, name)
@@ -94,7 +94,7 @@ class FunctorchWatch:
         self._depth += 1
         self.entered = True
         if self._depth == 1:
-            torch_api.observe_operators(False)
+            profiler.observe_operators(False)
             self._mode = _Calls(self._called)
             self._mode.__enter__()
 
@@ -108,7 +108,7 @@ class FunctorchWatch:
         mode, self._mode = self._mode, None
         if mode is not None:
             mode.__exit__(None, None, None)
-        torch_api.observe_operators(True)
+        profiler.observe_operators(True)
 
 
 class _Calls(TorchFunctionMode):  # type: ignore[misc]  # has no annotations in torch
@@ -125,12 +125,12 @@ class _Calls(TorchFunctionMode):  # type: ignore[misc]  # has no annotations in 
         # Neither a property such as ``shape`` nor a whole backward pass is an operator.
         if name == "__get__" or getattr(func, "__module__", "") == "torch.autograd":
             return func(*args, **kwargs)
-        with torch_api.unseen_by_modes():
+        with dispatcher.unseen_by_modes():
             mark = self._called(*_read_and_written(name, args, kwargs))
-        torch_api.observe_operators(True)
+        profiler.observe_operators(True)
         # Not by calling `__enter__`: the profiler closes what begins in a call when that returns.
-        with torch_api.RecordFunction(operator_event(mark, f"aten::{name.strip('_')}")):
-            torch_api.observe_operators(False)
+        with profiler.RecordFunction(operator_event(mark, f"aten::{name.strip('_')}")):
+            profiler.observe_operators(False)
             return func(*args, **kwargs)
 
 

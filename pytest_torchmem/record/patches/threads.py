@@ -17,16 +17,14 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import dispatcher, profiler
 
 # Which of how many threads it is depends on what ran before.
 _NUMBER: Final = re.compile(r"[-_]\d+")
 # A thread that called this many functions and none of torch's is left alone.
 _PATIENCE: Final = 20_000
 _LAYERS: Final = str(Path(torch.__file__).parent / "nn")
-# Functions that make tensors, by the module that they say they are from.
-_MAKERS: Final = ("torch", "torch._C._nn")
-# How the Python tracer names a builtin function: of ``torch``, of a tensor, of torch._C._nn.
+# How the Python tracer names a builtin function: of ``torch``, of a tensor, of a layer.
 _TRACED: Final = re.compile(r"<built-in (?:method (\w+) of (type|\w+) object at|function (\w+)>)")
 
 
@@ -98,7 +96,9 @@ class _Watched:
 def _makes_tensors(function: Any) -> bool:
     """Whether a builtin function is one of torch's that work on tensors."""
     owner = getattr(function, "__self__", None)
-    return isinstance(owner, torch.Tensor) or getattr(function, "__module__", "") in _MAKERS
+    return (
+        isinstance(owner, torch.Tensor) or getattr(function, "__module__", "") in dispatcher.MAKERS
+    )
 
 
 def _is_torch(event: Any) -> bool:
@@ -107,12 +107,12 @@ def _is_torch(event: Any) -> bool:
         return False
     method, owner, function = match.groups()
     if function:
-        return hasattr(torch._C._nn, function)
+        return dispatcher.is_layer_function(function)
     return owner in ("Tensor", "Parameter") or (owner == "type" and hasattr(torch, method))
 
 
 def _is_python(event: Any) -> bool:
-    return isinstance(event.extra_fields, (torch_api.PyCallFields, torch_api.PyCCallFields))
+    return isinstance(event.extra_fields, (profiler.PyCallFields, profiler.PyCCallFields))
 
 
 def _events(roots: Sequence[Any]) -> Iterator[Any]:

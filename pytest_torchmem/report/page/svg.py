@@ -27,7 +27,7 @@ _NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U00
 _LINES: Final = {LineKind.BASELINE: ("#0b5cad", "7 5"), LineKind.LIMIT: ("#b3261e", "2 4")}
 """The colour and the dashes of each kind of line."""
 
-FONT: Final = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif"
+_FONT: Final = "system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif"
 
 
 def timeline_svg(picture: Picture, title: str, marks: Sequence[Mark] = ()) -> str:
@@ -44,7 +44,7 @@ def timeline_svg(picture: Picture, title: str, marks: Sequence[Mark] = ()) -> st
     scale = _PLOT[3] / top_bytes
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" role="img" font-family="{FONT}" font-size="12">',
+        f'width="{_WIDTH}" height="{height}" role="img" font-family="{_FONT}" font-size="12">',
         f"<title>{escape(title)}</title>",
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
         _text(_PLOT[0], 20, _elided(title), 'font-size="14" font-weight="600"'),

@@ -75,16 +75,10 @@ def test_what_is_written_can_be_read_back(two):
     assert run.counts() == {"failed": 1, "ok": 1}
 
 
-def test_png_is_a_picture_of_the_one_test_that_there_is(two):
-    two.run("--torchmem-report=run.png", "-k", "over")
-    assert (two.path / "run.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_png_without_its_library_is_told_before_any_test_runs(two, monkeypatch):
-    monkeypatch.setattr("pytest_torchmem.report.page.png.find_spec", lambda name: None)
+def test_a_report_of_no_known_kind_is_told_before_any_test_runs(two):
     result = two.run("--torchmem-report=run.png")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--torchmem-report: a .png needs *pytest-torchmem?png?'*"])
+    result.stderr.fnmatch_lines(["*--torchmem-report: run.png: *write run.svg instead*"])
 
 
 def test_nothing_of_the_machine_is_in_a_results_file(two):

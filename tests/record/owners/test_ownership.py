@@ -17,7 +17,7 @@ from pytest_torchmem.record.owners.ownership import OwnershipWatch
 from pytest_torchmem.record.owners.ownership_log import OwnershipLog
 from pytest_torchmem.record.owners.places import places_of, storages_of
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.record.tree.strings import StringTable
 from pytest_torchmem.values.trace import CREATE_GRAPH, MarkKind, Ownership
 
@@ -260,15 +260,15 @@ def test_an_optimizers_step_is_noted_with_its_state(seen: Watched):
 def test_the_profiler_records_no_call_of_what_looks(seen: Watched):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())
-    profiler = torch_api.Profiler()
-    profiler.start()
+    session = profiler.Profiler()
+    session.start()
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    waiting, names = list(profiler.stop().experimental_event_tree()), set()
+    waiting, names = list(session.stop().experimental_event_tree()), set()
     while waiting:
         event = waiting.pop()
         waiting += event.children
-        names.add(torch_api.name_of(event))
+        names.add(profiler.name_of(event))
     assert seen.log.owners
     assert any("adam.py" in name for name in names)
     ours = {name for name in names if "pytest_torchmem" in name}
@@ -295,7 +295,7 @@ def hooks() -> tuple[object, ...]:
     module = torch.nn.modules.module
     optimizer = sys.modules["torch.optim.optimizer"]
     return (
-        torch_api.autograd_engine(),
+        autograd.engine(),
         torch.nn.Module.__setstate__,
         dict(module._global_parameter_registration_hooks),
         dict(module._global_buffer_registration_hooks),
@@ -320,7 +320,7 @@ def test_everything_is_restored_when_a_recording_cannot_begin(monkeypatch: pytes
     with pytest.raises(ZeroDivisionError):
         Recorder(torch.device("cpu")).start()
     assert hooks() == before
-    assert not torch_api.profiler_is_active()
+    assert not profiler.profiler_is_active()
 
 
 def test_everything_is_restored_when_a_body_fails(monkeypatch: pytest.MonkeyPatch):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchmem.record.owners import pack_hooks
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd
 
 
 @pytest.fixture
 def thread(monkeypatch: pytest.MonkeyPatch) -> pack_hooks._Thread:
     numbers = iter(range(10, 100, 10))
-    monkeypatch.setattr(torch_api, "next_sequence_number", lambda: next(numbers))
+    monkeypatch.setattr(autograd, "next_sequence_number", lambda: next(numbers))
     return pack_hooks._Thread()  # known from 10 on
 
 

@@ -1,11 +1,8 @@
 """Markdown, annotations, sparklines and pictures for documents."""
 
-import io
 import re
 import xml.etree.ElementTree as ElementTree
-from collections import Counter
 from dataclasses import replace
-from functools import partial
 from html import unescape
 from pathlib import Path
 
@@ -18,7 +15,6 @@ from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.report.files import kind_of
 from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.marks import LineKind, Mark, marks_of
-from pytest_torchmem.report.page.png import png
 from pytest_torchmem.report.page.sparkline import ASCII, BLOCKS, sparkline, timeline_lines
 from pytest_torchmem.report.page.svg import timeline_svg
 from pytest_torchmem.report.text.github import ANNOTATIONS, error_commands
@@ -424,7 +420,6 @@ def test_a_name_with_what_xml_cannot_hold_is_drawn_all_the_same():
     svg = timeline_svg(picture(), "test_a[\x00\x1b[31m-\udc80-\ufffe-é🙂]")
     texts = [node.text for node in ElementTree.fromstring(svg).iter(f"{SVG}text")]
     assert "test_a[\ufffd\ufffd[31m-\ufffd-\ufffd-é🙂]" in texts
-    assert png(svg)
 
 
 @pytest.mark.parametrize("empty", [Picture((), (), 0, {}), Picture((0,), (0,), 1, {})])
@@ -446,50 +441,9 @@ def test_a_timeline_of_one_moment_fills_its_svg(times):
     assert [node.text for node in root.iter(f"{SVG}text")].count("0 ms") == 1
 
 
-# --- PNG
-
-
-def pixels(content):
-    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
-    return image.open(io.BytesIO(content)).convert("RGB")
-
-
-def test_a_png_is_the_svg_with_two_pixels_for_each_unit():
-    root = ElementTree.fromstring(timeline_svg(picture(), "t"))
-    image = pixels(png(timeline_svg(picture(), "t")))
-    assert image.size == (2 * int(root.get("width")), 2 * int(root.get("height")))
-
-
-def test_a_png_has_areas_in_the_colours_of_its_categories_and_no_others():
-    image = pixels(png(timeline_svg(picture(), "t")))
-    plot = image.crop((156, 88, 156 + 1600, 88 + 600))
-    counts = Counter({colour: count for count, colour in plot.getcolors(1 << 20)})
-    for category, colour in COLOURS.items():
-        shown = counts[tuple(bytes.fromhex(colour[1:]))]
-        assert (shown > 100) == (category in picture().levels), category
-
-
-def test_the_text_of_a_png_is_drawn():
-    dark = []
-    for title in ("short", "a longer title"):
-        shown = pixels(png(timeline_svg(picture(), title))).crop((156, 16, 1756, 60))
-        dark.append(sum(shown.convert("L").histogram()[:90]))
-    assert 100 < dark[0] < dark[1]
-
-
-def test_a_png_without_its_library_names_the_command_that_installs_it(monkeypatch):
-    monkeypatch.setattr("pytest_torchmem.report.page.png.find_spec", lambda name: None)
-    with pytest.raises(ReportError, match=r"pip install 'pytest-torchmem\[png\]'.*\[bad-report\]$"):
-        kind_of(Path("x.png"))
-
-
-def test_a_png_without_a_font_is_refused_not_drawn_without_its_text(monkeypatch):
-    import resvg_py
-
-    draw = partial(resvg_py.svg_to_bytes, skip_system_fonts=True)
-    monkeypatch.setattr("resvg_py.svg_to_bytes", draw)
-    with pytest.raises(ReportError, match="needs a font"):
-        png(timeline_svg(picture(), "t"))
+def test_a_picture_of_pixels_is_refused_and_the_svg_named():
+    with pytest.raises(ReportError, match=r"write x\.svg instead \[bad-report\]$"):
+        kind_of(Path("deep/x.png"))
 
 
 def test_each_category_has_a_colour_of_its_own():
