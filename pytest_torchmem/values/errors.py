@@ -98,6 +98,12 @@ class LimitError(TorchmemError, AssertionError):
         return text if text.endswith("]") else super().__str__()
 
 
+class SnapshotError(TorchmemError):
+    """A file that is no snapshot of torch's allocator."""
+
+    slug = "bad-snapshot"
+
+
 class RankError(TorchmemError):
     """Results that are not those of all ranks of one job."""
 

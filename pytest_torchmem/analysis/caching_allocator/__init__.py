@@ -4,8 +4,15 @@
 enough. No torch, no GPU; docs/caching-allocator.md says what is simulated and from which source.
 """
 
+from pytest_torchmem.analysis.caching_allocator.backwards import BackwardsLayout
 from pytest_torchmem.analysis.caching_allocator.device import OutOfMemory
-from pytest_torchmem.analysis.caching_allocator.history import History, read_history
+from pytest_torchmem.analysis.caching_allocator.history import (
+    Frame,
+    History,
+    TraceEntry,
+    default_pools,
+    read_history,
+)
 from pytest_torchmem.analysis.caching_allocator.layout import (
     BlockState,
     PlacedBlock,
@@ -39,8 +46,10 @@ __all__ = [
     "AllocatorRun",
     "AllocatorSettings",
     "AllocatorSettingsError",
+    "BackwardsLayout",
     "BlockState",
     "Fit",
+    "Frame",
     "History",
     "OutOfMemory",
     "PlacedBlock",
@@ -50,6 +59,8 @@ __all__ = [
     "RequestLog",
     "Requests",
     "ReservedPeak",
+    "TraceEntry",
+    "default_pools",
     "fits",
     "read_history",
     "simulate",

@@ -7,7 +7,7 @@ program would have reserved under other settings or on a smaller device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypedDict
 
@@ -130,9 +130,9 @@ def read_history(
     """Return the requests in one device's history, ``_snapshot()["device_traces"][device]``.
 
     ``start`` is what was there before, see `BackwardsLayout`, whose ``pools`` belong to it. The
-    history does not hold calls of ``empty_cache`` as such: memory that went back to the device is read as one,
-    which is also what the allocator does before it gives up; what garbage collection or
-    ``max_split_size_mb`` gave back earlier cannot be told from it.
+    history does not hold calls of ``empty_cache`` as such: memory that went back to the device is
+    read as one, which is also what the allocator does before it gives up; what garbage collection
+    or ``max_split_size_mb`` gave back earlier cannot be told from it.
     """
     reader = _Reader(pools=default_pools() if pools is None else pools)
     reader.begin_with(start)
