@@ -34,7 +34,13 @@ from pytest_torchmem.analysis.caching_allocator import (
 from pytest_torchmem.analysis.caching_allocator.layout import NO_KEY
 from pytest_torchmem.analysis.caching_allocator.requests import Request
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
-from pytest_torchmem.analysis.sampling import MOMENTS, Holdings, chosen_rows, sketch_timeline, with_holders
+from pytest_torchmem.analysis.sampling import (
+    MOMENTS,
+    Holdings,
+    chosen_rows,
+    sketch_timeline,
+    with_holders,
+)
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.values.contributors import (
     Category,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry
-from pytest_torchmem.analysis.judge.verdict import words
 from pytest_torchmem.cli.inputs import Measurements, windows_of
 from pytest_torchmem.report.page.sparkline import timeline_lines
-from pytest_torchmem.report.text.summary import Window
 from pytest_torchmem.report.text.tables import ANY_WIDTH, live_table
 from pytest_torchmem.report.text.terminal import holder_lines
+from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.findings import words
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.units import format_size
 
 
@@ -26,7 +26,9 @@ def table(measurements: Measurements) -> str:
         name = f"{key} on {key.environment}" if several else str(key)
         lines.append(f"{size:>{wide}}  {name}  ({_largest(entry.at_peak)})")
     environments = "; ".join(measurements.environments)
-    return "\n".join([*lines, f"{len(lines)} measured on {environments or 'nothing'}"])
+    notes = dict.fromkeys(n for _, window in _windows(measurements) for n in window.result.notes)
+    closing = f"{len(lines)} measured on {environments or 'nothing'}"
+    return "\n".join([*lines, closing, *(f"note: {note}" for note in notes)])
 
 
 def details(
@@ -43,6 +45,7 @@ def details(
         window = windows.get(str(key))
         lines += [f"  failed: {sentence}" for sentence in window.sentences] if window else []
         lines += _figures(entry)
+        lines += [f"  note: {note}" for note in window.result.notes] if window else []
         if window and window.picture:
             drawn = timeline_lines(window.picture, width, plain)
             lines += ["", "footprint, change by change:", *drawn]

@@ -108,3 +108,21 @@ class RankError(TorchmemError):
     """Results that are not those of all ranks of one job."""
 
     slug = "bad-ranks"
+
+
+class EstimateError(TorchmemError):
+    """A program whose memory cannot be estimated without running it."""
+
+    slug = "not-estimated"
+
+
+class RequestError(TorchmemError):
+    """A sequence of requests that no program could have made."""
+
+    slug = "bad-requests"
+
+
+class AllocatorSettingsError(TorchmemError):
+    """Allocator settings that cannot be read, or that ask for something not simulated."""
+
+    slug = "bad-allocator-settings"

@@ -10,9 +10,10 @@ import pytest
 from pytest_torchmem.analysis.caching_allocator import AllocatorSettingsError, Request
 from pytest_torchmem.analysis.estimated.estimate import Estimate, requests_of_run
 from pytest_torchmem.analysis.gpu_questions import with_counters
-from pytest_torchmem.analysis.judge.verdict import COUNTERS, judge_limits
+from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.values.errors import SizeError
+from pytest_torchmem.values.findings import COUNTERS
 from pytest_torchmem.values.results import Counters, Result
 from pytest_torchmem.values.static_graph import (
     Lifetimes,

@@ -3,13 +3,13 @@
 import re
 from dataclasses import replace
 
-from pytest_torchmem.analysis.judge.baseline import Change
-from pytest_torchmem.analysis.judge.verdict import Finding, Verdict
 from pytest_torchmem.cli.main import Exit
-from pytest_torchmem.report.text.summary import MeasuredTest, Window, unjudged
 from pytest_torchmem.report.text.terminal import failure_text
 from pytest_torchmem.store.results import RunReport, TestReport, render_run
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, CategoryBytes
+from pytest_torchmem.values.findings import Finding, Verdict
+from pytest_torchmem.values.measured import MeasuredTest, Window, unjudged
 from pytest_torchmem.values.results import Fate, Holder
 from pytest_torchmem.values.units import MiB
 from tests.cli.files import CPU, A, measured, results

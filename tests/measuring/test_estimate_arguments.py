@@ -12,8 +12,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from pytest_torchmem import estimate, estimate_graph, estimate_pair  # noqa: E402
-from pytest_torchmem.values.errors import DeviceNameError, MarkerError, TorchmemError  # noqa: E402
-from pytest_torchmem.values.static_graph import EstimateError  # noqa: E402
+from pytest_torchmem.values.errors import (  # noqa: E402
+    DeviceNameError,
+    EstimateError,
+    MarkerError,
+    TorchmemError,
+)
 
 X = torch.ones(2, 4)
 

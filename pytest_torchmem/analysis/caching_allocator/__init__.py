@@ -22,7 +22,6 @@ from pytest_torchmem.analysis.caching_allocator.requests import (
     DEFAULT_POOL,
     DEFAULT_STREAM,
     Request,
-    RequestError,
     RequestLog,
     Requests,
 )
@@ -36,8 +35,8 @@ from pytest_torchmem.analysis.caching_allocator.run import (
 from pytest_torchmem.analysis.caching_allocator.settings import (
     UNLIMITED_BYTES,
     AllocatorSettings,
-    AllocatorSettingsError,
 )
+from pytest_torchmem.values.errors import AllocatorSettingsError, RequestError
 
 __all__ = [
     "DEFAULT_POOL",

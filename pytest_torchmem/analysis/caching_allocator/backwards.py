@@ -26,13 +26,13 @@ from pytest_torchmem.analysis.caching_allocator.layout import (
     PlacedBlock,
     PlacedSegment,
 )
-from pytest_torchmem.analysis.caching_allocator.requests import RequestError
 from pytest_torchmem.analysis.caching_allocator.settings import (
     BLOCK_UNIT_BYTES,
     SMALL_LIMIT_BYTES,
     SMALL_SEGMENT_BYTES,
     AllocatorSettings,
 )
+from pytest_torchmem.values.errors import RequestError
 
 _FREE: Final = BlockState.FREE
 

@@ -11,13 +11,13 @@ import numpy as np
 from pytest_torchmem.analysis.caching_allocator.blocks import DeviceMemory
 from pytest_torchmem.analysis.caching_allocator.device import Device, OutOfMemory
 from pytest_torchmem.analysis.caching_allocator.layout import PlacedSegment, layout_of, restore
-from pytest_torchmem.analysis.caching_allocator.requests import Request, RequestError, Requests
+from pytest_torchmem.analysis.caching_allocator.requests import Request, Requests
 from pytest_torchmem.analysis.caching_allocator.reserved_peak import ReservedPeak
 from pytest_torchmem.analysis.caching_allocator.settings import (
     UNLIMITED_BYTES,
     AllocatorSettings,
-    AllocatorSettingsError,
 )
+from pytest_torchmem.values.errors import AllocatorSettingsError, RequestError
 from pytest_torchmem.values.results import Counters
 from pytest_torchmem.values.units import format_size
 
@@ -162,6 +162,7 @@ def simulate(
     memory = _device_memory(settings, capacity_bytes, tuple(segment_addresses))
     device = Device(settings, memory, completions_given=requests.completions_given)
     restore(device, start)
+    start_reserved_bytes = memory.reserved
     rows = _serve(device, memory, requests)
     requested, allocated, active, reserved, inactive_split, segment_count, address = (
         np.array(column, dtype=np.int64)
@@ -181,7 +182,9 @@ def simulate(
         segment_addresses=tuple(memory.segment_addresses),
         segments=layout_of(device),
         limit_bytes=memory.limit_bytes,
-        reserved_peak=_reserved_peak(requests, reserved, active, inactive_split),
+        reserved_peak=_reserved_peak(
+            requests, reserved, active, inactive_split, start_reserved_bytes
+        ),
     )
 
 
@@ -274,11 +277,16 @@ def _reserved_peak(
     reserved: NDArray[np.int64],
     active: NDArray[np.int64],
     inactive_split: NDArray[np.int64],
+    start_bytes: int,
 ) -> ReservedPeak:
     if not reserved.any():
         return ReservedPeak()
     row = int(np.argmax(reserved))
-    before_bytes = int(reserved[row - 1]) if row else 0
+    before_bytes = int(reserved[row - 1]) if row else start_bytes
+    if reserved[row] == start_bytes:
+        # It was all reserved before. The fullest moment is the one that left least of it free.
+        row = int(np.argmax(np.where(reserved == start_bytes, active, -1)))
+        before_bytes = start_bytes
     return ReservedPeak(
         row=row,
         requested_bytes=int(requests.size_bytes[row]),

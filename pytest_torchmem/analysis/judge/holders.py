@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pytest_torchmem.analysis.judge.verdict import RETAINED, Finding, Verdict
 from pytest_torchmem.values.contributors import Contributor
+from pytest_torchmem.values.findings import RETAINED, Finding, Verdict
 from pytest_torchmem.values.results import Fate, Holder
 
 # Of a list, and of a module's numbered child.

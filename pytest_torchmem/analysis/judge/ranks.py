@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pytest_torchmem.analysis.judge.baseline import Allowance, BaselineEntry
 from pytest_torchmem.analysis.judge.growth import attribute_growth
 from pytest_torchmem.analysis.judge.limits import Size, read_limits, read_size, sizes_now
-from pytest_torchmem.analysis.judge.verdict import Verdict, judge_baseline, judge_limits, origin
+from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits, origin
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry
 from pytest_torchmem.values.errors import LimitError, MarkerError, RankError, SizeError
+from pytest_torchmem.values.findings import Verdict
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import (
     format_apart,
@@ -22,22 +23,6 @@ from pytest_torchmem.values.units import (
 
 _OWNER: Final = "check"
 """What messages say that a bad argument was given to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """One process of a job, counted from 0, and how many there are."""
-
-    number: int = 0
-    count: int = 1
-
-    def __str__(self) -> str:
-        return f"rank {self.number} of {self.count}"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What a number depends on in a job of several ranks; empty in a job of one."""
-        return {"rank": f"{self.number} of {self.count}"} if self.count > 1 else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pytest_torchmem.analysis.judge.verdict import Finding, Verdict
+from pytest_torchmem.values.findings import Finding, Verdict
 
 
 def sentences(verdicts: Iterable[Verdict], name_regions: bool = True) -> tuple[str, ...]:

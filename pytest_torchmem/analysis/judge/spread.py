@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from pytest_torchmem.analysis.judge.baseline import Allowance
-from pytest_torchmem.analysis.judge.verdict import Finding, words
+from pytest_torchmem.values.baseline import Allowance
+from pytest_torchmem.values.findings import Finding, words
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size
 

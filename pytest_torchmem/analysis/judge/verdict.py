@@ -4,112 +4,35 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from pytest_torchmem.analysis.judge.baseline import Allowance, BaselineEntry, Change
-from pytest_torchmem.analysis.judge.growth import Growth, attribute_growth
+from pytest_torchmem.analysis.judge.growth import attribute_growth
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.values.contributors import Category, Contributor
+from pytest_torchmem.values.findings import (
+    COUNTERS,
+    LIMIT_KEYS,
+    NO_READING,
+    NOT_JUDGED,
+    RETAINED,
+    Finding,
+    Growth,
+    Verdict,
+    is_estimated,
+    words,
+)
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_change, format_size
 
-COUNTERS: Final = ("allocated", "active", "reserved")
-LIMIT_KEYS: Final = ("total", *(c.value for c in Category), "retained", "growth", *COUNTERS)
-"""What a limit can be set on, in the order in which reports name them."""
-
-RETAINED: Final = ("retained", "growth")
-"""The limits that what is left behind may exceed."""
-
-_NOT_JUDGED: Final = "cannot be judged: "
-_NO_READING: Final = "a limit needs a reading"
-UNJUDGED: Final = (_NOT_JUDGED, _NO_READING)
-"""What the sentence about a limit without a reading has one of."""
-
 _SCRATCH: Final = ("temporary", "autograd_detail", "workspace", "unknown")
 _SCRATCH_FACTOR: Final = 8
-
-SLUGS: Final = (
-    "no-activation",
-    "no-counter",
-    "no-steps",
-    "no-reading",
-    "shrunk",
-    "unstable",
-    "unseen",
-)
-"""Why a number could not be judged, or fails without being too large; docs/messages.md explains."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One number that is not as it must be.
-
-    Attributes:
-        key: One of `LIMIT_KEYS`.
-        sentence: Both numbers and the largest cause, on one line.
-        excess_bytes: By how much; 0 when the number could not be judged.
-        growths: What grew, largest first, when there was a baseline to compare with.
-        numbers: The sentence without its cause.
-        causes: The contributor that the sentence names as the largest cause; empty for none.
-    """
-
-    key: str
-    sentence: str
-    excess_bytes: int = 0
-    growths: tuple[Growth, ...] = ()
-    numbers: str = ""
-    causes: tuple[Contributor, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What holding one result against its limits and its baseline found.
-
-    Attributes:
-        result: The result that was judged.
-        findings: What failed, the most telling first; empty when all is well.
-        change: How the result differs from its baseline entry.
-        baseline_bytes: The entry's peak; 0 without one.
-        notice: What shrank most, in a sentence; ``""`` when nothing did.
-        reference: The environment whose baseline a user told us to compare with; ``""`` for that
-            of the run.
-        nearest: Without a baseline, the nearest environment that has one; ``""`` if none does.
-    """
-
-    result: Result
-    findings: tuple[Finding, ...] = ()
-    change: Change = Change.NOT_COMPARED
-    baseline_bytes: int = 0
-    notice: str = ""
-    reference: str = ""
-    nearest: str = ""
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.findings)
-
-    @property
-    def sentence(self) -> str:
-        """The first line of a failure; ``""`` when nothing failed."""
-        if not self.findings:
-            return ""
-        where = f"in {self.result.name!r}, " if self.result.name else ""
-        return where + self.findings[0].sentence
-
-    @property
-    def growths(self) -> tuple[Growth, ...]:
-        """What grew against the baseline, each contributor once, largest growth first."""
-        seen: dict[tuple[str, ...], Growth] = {}
-        for finding in self.findings:
-            for growth in finding.growths:
-                seen.setdefault(growth.contributor.identity, growth)
-        return tuple(sorted(seen.values(), key=lambda g: -g.size_bytes))
 
 
 def judge_limits(result: Result, limits: Mapping[str, int]) -> tuple[Finding, ...]:
     """Return a finding for each limit that is exceeded or that no reading can answer."""
     if limits and result.peak.total == 0:
-        return (_nothing_read(result, f"{_NO_READING} to be held against"),)
+        return (_nothing_read(result, f"{NO_READING} to be held against"),)
     findings = (_judge_limit(result, key, limit_bytes) for key, limit_bytes in limits.items())
     return rank(finding for finding in findings if finding is not None)
 
@@ -223,7 +146,7 @@ def _compared(result: Result, entry: BaselineEntry) -> Iterable[tuple[str, int, 
 def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
     measured_bytes = _reading(result, key)
     if isinstance(measured_bytes, str):
-        text = f"the limit of {format_size(limit_bytes)} on {words(key)} {_NOT_JUDGED}"
+        text = f"the limit of {format_size(limit_bytes)} on {words(key)} {NOT_JUDGED}"
         return Finding(key, text + measured_bytes)
     if measured_bytes <= limit_bytes:
         return None
@@ -284,19 +207,6 @@ def _exceeds(
     estimated = "an estimated " if is_estimated(result, key) else ""
     over = format_size(measured_bytes - reference_bytes)
     return f"{verb} {estimated}{measured}{per_step}, {over} over {reference.format(against)}"
-
-
-def is_estimated(result: Result, key: str) -> bool:
-    """Return whether the number that ``key`` stands for was not measured."""
-    simulated = key in COUNTERS and result.counters is not None and result.counters.estimated
-    return result.estimated or simulated
-
-
-def words(key: str) -> str:
-    """Return a limit's key as the subject of a sentence."""
-    if key == "total":
-        return "memory"
-    return f"{key} memory" if key in COUNTERS else key.replace("_", " ")
 
 
 def contributors(result: Result, key: str) -> tuple[Contributor, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.analysis.judge.environments import Environment
-from pytest_torchmem.analysis.judge.verdict import Finding
 from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.store.baseline_file import EntryError
 from pytest_torchmem.store.baselines import BaselineStore, Reference
+from pytest_torchmem.values.baseline import Change
+from pytest_torchmem.values.findings import Finding
 
 
 def find_reference(

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pytest_torchmem.analysis.judge.verdict import COUNTERS, Finding, judge_limits
+from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.plugin.options.marker import Asked, can_rerun
 from pytest_torchmem.plugin.options.settings import LevelChoice, Settings
+from pytest_torchmem.values.findings import COUNTERS, Finding
 from pytest_torchmem.values.results import Level, Result
 
 if TYPE_CHECKING:

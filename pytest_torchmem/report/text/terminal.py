@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.analysis.judge.sentences import sentences
-from pytest_torchmem.analysis.judge.verdict import RETAINED, Verdict, rank, words
+from pytest_torchmem.analysis.judge.verdict import rank
 from pytest_torchmem.report.text.changes import NOTHING_USED, REPAIRED
-from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.report.text.tables import (
     ANY_WIDTH,
     ROWS,
@@ -26,7 +24,10 @@ from pytest_torchmem.report.text.tables import (
     live_table,
     one_line,
 )
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.findings import RETAINED, Verdict, words
+from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.values.results import Holder
 from pytest_torchmem.values.units import format_change, format_size
 

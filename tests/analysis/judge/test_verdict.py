@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.analysis.judge.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.analysis.judge.spread import judge_spread
 from pytest_torchmem.analysis.judge.verdict import (
-    LIMIT_KEYS,
-    SLUGS,
     judge_baseline,
     judge_blind_spots,
     judge_limits,
     judge_shrinking,
 )
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
@@ -23,6 +21,7 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
+from pytest_torchmem.values.findings import LIMIT_KEYS, SLUGS
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.units import GiB, MiB
 

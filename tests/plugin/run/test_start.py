@@ -49,9 +49,9 @@ def test_whatever_asks_for_a_measurement_loads_the_rest(tmp_path, arguments, tes
 
 
 def test_the_words_of_the_option_are_those_of_the_changes():
-    from pytest_torchmem.analysis.judge.baseline import Change
     from pytest_torchmem.plugin.options.option_table import CHANGE_WORDS
     from pytest_torchmem.plugin.options.settings import WORDS
+    from pytest_torchmem.values.baseline import Change
 
     assert tuple(change.value for change in WORDS) == CHANGE_WORDS
     assert set(WORDS) == set(Change) - {Change.SAME, Change.NOT_COMPARED}

@@ -4,12 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.analysis.judge.baseline import Change
-from pytest_torchmem.analysis.judge.growth import Growth
-from pytest_torchmem.analysis.judge.verdict import Finding, Verdict
 from pytest_torchmem.report.text.changes import change_table
-from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.report.text.terminal import Detail, failure_text, summary_lines
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
@@ -17,6 +14,8 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
+from pytest_torchmem.values.findings import Finding, Growth, Verdict
+from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import MiB
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.report.files import kind_of
 from pytest_torchmem.report.page.colours import COLOURS
@@ -25,10 +24,11 @@ from pytest_torchmem.report.text.markdown import (
     run_markdown,
     step_summary,
 )
-from pytest_torchmem.report.text.summary import unjudged
 from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.errors import ReportError
+from pytest_torchmem.values.measured import unjudged
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Peak
 from pytest_torchmem.values.units import MiB

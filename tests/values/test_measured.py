@@ -5,9 +5,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.judge.baseline import Change
-from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.values.results import Peak, Result, Retained
 
 SIZE = CategoryBytes(activation=3)

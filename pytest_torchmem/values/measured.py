@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry, Change
-from pytest_torchmem.analysis.judge.verdict import UNJUDGED, is_estimated
+from pytest_torchmem.values.baseline import BaselineEntry, Change
+from pytest_torchmem.values.findings import UNJUDGED, is_estimated
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Result
 from pytest_torchmem.values.units import format_size
@@ -234,3 +234,19 @@ class RunSummary:
     def anything(self) -> bool:
         """False when nobody asked for a measurement, so that nothing is to be said."""
         return bool(self.tests or self.changes or self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of a job, counted from 0, and how many there are."""
+
+    number: int = 0
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"rank {self.number} of {self.count}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a number depends on in a job of several ranks; empty in a job of one."""
+        return {"rank": f"{self.number} of {self.count}"} if self.count > 1 else {}
