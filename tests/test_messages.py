@@ -4,14 +4,14 @@ import re
 from pathlib import Path
 
 from pytest_torchmem.values import errors
-from pytest_torchmem.values.findings import SLUGS
+from pytest_torchmem.values.findings import FindingKind
 
 PACKAGE = Path(errors.__file__).parent.parent
 MESSAGES = Path(__file__).parent.parent / "docs" / "messages.md"
 
 
 def slugs():
-    waiting, found = [errors.TorchmemError], {*SLUGS, "no-baseline"}
+    waiting, found = [errors.TorchmemError], {kind.value for kind in FindingKind}
     while waiting:
         error = waiting.pop()
         waiting += error.__subclasses__()

@@ -152,7 +152,9 @@ class Measure(MeasuredNumbers):
         if findings := judge_limits(self.result, sizes_now(OWNER, limits)) if limits else ():
             verdict = explain_retained(Verdict(self.result, findings), self._window.find_holders)
             self._result = verdict.result
-            raise LimitError(verdict.sentence, sentences([verdict]))
+            first = verdict.findings[0]
+            sentence = verdict.where + first.sentence
+            raise LimitError(sentence, sentences([verdict]), first.kind.value)
 
     def _new_measurement(self) -> BodyMeasurement:
         return BodyMeasurement(self._asked.device or None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,21 +17,43 @@ LIMIT_KEYS: Final = ("total", *(c.value for c in Category), "retained", "growth"
 RETAINED: Final = ("retained", "growth")
 """The limits that what is left behind may exceed."""
 
-NOT_JUDGED: Final = "cannot be judged: "
-NO_READING: Final = "a limit needs a reading"
-UNJUDGED: Final = (NOT_JUDGED, NO_READING)
-"""What the sentence about a limit without a reading has one of."""
 
-SLUGS: Final = (
-    "no-activation",
-    "no-counter",
-    "no-steps",
-    "no-reading",
-    "shrunk",
-    "unstable",
-    "unseen",
+class FindingKind(enum.Enum):
+    """Why a number is not as it must be. The value is the slug, which docs/messages.md explains."""
+
+    NO_READING = "no-reading"
+    NO_ACTIVATION = "no-activation"
+    NO_COUNTER = "no-counter"
+    NO_STEPS = "no-steps"
+    OVER_LIMIT = "over-limit"
+    GROWN = "grown"
+    UNSTABLE = "unstable"
+    UNSEEN = "unseen"
+    SHRUNK = "shrunk"
+    NO_BASELINE = "no-baseline"
+
+    @property
+    def is_unread(self) -> bool:
+        """True where a limit has no number to be held against."""
+        return self in _UNREAD
+
+    @property
+    def has_excess(self) -> bool:
+        """True where a number is too large, and it is known by how much."""
+        return self in _TOO_LARGE or self is FindingKind.UNSTABLE
+
+    def ends(self, sentence: str) -> str:
+        """Return a sentence as it is shown: with the slug, unless its numbers say as much."""
+        return sentence if self in _TOO_LARGE else f"{sentence} [{self.value}]"
+
+
+_UNREAD: Final = (
+    FindingKind.NO_READING,
+    FindingKind.NO_ACTIVATION,
+    FindingKind.NO_COUNTER,
+    FindingKind.NO_STEPS,
 )
-"""Why a number could not be judged, or fails without being too large; docs/messages.md explains."""
+_TOO_LARGE: Final = (FindingKind.OVER_LIMIT, FindingKind.GROWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +79,32 @@ class Finding:
     """One number that is not as it must be.
 
     Attributes:
+        kind: Why it is not.
         key: One of `LIMIT_KEYS`.
-        sentence: Both numbers and the largest cause, on one line.
+        numbers: Both numbers, in a sentence without a cause; or why there is no number.
         excess_bytes: By how much; 0 when the number could not be judged.
         growths: What grew, largest first, when there was a baseline to compare with.
-        numbers: The sentence without its cause.
-        causes: The contributor that the sentence names as the largest cause; empty for none.
+        cause: The largest cause in words, ``""`` for none.
+        causes: The contributor that these words are about; empty for none.
     """
 
+    kind: FindingKind
     key: str
-    sentence: str
+    numbers: str
     excess_bytes: int = 0
     growths: tuple[Growth, ...] = ()
-    numbers: str = ""
+    cause: str = ""
     causes: tuple[Contributor, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """Both numbers and the largest cause, on one line."""
+        return f"{self.numbers}: {self.cause}" if self.cause else self.numbers
+
+    @property
+    def shown(self) -> str:
+        """The sentence, with the slug of its kind where it needs one."""
+        return self.kind.ends(self.sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +135,19 @@ class Verdict:
         return bool(self.findings)
 
     @property
+    def where(self) -> str:
+        """How a sentence about a region begins; ``""`` for the whole body."""
+        return f"in {self.result.name!r}, " if self.result.name else ""
+
+    @property
     def sentence(self) -> str:
         """The first line of a failure; ``""`` when nothing failed."""
-        if not self.findings:
-            return ""
-        where = f"in {self.result.name!r}, " if self.result.name else ""
-        return where + self.findings[0].sentence
+        return self.where + self.findings[0].shown if self.findings else ""
+
+    @property
+    def kinds(self) -> tuple[FindingKind, ...]:
+        """The kinds of what failed, each once, the most telling first."""
+        return tuple(dict.fromkeys(finding.kind for finding in self.findings))
 
     @property
     def growths(self) -> tuple[Growth, ...]:

@@ -14,6 +14,7 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
+from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.picture import OperatorUse, Picture, Span, Track
 from pytest_torchmem.values.results import Counters, Level, Peak, Result, Retained
@@ -119,6 +120,7 @@ def window(key, change=Change.SAME, sentence="", scale=MiB, share=1.0, device="c
         sentences=(sentence,) if sentence else (),
         baseline=entry,
         picture=drawn,
+        kinds=(FindingKind.GROWN,) if sentence else (),
     )
 
 

@@ -325,6 +325,7 @@ class Body:
             reference=verdict.reference,
             nearest=verdict.nearest,
             notice=verdict.notice,
+            kinds=verdict.kinds,
         )
 
     def _pack_trace(self) -> None:

@@ -69,4 +69,4 @@ class CountedRun:
         """Return what was over a limit in the counted run whatever else was in the counters."""
         told = "; so said the allocator in a first run, and the recorded second run stayed below"
         found = judge_limits(self._counters.least, limits)
-        return tuple(replace(finding, sentence=finding.sentence + told) for finding in found)
+        return tuple(replace(finding, numbers=finding.numbers + told) for finding in found)
