@@ -22,10 +22,10 @@ from pytest_torchmem.analysis.caching_allocator import (
     AllocatorRun,
     AllocatorSettings,
     BackwardsLayout,
-    Frame,
     History,
     PlacedSegment,
     Requests,
+    StackFrame,
     TraceEntry,
     default_pools,
     read_history,
@@ -232,7 +232,7 @@ class Snapshot(GpuQuestions):
                     yield block.key, block.requested_bytes
 
     @cached_property
-    def _lives(self) -> _Lives:
+    def _lives(self) -> _AllocationLives:
         requests = self.history.requests
         first = {key: 0 for key, _ in self._start_blocks()}
         sizes = dict(self._start_blocks())
@@ -246,7 +246,7 @@ class Snapshot(GpuQuestions):
                 after[key] = row
         end = len(requests) + 1
         keys = list(first)
-        return _Lives(
+        return _AllocationLives(
             np.array([first[key] for key in keys], np.int64),
             np.array([after.get(key, end) for key in keys], np.int64),
             np.array([sizes[key] for key in keys], np.int64),
@@ -274,7 +274,7 @@ class Snapshot(GpuQuestions):
 
 
 @dataclass(frozen=True, slots=True)
-class _Lives:
+class _AllocationLives:
     """Each allocation's life over the rows of the timeline: ``first`` to before ``after``."""
 
     first: NDArray[np.int64]
@@ -381,7 +381,7 @@ def _sites_of_start(
 
 def _frames_at_the_end(
     segments: Sequence[Mapping[str, object]],
-) -> Iterator[tuple[int, Sequence[Frame]]]:
+) -> Iterator[tuple[int, Sequence[StackFrame]]]:
     for segment in segments:
         blocks = segment["blocks"]
         assert isinstance(blocks, Sequence)
@@ -394,9 +394,9 @@ class _SiteReader:
     """Reads stacks; equal stacks are one object in a snapshot more often than not."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Sequence[Frame], Site]] = {}
+        self._known: dict[int, tuple[Sequence[StackFrame], Site]] = {}
 
-    def read(self, frames: Sequence[Frame]) -> Site:
+    def read(self, frames: Sequence[StackFrame]) -> Site:
         known = self._known.get(id(frames))
         if known is None:
             # The frames are kept with the answer: another list could get the id of a dropped one.
@@ -404,7 +404,7 @@ class _SiteReader:
         return known[1]
 
 
-def _site(frames: Sequence[Frame]) -> Site:
+def _site(frames: Sequence[StackFrame]) -> Site:
     operators = [match[1] for frame in frames if (match := _OPERATOR.match(frame["name"]))]
     python = [frame for frame in frames if frame["filename"].endswith(".py")]
     own = [frame for frame in python if not _LIBRARY.search(frame["filename"])] or python

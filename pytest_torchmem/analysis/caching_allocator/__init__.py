@@ -7,8 +7,8 @@ enough. No torch, no GPU; docs/caching-allocator.md says what is simulated and f
 from pytest_torchmem.analysis.caching_allocator.backwards import BackwardsLayout
 from pytest_torchmem.analysis.caching_allocator.device import OutOfMemory
 from pytest_torchmem.analysis.caching_allocator.history import (
-    Frame,
     History,
+    StackFrame,
     TraceEntry,
     default_pools,
     read_history,
@@ -48,7 +48,6 @@ __all__ = [
     "BackwardsLayout",
     "BlockState",
     "Fit",
-    "Frame",
     "History",
     "OutOfMemory",
     "PlacedBlock",
@@ -58,6 +57,7 @@ __all__ = [
     "RequestLog",
     "Requests",
     "ReservedPeak",
+    "StackFrame",
     "TraceEntry",
     "default_pools",
     "fits",

@@ -25,7 +25,7 @@ _SOME_OTHER_STREAM: Final = -1
 _GIVES_BACK: Final = ("segment_free", "segment_unmap")
 
 
-class Frame(TypedDict):
+class StackFrame(TypedDict):
     """A call on the stack, as torch writes it; C++ ones have no file of Python."""
 
     name: str
@@ -42,7 +42,7 @@ class TraceEntry(TypedDict, total=False):
     stream: int
     time_us: int
     pool_id: Sequence[int]
-    frames: Sequence[Frame]
+    frames: Sequence[StackFrame]
 
 
 Pools = dict[tuple[int, ...] | None, int]
