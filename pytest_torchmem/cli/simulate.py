@@ -22,6 +22,8 @@ def fetched(version: str, patience_s: float) -> str:
 
 def become(command: Sequence[str], gpu: str, version: str) -> None:
     """Become a command that sees a simulated GPU. Raises `SimulationError`, or does not return."""
+    if not command:
+        raise SimulationError("a command is needed: torchmem simulate --gpu H100 -- COMMAND")
     parse_gpu(gpu)
     built = torch_build(version)
     if said := notice(built):
