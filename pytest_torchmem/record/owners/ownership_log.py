@@ -14,6 +14,7 @@ from pytest_torchmem.record.owners.inner_tensors import values_of
 from pytest_torchmem.record.owners.places import places_of, storages_of
 from pytest_torchmem.record.patches.python_tracing import TracingPause
 from pytest_torchmem.record.torch_api import dispatcher
+from pytest_torchmem.record.torch_api.dynamo import set_frame_callback
 from pytest_torchmem.record.tree.tables import Rows, StringTable
 from pytest_torchmem.values.trace import MODULE_EDGE, OWNER, Ownership
 
@@ -63,17 +64,20 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
     """Hide what a method does from the body's function modes, from the collector and the recording.
 
     The collector runs after so many new objects: with those of the method it would run earlier than
-    it does without us. And the recording of the method's calls takes longer than the calls.
+    it does without us. And the recording of the method's calls takes longer than the calls. Dynamo
+    traces none of them.
     """
 
     @wraps(method)
     def quietly(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         tracing = TracingPause()
+        traced_by = set_frame_callback(None)
         tracing.suspend()
         try:
             with gc_paused(), dispatcher.unseen_by_modes():
                 return method(*args, **kwargs)
         finally:
             tracing.resume()
+            set_frame_callback(traced_by)
 
     return quietly
