@@ -1,4 +1,4 @@
-"""What the CUDA caching allocator alone knows: the bytes that were requested.
+"""Requested bytes, which the CUDA caching allocator alone knows.
 
 The profiler reports the size of the block that a request was given. A block is rounded up, and a
 large one may keep a tail of up to 1 MiB that was too small to split off, depending on what ran
@@ -38,7 +38,7 @@ class HistoryEntry:
 
 
 class AllocatorHistory:
-    """What was asked of one device's allocator while the profiler ran.
+    """Reads the requests that one device's allocator got while the profiler ran.
 
     Somebody else's recording is used as it is, and left on. Off the GPU there is none: then
     `requests` stays None, and sizes are those of blocks.

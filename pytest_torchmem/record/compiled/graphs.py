@@ -1,4 +1,4 @@
-"""What the graphs of a compiler know of the user's source, taken from those that are alive.
+"""The user's source of compiled code, read from the compiler's graphs that are alive.
 
 Every FX node that torch.compile traced carries the stack it was traced at and the modules it was
 traced in. A graph may be gone when the recording ends, so what it knows is noted as plain values.
@@ -29,7 +29,7 @@ _ASSIGNED: Final = re.compile(r"\b(\w+)(?:\s*:[^=]*)? = ")
 
 @dataclass(frozen=True, slots=True)
 class NodeOrigin:
-    """Where a node comes from.
+    """The source, the modules and the operator of a node.
 
     Attributes:
         stack: The stack it was traced at, as text.
@@ -77,11 +77,11 @@ class CompiledGraphs:
         self._classes.update(_graph_module_classes())
 
     def lines(self, generated_file: str) -> Mapping[int, NodeOrigin] | None:
-        """What the lines of a graph's generated code stand for; None if the graph is not known."""
+        """Return the node behind each line of generated code; None if the graph is not known."""
         return self._lines.get(generated_file)
 
     def traced_at(self, stack: str, nodes: Collection[str] = ()) -> NodeOrigin:
-        """What is known of a stack that a compiler has stored, for any of ``nodes`` if they exist.
+        """Return the origin of a stack that a compiler has stored, for any of ``nodes`` that exist.
 
         What the compiler keeps on disk may be older than the source: then the same code has
         another line number now, which the graph traced in this process knows.
@@ -122,7 +122,7 @@ def user_frame(stack: str) -> Frame | None:
 
 
 def _line_now(file: str, line: int, text: str) -> int:
-    """Where the code ``text`` that once stood on ``line`` stands now; 0 if it is gone."""
+    """Return the line on which the code ``text`` of ``line`` stands now; 0 if it is gone."""
     lines = [code.strip() for code in linecache.getlines(file)]
     if not lines or not text or text == "".join(lines[line - 1 : line]):
         return line

@@ -88,7 +88,7 @@ class CompiledSources:
     def _stored_at(
         self, line_map: tuple[Sequence[int], Sequence[str]], line: int, kernel: Kernel
     ) -> NodeOrigin | None:
-        """What inductor's map of lines to stacks says: an entry holds until the next one."""
+        """Look a line up in inductor's map to stacks: an entry holds until the next one."""
         lines, stacks = line_map
         position = bisect_right(lines, line)
         stack = stacks[position - 1] if position else None

@@ -88,7 +88,7 @@ def _graph_of(graph: object) -> torch.fx.Graph:
 
 
 def _signature(program: object) -> dict[str, Category]:
-    """What the inputs of an exported program are for, by node name."""
+    """Return the category of each input of an exported program, by node name."""
     signature = getattr(program, "graph_signature", None)
     kinds = {"PARAMETER": Category.PARAMETER, "BUFFER": Category.BUFFER}
     return {

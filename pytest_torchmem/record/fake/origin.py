@@ -1,4 +1,4 @@
-"""Where an operator came from: its name, its module, the user's line."""
+"""The origin of an operator: its name, its module, the user's line."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
 
 @dataclass(frozen=True, slots=True)
 class _CallSite:
-    """Where an operator was called from."""
+    """The module and the line that called an operator."""
 
     module: str
     source: Source | None
@@ -88,7 +88,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
 
     @property
     def recorded(self) -> tuple[StaticGraph, Lifetimes]:
-        """What was recorded until `finish`."""
+        """The graph and the lifetimes that were recorded until `finish`."""
         storages = tuple(
             StaticStorage(e.size_bytes, e.device, e.category) for e in self._ledger.entries
         )

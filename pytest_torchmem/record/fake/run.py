@@ -54,7 +54,7 @@ _ADVICE_BY_TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """What to run, with fake tensors in the place of real ones."""
+    """A program to run, with fake tensors in the place of real ones."""
 
     target: Callable[..., object]
     args: Sequence[object]
@@ -272,7 +272,7 @@ def _needs_closure(step: Callable[..., object]) -> bool:
 
 
 def _loss_of(output: object) -> torch.Tensor | None:
-    """What to differentiate: the output's ``loss``, else its first tensor that has a graph."""
+    """Return the output's ``loss``, else its first tensor that has a graph."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     for leaf in fake_tensors.leaves((loss, output)):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:

@@ -26,7 +26,7 @@ _MAX_DEPTH = 4
 
 @dataclass(slots=True)
 class Reachable:
-    """What a program can get at: modules and optimizers by the name it knows them by."""
+    """The modules and optimizers that a program can get at, by the name it knows them by."""
 
     modules: dict[int, tuple[str, torch.nn.Module]] = field(default_factory=dict)
     optimizers: dict[int, torch.optim.Optimizer] = field(default_factory=dict)

@@ -53,7 +53,7 @@ def cycle_of(start: object, garbage: Sequence[object]) -> str:
 
 
 def _reachable(starts: Iterable[int], edges: Mapping[int, Sequence[int]]) -> dict[int, None]:
-    """What can be reached from ``starts``, themselves included, nearest first."""
+    """Return all that ``starts`` lead to, themselves included, nearest first."""
     order = dict.fromkeys(starts)
     waiting = list(order)
     for number in waiting:

@@ -1,9 +1,9 @@
-"""What the local variables of the running program lead to, while it runs.
+"""The tensors that local variables of the running program lead to.
 
-What a region leaves behind may be gone when the test is judged: a function's variables go with it.
-So it is noted where a test asks for the region to be checked, in plain text and without keeping
-anything, how one gets to each tensor. The objects are walked from the variables down, which is
-cheap; to ask the garbage collector who refers to them would take far longer.
+A function's variables are gone when the test is judged, and with them the way to a tensor that a
+region left behind. So we note the way to each tensor where a test has the region checked, as plain
+text, which keeps nothing alive. We walk the objects from the variables down, which is cheap; the
+garbage collector would need far longer to find who refers to them.
 """
 
 from __future__ import annotations

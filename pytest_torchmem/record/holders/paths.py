@@ -130,7 +130,7 @@ class Searcher:
         return "", kinds[-1] if kinds else ""
 
     def _of_stopped_code(self, holder: object, ignored: Collection[int]) -> str:
-        """What to call a frame or a generator: by what keeps it, if that has a name."""
+        """Name a frame or a generator after its keeper, if that has a name."""
         if id(holder) not in self._keepers:
             keeper, _ = self._search(holder, ignored, _DEPTH_ABOVE_FRAME)
             # The interpreter's own note of the last exception is nothing that a program keeps.
@@ -227,7 +227,7 @@ def _attributes(holder: object) -> dict[str, object]:
 
 
 def _items(holder: object) -> Iterator[tuple[str, object]]:
-    """What an object holds that may hold more, and the steps to it."""
+    """Return the parts of an object that may hold more, each with the step to it."""
     if is_a(holder, dict):
         steps = [(f"[{key_text(key)}]", item) for key, item in list(holder.items())]
     elif is_a(holder, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Who holds what a body left behind, asked of Python's garbage collector.
+"""Finds the holders of what a body left behind, by Python's garbage collector.
 
 Three things can become of a tensor. It is freed at once when its last reference goes; then nothing
 of it is left to be asked about. It is in a cycle that nobody refers to, and stays until the garbage
@@ -118,7 +118,7 @@ def _is_storage(holder: object) -> bool:
 
 
 class _Holding:
-    """Which live tensors and storages hold each of some storages."""
+    """The live tensors and storages that hold each of some storages."""
 
     def __init__(self, wanted: Mapping[Place, int]) -> None:
         self._tensors: dict[Place, list[tuple[object, str]]] = {}

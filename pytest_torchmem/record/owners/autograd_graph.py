@@ -1,4 +1,4 @@
-"""What an autograd graph keeps, read from the graph itself.
+"""Reads from an autograd graph the tensors that it keeps.
 
 What a pack hook made is never turned back into a tensor, so that checkpointing does not recompute
 and offloading does not copy because we looked. Since torch 2.10 nothing at all is unpacked.
@@ -101,7 +101,7 @@ def nodes_below(roots: Iterable[object]) -> Iterator[Node]:
 
 
 def _nodes_of(root: object) -> list[Node | None]:
-    """Where the graph of a root begins: a tensor, or an edge that stands for one."""
+    """Return the nodes at which the graph of a root begins: of a tensor, or of an edge."""
     if isinstance(root, GradientEdge):
         return [root.node]
     if isinstance(root, torch.Tensor):

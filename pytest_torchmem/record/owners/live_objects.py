@@ -114,7 +114,7 @@ class Census:
         return found
 
     def _known_and_young(self) -> list[object]:
-        """What was found the last time and still lives, and what is young."""
+        """Return the survivors of the last look, and what is young."""
         young = [thing for g in (0, 1) for thing in _selected(gc.get_objects(g), self._classes)]
         return _each_once(_alive(self._known), young)
 
@@ -141,7 +141,7 @@ def _each_once(*lists: list[object]) -> list[object]:
 
 
 def _collections() -> tuple[int, ...]:
-    """How often the second and third generation were collected, and how much is frozen.
+    """Count the collections of the second and third generation, and the frozen objects.
 
     Empty where that says nothing.
     """
@@ -151,7 +151,7 @@ def _collections() -> tuple[int, ...]:
 
 
 def _where_others_stand() -> dict[int, tuple[FrameType, int]]:
-    """Where each other thread is; one that stands where it stood has not run, as far as we know."""
+    """Return each other thread's frame and instruction: if they are the same, it has not run."""
     frames = sys._current_frames()
     frames.pop(threading.get_ident(), None)
     return {thread: (frame, frame.f_lasti) for thread, frame in frames.items()}

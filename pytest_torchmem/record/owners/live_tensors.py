@@ -1,4 +1,4 @@
-"""What of torch's is alive in this process."""
+"""Tensors, storages, modules and optimizers that are alive in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CENSUS = Census(*memory.HOLDING, torch.nn.Module, torch.optim.Optimizer)
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What is alive and has a Python object; a storage has one if somebody asked for it."""
+    """All that is alive and has a Python object; a storage gets one when somebody asks for it."""
 
     tensors: list[torch.Tensor]
     storages: list[torch.UntypedStorage]

@@ -1,4 +1,4 @@
-"""Who owns a storage: modules, optimizers, gradients, the autograd graph.
+"""Notes the owners of storages: modules, optimizers, gradients, the autograd graph.
 
 The event tree says what operators did, not what a tensor is for. These are the facts that torch
 itself holds, noted at the moments when they are sure to be true: when a module gets its parameters,
@@ -234,7 +234,7 @@ class OwnershipWatch:
                 self._log.owner(mark, Ownership.LEAF, leaf)
 
     def _gradient_kind(self, leaf: torch.Tensor) -> Ownership:
-        """What the gradient of a leaf is.
+        """Return the kind of owner that a leaf's gradient has.
 
         A backward pass within another one belongs to a checkpoint: its graph begins at detached
         copies of activations, whose gradients go on into the outer pass.

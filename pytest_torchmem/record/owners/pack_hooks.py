@@ -1,8 +1,8 @@
-"""Which nodes of an autograd graph keep what a pack hook returned, for releases that do not say.
+"""Tells nodes that keep a pack hook's result from others, for releases that do not say.
 
-Before torch 2.10 what a node has saved can only be unpacked, and that calls the user's unpack hook:
-a checkpoint would be computed again because we looked. So it is noted when hooks are in force, by
-the numbers that a thread's nodes get one after the other.
+Before torch 2.10 we can read what a node has saved only by unpacking it, and that calls the user's
+unpack hook: a checkpoint would be computed again because we looked. A thread numbers its nodes one
+after the other, so we note the numbers between which hooks are in force.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pytest_torchmem.record.torch_api import autograd
 
 
 class PackHookWatch:
-    """When hooks were in force on the thread that installed this, until it was taken out again.
+    """Notes when hooks are in force on the thread that installs this, until it is taken out.
 
     Graphs are read after that, too: the latest watch stays in ``latest``.
     """

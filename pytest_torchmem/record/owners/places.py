@@ -1,4 +1,4 @@
-"""Where a tensor's memory is."""
+"""The places of a tensor's memory: device and address of each storage."""
 
 from __future__ import annotations
 

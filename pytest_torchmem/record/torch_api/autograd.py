@@ -74,7 +74,7 @@ READS_SAVED: bool = hasattr(torch._C._autograd.SavedTensor, "data")
 
 
 def raw_saved(saved: Any) -> Any:
-    """What autograd stored: a tensor, or whatever a pack hook returned. Unpacks nothing."""
+    """Return what autograd stored: a tensor, or a pack hook's result. Unpacks nothing."""
     return saved if isinstance(saved, torch.Tensor) else getattr(saved, "data", None)
 
 

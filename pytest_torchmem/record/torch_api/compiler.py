@@ -34,7 +34,7 @@ CLEAR_CALLBACKS: Final = f"{_CALLBACKS}.clear"
 
 
 def callbacks() -> Any:
-    """Where to register for the end of compilations; None while there is no compiler.
+    """Return the object that calls back after compilations; None while there is no compiler.
 
     The compiler is not imported: a process that does not use it does not pay for it.
     """

@@ -153,7 +153,7 @@ def times_of(events: Sequence[profiler.ProfilerEvent]) -> Times:
 
 @dataclass(frozen=True, slots=True)
 class WorthKeeping:
-    """Which events are worth keeping: all but the Python calls that lead to nothing.
+    """The events worth keeping: all but the Python calls that lead to nothing.
 
     Attributes:
         rows: int64, shape (E,); the rows of the tree that are kept, ascending.

@@ -72,7 +72,7 @@ def with_lost(
 def _lost(
     entries: Sequence[HistoryEntry], seen: NDArray[np.void], times: Sequence[int]
 ) -> Iterator[_Lost]:
-    """What no event stands for, in order, at times between those of the events around it."""
+    """Return the entries without an event, in order, at times between those of their neighbours."""
     event_of = _events_of(entries, seen, times)
     blocks: dict[int, int] = {}
     waiting: list[_Lost] = []

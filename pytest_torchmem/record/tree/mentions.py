@@ -41,7 +41,7 @@ _UNKEYED: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class InputShape:
-    """What operators of one name with inputs of the same kinds have in common.
+    """The facts that operators of one name with inputs of the same kinds share.
 
     Attributes:
         name: The operator's name as a number.
@@ -115,9 +115,9 @@ def _is_keyed(tensor: profiler.TensorMetadata) -> bool:
 class Mentions:
     """The mentions of tensors in one tree: first those by operators, then those by owners.
 
-    The profiler gives each lifetime of a pointer on a device an allocation id, and all tensors in
-    it one id. So where an allocation was met, its id tells the rest, and is all that is read of the
-    many mentions that follow.
+    The profiler gives one allocation id to each lifetime of a pointer on a device, and one id to
+    all tensors in it. Once we have met an allocation, its id tells the rest: of the many mentions
+    that follow we read nothing else.
     """
 
     def __init__(self, shapes: InputShapes) -> None:

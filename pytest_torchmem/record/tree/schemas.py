@@ -1,4 +1,4 @@
-"""Which inputs an operator may write to, resolved once per operator name and kinds of inputs.
+"""The inputs that an operator may write to, resolved once per name and kinds of inputs.
 
 The profiler records an operator's name but not its overload, so every schema of that name which
 accepts the recorded kinds is a candidate, and an input is mutable if any candidate writes to it.
@@ -32,7 +32,7 @@ _NOTHING = frozenset({type(None)})
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What an operator's name and the kinds of its inputs say.
+    """The facts that an operator's name and the kinds of its inputs tell.
 
     Attributes:
         is_operator: At least one schema of that name accepts the inputs.
