@@ -179,7 +179,7 @@ UNUSED_PLUGIN = """
 import pathlib, tempfile, pytest
 folder = pathlib.Path(tempfile.mkdtemp())
 (folder / "test_plain.py").write_text("def test_nothing(): pass")
-assert pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", str(folder)]) == 0
+assert pytest.main(["-q", "-p", "no:cacheprovider", str(folder)]) == 0
 """
 
 

@@ -138,7 +138,7 @@ def test_a_program_that_cannot_be_followed_is_told_at_the_line_that_asked(pytest
             torchmem.estimate(program, torch.ones(2))
         """
     )
-    result = pytester.runpytest_subprocess("-p", "no:asyncio")
+    result = pytester.runpytest_subprocess()
     result.stdout.fnmatch_lines(
         [
             ">       torchmem.estimate(program, torch.ones(2))",

@@ -187,19 +187,20 @@ def test_each_outcome_is_told(project):
 
 
 def test_workers_send_their_timelines_and_the_controller_writes(two):
-    two.run_apart("-n2", "--torchmem-report=run.json").assert_outcomes(passed=2, failed=1)
+    two.run_in_workers(2, "--torchmem-report=run.json").assert_outcomes(passed=2, failed=1)
     run = read_run(two.path / "run.json")
     assert all(test.measured.windows[0].picture for test in run.tests)
     assert len(run.tests) == 2
 
 
 def test_a_worker_sends_the_recording_of_a_failed_test(two):
-    two.run_apart("-n2", "--torchmem-report=out")
+    two.run_in_workers(2, "--torchmem-report=out")
     (trace,) = (two.path / "out/tests").glob("*.trace")
     load_trace(trace)
 
 
 def test_properties_are_replaced_by_a_rerun(project):
+    pytest.importorskip("pytest_rerunfailures")
     project.write("""
         sizes = iter([5, 2])
 
