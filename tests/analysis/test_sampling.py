@@ -57,6 +57,12 @@ def test_a_picture_crosses_as_plain_values(levels, moments):
     assert Picture.from_json(json.loads(json.dumps(picture.to_json()))) == picture
 
 
+@given(levels, st.integers(1, 30))
+def test_the_lowest_moment_survives_any_sampling(levels, moments):
+    timeline = timeline_of(levels)
+    assert min(sketch_timeline(timeline, moments).totals) == timeline.total.min()
+
+
 def test_a_long_timeline_becomes_a_small_picture():
     changes = np.random.default_rng(0).integers(0, 1 << 40, (100_000, COLUMNS))
     picture = sketch_timeline(timeline_of(changes))
