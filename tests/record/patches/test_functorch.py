@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 
 from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.functorch import FunctorchWatch
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.values.contributors import Category
@@ -305,10 +306,10 @@ def test_what_a_call_writes_to_is_not_among_what_it_reads(call):
         calls.append((len(read), len(written)))
         return 0
 
-    watch = FunctorchWatch(note)
-    watch.install()
+    patches = Installed()
+    FunctorchWatch(note).install(patches)
     try:
         functionalize(call)(torch.ones(4))
     finally:
-        watch.remove()
+        patches.remove()
     assert calls[0] == (int("mul" in call.__code__.co_names), 1)
