@@ -82,14 +82,15 @@ def test_after_a_worker_died_nothing_counts_as_unused(project, monkeypatch):
     """The dead worker cannot say any more whether it deselected a test."""
     body = "@pytest.mark.memory_baseline\ndef test_{}(): use(MiB)\n"
     dies = "def test_dies():\n    import os\n    'DIE' in os.environ and os._exit(1)\n"
+    unused = ("--torchmem-update-baseline", "--torchmem-accept=unused")
     project.write(body.format("a") + body.format("gone") + dies)
     project.update().assert_outcomes(passed=3)
     project.write(body.format("a") + dies)
     monkeypatch.setenv("DIE", "1")
-    project.run_in_workers(1, "--torchmem-update-baseline=unused")
+    project.run_in_workers(1, *unused)
     assert sorted(project.entries()) == ["test_a", "test_gone"]
     monkeypatch.delenv("DIE")
-    project.run_in_workers(1, "--torchmem-update-baseline=unused")
+    project.run_in_workers(1, *unused)
     assert sorted(project.entries()) == ["test_a"]
 
 
