@@ -23,7 +23,7 @@ from pytest_torchmem.values.results import Result
 
 FOLDER: Final = "__torchmem__"
 FOR_GIT: Final = {
-    ".gitattributes": "*.json merge=union\n",
+    ".gitattributes": "*.json merge=union\n*.origins merge=union -diff linguist-generated\n",
     ".gitignore": f"{LOCK}\n.*.json.*\n",
 }
 """Files that tell git about baselines. Each line of a baseline names its entry. So git can keep the

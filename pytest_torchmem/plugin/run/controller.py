@@ -28,7 +28,13 @@ from pytest_torchmem.plugin.run.workers import (
     reported_nodeid,
     trace_with,
 )
-from pytest_torchmem.report.text.changes import change_table, diff_lines, notices, rename_lines
+from pytest_torchmem.report.text.changes import (
+    change_table,
+    diff_lines,
+    explained_lines,
+    notices,
+    rename_lines,
+)
 from pytest_torchmem.report.text.summary import MeasuredTest, RunSummary
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
@@ -190,6 +196,7 @@ class Collector:
             except BaselineError as error:
                 self.add_problem(str(error))
             else:
+                self._lines += explained_lines(len(plan.explained), shown)
                 changes = tuple(plan.changes(shown, not settings.dry_run))
                 self.summary += RunSummary(changes=changes)
         if settings.dry_run:

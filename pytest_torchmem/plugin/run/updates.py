@@ -14,6 +14,7 @@ from pytest_torchmem.analysis.judge.renames import Renameable, find_renames
 from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.store.baseline_file import FileChanges, changed_text, root_of, write_file
+from pytest_torchmem.store.baseline_rows import Numbers
 from pytest_torchmem.store.baselines import BaselineStore, entry_key, tell_git
 from pytest_torchmem.values.errors import BaselineError
 
@@ -53,6 +54,8 @@ class FilePlan:
         removes: Unused entries are to be deleted.
         follows: Entries with a new name are to be moved.
         repaired: Keys of written windows whose entry is there, and cannot be used.
+        explained: Windows whose numbers stay, and whose entry does not yet say what they are made
+            of: one of an older format, or one whose origins were lost.
     """
 
     path: Path
@@ -63,11 +66,12 @@ class FilePlan:
     removes: bool = False
     follows: bool = False
     repaired: frozenset[str] = frozenset()
+    explained: tuple[Window, ...] = ()
 
     @property
     def file_changes(self) -> FileChanges:
         moved = self.renames if self.follows else {}
-        written = {w.key: BaselineEntry.of(w.result) for w in self.written}
+        written = {w.key: BaselineEntry.of(w.result) for w in (*self.explained, *self.written)}
         removed = frozenset(self.unused) - set(moved) if self.removes else frozenset()
         return FileChanges(
             {key: entry for key, entry in written.items() if key not in moved.values()},
@@ -118,8 +122,26 @@ def plan_updates(
         plan = _plan(path, environment, windows, unused, settings)
         new = {w.key for w in plan.written if w.change is Change.NEW}
         there = _keys(path, environment, store) if new else frozenset()
-        plans.append(replace(plan, repaired=there & new))
+        explained = _unexplained(plan, windows, store) if settings.accepted else ()
+        plans.append(replace(plan, repaired=there & new, explained=explained))
     return plans
+
+
+def _unexplained(plan: FilePlan, windows: list[Window], store: BaselineStore) -> tuple[Window, ...]:
+    """Return windows with the stored numbers, whose entry does not say what they are made of."""
+    found = []
+    for window in windows:
+        if window.change is Change.SAME and not window.reference:
+            stored = store.entry(plan.path, plan.environment, window.key)
+            now = BaselineEntry.of(window.result)
+            if (
+                stored
+                and now.at_peak_live
+                and not stored.at_peak_live
+                and Numbers.of(stored) == Numbers.of(now)
+            ):
+                found.append(window)
+    return tuple(found)
 
 
 def _keys(path: Path, environment: Environment, store: BaselineStore) -> frozenset[str]:

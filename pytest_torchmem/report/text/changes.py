@@ -96,6 +96,11 @@ def rename_lines(renames: Mapping[str, str], file: str, followed: bool) -> list[
     return lines
 
 
+def explained_lines(count: int, file: str) -> list[str]:
+    """Return a line about entries whose numbers stay, and whose composition is stored anew."""
+    return [f"{_entries(count)} as before, now with what made them up ({file})"] if count else []
+
+
 def notices(summary: RunSummary, accepted: Collection[Change]) -> list[str]:
     """Return what a reader should know of baselines that failed nothing."""
     return [
