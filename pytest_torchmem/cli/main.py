@@ -22,7 +22,7 @@ from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.store.files import replace_file
 from pytest_torchmem.store.results import RunReport, merged
 from pytest_torchmem.values.errors import ReportError, SizeError, TorchmemError
-from pytest_torchmem.values.units import parse_fraction, parse_size
+from pytest_torchmem.values.units import parse_floor, parse_fraction
 
 
 class Exit(enum.IntEnum):
@@ -33,6 +33,7 @@ class Exit(enum.IntEnum):
     BAD_INPUT = 2
 
 
+_FLOOR: Final = "5% up to 1MiB"
 _EPILOG: Final = "exit codes: 0 nothing grew, 1 something grew (diff only), 2 bad input"
 _FITS_EPILOG: Final = "exit codes: 0 all fit, 1 one does not, 2 bad input"
 
@@ -76,7 +77,7 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("before", type=Path, metavar="A")
     command.add_argument("after", type=Path, metavar="B")
     command.add_argument("--tolerance", default="2%", help="default: 2%%")
-    command.add_argument("--floor", default="1MiB", help="default: 1MiB")
+    command.add_argument("--floor", default=_FLOOR, help="default: 5%% up to 1MiB")
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.add_argument("--all", action="store_true", help="show what is the same, too")
     command.set_defaults(run=_diff)
@@ -146,10 +147,10 @@ def _diff(options: argparse.Namespace) -> Exit:
     try:
         tolerance = parse_fraction(options.tolerance)
         named = "--floor"
-        floor_bytes = parse_size(options.floor)
+        floor = parse_floor(options.floor)
     except SizeError as error:
         raise SizeError(f"{named}: {error.sentence}") from None
-    allowance = Allowance(tolerance, floor_bytes)
+    allowance = Allowance(tolerance, *floor)
     before, after = read_measurements(options.before), read_measurements(options.after)
     found = diff.find_diff(before, after, allowance)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -50,7 +50,8 @@ def test_what_shrank_came_or_went_is_told_and_ends_with_0(torchmem, tmp_path):
 
 def test_growth_within_the_allowance_is_the_same(torchmem, tmp_path):
     one = results(tmp_path / "a.json", A)
-    two = results(tmp_path / "b.json", {**A, "test_x": 11 * MiB})
+    two = results(tmp_path / "b.json", {**A, "test_x": 10 * MiB + MiB // 2})
+    assert torchmem("diff", one, two)[1] == "1 within tolerance, 1 same\n"
     assert torchmem("diff", one, two)[0] == Exit.OK
     assert torchmem("diff", one, two, "--floor", "1KiB")[0] == Exit.GROWN
     assert torchmem("diff", one, two, "--floor", "0B", "--tolerance", "10%")[0] == Exit.OK

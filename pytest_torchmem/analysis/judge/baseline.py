@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pytest_torchmem.values.contributors import (
@@ -29,6 +30,7 @@ class Change(enum.Enum):
 
     NOT_COMPARED = "not compared"
     SAME = "same"
+    WITHIN = "within tolerance"
     NEW = "new"
     GROWN = "grown"
     SHRUNK = "shrunk"
@@ -37,10 +39,23 @@ class Change(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How far a number may be from its baseline: a share of it, or a few bytes for small ones."""
+    """How far a number may be from its baseline: a share of it, or a few bytes for small ones.
+
+    Attributes:
+        tolerance: A share of the number.
+        floor_bytes: What a number may differ by at least, however small it is.
+        floor_share: The share of the test's peak that the floor cannot exceed.
+    """
 
     tolerance: float
     floor_bytes: int
+    floor_share: float = math.inf
+
+    def at(self, peak_bytes: int) -> Allowance:
+        """Return the allowance for a test with this peak: in a small test the floor is small."""
+        if self.floor_share * peak_bytes >= self.floor_bytes:
+            return self
+        return replace(self, floor_bytes=int(self.floor_share * peak_bytes))
 
     def bytes_for(self, baseline_bytes: int) -> int:
         return max(int(baseline_bytes * self.tolerance), self.floor_bytes)
@@ -57,7 +72,13 @@ class Allowance:
             return Change.GROWN
         if measured_bytes < baseline_bytes - allowed:
             return Change.SHRUNK
-        return Change.SAME
+        return Change.SAME if measured_bytes == baseline_bytes else Change.WITHIN
+
+
+def overall(changes: Collection[Change]) -> Change:
+    """Return how a test differs from its baseline, from how each of its numbers does."""
+    order = (Change.GROWN, Change.SHRUNK, Change.WITHIN)
+    return next((change for change in order if change in changes), Change.SAME)
 
 
 @dataclass(frozen=True, slots=True)

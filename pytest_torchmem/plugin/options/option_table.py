@@ -65,8 +65,9 @@ OPTIONS: Final = (
     ),
     Option(
         "floor",
-        "a number less than this above its baseline never fails (default: 1MiB)",
-        "1MiB",
+        "a number less than this above its baseline never fails; a share is of the test's peak "
+        "(default: 5%% up to 1MiB)",
+        "5% up to 1MiB",
         "SIZE",
     ),
     Option(

@@ -21,7 +21,7 @@ from pytest_torchmem.values.errors import BaselineError
 Place = tuple[Path, tuple[tuple[str, str], ...]]
 """A test module and an environment: one baseline file."""
 
-_COMPARED: Final = (Change.SAME, Change.NEW, Change.GROWN, Change.SHRUNK)
+_COMPARED: Final = (Change.SAME, Change.WITHIN, Change.NEW, Change.GROWN, Change.SHRUNK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.analysis.judge.sentences import sentences
 from pytest_torchmem.analysis.judge.verdict import RETAINED, Verdict, rank, words
-from pytest_torchmem.report.text.changes import NOTHING_USED, REPAIRED
+from pytest_torchmem.report.text.changes import NOTHING_USED, REPAIRED, percent
 from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.report.text.tables import (
     ANY_WIDTH,
@@ -262,6 +262,10 @@ def _status(window: Window) -> str:
     change_bytes = result.peak.total - window.baseline_bytes
     if window.change is Change.SAME:
         texts.append("same as baseline")
+    elif window.change is Change.WITHIN:
+        share = percent(window.baseline_bytes, result.peak.total)
+        moved = f"{format_change(change_bytes)} ({share})" if change_bytes else "peak as before"
+        texts.append(f"within tolerance, {moved}")
     elif window.change is Change.NEW:
         texts.append("new, no baseline")
     elif window.change in (Change.GROWN, Change.SHRUNK):

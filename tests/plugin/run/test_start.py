@@ -54,4 +54,4 @@ def test_the_words_of_the_option_are_those_of_the_changes():
     from pytest_torchmem.plugin.options.settings import WORDS
 
     assert tuple(change.value for change in WORDS) == CHANGE_WORDS
-    assert set(WORDS) == set(Change) - {Change.SAME, Change.NOT_COMPARED}
+    assert set(WORDS) == set(Change) - {Change.SAME, Change.WITHIN, Change.NOT_COMPARED}
