@@ -36,7 +36,7 @@ from torch.profiler._memory_profiler import MemoryProfile, MemoryProfileTimeline
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.analysis.torch_view.torch_timeline import TorchMemoryProfile
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.tree.from_profiler import trace_of
 
 GOAL = 10.0
@@ -116,12 +116,12 @@ def floor(finished: Any) -> object:
     count = 0
     while stack:
         node = stack.pop()
-        fields = torch_api.fields_of(node)
+        fields = profiler.fields_of(node)
         _TIMES(node)
         _READERS.get(type(fields), _nothing)(fields)
-        if type(fields) is torch_api.TorchOpFields:
+        if type(fields) is profiler.TorchOpFields:
             for value in fields.inputs:
-                if type(value) is torch_api.TensorMetadata:
+                if type(value) is profiler.TensorMetadata:
                     _TENSOR(value)
         stack += node.children
         count += 1
@@ -135,12 +135,12 @@ def _nothing(fields: Any) -> None:
 _TIMES = attrgetter("start_time_ns", "end_time_ns", "start_tid")
 _TENSOR = attrgetter("allocation_id")
 _READERS: dict[Any, Callable[[Any], Any]] = {
-    torch_api.TorchOpFields: attrgetter("name", "sequence_number"),
-    torch_api.AllocationFields: attrgetter(
+    profiler.TorchOpFields: attrgetter("name", "sequence_number"),
+    profiler.AllocationFields: attrgetter(
         "id", "allocation_id", "device", "ptr", "alloc_size", "total_allocated", "total_reserved"
     ),
-    torch_api.PyCallFields: attrgetter("module", "optimizer", "caller.line_number"),
-    torch_api.PyCCallFields: attrgetter("caller.line_number"),
+    profiler.PyCallFields: attrgetter("module", "optimizer", "caller.line_number"),
+    profiler.PyCCallFields: attrgetter("caller.line_number"),
 }
 
 

@@ -47,7 +47,7 @@ from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.measuring.counted import CounterMeasurement
 from pytest_torchmem.record.devices import settle, synchronize
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.results import Level
 
 GOALS = {"counters": 1.02, "events": 1.10, "full": 1.30}
@@ -100,10 +100,10 @@ class Levels:
         return self._clock.time(self._body)
 
     def profiler_alone(self) -> float:
-        profiler = torch_api.Profiler()
-        profiler.start()
+        session = profiler.Profiler()
+        session.start()
         seconds = self._clock.time(self._body)
-        profiler.stop()
+        session.stop()
         return seconds
 
     def counters(self, level: Level = Level.COUNTERS) -> float:

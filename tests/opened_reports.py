@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from pytest_torchmem.analysis.judge.verdict import words
+from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.units import MiB, format_change, format_size
 
 Run = dict[str, Any]
@@ -41,7 +41,7 @@ def check_page(browser: Any, path: Path, run: Run, opened: str) -> None:
     page.on("request", lambda r: trouble.append(r.url) if r.url[:5] != "file:" else None)
     test = run["tests"][opened]
     page.goto(f"{path.as_uri()}#test={test['test']}")
-    page.wait_for_selector("details.test[open] .uplot canvas")
+    page.wait_for_selector("details.test[open] .timeline canvas")
     rows = {row[1].partition("::")[2]: row for row in page.evaluate(ROWS)}
     assert set(rows) == set(run["tests"])
     for name, shown in run["tests"].items():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_torchmem.record.torch_api import allocator as allocator_api
+from pytest_torchmem.record.torch_api import allocator
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,8 +52,8 @@ class AllocatorHistory:
 
     def start(self) -> None:
         self._reads = self._device.type == "cuda"
-        if self._reads and not allocator_api.history_is_recorded():
-            allocator_api.record_history(True)
+        if self._reads and not allocator.history_is_recorded():
+            allocator.record_history(True)
             self._switched_on = True
 
     def begin(self) -> None:
@@ -72,7 +72,7 @@ class AllocatorHistory:
             HistoryEntry(
                 entry["action"] == "alloc", entry["addr"], entry["size"], entry["time_us"] * 1000
             )
-            for entry in allocator_api.history(self._device.index or 0)
+            for entry in allocator.history(self._device.index or 0)
             if entry["action"] in ("alloc", "free_requested")
             and self._since_us <= entry["time_us"] <= self._until_us
         ]
@@ -95,7 +95,7 @@ class AllocatorHistory:
         self._reads = False
         if self._switched_on:
             self._switched_on = False
-            allocator_api.record_history(False)
+            allocator.record_history(False)
 
 
 def requested_bytes(

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchmem.record.torch_api import allocator as allocator_api
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import allocator, profiler
 from pytest_torchmem.values.errors import DeviceError, DeviceNameError
 from pytest_torchmem.values.units import KiB, MiB
 
@@ -28,7 +27,7 @@ def find_device(name: str | None = None) -> torch.device:
     device = named_device(name)
     if device.type == "cpu":
         return torch.device("cpu")
-    if device.type != "cuda" and not allocator_api.accelerator_counts(device.type):
+    if device.type != "cuda" and not allocator.accelerator_counts(device.type):
         raise DeviceError(
             f"{name} cannot be measured: only the CPU, CUDA (or ROCm) and accelerators for which "
             "torch.accelerator has memory statistics report every allocation"
@@ -62,13 +61,13 @@ def _missing(name: str) -> str | None:
 
 def _require_counters(device: torch.device) -> None:
     """Raise `DeviceError` for a device whose allocator would report zero for everything."""
-    if (backend := allocator_api.allocator_backend(device)) not in ("", "native"):
+    if (backend := allocator.allocator_backend(device)) not in ("", "native"):
         raise DeviceError(
             f"{device} cannot be measured: its allocator is {backend}, which does not say what was "
             "requested; take backend out of PYTORCH_CUDA_ALLOC_CONF"
         )
     held = torch.empty(1, dtype=torch.uint8, device=device)
-    counted = allocator_api.memory_stats(device).get("allocated_bytes.all.current")
+    counted = allocator.memory_stats(device).get("allocated_bytes.all.current")
     del held
     if not counted:
         raise DeviceError(
@@ -83,14 +82,14 @@ def _require_reports(device: torch.device) -> None:
     CUDA's does. Of others it is asked once, and not while somebody else profiles: then nothing can
     be recorded anyway.
     """
-    if device.type in ("cuda", *_reporting) or torch_api.profiler_is_active():
+    if device.type in ("cuda", *_reporting) or profiler.profiler_is_active():
         return
-    profiler = torch_api.Profiler()
-    profiler.start()
+    session = profiler.Profiler()
+    session.start()
     try:
         torch.empty(1, dtype=torch.uint8, device=device)
     finally:
-        seen = torch_api.allocations_in(profiler.stop())
+        seen = profiler.allocations_in(session.stop())
     if device.type not in {str(change.device.type) for change in seen}:
         raise DeviceError(
             f"{device} cannot be measured: its allocator counts what it allocates and does not "
@@ -105,7 +104,7 @@ _reporting: Final[set[str]] = set()
 
 def synchronize(device: torch.device) -> None:
     if device.type != "cpu":
-        allocator_api.synchronize(device)
+        allocator.synchronize(device)
 
 
 def settle(device: torch.device) -> None:
@@ -117,9 +116,9 @@ def settle(device: torch.device) -> None:
     """
     synchronize(device)
     if device.type == "cuda":
-        allocator_api.cuda_clear_cublas_workspaces()
+        allocator.cuda_clear_cublas_workspaces()
     elif device.type != "cpu":
-        allocator_api.empty_cache()
+        allocator.empty_cache()
 
 
 def workspace_bytes(device: torch.device) -> list[int]:
@@ -163,7 +162,7 @@ class CounterReader:
 
     def start(self) -> None:
         if self._device.type != "cpu":
-            allocator_api.reset_peak_memory_stats(self._device)
+            allocator.reset_peak_memory_stats(self._device)
             self.before = self._read("current")
 
     def stop(self) -> None:
@@ -171,7 +170,7 @@ class CounterReader:
             self._peaks = self._read("peak")
 
     def _read(self, what: str) -> dict[str, int]:
-        stats = allocator_api.memory_stats(self._device)
+        stats = allocator.memory_stats(self._device)
         names = ("requested", "allocated", "active", "reserved")
         return {name: int(stats.get(f"{name}_bytes.all.{what}", 0)) for name in names}
 
@@ -192,7 +191,7 @@ def environment(device_name: str) -> dict[str, str]:
     if device.type != "cuda":
         is_cpu = device.type == "cpu"
         return {
-            "device": "cpu" if is_cpu else allocator_api.accelerator_name(device),
+            "device": "cpu" if is_cpu else allocator.accelerator_name(device),
             "capability": _architecture() if is_cpu else "",
             "torch": version,
             "runtime": "",

@@ -20,13 +20,15 @@ from pytest_torchmem.record.devices import CounterReader, settle, synchronize, w
 from pytest_torchmem.record.owners.live_tensors import collect_garbage
 from pytest_torchmem.record.owners.ownership import OwnershipWatch
 from pytest_torchmem.record.owners.ownership_log import OwnershipLog
+from pytest_torchmem.record.owners.pack_hooks import PackHookWatch
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.compilations import CompilationWatch
 from pytest_torchmem.record.patches.functorch import OPERATOR_NAME, FunctorchWatch
 from pytest_torchmem.record.patches.gloo_threads import GlooWatch
 from pytest_torchmem.record.patches.open_ranges import OpenRanges
 from pytest_torchmem.record.patches.swaps import SwapWatch
 from pytest_torchmem.record.patches.threads import ThreadWatch
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd, compiler, profiler
 from pytest_torchmem.record.tree.kineto import Tables, TreeReader
 from pytest_torchmem.record.tree.lost_allocations import with_lost
 from pytest_torchmem.record.tree.python_calls import library_paths
@@ -69,17 +71,20 @@ class Recorder:
         self._watch = OwnershipWatch(self._log, self.mark)
         self._marks = Rows(MARK)
         self._segments: list[Tables] = []
-        self._profiler: torch_api.Profiler | None = None
+        self._profiler: profiler.Profiler | None = None
         self._own_ns = 0
         self._ranges = OpenRanges()
         self._threads = ThreadWatch()
         self._functorch = FunctorchWatch(
-            self._watch.note_call, lambda: torch_api.await_autograd(self._device)
+            self._watch.note_call, lambda: autograd.await_engine(self._device)
         )
         self._sources = CompiledSources(self._reader.strings)
         self._compilations = CompilationWatch(self._sources.learn)
         self._swaps = SwapWatch(self._between_sessions)
         self._gloo = GlooWatch()
+        self._pack_hooks = PackHookWatch()
+        # Following what is owned is put off for a while by `paused`, and nothing else.
+        self._following, self._patches = Installed(), Installed()
 
     def start(self) -> None:
         """Settle the device and begin. Raises `RecordingError` if another profiler is active.
@@ -87,23 +92,18 @@ class Recorder:
         A recording that nobody has stopped when the interpreter ends is cancelled: the profiler
         would go on to follow Python's calls while Python is taken down.
         """
-        if torch_api.profiler_is_active():
+        if profiler.profiler_is_active():
             raise RecordingError(
                 "another torch profiler session is active around the test body, and only one can "
                 "be; measure outside it"
             )
         begin_ns = time.perf_counter_ns()
-        torch_api.import_compiler()
+        compiler.import_compiler()
         collect_garbage()
         with _collector_as_after_a_collection():
             settle(self._device)
-            self._watch.install()
-            self._ranges.install()
-            self._threads.install()
-            self._functorch.install()
-            self._swaps.install()
-            self._gloo.install()
             try:
+                self._install()
                 self._watch.scan(self._clock_mark(MarkKind.START))
                 self._sources.learn()
                 self._counters.start()
@@ -115,6 +115,19 @@ class Recorder:
                 raise
             atexit.register(self._cancel_at_exit)
 
+    def _install(self) -> None:
+        self._watch.install(self._following)
+        for watch in (
+            self._pack_hooks,
+            self._ranges,
+            self._threads,
+            self._functorch,
+            self._swaps,
+            self._gloo,
+            self._compilations,
+        ):
+            watch.install(self._patches)
+
     def mark(self, kind: MarkKind, text: str = "") -> int:
         """Note a moment; returns its number."""
         if kind in _NUMBERS_END:
@@ -123,7 +136,7 @@ class Recorder:
         if self._profiler is not None and kind not in _OFF_TREE:
             with (
                 self._functorch.heard(),
-                torch_api.RecordFunction(f"pytest-torchmem mark {number}"),
+                profiler.RecordFunction(f"pytest-torchmem mark {number}"),
             ):
                 pass
         return number
@@ -149,7 +162,7 @@ class Recorder:
         """End the recording, restore everything, and return all that was recorded."""
         try:
             synchronize(self._device)
-            torch_api.await_autograd(self._device)
+            autograd.await_engine(self._device)
             stop = self.mark(MarkKind.STOP)
             self._pause()
             self._history.stop()
@@ -167,11 +180,11 @@ class Recorder:
 
         def begin() -> None:
             self._ranges.require_none_open()
-            self._watch.suspend()
+            self._following.remove()
             self._pause()
 
         def end(_: None) -> None:
-            self._watch.install()
+            self._watch.install(self._following)
             self._resume()
 
         return Around(begin, end)
@@ -189,37 +202,31 @@ class Recorder:
 
     def cancel(self) -> None:
         """End the recording and restore everything, without looking at what was recorded."""
-        profiler, self._profiler = self._profiler, None
+        session, self._profiler = self._profiler, None
         try:
-            if profiler is not None:
-                profiler.stop()
+            if session is not None:
+                session.stop()
         finally:
             self._restore()
 
     def _cancel_at_exit(self) -> None:
         # Another thread's session cannot be ended from here.
-        if torch_api.profiler_is_active():
+        if profiler.profiler_is_active():
             self.cancel()
 
     def _restore(self) -> None:
         atexit.unregister(self._cancel_at_exit)
         self._history.stop()
-        self._ranges.remove()
-        self._threads.remove()
-        self._functorch.remove()
-        self._swaps.remove()
-        self._gloo.remove()
-        self._compilations.remove()
-        self._watch.remove()
+        self._patches.remove()
+        self._following.remove()
+        self._watch.forget_storages()
 
     def _resume(self) -> None:
-        # The compiler may have been imported just now.
         begin_ns = time.perf_counter_ns()
-        self._compilations.install()
         self._history.begin()
-        profiler = torch_api.Profiler()
-        profiler.start()
-        self._profiler = profiler
+        session = profiler.Profiler()
+        session.start()
+        self._profiler = session
         self._own_ns += time.perf_counter_ns() - begin_ns
 
     def _let_go(self, kind: MarkKind) -> None:
@@ -251,16 +258,16 @@ class Recorder:
 
     def _pause(self) -> Any:
         """End the session and read it; return what it consists of, to be dropped."""
-        profiler, self._profiler, result = self._profiler, None, None
-        if profiler is not None:
-            if not torch_api.profiler_is_active():
+        session, self._profiler, result = self._profiler, None, None
+        if session is not None:
+            if not profiler.profiler_is_active():
                 raise RecordingError(
                     "the test body ran a torch profiler of its own, and only one can be active; "
                     "what was measured until then is lost"
                 )
             begin_ns = time.perf_counter_ns()
             self._history.end()
-            result = profiler.stop()
+            result = session.stop()
             tables = self._reader.read(result, len(self._segments))
             self._segments.append(self._with_lost(tables))
             self._threads.look_at(result)

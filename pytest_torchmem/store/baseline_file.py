@@ -16,7 +16,6 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry
 from pytest_torchmem.analysis.judge.environments import Environment, complete, environment_name
 from pytest_torchmem.store.baseline_rows import (
     COLUMNS,
@@ -37,6 +36,7 @@ from pytest_torchmem.store.origins import (
     read_origins,
     render_origins,
 )
+from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.units import format_apart
 

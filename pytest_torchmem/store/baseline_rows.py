@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry
+from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import CategoryBytes, whole_number
 from pytest_torchmem.values.units import format_size
 

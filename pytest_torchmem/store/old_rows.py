@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry
 from pytest_torchmem.store.baseline_rows import Row
+from pytest_torchmem.values.baseline import BaselineEntry
 
 SINGLE: Final = ("total", "at_peak", "peaks", "retained")
 MANY: Final = ("live", "retained_live")

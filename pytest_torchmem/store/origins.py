@@ -14,8 +14,8 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry
 from pytest_torchmem.store.baseline_rows import COLUMNS, Numbers, encode
+from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import (
     CategoryBytes,
     Contributor,

@@ -11,7 +11,7 @@ from torch import nn
 
 from pytest_torchmem import MiB
 from pytest_torchmem.measuring.counted import CounterMeasurement
-from pytest_torchmem.record.torch_api import allocator as allocator_api
+from pytest_torchmem.record.torch_api import allocator
 from pytest_torchmem.values.results import Level, Result
 from tests.cuda.bodies import BODIES, record, run_bare
 
@@ -89,13 +89,13 @@ def test_what_a_body_keeps_is_what_a_recording_says(cuda: torch.device, name: st
 
 
 def test_the_history_is_left_as_it_was_found(cuda: torch.device) -> None:
-    assert not allocator_api.history_is_recorded()
+    assert not allocator.history_is_recorded()
     counted(lambda: torch.ones(1, device=cuda), cuda)
-    assert not allocator_api.history_is_recorded()
-    allocator_api.record_history(True)
+    assert not allocator.history_is_recorded()
+    allocator.record_history(True)
     try:
         most, _ = counted(lambda: torch.ones(1, device=cuda), cuda)
         assert most.retained.total == 0
-        assert allocator_api.history_is_recorded()
+        assert allocator.history_is_recorded()
     finally:
-        allocator_api.record_history(False)
+        allocator.record_history(False)

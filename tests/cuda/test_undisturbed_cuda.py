@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_torchmem import MiB
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd
 from tests.cuda.bodies import BODIES, record, run_bare
 
 
@@ -57,7 +57,7 @@ def test_the_thread_that_autograd_has_for_a_device_can_be_waited_for(cuda: torch
     backward.start()
     begun.wait()
     before = torch.cuda.memory_stats(cuda)["allocation.all.allocated"]
-    torch_api.await_autograd(cuda)
+    autograd.await_engine(cuda)
     assert over
     assert over != [backward.ident]
     backward.join()

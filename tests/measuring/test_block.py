@@ -12,11 +12,14 @@ import torch
 from pytest_torchmem import LimitError, MiB, TorchmemError, measure
 from pytest_torchmem.measuring.body import running
 from pytest_torchmem.record import devices
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.values.errors import DeviceError, MarkerError, RecordingError
 
 ONE_MIB = MiB // 4
 """How many float32 make 1 MiB."""
+
+
+HELD: list[torch.Tensor] = []
 
 
 def make(mib: int) -> torch.Tensor:
@@ -65,7 +68,7 @@ def test_a_block_over_its_limit_raises_the_sentence_of_a_test():
         make(2)
     assert str(caught.value).startswith(
         "in 'work', temporary peaked at 2.0 MiB, 2.0 MiB over the limit of 3 B: "
-        "largest 2.0 MiB from aten::ones (test_measuring.py:"
+        "largest 2.0 MiB from aten::ones (test_block.py:"
     )
     assert str(caught.value).endswith(" [over-limit]")
     assert len(caught.value.sentences) == 2
@@ -90,6 +93,7 @@ def test_a_limit_that_nothing_can_answer_never_passes():
     with pytest.raises(LimitError) as caught, measure(activation="1GiB", device="cpu"):
         make(1)
     assert str(caught.value).endswith("[no-activation]")
+    assert caught.value.slug == "no-activation"
     with pytest.raises(LimitError, match=r"\[no-reading\]$"), measure(total="1GiB", device="cpu"):
         pass
 
@@ -110,7 +114,7 @@ def test_a_limit_error_crosses_processes_and_counts_as_a_failed_assertion():
 
 
 def test_what_the_body_raises_comes_out_and_all_is_restored():
-    engine = torch_api.autograd_engine()
+    engine = autograd.engine()
     block = measure("work", total=0, device="cpu")
     mine = KeyError("mine")
 
@@ -123,8 +127,8 @@ def test_what_the_body_raises_comes_out_and_all_is_restored():
         body()
     assert caught.value is mine
     assert running() is None
-    assert not torch_api.profiler_is_active()
-    assert torch_api.autograd_engine() is engine
+    assert not profiler.profiler_is_active()
+    assert autograd.engine() is engine
     with pytest.raises(RecordingError, match="'work' has no numbers: its body raised"):
         _ = block.peak
 
@@ -358,6 +362,13 @@ def test_in_a_measured_test_it_is_a_region_of_the_body(torchmem):
         make(1)
     assert library.peak.total == 1 * MiB
     assert [region.name for region in torchmem._body.measurement.regions] == ["library"]
+
+
+def test_a_holder_that_ends_in_a_bracket_leaves_the_slug_where_it_was():
+    with pytest.raises(LimitError, match=r"still held by \S*HELD\[0\] \[over-limit\]$"):  # noqa: SIM117
+        with measure(retained=0, device="cpu"):
+            HELD.append(torch.ones(MiB))
+    HELD.clear()
 
 
 def test_what_a_block_left_alive_is_named_with_what_holds_it():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pytest_torchmem.record.allocator import AllocatorHistory, HistoryEntry, requested_bytes
-from pytest_torchmem.record.torch_api import allocator as allocator_api
+from pytest_torchmem.record.torch_api import allocator
 
 MIB = 1024 * 1024
 
@@ -41,9 +41,9 @@ def test_what_happens_between_two_sessions_is_none_of_theirs(
 ) -> None:
     told: list[dict[str, object]] = []
     switched: list[bool] = []
-    monkeypatch.setattr(allocator_api, "history", lambda device: told)
-    monkeypatch.setattr(allocator_api, "history_is_recorded", lambda: False)
-    monkeypatch.setattr(allocator_api, "record_history", switched.append)
+    monkeypatch.setattr(allocator, "history", lambda device: told)
+    monkeypatch.setattr(allocator, "history_is_recorded", lambda: False)
+    monkeypatch.setattr(allocator, "record_history", switched.append)
     now = 0
 
     def at(time_us: int, action: str, address: int) -> None:

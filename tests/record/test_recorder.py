@@ -12,7 +12,7 @@ import torch
 from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.measuring.body import BodyMeasurement
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.values.errors import RecordingError, TraceError
 from pytest_torchmem.values.trace import MarkKind, Trace, load_trace
 
@@ -29,11 +29,11 @@ def recorded(body: Callable[[], object]) -> Trace:
 def installed() -> tuple[object, ...]:
     """Everything in torch and Python that a recorder puts something in the place of."""
     return (
-        torch_api.autograd_engine(),
+        autograd.engine(),
         torch.nn.Module.__setstate__,
         tuple(sys.meta_path),
         tuple(torch.nn.modules.module._global_parameter_registration_hooks),
-        torch_api.profiler_is_active(),
+        profiler.profiler_is_active(),
     )
 
 

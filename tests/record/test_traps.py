@@ -28,7 +28,7 @@ from torch import nn
 from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.record.devices import find_device
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import compiler, profiler
 from pytest_torchmem.values.trace import Role, Trace
 from tests.measured import measured
 
@@ -222,7 +222,7 @@ def test_what_others_left_does_not_decide_when_cycles_are_freed() -> None:
 
 
 def test_resetting_the_compiler_in_a_body_does_not_end_the_watch() -> None:
-    handler = torch_api.compiler_callbacks()
+    handler = compiler.callbacks()
     before = (list(handler.start_callbacks), list(handler.end_callbacks), vars(handler).keys())
 
     def body() -> None:
@@ -246,4 +246,4 @@ class NameOfModuleCode:
 def test_a_name_that_is_gone_is_that_of_a_modules_code() -> None:
     with pytest.raises(UnicodeDecodeError):
         NameOfModuleCode().name  # noqa: B018
-    assert torch_api.name_of(NameOfModuleCode()) == "package/module.py(0): <module>"
+    assert profiler.name_of(NameOfModuleCode()) == "package/module.py(0): <module>"

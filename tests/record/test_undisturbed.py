@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_torchmem.measuring.body import BodyMeasurement
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd, compiler, profiler
 from tests.measured import measured
 
 
@@ -303,7 +303,7 @@ def state() -> dict[str, object]:
     """Everything in Python and torch that a recording might leave changed."""
     module, optimizer = torch.nn.modules.module, sys.modules["torch.optim.optimizer"]
     annotation: Any = torch.autograd.profiler.record_function
-    handler = torch_api.compiler_callbacks()
+    handler = compiler.callbacks()
     found: dict[str, object] = {
         f"{where.__name__}.{name}": dict(value) if isinstance(value, dict) else value
         for where in (module, optimizer)
@@ -312,13 +312,13 @@ def state() -> dict[str, object]:
     }
     assert len(found) > 8
     found |= {
-        "engine": torch_api.autograd_engine(),
+        "engine": autograd.engine(),
         "set_state": torch.nn.Module.__setstate__,
         "annotation": (annotation.__enter__, annotation.__exit__),
         "collector": (gc.isenabled(), gc.get_threshold(), tuple(gc.callbacks)),
         "tracers": (sys.getprofile(), sys.gettrace(), threading.getprofile()),
         "imports": tuple(sys.meta_path),
-        "profiler": torch_api.profiler_is_active(),
+        "profiler": profiler.profiler_is_active(),
         "compiler": (tuple(handler.start_callbacks), tuple(handler.end_callbacks)),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
         "anomalies": torch.is_anomaly_enabled(),

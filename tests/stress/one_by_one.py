@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import pytest_torchmem.record.recorder  # noqa: F401
-from pytest_torchmem.record.torch_api.profiler import import_compiler
+from pytest_torchmem.record.torch_api.compiler import import_compiler
 
 
 def main(tests: list[str], first: int, step: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pytest_torchmem.record.fake.origin import is_user_file, operator_name
 from pytest_torchmem.record.owners.live_objects import instances_of
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import compiler
 
 _FRAME: Final = re.compile(
     r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>[^\n]+)\n\s*(?P<text>[^\n]*)'
@@ -59,7 +59,7 @@ class CompiledGraphs:
 
     def collect(self) -> None:
         """Learn from the graphs that were made since the last time, if any."""
-        if set(torch_api.graph_module_classes()) - set(self._classes):
+        if set(compiler.graph_module_classes()) - set(self._classes):
             self.collect_again()
 
     def collect_again(self) -> None:
@@ -71,8 +71,8 @@ class CompiledGraphs:
                     self._note(node)
                 # Asking for the code generates it now if nobody has run the graph yet.
                 lines = _origins_by_line(graph.code, nodes)
-                self._lines[torch_api.generated_file(graph)] = lines
-        self._classes.update(torch_api.graph_module_classes())
+                self._lines[compiler.generated_file(graph)] = lines
+        self._classes.update(compiler.graph_module_classes())
 
     def lines(self, generated_file: str) -> Mapping[int, NodeOrigin] | None:
         """What the lines of a graph's generated code stand for; None if the graph is not known."""
@@ -133,7 +133,7 @@ def _unnumbered(stack: str) -> str:
 
 
 def _living_graphs() -> list[Any]:
-    classes = torch_api.graph_module_classes()
+    classes = compiler.graph_module_classes()
     return instances_of(classes) if classes else []
 
 

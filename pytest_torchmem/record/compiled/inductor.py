@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import dispatcher
 
 _ORIGIN: Final = re.compile(
     r"Source Nodes: \[(?P<nodes>[^\]]*)\], Original ATen: \[(?P<operators>[^\]]*)\]"
@@ -152,7 +152,7 @@ def _listed(text: str) -> list[str]:
 
 def _joined(names: Sequence[str]) -> str:
     """``aten::addmm``, or ``aten::_softmax+pow+sum``: views need no memory and are left out."""
-    making = [name for name in names if not torch_api.is_view(name)] or list(names)
+    making = [name for name in names if not dispatcher.only_views(name)] or list(names)
     first, *rest = dict.fromkeys(making)
     return "+".join([first, *(name.removeprefix("aten::") for name in rest)])
 
@@ -179,6 +179,6 @@ def _split(text: str) -> list[str]:
 def _qualified(name: str) -> str:
     """The operator of that name with its namespace; empty if there is none."""
     for namespace in ("aten", "prims"):
-        if torch_api.schemas_of(f"{namespace}::{name}"):
+        if dispatcher.schemas_of(f"{namespace}::{name}"):
             return f"{namespace}::{name}"
     return ""

@@ -14,7 +14,7 @@ import numpy as np
 
 from pytest_torchmem.record.compiled.graphs import CompiledGraphs, NodeOrigin, user_frame
 from pytest_torchmem.record.compiled.inductor import Kernel, kernels_by_line
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import compiler
 from pytest_torchmem.record.tree.strings import StringTable
 from pytest_torchmem.values.trace import COMPILED_LINE
 
@@ -65,12 +65,12 @@ class CompiledSources:
         return (
             name.startswith(_FX_CODE)
             or self._graphs.lines(name) is not None
-            or torch_api.inductor_line_map(name) is not None
+            or compiler.inductor_line_map(name) is not None
         )
 
     def _resolve(self, file: int, line: int, name: str) -> list[tuple[int, ...]]:
         """One row for each module that the line may belong to; one with module 0 if for none."""
-        line_map = torch_api.inductor_line_map(name)
+        line_map = compiler.inductor_line_map(name)
         if line_map is None:
             origin = (self._graphs.lines(name) or {}).get(line)
             operator = origin.operator if origin else ""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pytest_torchmem.record.fake.origin import module_path, operator_name, source_line
-from pytest_torchmem.record.torch_api import fake_tensors as fx_api
+from pytest_torchmem.record.torch_api import dispatcher, fake_tensors, memory
 from pytest_torchmem.values.static_graph import (
     Category,
     EstimateError,
@@ -138,7 +138,7 @@ class _StorageTable:
 
     def add(self, tensor: Any, category: Category) -> int:
         number = len(self.storages)
-        size = fx_api.size_hint(tensor.untyped_storage().nbytes())
+        size = fake_tensors.size_hint(tensor.untyped_storage().nbytes())
         self.storages.append(StaticStorage(size, str(tensor.device), category))
         self.alive.append(tensor.untyped_storage())
         self.numbers[_key(tensor)] = number
@@ -153,7 +153,7 @@ class _StorageTable:
 
 
 def _key(tensor: Any) -> tuple[int, str]:
-    return fx_api.storage_key(tensor), str(tensor.device)
+    return memory.storage_key(tensor), str(tensor.device)
 
 
 class _FxReader:
@@ -192,7 +192,7 @@ class _FxReader:
             makes=makes,
             uses=uses,
             writes=tuple(s for s in holds if s in uses)
-            if fx_api.writes_in_place(node.target)
+            if dispatcher.writes_in_place(node.target)
             else (),
         )
 
@@ -200,7 +200,7 @@ class _FxReader:
         value = _value(node)
         if value is None and node.op == "get_attr" and self._attributes is not None:
             value = _attribute(self._attributes, node.target)
-        return [leaf for leaf in fx_api.leaves(value) if isinstance(leaf, torch.Tensor)]
+        return [leaf for leaf in fake_tensors.leaves(value) if isinstance(leaf, torch.Tensor)]
 
     def _number(self, node: Any, kind: NodeKind, position: int, tensor: Any) -> int:
         known = self._table.find(tensor)
@@ -222,11 +222,11 @@ class _FxReader:
         if operator_name(node) in _MAYBE_COPIES:
             return None
         # A view with many outputs (split) has one return, the list.
-        output = 0 if fx_api.is_view(node.target) else position
-        name = fx_api.aliased_argument(node.target, output)
+        output = 0 if dispatcher.is_view(node.target) else position
+        name = dispatcher.aliased_argument(node.target, output)
         if name is None:
             return None
-        names = [a.name for a in node.target._schema.arguments]
+        names = [a.name for a in dispatcher.schema_of(node.target).arguments]
         place = names.index(name)
         given = node.args[place] if place < len(node.args) else node.kwargs.get(name)
         held = self._holds.get(given, ()) if isinstance(given, torch.fx.Node) else ()
@@ -238,7 +238,7 @@ class _FxReader:
             element = _value(source)[key]
         except (TypeError, KeyError, IndexError):
             return None
-        found = [t for t in fx_api.leaves(element) if isinstance(t, torch.Tensor)]
+        found = [t for t in fake_tensors.leaves(element) if isinstance(t, torch.Tensor)]
         return self._table.find(found[0]) if len(found) == 1 else None
 
     def _given_category(self, node: Any, kind: NodeKind, tensor: Any) -> Category:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pytest_torchmem.record.torch_api import fake_tensors as fx_api
+from pytest_torchmem.record.torch_api import fake_tensors, memory
 from pytest_torchmem.values.static_graph import Category, Lifetimes
 
 
@@ -41,13 +41,13 @@ class Ledger:
     _takeovers: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def number(self, tensor: Any) -> int | None:
-        return self.live.get(fx_api.storage_key(tensor))
+        return self.live.get(memory.storage_key(tensor))
 
     def add(self, tensor: Any, category: Category, first: int) -> int:
         storage = tensor.untyped_storage()
-        size = fx_api.size_hint(storage.nbytes())
+        size = fake_tensors.size_hint(storage.nbytes())
         number = self.append(LedgerEntry(size, str(tensor.device), category, first))
-        key = fx_api.storage_key(tensor)
+        key = memory.storage_key(tensor)
         self.live[key] = number
         self.watches[number] = weakref.ref(storage, partial(self._died, key, number))
         return number
@@ -61,7 +61,7 @@ class Ledger:
 
         The old memory goes after the new has come: its content is copied.
         """
-        size = fx_api.size_hint(tensor.untyped_storage().nbytes())
+        size = fake_tensors.size_hint(tensor.untyped_storage().nbytes())
         old = self.entries[number]
         if size == old.size_bytes:
             return None

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from pytest_torchmem.record.torch_api import dispatcher
 from pytest_torchmem.values.static_graph import Source
 
 _FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
@@ -44,7 +45,7 @@ def is_user_file(file: str) -> bool:
 def operator_name(node: Any) -> str:
     """The name of what an FX node calls, in the profiler's style: ``aten::mm``."""
     target = node.target
-    schema = getattr(target, "_schema", None)
+    schema = dispatcher.schema_of(target)
     if schema is not None:
         return str(schema.name)
     if isinstance(target, str):

@@ -20,7 +20,7 @@ from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import recomputes, starts_backward, user_line
 from pytest_torchmem.record.fake.scratch import scratch_bytes
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
-from pytest_torchmem.record.torch_api import fake_tensors as fx_api
+from pytest_torchmem.record.torch_api import autograd, dispatcher, fake_tensors, memory
 from pytest_torchmem.values.static_graph import (
     Category,
     EstimateError,
@@ -47,7 +47,7 @@ class _CallSite:
     source: Source | None
 
 
-class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
+class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
     """Records every operator that runs while it is entered inside a `FakeTensorMode`.
 
     ``fake_of`` turns a real tensor into the fake that stands for it; ``module_names`` has the paths
@@ -96,14 +96,14 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
 
     def has_freed(self, tensor: Any) -> bool:
         """Whether a backward pass has let go of a part of the graph of a tensor."""
-        return any(node._sequence_nr() in self._freed for node in nodes_below([tensor]))
+        return any(autograd.sequence_number(node) in self._freed for node in nodes_below([tensor]))
 
     # Who owns what.
 
     def own(self, tensor: Any, category: Category, path: str = "") -> None:
         """Say what a tensor from before the run is for; it counts once an operator touches it."""
-        self._owned_before[fx_api.storage_key(tensor)] = category
-        self._paths[fx_api.storage_key(tensor)] = path
+        self._owned_before[memory.storage_key(tensor)] = category
+        self._paths[memory.storage_key(tensor)] = path
 
     def label(self, tensor: Any, category: Category) -> None:
         """Say what a tensor is for. The first word about a storage stands."""
@@ -135,7 +135,7 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
     def leave_optimizer(self, optimizer: Any) -> None:
         self._optimizer_depth -= 1
         for state in list(optimizer.state.values()):
-            for tensor in fx_api.tensors_in(state):
+            for tensor in fake_tensors.tensors_in(state):
                 self.label(tensor, Category.OPTIMIZER_STATE)
 
     def made_outside(self, tensor: Any, operator: str) -> None:
@@ -147,22 +147,24 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is fx_api.LOCAL_SCALAR and self._stands_in(args[0]):
+        if func is fake_tensors.LOCAL_SCALAR and self._stands_in(args[0]):
             return 1.0
         uses: tuple[int, ...] = ()
-        if func not in fx_api.LIFTS:
+        if func not in fake_tensors.LIFTS:
             args, kwargs = self._with_fakes(args, kwargs)
             uses = tuple(
-                dict.fromkeys(self._given_or_known(t) for t in fx_api.tensors_in((args, kwargs)))
+                dict.fromkeys(
+                    self._given_or_known(t) for t in fake_tensors.tensors_in((args, kwargs))
+                )
             )
         out = func(*args, **kwargs)
-        tensors = fx_api.tensors_in(out)
+        tensors = fake_tensors.tensors_in(out)
         self._require_runnable(tensors)
         makes = self._made(tensors)
         summed = self._note_in_place_for_real(func, args, makes)
         if tensors:
             makes += self._scratch(func, args, tensors[0])
-        writes = self._numbers(tensors) if fx_api.writes_in_place(func) else ()
+        writes = self._numbers(tensors) if dispatcher.writes_in_place(func) else ()
         self._append(_name_of(func), sys._getframe(1), makes, uses, writes, summed=summed)
         self._label_made(tensors)
         return out
@@ -182,13 +184,15 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
 
     def _with_fakes(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Real tensors the program holds (a constant, a captured table) turned into fake ones."""
-        if all(isinstance(t, fx_api.FakeTensor) for t in fx_api.tensors_in((args, kwargs))):
+        if all(
+            isinstance(t, fake_tensors.FakeTensor) for t in fake_tensors.tensors_in((args, kwargs))
+        ):
             return args, kwargs
-        mapped: tuple[Any, Any] = fx_api.map_tensors(self._faked, (args, kwargs))
+        mapped: tuple[Any, Any] = fake_tensors.map_tensors(self._faked, (args, kwargs))
         return mapped
 
     def _faked(self, tensor: Any) -> Any:
-        if isinstance(tensor, fx_api.FakeTensor) or self._ledger.number(tensor) is not None:
+        if isinstance(tensor, fake_tensors.FakeTensor) or self._ledger.number(tensor) is not None:
             return tensor
         fake = self._fake_of(tensor)
         if self._leaves_are_parameters and tensor.requires_grad and tensor.is_leaf:
@@ -199,7 +203,7 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         known = self._ledger.number(tensor)
         if known is not None:
             return known
-        key = fx_api.storage_key(tensor)
+        key = memory.storage_key(tensor)
         number = self._ledger.add(tensor, self._owned_before.get(key, Category.INPUT), 0)
         path = self._paths.get(key, "")
         self._given.append(
@@ -230,17 +234,17 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         See ``accumulate`` in ``torch/csrc/autograd/input_buffer.cpp`` and
         ``areAnyTensorSubclassLike`` in ``torch/csrc/autograd/FunctionsManual.cpp``.
         """
-        if not makes or not fx_api.in_backward() or torch.is_grad_enabled():
+        if not makes or not autograd.in_backward() or torch.is_grad_enabled():
             return False
         name = _name_of(func)
         old = self._ledger.number(args[0]) if args and isinstance(args[0], torch.Tensor) else None
         maker = self._made_in_backward.get(old) if old is not None else None
         if old is None or maker is None:
             return False
-        scope = _scope_of(fx_api.running_node())
+        scope = _scope_of(autograd.running_node())
         fills = name in _FILLING and maker.operator in _ZEROS and maker.scope == scope
         # Two gradients of one node meet only if two of its edges lead to the same place.
-        meets = maker.scope != scope or fx_api.has_parallel_edges()
+        meets = maker.scope != scope or autograd.has_parallel_edges()
         adds = name == "aten::add" and meets and _adds_alike(args)
         if fills or adds:
             self._ledger.may_take_over(old, makes[0])
@@ -271,10 +275,10 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         phase = self._phase(frame)
         origin = self._origin(phase, frame)
         # The engine still names the node that it adds up the outputs of.
-        node = fx_api.running_node()
+        node = autograd.running_node()
         scope = _scope_of(node) + ("+sum" if summed else "")
         # A leaf's node is in every graph of it, and has saved nothing.
-        if scope and node[0] != _ACCUMULATE_GRAD and fx_api.frees_graph():
+        if scope and node[0] != _ACCUMULATE_GRAD and autograd.frees_graph():
             self._freed.add(node[1])
         self._nodes.append(
             StaticNode(
@@ -297,12 +301,12 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
 
     def _note_end_of_backward(self) -> None:
         """Tell what dies with the backward from what dies after it, before any other operator."""
-        if self._nodes and self._nodes[-1].scope and not fx_api.in_backward():
+        if self._nodes and self._nodes[-1].scope and not autograd.in_backward():
             self._nodes.append(StaticNode("end of backward", NodeKind.OPERATOR))
             self._ledger.operator_count += 1
 
     def _phase(self, frame: FrameType) -> Phase:
-        if fx_api.in_backward():
+        if autograd.in_backward():
             return Phase.RECOMPUTE if recomputes(frame) else Phase.BACKWARD
         if starts_backward(frame):
             return Phase.BACKWARD
@@ -311,13 +315,13 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
     def _origin(self, phase: Phase, frame: FrameType) -> _CallSite:
         """Module and line; an operator of the backward has those of its forward operator."""
         if phase is Phase.BACKWARD:
-            _, number = fx_api.running_node()
+            _, number = autograd.running_node()
             if number in self._forward_origins:
                 return self._forward_origins[number]
         module = self._module_names.get(id(self._module_stack[-1])) if self._module_stack else ""
         origin = _CallSite(module or "", user_line(frame))
         if phase is not Phase.BACKWARD:
-            self._forward_origins.setdefault(fx_api.next_sequence_number() - 1, origin)
+            self._forward_origins.setdefault(autograd.next_sequence_number() - 1, origin)
         return origin
 
     # What cannot be done.
@@ -327,7 +331,7 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
 
         Optimizers read norms and ratios to scale an update by: no size depends on them.
         """
-        known = fx_api.constant_of(tensor) is not None
+        known = fake_tensors.constant_of(tensor) is not None
         if known or not self._optimizer_depth or not tensor.dtype.is_floating_point:
             return False
         self.notes.add("the optimizer reads values of tensors; 1.0 stood in for each of them")
@@ -337,7 +341,7 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
         if not torch.is_grad_enabled():
             return
         kinds = {tensor.device.type for tensor in tensors}
-        if missing := next(filter(fx_api.lacks_device, kinds), ""):
+        if missing := next(filter(fake_tensors.lacks_device, kinds), ""):
             raise EstimateError(
                 f"the program makes tensors on {missing} and records them for a backward pass, "
                 "which autograd cannot follow without such a device; make them on the device of "
@@ -346,7 +350,7 @@ class FakeRunRecorder(fx_api.DispatchMode):  # type: ignore[misc]
 
 
 def _name_of(func: Any) -> str:
-    schema = getattr(func, "_schema", None)
+    schema = dispatcher.schema_of(func)
     return str(schema.name) if schema is not None else str(func)
 
 

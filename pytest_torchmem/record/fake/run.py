@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules import module as module_hooks
-from torch.optim import optimizer as optimizer_hooks
 
 from pytest_torchmem.record.fake.origin import is_user_file, names_of
 from pytest_torchmem.record.fake.recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.scratch import uncounted
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
-from pytest_torchmem.record.torch_api import fake_tensors as fx_api
+from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.torch_api import compiler, fake_tensors
 from pytest_torchmem.values.static_graph import (
     Category,
     EstimateError,
@@ -110,7 +109,8 @@ def record_fake_run(
         stack.enter_context(_collected())
         stack.callback(fakes.restore)
         stack.enter_context(_explained())
-        stack.enter_context(fx_api.optimizers_accept_fakes(cpu_stands_in=runs_on != shown))
+        patches = stack.enter_context(Installed())
+        _let_optimizers_take_fakes(patches, cpu_stands_in=runs_on != shown)
         if backward:
             stack.enter_context(torch.enable_grad())
         given = _substituted(fakes, found, args, kwargs)
@@ -155,7 +155,7 @@ def _run(program: _Program, fakes: Substitution, found: Reachable) -> FakeRunRec
 
 
 def _tensors_of(found: Reachable, given: Any) -> list[Any]:
-    return [*found.parameters, *fx_api.tensors_in(given)]
+    return [*found.parameters, *fake_tensors.tensors_in(given)]
 
 
 def _shown_device(tensors: Sequence[Any], device: str | None) -> Any:
@@ -173,10 +173,10 @@ def _shown_device(tensors: Sequence[Any], device: str | None) -> Any:
 def _runnable_device(shown: Any, tensors: Sequence[Any], backward: bool) -> Any:
     """The device the fakes are said to be on: the CPU stands in where autograd lacks the real one.
 
-    See `fx_api.lacks_device`.
+    See `fake_tensors.lacks_device`.
     """
     wants_grad = backward or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
-    if wants_grad and fx_api.lacks_device(shown.type):
+    if wants_grad and fake_tensors.lacks_device(shown.type):
         return torch.device("cpu")
     return shown
 
@@ -184,9 +184,9 @@ def _runnable_device(shown: Any, tensors: Sequence[Any], backward: bool) -> Any:
 def _fake_mode_of(tensors: Sequence[Any]) -> Any:
     """The mode of the program's own fake tensors, for they work in no other; else a new one."""
     for tensor in tensors:
-        if isinstance(tensor, fx_api.FakeTensor):
+        if isinstance(tensor, fake_tensors.FakeTensor):
             return tensor.fake_mode
-    return fx_api.FakeTensorMode(allow_non_fake_inputs=True)
+    return fake_tensors.FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def _on_device(graph: StaticGraph, runs_on: Any, shown: Any) -> StaticGraph:
@@ -215,7 +215,7 @@ def _notes(
     modules = [inner for _, m in found.modules.values() for inner in m.modules()]
     if any(isinstance(m, torch.nn.RNNBase) for m in modules):
         notes.add("recurrent layers are estimated cell by cell; library kernels hold other memory")
-    if any(hasattr(m, "_orig_mod") for _, m in found.modules.values()):
+    if any(compiler.is_compiled(m) for _, m in found.modules.values()):
         notes.add("torch.compile is not followed: this is the eager program")
     if program.optimizer is not None:
         notes.add("a second training step: the optimizer's state exists from the start")
@@ -263,7 +263,7 @@ def _needs_closure(step: Callable[..., Any]) -> bool:
 def _loss_of(output: Any) -> Any:
     """What to differentiate: the output's ``loss``, else its first tensor that has a graph."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    for leaf in fx_api.leaves((loss, output)):
+    for leaf in fake_tensors.leaves((loss, output)):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             return leaf
     return None
@@ -278,19 +278,21 @@ def _name_owners(
 ) -> None:
     """Say what the tensors from before the run are for; the last word about each stands."""
     parameters = found.parameters
-    inputs = fx_api.tensors_in(given)
+    inputs = fake_tensors.tensors_in(given)
     owners = [(Category.INPUT, inputs)]
     if not parameters:
         # Training on plain tensors: the leaves that get gradients are the parameters.
         owners.append((Category.PARAMETER, [t for t in inputs if t.requires_grad]))
     known = [*found.optimizers.values(), *([optimizer] if optimizer is not None else [])]
-    owners += [(Category.OPTIMIZER_STATE, fx_api.tensors_in(list(k.state.values()))) for k in known]
+    owners += [
+        (Category.OPTIMIZER_STATE, fake_tensors.tensors_in(list(k.state.values()))) for k in known
+    ]
     modules = [module for _, module in found.modules.values()]
     owners.append((Category.BUFFER, [b for m in modules for b in m.buffers()]))
     owners.append((Category.GRADIENT, [p.grad for p in parameters if p.grad is not None]))
     owners.append((Category.PARAMETER, parameters))
     for category, tensors in owners:
-        for tensor in fx_api.tensors_in(tensors):
+        for tensor in fake_tensors.tensors_in(tensors):
             recorder.own(tensor, category, names.get(id(tensor), ""))
 
 
@@ -300,37 +302,53 @@ def _name_owners(
 @contextlib.contextmanager
 def _recording(recorder: FakeRunRecorder) -> Iterator[None]:
     """Let the recorder see operators, and which module and optimizer they run in."""
-
-    def saved_state() -> Any:
-        # Checkpointing keeps the generator's state, which C++ allocates behind the dispatcher.
-        state = get_rng_state()
-        recorder.made_outside(state, "aten::get_rng_state")
-        return state
-
-    get_rng_state = torch.get_rng_state
-    hooks = (
-        module_hooks.register_module_forward_pre_hook(lambda m, _: recorder.enter_module(m)),
-        # A recomputation that has all it needs leaves its modules by an exception.
-        module_hooks.register_module_forward_hook(
-            lambda m, _args, _output: recorder.leave_module(m), always_call=True
-        ),
-        optimizer_hooks.register_optimizer_step_pre_hook(
-            lambda _optimizer, _args, _kwargs: recorder.enter_optimizer()
-        ),
-        optimizer_hooks.register_optimizer_step_post_hook(
-            lambda optimizer, _args, _kwargs: recorder.leave_optimizer(optimizer)
-        ),
-    )
-    torch.get_rng_state = saved_state
-    try:
+    with Installed() as patches:
+        _install(patches, recorder)
         with recorder, warnings.catch_warnings():
             # A compiled module warns about hooks like ours; under a dispatch mode it runs eagerly.
             warnings.filterwarnings("ignore", message="Using `torch.compile")
             yield
-    finally:
-        torch.get_rng_state = get_rng_state
-        for hook in hooks:
-            hook.remove()
+
+
+def _install(patches: Installed, recorder: FakeRunRecorder) -> None:
+    def seeing(get_rng_state: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        def saved_state() -> torch.Tensor:
+            # Checkpointing keeps the generator's state, which C++ allocates behind the dispatcher.
+            state = get_rng_state()
+            recorder.made_outside(state, "aten::get_rng_state")
+            return state
+
+        return saved_state
+
+    module, optimizer = "torch.nn.modules.module.", "torch.optim.optimizer."
+    patches.hook(f"{module}register_module_forward_pre_hook", lambda m, _: recorder.enter_module(m))
+    # A recomputation that has all it needs leaves its modules by an exception.
+    patches.hook(
+        f"{module}register_module_forward_hook",
+        lambda m, _args, _output: recorder.leave_module(m),
+        always_call=True,
+    )
+    patches.hook(
+        f"{optimizer}register_optimizer_step_pre_hook",
+        lambda _optimizer, _args, _kwargs: recorder.enter_optimizer(),
+    )
+    patches.hook(
+        f"{optimizer}register_optimizer_step_post_hook",
+        lambda optimizer, _args, _kwargs: recorder.leave_optimizer(optimizer),
+    )
+    patches.replace("torch.get_rng_state", seeing)
+
+
+def _let_optimizers_take_fakes(patches: Installed, *, cpu_stands_in: bool) -> None:
+    """Have optimizers choose the multi-tensor path for fake tensors as they do for real ones.
+
+    With ``cpu_stands_in``, for those on the CPU too, which stand for tensors on a GPU.
+    """
+    types = fake_tensors.foreach_types()
+    types.append(fake_tensors.FakeTensor)
+    patches.note(fake_tensors.FOREACH_TYPES, lambda: types.remove(fake_tensors.FakeTensor))
+    if cpu_stands_in:
+        patches.replace(fake_tensors.FOREACH_DEVICES, lambda devices: lambda: [*devices(), "cpu"])
 
 
 @contextlib.contextmanager
@@ -351,11 +369,11 @@ def _explained() -> Iterator[None]:
     """Turn what fake tensors raise into what the user can do about it."""
     try:
         yield
-    except fx_api.VALUE_ERRORS as error:
+    except fake_tensors.VALUE_ERRORS as error:
         raise EstimateError(
             f"the program needs the value of a tensor{_where(error)} ({error}); {_ADVICE}"
         ) from error
-    except fx_api.OPERATOR_ERRORS as error:
+    except fake_tensors.OPERATOR_ERRORS as error:
         raise EstimateError(
             f"an operator{_where(error)} has no rule for fake tensors ({error}); register one with "
             "torch.library.register_fake, or measure with pytest_torchmem.measure"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pytest_torchmem.record.torch_api import fake_tensors as fx_api
+from pytest_torchmem.record.torch_api import fake_tensors
 
 
 def scratch_bytes(operator: str, args: Sequence[Any]) -> int:
@@ -56,7 +56,7 @@ def _copied_unless_contiguous(*positions: int) -> Callable[[Sequence[Any]], int]
 
 
 def _nbytes(tensor: Any) -> int:
-    return fx_api.size_hint(tensor.numel()) * int(tensor.element_size())
+    return fake_tensors.size_hint(tensor.numel()) * int(tensor.element_size())
 
 
 _RULES: dict[str, Callable[[Sequence[Any]], int]] = {

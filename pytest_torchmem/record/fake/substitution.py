@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.record.torch_api import fake_tensors as fx_api
-from pytest_torchmem.values.static_graph import EstimateError
+from pytest_torchmem.record.torch_api import fake_tensors
+from pytest_torchmem.record.torch_api.modules import OWN_ATTRIBUTES, buffers_of, parameters_of
+from pytest_torchmem.values.errors import EstimateError
 
 _MAX_DEPTH = 4
 
@@ -116,7 +117,7 @@ class Substitution:
         return self._fake(tensor, move=True)
 
     def _fake(self, tensor: Any, *, move: bool) -> Any:
-        is_fake = isinstance(tensor, fx_api.FakeTensor)
+        is_fake = isinstance(tensor, fake_tensors.FakeTensor)
         if is_fake and not (move and self._device not in (None, tensor.device)):
             return tensor
         if id(tensor) not in self._fakes:
@@ -144,36 +145,36 @@ class Substitution:
         own = tensor if tensor.is_leaf else tensor.detach().requires_grad_()
         try:
             fake = self._fake_mode.from_tensor(own)
-        except fx_api.OPERATOR_ERRORS as error:
+        except fake_tensors.OPERATOR_ERRORS as error:
             raise EstimateError(
                 f"a {type(tensor).__name__} of layout {tensor.layout} has no fake counterpart: "
                 f"{error}"
             ) from error
         if tensor.device.type == "cpu" and tensor.numel() == 1:
             # A step count or a learning rate is read in Python; its value is known.
-            fx_api.set_constant(fake, tensor.detach().clone())
+            fake_tensors.set_constant(fake, tensor.detach().clone())
         device = self._device if move and self._device is not None else tensor.device
         target = torch.device("cpu") if device.type == "meta" else device
         for part in (fake, fake.grad if fake.is_leaf else None):
             if part is not None and part.device != target:
-                fx_api.move_fake(part, target)
+                fake_tensors.move_fake(part, target)
         return fake
 
     def in_tree(self, tree: Any) -> Any:
         """The same nesting of values with every tensor faked."""
-        return fx_api.map_tensors(self.fake_of, tree)
+        return fake_tensors.map_tensors(self.fake_of, tree)
 
     def in_module(self, root: Any) -> None:
         for module in root.modules():
             attributes = dict(module.__dict__)
-            parameters, buffers = dict(module._parameters), dict(module._buffers)
+            parameters, buffers = dict(parameters_of(module)), dict(buffers_of(module))
             self._undo.append(
                 functools.partial(_restore_module, module, attributes, parameters, buffers)
             )
-            for owned in (module._parameters, module._buffers):
+            for owned in (parameters_of(module), buffers_of(module)):
                 owned.update({k: self.fake_of(t) for k, t in owned.items() if t is not None})
             for name, value in attributes.items():
-                if name not in ("_parameters", "_buffers", "_modules") and _holds_tensors(value):
+                if name not in OWN_ATTRIBUTES and _holds_tensors(value):
                     module.__dict__[name] = self.in_tree(value)
 
     def in_optimizer(self, optimizer: Any) -> None:
@@ -185,7 +186,7 @@ class Substitution:
         optimizer.state = type(attributes["state"])(dict)
         for parameter, values in state.items():
             # Scalars stay on the CPU, as optimizers keep them there.
-            optimizer.state[self.fake_of(parameter)] = fx_api.map_tensors(
+            optimizer.state[self.fake_of(parameter)] = fake_tensors.map_tensors(
                 lambda t: self._fake(t, move=t.dim() > 0), values
             )
 
@@ -194,7 +195,7 @@ class Substitution:
         while self._undo:
             self._undo.pop()()
         for tensor, grad, _ in self._fakes.values():
-            if tensor.is_leaf and isinstance(tensor.grad, fx_api.FakeTensor):
+            if tensor.is_leaf and isinstance(tensor.grad, fake_tensors.FakeTensor):
                 tensor.grad = grad
         # What recorded the run is part of a cycle: it must not keep the caller's tensors alive.
         self._fakes.clear()
@@ -204,7 +205,7 @@ def _holds_tensors(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return True
     plain = type(value) in (list, tuple, dict)
-    return plain and any(isinstance(leaf, torch.Tensor) for leaf in fx_api.leaves(value))
+    return plain and any(isinstance(leaf, torch.Tensor) for leaf in fake_tensors.leaves(value))
 
 
 def _restore_module(
@@ -212,7 +213,7 @@ def _restore_module(
 ) -> None:
     module.__dict__.clear()
     module.__dict__.update(attributes)
-    for owned, before in ((module._parameters, parameters), (module._buffers, buffers)):
+    for owned, before in ((parameters_of(module), parameters), (buffers_of(module), buffers)):
         owned.clear()
         owned.update(before)
 

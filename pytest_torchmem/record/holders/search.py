@@ -19,7 +19,7 @@ from pytest_torchmem.record.holders.paths import Searcher
 from pytest_torchmem.record.owners.autograd_graph import GraphReader
 from pytest_torchmem.record.owners.live_tensors import find_holding
 from pytest_torchmem.record.owners.places import places_of, storages_of
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import memory, profiler
 from pytest_torchmem.record.tree.kineto import device_name
 
 Place = tuple[str, int]
@@ -65,16 +65,16 @@ def find_holders(sizes: Mapping[Place, int]) -> list[Kept]:
 
 def _freed_by_a_collection() -> set[Place] | None:
     """Collect garbage; return what that freed of what was recorded, or None if nobody can tell."""
-    if torch_api.profiler_is_active():
+    if profiler.profiler_is_active():
         gc.collect()
         return None
-    profiler = torch_api.Profiler()
-    profiler.start()
+    session = profiler.Profiler()
+    session.start()
     try:
         gc.collect()
     finally:
-        result = profiler.stop()
-    changes = torch_api.allocations_in(result)
+        result = session.stop()
+    changes = profiler.allocations_in(result)
     return {(device_name(change.device), change.ptr) for change in changes if change.alloc_size < 0}
 
 
@@ -86,7 +86,7 @@ def _in_garbage(wanted: Mapping[Place, int]) -> dict[Place, str]:
     garbage = collected_garbage()
     cycles: dict[Place, str] = {}
     for thing in garbage:
-        if issubclass(type(thing), torch_api.HOLDING):
+        if issubclass(type(thing), memory.HOLDING):
             for place, _ in _held_by(thing, GraphReader()):
                 if place in wanted and place not in cycles:
                     cycles[place] = cycle_of(thing, garbage)

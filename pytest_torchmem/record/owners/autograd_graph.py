@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from pytest_torchmem.record.owners import pack_hooks
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd, functorch
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class GraphReader:
             except RuntimeError:  # the graph was freed by an earlier backward
                 continue
             for item in value if type(value) in (tuple, list) else (value,):
-                found += tensors_in(torch_api.raw_saved(item))
+                found += tensors_in(autograd.raw_saved(item))
         # A custom Function may also keep tensors as attributes of its context.
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             found += tensors_in(vars(node))
@@ -57,20 +57,18 @@ class GraphReader:
 
     def _names(self, node: Any) -> tuple[str, ...]:
         """The attributes of a node in which what it saved can be looked at."""
-        if not torch_api.READS_SAVED and not pack_hooks.surely_without(node):
+        if not autograd.READS_SAVED and not pack_hooks.surely_without(node):
             return ()
         kind = type(node)
         if kind not in self._saved_names:
-            raw = (n for n in dir(kind) if n.startswith("_raw_saved_"))
-            names = raw if torch_api.READS_SAVED else (_unpacked(kind, name) for name in raw)
+            raw = autograd.raw_names(kind)
+            names = (
+                raw
+                if autograd.READS_SAVED
+                else [autograd.unpacked_name(kind, name) for name in raw]
+            )
             self._saved_names[kind] = tuple(names)
         return self._saved_names[kind]
-
-
-def _unpacked(kind: type[Any], raw_name: str) -> str:
-    """The attribute that unpacks what another one holds as it was saved."""
-    name = raw_name.removeprefix("_raw")
-    return name if hasattr(kind, name) else name.removeprefix("_")
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -108,5 +106,5 @@ def _nodes_of(root: Any) -> list[Any]:
     if isinstance(root, GradientEdge):
         return [root.node]
     if isinstance(root, torch.Tensor):
-        return [level.grad_fn for level in torch_api.functorch_levels(root)]
+        return [level.grad_fn for level in functorch.levels_of(root)]
     return []

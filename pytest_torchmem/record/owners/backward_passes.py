@@ -10,7 +10,7 @@ from torch.autograd.graph import GradientEdge
 
 from pytest_torchmem.record.owners.ownership_log import quiet
 from pytest_torchmem.record.owners.places import places_of
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd
 
 if TYPE_CHECKING:
     from pytest_torchmem.record.owners.ownership import OwnershipWatch
@@ -51,7 +51,7 @@ class WatchedEngine:
             for hook in hooks:
                 hook.remove()
             for device in {root.device for root in tensors if isinstance(root, torch.Tensor)}:
-                torch_api.await_autograd(device, self._engine)
+                autograd.await_engine(device, self._engine)
             self._watch.after_backward(leaves, gradients or ())
         return gradients
 

@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from types import MemberDescriptorType
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from pytest_torchmem.record.owners.autograd_graph import tensors_in
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import memory
 
 #: Of these classes, and not of those derived from them, it is known what a tensor is made of.
 ORDINARY: Final = (torch.Tensor, torch.nn.Parameter)
-# The public accessors of the first refuse a tensor with duplicate indices, as most gradients are.
-_SPARSE: Final[dict[Any, tuple[str, ...]]] = {
-    torch.sparse_coo: ("_indices", "_values"),
-    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
-}
 #: What an opaque tensor raises, or another that a compiler traces with, when it is asked for data.
 NO_DATA: Final = (RuntimeError, NotImplementedError)
 
@@ -40,13 +32,11 @@ def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     A wrapper that does not say what it is made of has no data of its own, and is made of the
     tensors in its attributes.
     """
-    if tensor.layout in _SPARSE:
-        # These are operators: a dispatch mode of the user's would see them.
-        with torch_api.undispatched():
-            return [getattr(tensor, part)() for part in _SPARSE[tensor.layout]]
+    if parts := memory.sparse_parts(tensor):
+        return parts
     if type(tensor) in ORDINARY:
         return []
-    if parts := torch_api.flattened(tensor):
+    if parts := memory.flattened(tensor):
         return parts
     return [] if data_ptr(tensor) else [*_in_attributes(tensor)]
 

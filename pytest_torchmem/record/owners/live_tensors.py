@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import torch
 
 from pytest_torchmem.record.owners.live_objects import Census, instances_of
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import memory
 
 _T = TypeVar("_T")
 
 # One for the process: what was found in one test is known in the next.
-_CENSUS = Census(*torch_api.HOLDING, torch.nn.Module, torch.optim.Optimizer)
+_CENSUS = Census(*memory.HOLDING, torch.nn.Module, torch.optim.Optimizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ def find_live() -> Live:
 
 def find_holding() -> list[torch.Tensor | torch.UntypedStorage]:
     """Return every tensor and then every storage, looking at all objects there are."""
-    found = instances_of(torch_api.HOLDING)
+    found = instances_of(memory.HOLDING)
     return [*_tensors(found), *_of(torch.UntypedStorage, found)]
 
 
 def _tensors(found: list[Any]) -> list[torch.Tensor]:
     tensors = _of(torch.Tensor, found)
     for tensor in tensors:
-        torch_api.hold(tensor)
+        memory.hold(tensor)
     return tensors
 
 

@@ -13,7 +13,7 @@ import torch
 from pytest_torchmem.record.owners.inner_tensors import values_of
 from pytest_torchmem.record.owners.places import places_of, storages_of
 from pytest_torchmem.record.patches.python_tracing import TracingPause
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import dispatcher
 from pytest_torchmem.record.tree.rows import Rows
 from pytest_torchmem.record.tree.strings import StringTable
 from pytest_torchmem.values.trace import MODULE_EDGE, OWNER, Ownership
@@ -72,7 +72,7 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
         gc.disable()
         tracing.suspend()
         try:
-            with torch_api.unseen_by_modes():
+            with dispatcher.unseen_by_modes():
                 return method(*args, **kwargs)
         finally:
             tracing.resume()

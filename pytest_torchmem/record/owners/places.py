@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from pytest_torchmem.record.owners.inner_tensors import NO_DATA, ORDINARY, data_ptr, inner_tensors
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import functorch, memory
 from pytest_torchmem.record.tree.kineto import device_name
 
 _STRIDED: Final = torch.strided
@@ -25,7 +25,7 @@ def places_of(tensor: Any) -> Sequence[tuple[str, int]]:
     if (
         type(tensor) not in ORDINARY
         or tensor.layout is not _STRIDED
-        or torch_api.is_functorch_wrapper(tensor)
+        or functorch.is_wrapper(tensor)
     ):
         return [place for part in plain_tensors(tensor) for place in _place_of(part)]
     return () if tensor.is_meta else _place_of(tensor)
@@ -61,8 +61,8 @@ def plain_tensors(tensor: object, around: tuple[object, ...] = ()) -> Iterator[t
     if not isinstance(tensor, torch.Tensor):
         # None, where backward gives no gradient, or an edge of a graph in a tensor's place.
         return
-    tensor = torch_api.unwrap_functorch(tensor)
-    if not torch_api.has_memory(tensor):
+    tensor = functorch.unwrapped(tensor)
+    if not memory.has_memory(tensor):
         return
     if parts := inner_tensors(tensor):
         for part in parts:

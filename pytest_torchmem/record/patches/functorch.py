@@ -21,7 +21,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pytest_torchmem.record.owners.autograd_graph import tensors_in
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.torch_api import dispatcher, functorch, profiler
 
 #: The name of an event that stands for an operator which was not observed: mark and operator.
 OPERATOR_NAME: Final = re.compile(r"pytest-torchmem operator (\d+) (.+)")
@@ -51,18 +52,16 @@ class FunctorchWatch:
         self._depth = 0
         self.entered = False
         self._mode: _Calls | None = None
-        self._undo: list[Callable[[], None]] = []
 
-    def install(self) -> None:
-        """Begin to watch the calling thread; `remove` restores everything."""
+    def install(self, patches: Installed) -> None:
+        """Begin to watch the calling thread, until ``patches`` are removed."""
         self._thread = threading.get_ident()
-        for module, begin, end in torch_api.functorch_nesting():
-            self._wrap(module, begin, self._entered)
-            self._wrap(module, end, self._left)
+        patches.finally_do(self._leave)
+        for begin, end in functorch.NESTING:
+            patches.replace(begin, lambda function: self._noticing(function, self._entered))
+            patches.replace(end, lambda function: self._noticing(function, self._left))
 
-    def remove(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+    def _leave(self) -> None:
         if self._depth:
             self._depth = 0
             self._observe_again()
@@ -71,30 +70,29 @@ class FunctorchWatch:
     def heard(self) -> Iterator[None]:
         """Observe the block, even within a transform."""
         if self._depth:
-            torch_api.observe_operators(True)
+            profiler.observe_operators(True)
         try:
             yield
         finally:
             if self._depth:
-                torch_api.observe_operators(False)
+                profiler.observe_operators(False)
 
-    def _wrap(self, module: Any, name: str, noticed: Callable[[], None]) -> None:
-        original = getattr(module, name)
-
-        def watched(*args: Any) -> Any:
-            level = original(*args)
+    def _noticing(
+        self, function: Callable[..., object], noticed: Callable[[], None]
+    ) -> Callable[..., object]:
+        def watched(*args: object) -> object:
+            level = function(*args)
             if threading.get_ident() == self._thread:
                 noticed()
             return level
 
-        setattr(module, name, watched)
-        self._undo.append(lambda: setattr(module, name, original))
+        return watched
 
     def _entered(self) -> None:
         self._depth += 1
         self.entered = True
         if self._depth == 1:
-            torch_api.observe_operators(False)
+            profiler.observe_operators(False)
             self._mode = _Calls(self._called)
             self._mode.__enter__()
 
@@ -108,7 +106,7 @@ class FunctorchWatch:
         mode, self._mode = self._mode, None
         if mode is not None:
             mode.__exit__(None, None, None)
-        torch_api.observe_operators(True)
+        profiler.observe_operators(True)
 
 
 class _Calls(TorchFunctionMode):  # type: ignore[misc]  # has no annotations in torch
@@ -125,12 +123,12 @@ class _Calls(TorchFunctionMode):  # type: ignore[misc]  # has no annotations in 
         # Neither a property such as ``shape`` nor a whole backward pass is an operator.
         if name == "__get__" or getattr(func, "__module__", "") == "torch.autograd":
             return func(*args, **kwargs)
-        with torch_api.unseen_by_modes():
+        with dispatcher.unseen_by_modes():
             mark = self._called(*_read_and_written(name, args, kwargs))
-        torch_api.observe_operators(True)
+        profiler.observe_operators(True)
         # Not by calling `__enter__`: the profiler closes what begins in a call when that returns.
-        with torch_api.RecordFunction(operator_event(mark, f"aten::{name.strip('_')}")):
-            torch_api.observe_operators(False)
+        with profiler.RecordFunction(operator_event(mark, f"aten::{name.strip('_')}")):
+            profiler.observe_operators(False)
             return func(*args, **kwargs)
 
 

@@ -17,16 +17,15 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.torch_api import dispatcher, profiler
 
 # Which of how many threads it is depends on what ran before.
 _NUMBER: Final = re.compile(r"[-_]\d+")
 # A thread that called this many functions and none of torch's is left alone.
 _PATIENCE: Final = 20_000
 _LAYERS: Final = str(Path(torch.__file__).parent / "nn")
-# Functions that make tensors, by the module that they say they are from.
-_MAKERS: Final = ("torch", "torch._C._nn")
-# How the Python tracer names a builtin function: of ``torch``, of a tensor, of torch._C._nn.
+# How the Python tracer names a builtin function: of ``torch``, of a tensor, of a layer.
 _TRACED: Final = re.compile(r"<built-in (?:method (\w+) of (type|\w+) object at|function (\w+)>)")
 
 
@@ -38,21 +37,19 @@ class ThreadWatch:
         self._existing: list[threading.Thread] = []
         self._recorded: set[int] = set()
         self._calling: set[int] = set()
-        self._installed = False
 
-    def install(self) -> None:
+    def install(self, patches: Installed) -> None:
         """Begin to watch threads that start from now on."""
         here = threading.current_thread()
         self._existing = [thread for thread in threading.enumerate() if thread is not here]
         # Someone who profiles new threads would be thrown out.
         if threading.getprofile() is None:
+            patches.note("threading.setprofile", self._stop)
             threading.setprofile(self._on_event)
-            self._installed = True
 
-    def remove(self) -> None:
-        if self._installed and threading.getprofile() == self._on_event:
+    def _stop(self) -> None:
+        if threading.getprofile() == self._on_event:
             threading.setprofile(None)
-        self._installed = False
 
     def look_at(self, result: Any) -> None:
         """Look for torch's functions in threads that the Python tracer saw and nothing else did.
@@ -98,7 +95,9 @@ class _Watched:
 def _makes_tensors(function: Any) -> bool:
     """Whether a builtin function is one of torch's that work on tensors."""
     owner = getattr(function, "__self__", None)
-    return isinstance(owner, torch.Tensor) or getattr(function, "__module__", "") in _MAKERS
+    return (
+        isinstance(owner, torch.Tensor) or getattr(function, "__module__", "") in dispatcher.MAKERS
+    )
 
 
 def _is_torch(event: Any) -> bool:
@@ -107,12 +106,12 @@ def _is_torch(event: Any) -> bool:
         return False
     method, owner, function = match.groups()
     if function:
-        return hasattr(torch._C._nn, function)
+        return dispatcher.is_layer_function(function)
     return owner in ("Tensor", "Parameter") or (owner == "type" and hasattr(torch, method))
 
 
 def _is_python(event: Any) -> bool:
-    return isinstance(event.extra_fields, (torch_api.PyCallFields, torch_api.PyCCallFields))
+    return isinstance(event.extra_fields, (profiler.PyCallFields, profiler.PyCCallFields))
 
 
 def _events(roots: Sequence[Any]) -> Iterator[Any]:

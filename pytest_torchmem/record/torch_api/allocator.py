@@ -1,15 +1,20 @@
-"""What torch tells of a device's allocator: counters, history, workspaces; for CUDA and others.
-
-Checked on torch 2.13, private names included. A name that a release may lack is looked up here, so
-that the rest of the package sees one shape.
-"""
+"""A device's allocator: its counters, its history, its workspaces; for CUDA and others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+from pytest_torchmem.record.torch_api import Checked
+
+CHECKED: Final[Checked] = {
+    "torch._C._cuda_clearCublasWorkspaces": ("2.6.0", "2.15.0"),
+    "torch._C._cuda_isHistoryEnabled": ("2.6.0", "2.15.0"),
+    "torch.cuda.memory._record_memory_history": ("2.6.0", "2.15.0"),
+    "torch.cuda.memory._snapshot": ("2.6.0", "2.15.0"),
+}
 
 
 def accelerator_counts(device_type: str) -> bool:

@@ -1,14 +1,8 @@
-"""Every private torch name that estimating uses, in one place; checked on torch 2.13.
-
-Each line names what the public interface lacks. A name that a release may lack is looked up here,
-so that the rest of the package sees one shape.
-"""
+"""Fake tensors: how estimates make, move and read them, and what a run on them raises."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -18,6 +12,26 @@ from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.optim import optimizer as _optimizer
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+from pytest_torchmem.record.torch_api import Checked
+
+CHECKED: Final[Checked] = {
+    "torch._subclasses.fake_tensor": ("2.6.0", "2.15.0"),
+    "torch._subclasses.fake_tensor.FakeTensor": ("2.6.0", "2.15.0"),
+    "torch._subclasses.fake_tensor.FakeTensorMode": ("2.6.0", "2.15.0"),
+    "torch._subclasses.fake_tensor.DataDependentOutputException": ("2.6.0", "2.15.0"),
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException": ("2.6.0", "2.15.0"),
+    "torch._subclasses.fake_tensor.UnsupportedFakeTensorException": ("2.6.0", "2.15.0"),
+    "torch._subclasses.fake_tensor.UnsupportedOperatorException": ("2.6.0", "2.15.0"),
+    "torch.cuda._is_compiled": ("2.6.0", "2.15.0"),
+    "torch.ops.aten._local_scalar_dense": ("2.6.0", "2.15.0"),
+    "torch.optim.optimizer._foreach_supported_types": ("2.6.0", "2.15.0"),
+    "torch.optim.optimizer._get_foreach_kernels_supported_devices": ("2.6.0", "2.15.0"),
+    "torch.utils._python_dispatch.TorchDispatchMode": ("2.6.0", "2.15.0"),
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass": ("2.6.0", "2.15.0"),
+    "torch.utils._pytree.tree_leaves": ("2.6.0", "2.15.0"),
+    "torch.utils._pytree.tree_map_only": ("2.6.0", "2.15.0"),
+}
 
 FakeTensor: Any = _fake_tensor.FakeTensor
 FakeTensorMode: Any = _fake_tensor.FakeTensorMode
@@ -69,12 +83,6 @@ def map_tensors(function: Any, tree: Any) -> Any:
     return _pytree.tree_map_only(torch.Tensor, function, tree)
 
 
-def storage_key(tensor: Any) -> int:
-    """Identity of a storage while it lives: the address of its C++ object."""
-    key: int = tensor.untyped_storage()._cdata
-    return key
-
-
 def size_hint(size: Any) -> int:
     """A size as a number: the hint of a symbolic one."""
     if isinstance(size, int):
@@ -82,38 +90,6 @@ def size_hint(size: Any) -> int:
     if hasattr(_symbolic_shapes, "optimization_hint"):
         return int(_symbolic_shapes.optimization_hint(size))
     return int(_symbolic_shapes.hint_int(size, fallback=_UNBACKED_HINT))
-
-
-def in_backward() -> bool:
-    """Whether the autograd engine is running on this thread."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
-def running_node() -> tuple[str, int]:
-    """Name and sequence number of the autograd node that is being evaluated; ``("", -1)``."""
-    node: Any = torch._C._current_autograd_node()
-    return (node.name(), node._sequence_nr()) if node is not None else ("", -1)
-
-
-def has_parallel_edges() -> bool:
-    """Whether two edges of the running autograd node lead to the same input of the same node."""
-    node: Any = torch._C._current_autograd_node()
-    edges = (
-        [edge for edge in node.next_functions if edge[0] is not None] if node is not None else []
-    )
-    return len(set(edges)) < len(edges)
-
-
-def frees_graph() -> bool:
-    """Whether the running backward pass lets go of what its nodes have saved."""
-    return not torch._C._autograd._get_current_graph_task_keep_graph()
-
-
-def next_sequence_number() -> int:
-    """The number that the next autograd node will get. A node is numbered before its operator
-    runs, so an operator's own node has one less."""
-    number: int = torch._C._autograd._get_sequence_nr()
-    return number
 
 
 def lacks_device(kind: str) -> bool:
@@ -132,26 +108,16 @@ def lacks_device(kind: str) -> bool:
     return accelerator is None or accelerator.type != kind or not torch.accelerator.is_available()
 
 
-@contextlib.contextmanager
-def optimizers_accept_fakes(*, cpu_stands_in: bool) -> Iterator[None]:
-    """Let optimizers choose the multi-tensor path for fake tensors as they do for real ones.
+#: A list of the types that optimizers update many at a time.
+FOREACH_TYPES: Final = "torch.optim.optimizer._foreach_supported_types"
+#: Returns the kinds of devices on which they do.
+FOREACH_DEVICES: Final = "torch.optim.optimizer._get_foreach_kernels_supported_devices"
 
-    With ``cpu_stands_in``, for those on the CPU too, which stand for tensors on a GPU.
-    """
-    types: Any = getattr(_optimizer, "_foreach_supported_types", None)
-    devices: Any = getattr(_optimizer, "_get_foreach_kernels_supported_devices", None)
-    if types is None or devices is None:
-        yield
-        return
-    before = list(types)
-    types.append(FakeTensor)
-    if cpu_stands_in:
-        _optimizer._get_foreach_kernels_supported_devices = lambda: [*devices(), "cpu"]
-    try:
-        yield
-    finally:
-        types[:] = before
-        _optimizer._get_foreach_kernels_supported_devices = devices
+
+def foreach_types() -> list[Any]:
+    """The list behind `FOREACH_TYPES`, to be changed in place."""
+    found: list[Any] = _optimizer._foreach_supported_types
+    return found
 
 
 def set_constant(fake: Any, value: Any) -> None:
@@ -166,31 +132,3 @@ def constant_of(fake: Any) -> Any:
 def move_fake(fake: Any, device: Any) -> None:
     """Put a fake tensor on another device; nothing is copied, as it has no data."""
     fake.fake_device = device
-
-
-def is_view(operator: Any) -> bool:
-    """Whether every output of an operator looks into an input that it does not write to."""
-    return bool(getattr(operator, "is_view", False))
-
-
-def writes_in_place(operator: Any) -> bool:
-    """Whether an operator changes one of its inputs, by its schema."""
-    return bool(getattr(getattr(operator, "_schema", None), "is_mutable", False))
-
-
-def aliased_argument(operator: Any, output: int) -> str | None:
-    """Name of the argument that an output shares its storage with, by the operator's schema."""
-    schema = getattr(operator, "_schema", None)
-    if schema is None or output >= len(schema.returns):
-        return None
-    alias = schema.returns[output].alias_info
-    if alias is None:
-        return None
-    for argument in schema.arguments:
-        other = argument.alias_info
-        # A list of views (``split``) has no name for what its elements share.
-        if other is not None and (
-            set(other.before_set) & set(alias.before_set) or is_view(operator)
-        ):
-            return str(argument.name)
-    return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.trace import EventKind
 
 if TYPE_CHECKING:
@@ -31,25 +31,25 @@ PYTHON: Final = (EventKind.PY_CALL, EventKind.PY_C_CALL)
 _CALLS: Final = (_PY_CALL, _PY_C_CALL)
 _OTHER: Final = int(EventKind.OTHER)
 _KINDS: Final = {
-    torch_api.TorchOpFields: _OPERATOR,
-    torch_api.AllocationFields: _ALLOCATION,
-    torch_api.PyCallFields: _PY_CALL,
-    torch_api.PyCCallFields: _PY_C_CALL,
-    torch_api.OutOfMemoryFields: int(EventKind.OUT_OF_MEMORY),
+    profiler.TorchOpFields: _OPERATOR,
+    profiler.AllocationFields: _ALLOCATION,
+    profiler.PyCallFields: _PY_CALL,
+    profiler.PyCCallFields: _PY_C_CALL,
+    profiler.OutOfMemoryFields: int(EventKind.OUT_OF_MEMORY),
 }
 
-_children = torch_api.reader(torch_api.ProfilerEvent, "children")
-_start_ns = torch_api.reader(torch_api.ProfilerEvent, "start_time_ns")
-_end_ns = torch_api.reader(torch_api.ProfilerEvent, "end_time_ns")
-_thread = torch_api.reader(torch_api.ProfilerEvent, "start_tid")
-_scope = torch_api.reader(torch_api.TorchOpFields, "scope")
-_sequence = torch_api.reader(torch_api.TorchOpFields, "sequence_number")
+_children = profiler.reader(profiler.ProfilerEvent, "children")
+_start_ns = profiler.reader(profiler.ProfilerEvent, "start_time_ns")
+_end_ns = profiler.reader(profiler.ProfilerEvent, "end_time_ns")
+_thread = profiler.reader(profiler.ProfilerEvent, "start_tid")
+_scope = profiler.reader(profiler.TorchOpFields, "scope")
+_sequence = profiler.reader(profiler.TorchOpFields, "sequence_number")
 _allocation: Callable[[Any], tuple[Any, ...]] = attrgetter(
     "allocation_id", "id", "device", "ptr", "alloc_size", "total_allocated", "total_reserved"
 )
 _line = attrgetter("caller.line_number")
-_module = torch_api.reader(torch_api.PyCallFields, "module")
-_optimizer = torch_api.reader(torch_api.PyCallFields, "optimizer")
+_module = profiler.reader(profiler.PyCallFields, "module")
+_optimizer = profiler.reader(profiler.PyCallFields, "optimizer")
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ def read_tree(roots: Sequence[Any], mentions: Mentions) -> EventTree:
     parents, kinds, python, times = tree.parents, tree.kinds, tree.python, tree.times
     starts_ns, ends_ns, threads = times.starts_ns, times.ends_ns, times.threads
     known = mentions.shapes.known
-    fields_of, kind_of = torch_api.fields_of, _KINDS.get
+    fields_of, kind_of = profiler.fields_of, _KINDS.get
     stack, above = list(reversed(roots)), [-1] * len(roots)
     while stack:
         event = stack.pop()

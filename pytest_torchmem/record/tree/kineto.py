@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.tree.call_gaps import find_gaps
 from pytest_torchmem.record.tree.event_tree import (
     PYTHON,
@@ -118,7 +118,7 @@ class TreeReader:
         self, tree: EventTree, kept: WorthKeeping, calls: Sequence[Any], events: NDArray[Any]
     ) -> None:
         rows = _rows_of(events, *PYTHON)
-        texts = [torch_api.name_of(call) for call in calls]
+        texts = [profiler.name_of(call) for call in calls]
         lines = np.array(tree.lines, np.int32)[kept.calls]
         self._python.read(rows, texts, lines, events)
         text_of = dict(zip(rows.tolist(), texts, strict=True))

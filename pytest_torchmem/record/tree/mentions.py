@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.tree.schemas import OTHER_LIST, TENSOR, TENSORS, SchemaTable, Signature
 from pytest_torchmem.record.tree.strings import StringTable
 from pytest_torchmem.values.trace import TENSOR as TENSOR_ROW
@@ -20,9 +20,9 @@ from pytest_torchmem.values.trace import Mutable, Role
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_name = torch_api.reader(torch_api.TorchOpFields, "name")
-_inputs = torch_api.reader(torch_api.TorchOpFields, "inputs")
-_allocation_id = torch_api.reader(torch_api.TensorMetadata, "allocation_id")
+_name = profiler.reader(profiler.TorchOpFields, "name")
+_inputs = profiler.reader(profiler.TorchOpFields, "inputs")
+_allocation_id = profiler.reader(profiler.TensorMetadata, "allocation_id")
 _IDENTITY = attrgetter("id", "storage_data_ptr", "device")
 _EXTENT = attrgetter("layout", "dtype", "sizes", "strides")
 _IDENTITY_COLUMNS: Final = ("allocation_id", "id", "ptr", "device")
@@ -84,15 +84,15 @@ class InputShapes:
 def flat(inputs: Iterable[Any]) -> list[Any]:
     """The tensors among inputs and in the lists among them."""
     items = chain.from_iterable(v if isinstance(v, list) else (v,) for v in inputs)
-    return [item for item in items if type(item) is torch_api.TensorMetadata]
+    return [item for item in items if type(item) is profiler.TensorMetadata]
 
 
 def _kind(value: Any, keyed_only: bool = False) -> Any:
-    if type(value) is torch_api.TensorMetadata:
+    if type(value) is profiler.TensorMetadata:
         return TENSOR if not keyed_only or _is_keyed(value) else type(None)
     if isinstance(value, list):
         tensors = all(
-            type(item) is torch_api.TensorMetadata and (not keyed_only or _is_keyed(item))
+            type(item) is profiler.TensorMetadata and (not keyed_only or _is_keyed(item))
             for item in value
         )
         return TENSORS if tensors else OTHER_LIST

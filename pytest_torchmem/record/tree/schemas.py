@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import dispatcher
 from pytest_torchmem.values.trace import Mutable
 
 TENSOR = "tensor"
@@ -22,7 +22,7 @@ _SCALARS: dict[type[Any], frozenset[Any]] = {
     torch.BoolType: frozenset({bool}),
     torch.IntType: frozenset({int, bool}),
     torch.FloatType: frozenset({float}),
-    torch._C.ComplexType: frozenset({complex}),
+    dispatcher.COMPLEX_TYPE: frozenset({complex}),
     torch.NumberType: frozenset({bool, int, float, complex}),
 }
 _NOTHING = frozenset({type(None)})
@@ -77,7 +77,7 @@ class SchemaTable:
         if name in self._missing:
             return []
         if name not in _SCHEMAS:
-            schemas = torch_api.schemas_of(name)
+            schemas = dispatcher.schemas_of(name)
             if not schemas:
                 self._missing.add(name)
                 return []

@@ -2,194 +2,42 @@
 // One stacked timeline. A picture holds exact moments; between two of them the earlier one is drawn
 // on, because memory changes in steps.
 const torchmemChart = (() => {
-  const KIB = 1024;
-  const UNITS = [["TiB", KIB ** 4], ["GiB", KIB ** 3], ["MiB", KIB ** 2], ["KiB", KIB]];
-  // Ticks at powers of two: 256 MiB reads better than 262.1 MiB.
-  const INCREMENTS = Array.from({ length: 50 }, (_, power) => 2 ** power);
-  const TENS = Array.from({ length: 12 }, (_, power) => 10 ** power);
-  const COUNTS = TENS.flatMap((ten) => [ten, 2 * ten, 5 * ten]);
-
-  // The same rounding as units.format_size.
-  function size(bytes) {
-    const magnitude = Math.abs(bytes);
-    for (const [name, factor] of UNITS) {
-      if (magnitude >= factor || Math.round((magnitude / factor) * KIB * 10) / 10 >= KIB) {
-        return `${inTenths(bytes / factor)} ${name}`;
-      }
-    }
-    return `${bytes} B`;
-  }
-
-  // Halves go to the even digit, as they do on the terminal: 128.25 is 128.2 in both places.
-  function inTenths(value) {
-    const tenths = Math.floor(value * 10);
-    const rest = value * 10 - tenths;
-    const up = rest > 0.5 || (rest === 0.5 && tenths % 2 !== 0);
-    return ((tenths + (up ? 1 : 0)) / 10).toFixed(1);
-  }
-
-  function tick(bytes) {
-    return size(bytes).replace(".0 ", " ");
-  }
-
-  function milliseconds(ns) {
-    const ms = ns / 1e6;
-    return `${ms.toFixed(ms < 10 ? 3 : ms < 1000 ? 1 : 0)} ms`;
-  }
+  const { size, signed } = torchmemUnits;
+  const { label, variable, ROUND, FONT, NARROW } = torchmemPlot;
+  const LANE = 17;
+  const MOST_LANES = 6;
 
   const sums = (differences) => {
     let value = 0;
     return differences.map((difference) => (value += difference));
   };
 
+  // A series of (moment, bytes from there on) pairs, one number for each moment.
   function levels(changes, count) {
-    const values = new Array(count).fill(0);
-    for (let at = 0; at < changes.length; at += 2) {
-      values.fill(changes[at + 1], changes[at]);
-    }
+    const values = new Float64Array(count);
+    for (let at = 0; at < changes.length; at += 2) values.fill(changes[at + 1], changes[at]);
     return values;
   }
 
   function decode(picture) {
     const times = sums(picture.times_ns);
     const columns = {};
+    const totals = new Float64Array(times.length);
     for (const [category, changes] of Object.entries(picture.levels)) {
       columns[category] = levels(changes, times.length);
+      columns[category].forEach((bytes, i) => { totals[i] += bytes; });
     }
-    const totals = times.map((_, i) => Object.values(columns).reduce((t, c) => t + c[i], 0));
-    const tracks = picture.tracks.map((track) => ({
-      who: track.contributor,
-      levels: levels(track.levels, times.length),
-    }));
     return {
-      times, columns, totals, tracks,
+      times, columns, totals,
+      tracks: picture.tracks.map((track) => ({
+        who: track.contributor, levels: levels(track.levels, times.length),
+      })),
       rows: sums(picture.rows),
       changeCount: picture.change_count,
       spans: picture.spans.map(([kind, name, begin, end]) => ({ kind, name, begin, end })),
       estimated: picture.estimated,
       peak: totals.reduce((best, total, i) => (total > totals[best] ? i : best), 0),
     };
-  }
-
-  const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
-
-  // The label stands at the end that the peak's label does not need.
-  function line(u, { bytes, text, dash, colour: name }, atRight, above) {
-    const { ctx } = u;
-    const colour = variable(name);
-    const y = u.valToPos(bytes, "y", true);
-    const { left, width } = u.bbox;
-    ctx.save();
-    const across = new Path2D();
-    across.moveTo(left, y);
-    across.lineTo(left + width, y);
-    // A halo keeps the dashes apart from the data that they cross.
-    ctx.strokeStyle = variable("--ground");
-    ctx.globalAlpha = 0.7;
-    ctx.lineWidth = 4 * devicePixelRatio;
-    ctx.stroke(across);
-    ctx.strokeStyle = colour;
-    ctx.globalAlpha = 1;
-    ctx.lineWidth = 2 * devicePixelRatio;
-    ctx.setLineDash(dash.map((d) => d * devicePixelRatio));
-    ctx.stroke(across);
-    const x = atRight ? left + width - 6 * devicePixelRatio : left + 6 * devicePixelRatio;
-    label(ctx, text, x, y + (above ? -5 : 18) * devicePixelRatio, atRight ? "right" : "left", colour);
-    ctx.restore();
-  }
-
-  function label(ctx, text, x, y, align, colour) {
-    ctx.setLineDash([]);
-    ctx.font = `600 ${12 * devicePixelRatio}px system-ui, sans-serif`;
-    ctx.textAlign = align;
-    ctx.textBaseline = "bottom";
-    ctx.lineJoin = "round";
-    ctx.lineWidth = 4 * devicePixelRatio;
-    ctx.strokeStyle = variable("--ground");
-    ctx.strokeText(text, x, y);
-    ctx.fillStyle = colour;
-    ctx.fillText(text, x, y);
-  }
-
-  // A peak that is over within a pixel is the one thing that must not be lost.
-  function peakBar(u, [from, to], data, present) {
-    const { ctx, bbox } = u;
-    const left = u.valToPos(from, "x", true);
-    const width = 2 * devicePixelRatio;
-    const seen = left >= bbox.left && left <= bbox.left + bbox.width;
-    if (!seen || u.valToPos(to, "x", true) - left >= width) return;
-    let below = 0;
-    ctx.save();
-    for (const { key, colour } of present) {
-      const above = below + data.columns[key][data.peak];
-      const top = u.valToPos(above, "y", true);
-      ctx.fillStyle = colour;
-      ctx.fillRect(left, top, width, u.valToPos(below, "y", true) - top);
-      below = above;
-    }
-    ctx.restore();
-  }
-
-  function peakMark(u, x, bytes, estimated) {
-    const { ctx, bbox } = u;
-    const left = u.valToPos(x, "x", true);
-    if (left < bbox.left || left > bbox.left + bbox.width) return;
-    const y = u.valToPos(bytes, "y", true);
-    const r = 5 * devicePixelRatio;
-    ctx.save();
-    ctx.fillStyle = variable("--ink");
-    ctx.beginPath();
-    ctx.moveTo(left, y);
-    ctx.lineTo(left - r, y - 1.7 * r);
-    ctx.lineTo(left + r, y - 1.7 * r);
-    ctx.fill();
-    const late = left > bbox.left + bbox.width / 2;
-    const text = `${estimated ? "estimated " : ""}peak ${size(bytes)}`;
-    label(ctx, text, left + (late ? -2 : 2) * r, y - r / 2, late ? "right" : "left",
-      variable("--ink"));
-    ctx.restore();
-  }
-
-  // Phases and regions as thin lanes above the data, so that colours stay what they are.
-  function lanes(u, spans, toX) {
-    const { ctx, bbox } = u;
-    const height = 15 * devicePixelRatio;
-    ctx.save();
-    ctx.beginPath();
-    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-    ctx.clip();
-    ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
-    ctx.textBaseline = "middle";
-    ctx.textAlign = "left";
-    for (const span of spans) {
-      const from = Math.max(bbox.left, u.valToPos(toX(span.begin), "x", true));
-      const to = Math.min(bbox.left + bbox.width, u.valToPos(toX(span.end), "x", true));
-      const top = bbox.top + span.lane * (height + 2 * devicePixelRatio);
-      if (to < from) continue;
-      ctx.fillStyle = variable("--shade");
-      ctx.fillRect(from, top, Math.max(to - from - 2 * devicePixelRatio, devicePixelRatio), height);
-      ctx.fillStyle = variable("--faint");
-      const text = span.name || span.kind;
-      if (ctx.measureText(text).width < to - from - 6) {
-        ctx.fillText(text, from + 4, top + height / 2);
-      }
-    }
-    ctx.restore();
-  }
-
-  // Spans that overlap get lanes of their own; the long ones come first.
-  function laned(spans) {
-    const ends = [];
-    return spans
-      .filter((span) => span.end > span.begin)
-      .sort((a, b) => a.begin - b.begin || b.end - a.end)
-      .map((span) => {
-        let lane = ends.findIndex((end) => end <= span.begin);
-        if (lane < 0) lane = ends.length;
-        ends[lane] = span.end;
-        return { ...span, lane };
-      })
-      .filter((span) => span.lane < 4);
   }
 
   // The last moment at or before x.
@@ -204,118 +52,297 @@ const torchmemChart = (() => {
     return low;
   }
 
-  // Draws `data` (from `decode`) into `host` and calls `show(moment)` when the cursor moves.
-  function draw(host, data, { categories, marks: given, by, show, first = data.peak }) {
-    const marks = [...given].sort((a, b) => b.bytes - a.bytes);
-    const xs = by === "changes" ? data.rows : data.times.map((ns) => ns / 1e6);
-    // A moment reaches as far as the next one; the last needs some room, too.
-    const [first_x, last_x] = [xs[0], xs[xs.length - 1]];
-    const end_x = by === "changes" ? last_x + 1 : last_x + ((last_x - first_x) / 200 || 1);
-    const again = (levels) => [...levels, levels[levels.length - 1]];
-    const present = categories.filter(({ key }) => data.columns[key]);
-    let below = xs.map(() => 0);
-    const stacked = present.map(({ key }) => (below = below.map((b, i) => b + data.columns[key][i])));
-    const spans = laned(data.spans);
-    const laneCount = spans.reduce((most, span) => Math.max(most, span.lane + 1), 0);
-    const top = Math.max(1, ...data.totals, ...marks.map((mark) => mark.bytes));
-    const narrow = host.clientWidth < 520;
-    const height = narrow ? 270 : 380;
-    const headroom = 1.1 + (laneCount * 17) / (height - 70 - laneCount * 17);
-    let moment = first;
-    const toX = by === "changes" ? (ns) => xs[momentAt(data.times, ns)] : (ns) => ns / 1e6;
+  const largest = (values) => values.reduce((most, value) => Math.max(most, value), 0);
 
-    // A node has two rows: while it runs, and when it is over.
-    const ticks = data.estimated
-      ? { incrs: COUNTS.map((n) => 2 * n), values: (_, rows) => rows.map((row) => row / 2) }
-      : by === "changes" ? { incrs: COUNTS } : {};
+  // --- lanes: what ran when, above the data, so that colours stay what they are ---------------------
 
-    const plot = new uPlot({
-      width: host.clientWidth,
-      height,
-      legend: { show: false },
-      drawOrder: ["series", "axes"],
-      scales: { x: { time: false }, y: { range: () => [0, top * headroom] } },
-      cursor: { y: false, points: { show: false }, drag: { x: true, y: false } },
-      axes: [
-        {
-          stroke: () => variable("--faint"), grid: { show: false }, size: 42,
-          label: data.estimated ? "graph node" : by === "changes" ? "changes of the footprint" : "ms",
-          ...ticks,
-          labelSize: 16, labelFont: "12px system-ui", font: "12px system-ui",
-        },
-        {
-          stroke: () => variable("--faint"), grid: { stroke: () => variable("--grid"), width: 1 },
-          incrs: INCREMENTS, values: (_, ticks) => ticks.map(tick), size: narrow ? 60 : 74,
-          font: "12px system-ui",
-        },
-      ],
-      series: [
-        {},
-        // The topmost first: each one covers what is above it, down to zero.
-        ...present.map(({ colour }) => ({
-          fill: colour, stroke: () => variable("--ground"), width: 0.75,
-          paths: uPlot.paths.stepped({ align: 1 }), points: { show: false },
-        })).reverse(),
-        // Not every colour stands out from the ground: the footprint has a line of its own.
-        {
-          stroke: () => variable("--faint"), width: 1.25,
-          paths: uPlot.paths.stepped({ align: 1 }), points: { show: false },
-        },
-      ],
-      hooks: {
-        draw: [(u) => {
-          lanes(u, spans, toX);
-          marks.forEach((mark, i) => {
-            // Of two lines that are close, the lower one has its label below it.
-            const close = i > 0 && u.valToPos(mark.bytes, "y") - u.valToPos(marks[i - 1].bytes, "y") < 22;
-            line(u, mark, peakIsLeft(u), !close);
-          });
-          peakBar(u, [xs[data.peak], xs[data.peak + 1] ?? end_x], data, present);
-          peakMark(u, xs[data.peak], data.totals[data.peak], data.estimated);
-        }],
-        setCursor: [(u) => {
-          if (u.cursor.left >= 0) set(momentAt(xs, u.posToVal(u.cursor.left, "x")), false);
-        }],
-      },
-    }, [[...xs, end_x], ...stacked.reverse().map(again), again(data.totals)], host);
+  const PHASES = { backward: "backward pass", optimizer: "optimizer step" };
+  const spanName = (span) => (span.kind === "region" ? `region ${span.name}` : PHASES[span.kind] ?? span.name);
 
-    function peakIsLeft(u) {
-      return u.valToPos(xs[data.peak], "x", true) < u.bbox.left + u.bbox.width / 2;
+  // A step is the stretch that its mark ends; `kept` are the bytes alive at the end of each.
+  function stepsOf(data, kept) {
+    const ends = data.spans.filter((span) => span.kind === "step").map((span) => span.end);
+    return ends.map((end, i) => {
+      const known = kept.length === ends.length;
+      const change = known ? signed(i ? kept[i] - kept[i - 1] : kept[0]) : "";
+      return { kind: "step", name: `step ${i + 1}${known ? `: ${change}` : ""}`, short: change || `${i + 1}`, begin: i ? ends[i - 1] : data.times[0], end };
+    });
+  }
+
+  // Spans that overlap get lanes of their own; the long ones come first. Regions lie above phases,
+  // and steps below them.
+  function laned(data, kept) {
+    const groups = [
+      data.spans.filter((span) => span.kind === "region"),
+      data.spans.filter((span) => span.kind in PHASES),
+      stepsOf(data, kept),
+    ];
+    let above = 0;
+    return groups.flatMap((spans) => {
+      const ends = [];
+      const placed = spans
+        .filter((span) => span.end > span.begin)
+        .sort((a, b) => a.begin - b.begin || b.end - a.end)
+        .map((span) => {
+          let lane = ends.findIndex((end) => end <= span.begin);
+          if (lane < 0) lane = ends.length;
+          ends[lane] = span.end;
+          return { ...span, lane: above + lane };
+        });
+      above += ends.length;
+      return placed;
+    }).filter((span) => span.lane < MOST_LANES);
+  }
+
+  // A region is an outline, a phase is filled, and a step ends in a line.
+  function drawLanes(ctx, frame, spans, toX) {
+    const height = LANE - 2;
+    ctx.font = FONT;
+    ctx.textBaseline = "middle";
+    ctx.textAlign = "left";
+    for (const span of spans) {
+      const from = Math.max(frame.left, frame.x(toX(span.begin)));
+      const to = Math.min(frame.left + frame.width, frame.x(toX(span.end)));
+      const top = frame.top + span.lane * LANE;
+      if (to < from) continue;
+      const width = Math.max(to - from - 2, 1);
+      ctx.fillStyle = variable("--shade");
+      ctx.strokeStyle = variable("--faint");
+      ctx.lineWidth = 1;
+      if (span.kind === "region") ctx.strokeRect(from + 0.5, top + 0.5, width, height - 1);
+      else if (span.kind === "step") {
+        ctx.fillRect(from, top + height - 2, width, 2);
+        ctx.beginPath();
+        ctx.setLineDash([2, 3]);
+        ctx.moveTo(to, top);
+        ctx.lineTo(to, frame.top + frame.height);
+        ctx.stroke();
+        ctx.setLineDash([]);
+      } else ctx.fillRect(from, top, width, height);
+      const texts = [span.kind === "region" ? span.name : spanName(span), span.short ?? ""];
+      const text = texts.find((one) => ctx.measureText(one).width < width - 6);
+      ctx.fillStyle = variable(span.kind === "region" ? "--ink" : "--faint");
+      if (text) ctx.fillText(text, from + 4, top + height / 2);
     }
+  }
+
+  // --- marks --------------------------------------------------------------------------------------
+
+  // The label stands at the end that the peak's label does not need.
+  function drawLine(ctx, frame, { bytes, text, dash, colour: name }, atRight, above) {
+    const [colour, y, right] = [variable(name), frame.y(bytes), frame.left + frame.width];
+    ctx.save();
+    const across = new Path2D();
+    across.moveTo(frame.left, y);
+    across.lineTo(right, y);
+    // A halo keeps the dashes apart from the data that they cross.
+    ctx.strokeStyle = variable("--ground");
+    ctx.globalAlpha = 0.7;
+    ctx.lineWidth = 4;
+    ctx.stroke(across);
+    ctx.strokeStyle = colour;
+    ctx.globalAlpha = 1;
+    ctx.lineWidth = 2;
+    ctx.setLineDash(dash);
+    ctx.stroke(across);
+    label(ctx, text, atRight ? right - 6 : frame.left + 6, y + (above ? -5 : 18), atRight ? "right" : "left", colour);
+    ctx.restore();
+  }
+
+  function drawLines(ctx, frame, marks, peakIsLeft) {
+    marks.forEach((mark, i) => {
+      // Of two lines that are close, the lower one has its label below it.
+      const close = i > 0 && frame.y(mark.bytes) - frame.y(marks[i - 1].bytes) < 22;
+      drawLine(ctx, frame, mark, peakIsLeft, !close);
+    });
+  }
+
+  function drawPeak(ctx, frame, x, bytes, estimated) {
+    const left = frame.x(x);
+    if (left < frame.left || left > frame.left + frame.width) return;
+    const y = frame.y(bytes);
+    ctx.fillStyle = variable("--ink");
+    ctx.beginPath();
+    ctx.moveTo(left, y);
+    ctx.lineTo(left - 5, y - 8.5);
+    ctx.lineTo(left + 5, y - 8.5);
+    ctx.fill();
+    const late = left > frame.left + frame.width / 2;
+    label(ctx, `${estimated ? "estimated " : ""}peak ${size(bytes)}`, left + (late ? -10 : 10), y - 2,
+      late ? "right" : "left", variable("--ink"));
+  }
+
+  // --- data ---------------------------------------------------------------------------------------
+
+  // The moments to draw. Where several share a pixel, the highest of them stands for all: a picture
+  // of 100,000 moments is drawn with as many points as one of 1,000.
+  function visible(xs, totals, frame) {
+    const first = momentAt(xs, frame.from);
+    const last = momentAt(xs, frame.to);
+    const moments = [];
+    if (last - first <= 2 * frame.width) {
+      for (let i = first; i <= last; i += 1) moments.push(i);
+      return moments;
+    }
+    let [pixel, best] = [-1, first];
+    for (let i = first; i <= last; i += 1) {
+      const here = Math.floor(frame.x(xs[i]));
+      if (here !== pixel) {
+        if (pixel >= 0) moments.push(best);
+        [pixel, best] = [here, i];
+      } else if (totals[i] > totals[best]) best = i;
+    }
+    return [...moments, best];
+  }
+
+  // Steps from left to right over the moments, as points of a path that is already begun.
+  function steps(path, frame, xs, moments, heights, end) {
+    moments.forEach((moment, i) => {
+      const y = frame.y(heights[moment]);
+      const to = i + 1 < moments.length ? xs[moments[i + 1]] : end;
+      path.lineTo(frame.x(xs[moment]), y);
+      path.lineTo(frame.x(to), y);
+    });
+  }
+
+  function drawAreas(ctx, frame, layers, xs, moments, end) {
+    const bottom = frame.y(0);
+    ctx.lineWidth = 0.75;
+    // The topmost first: each one covers what is above it, down to zero.
+    for (const { heights, colour } of [...layers].reverse()) {
+      const path = new Path2D();
+      path.moveTo(frame.x(xs[moments[0]]), bottom);
+      steps(path, frame, xs, moments, heights, end);
+      path.lineTo(frame.x(end), bottom);
+      ctx.fillStyle = colour;
+      ctx.strokeStyle = variable("--ground");
+      ctx.fill(path);
+      ctx.stroke(path);
+    }
+  }
+
+  function drawTotal(ctx, frame, xs, moments, heights, end, { colour = "--faint", width = 1.25, dash = [] } = {}) {
+    const path = new Path2D();
+    path.moveTo(frame.x(xs[moments[0]]), frame.y(heights[moments[0]]));
+    steps(path, frame, xs, moments, heights, end);
+    ctx.save();
+    ctx.strokeStyle = variable(colour);
+    ctx.lineWidth = width;
+    ctx.setLineDash(dash);
+    ctx.stroke(path);
+    ctx.restore();
+  }
+
+  // A peak that is over within a pixel is the one thing that must not be lost.
+  function drawNarrowPeak(ctx, frame, [from, to], layers, peak) {
+    const left = frame.x(from);
+    if (left < frame.left || left > frame.left + frame.width || frame.x(to) - left >= 2) return;
+    let below = 0;
+    for (const { heights, colour } of layers) {
+      const top = frame.y(heights[peak]);
+      ctx.fillStyle = colour;
+      ctx.fillRect(left, top, 2, frame.y(below) - top);
+      below = heights[peak];
+    }
+  }
+
+  // --- the whole ----------------------------------------------------------------------------------
+
+  const axisOf = (data, by) => {
+    // A node has two rows: while it runs, and when it is over.
+    if (data.estimated) return { increments: ROUND.filter((n) => n >= 1).map((n) => 2 * n), text: (row) => `${row / 2}`, name: "node of the graph" };
+    if (by === "changes") return { increments: ROUND.filter((n) => n >= 1), text: torchmemUnits.count, name: "allocations and frees, in order" };
+    return { increments: ROUND, text: (ms) => `${+ms.toFixed(6)}`, name: "milliseconds" };
+  };
+
+  function stacked(data, present) {
+    let below = new Float64Array(data.times.length);
+    return present.map(({ key, colour }) => {
+      below = below.map((bytes, i) => bytes + data.columns[key][i]);
+      return { key, colour, heights: below };
+    });
+  }
+
+  const heightOf = (host) => (host.clientWidth < NARROW ? 280 : 380);
+
+  // Draws `data` (from `decode`) into `host` and calls `show(moment)` when the cursor moves. `only` is
+  // a category that stands alone; `before` is another run's data, drawn as a line.
+  function draw(host, data, { categories, marks: given, by, show, steps: kept = [], only = "", before = null, first = data.peak }) {
+    const marks = only ? [] : [...given].sort((a, b) => b.bytes - a.bytes);
+    const along = (one) => (by === "changes" ? one.rows : one.times.map((ns) => ns / 1e6));
+    const xs = along(data);
+    // A moment reaches as far as the next one; the last needs some room, too.
+    const endOf = (some) => {
+      const last = some[some.length - 1];
+      return by === "changes" ? last + 1 : last + ((last - some[0]) / 200 || 1);
+    };
+    const end = endOf(xs);
+    const present = categories.filter(({ key }) => data.columns[key] && (!only || key === only));
+    const layers = stacked(data, present);
+    const totals = layers.length ? layers[layers.length - 1].heights : data.totals;
+    const peak = only ? totals.reduce((best, bytes, i) => (bytes > totals[best] ? i : best), 0) : data.peak;
+    const then = before && { xs: along(before), heights: only ? before.columns[only] ?? new Float64Array(before.times.length) : before.totals };
+    const spans = laned(data, kept);
+    const laneCount = spans.reduce((most, span) => Math.max(most, span.lane + 1), 0);
+    const height = heightOf(host);
+    const most = Math.max(1, largest(totals), then ? largest(then.heights) : 0, ...marks.map((mark) => mark.bytes));
+    const headroom = 1.1 + (laneCount * LANE) / (height - 70 - laneCount * LANE);
+    const toX = by === "changes" ? (ns) => xs[momentAt(data.times, ns)] : (ns) => ns / 1e6;
+    let moment = first;
+
+    const plot = torchmemPlot.create(host, {
+      height, domain: [Math.min(xs[0], then ? then.xs[0] : xs[0]), Math.max(end, then ? endOf(then.xs) : end)],
+      least: by === "changes" ? 4 : (end - xs[0]) / 1e4,
+      top: () => most * headroom,
+      axis: axisOf(data, by),
+      paint(ctx, frame) {
+        const moments = visible(xs, totals, frame);
+        drawAreas(ctx, frame, layers, xs, moments, end);
+        // Not every colour stands out from the ground: the footprint has a line of its own.
+        drawTotal(ctx, frame, xs, moments, totals, end);
+        if (then) drawTotal(ctx, frame, then.xs, visible(then.xs, then.heights, frame), then.heights, endOf(then.xs), { colour: "--accent", width: 2, dash: [6, 3] });
+        drawLanes(ctx, frame, spans, toX);
+        drawNarrowPeak(ctx, frame, [xs[peak], xs[peak + 1] ?? end], layers, peak);
+      },
+      above(ctx, frame) {
+        drawLines(ctx, frame, marks, frame.x(xs[peak]) < frame.left + frame.width / 2);
+        drawPeak(ctx, frame, xs[peak], totals[peak], data.estimated);
+      },
+      hover(x, _, y, over) {
+        const lane = spans.find((span) => Math.floor(y / LANE) === span.lane && toX(span.begin) <= x && x <= toX(span.end));
+        over.title = lane ? spanName(lane) : "";
+        plot.show(x);
+        set(momentAt(xs, x), false);
+      },
+    });
 
     function set(next, move = true) {
       moment = Math.max(0, Math.min(xs.length - 1, next));
       if (move) {
-        const { min, max } = plot.scales.x;
-        if (xs[moment] < min || xs[moment] > max) reset();
-        plot.setCursor({ left: plot.valToPos(xs[moment], "x"), top: 1 }, false);
+        plot.reach(xs[moment]);
+        plot.show(xs[moment]);
       }
       show(moment);
     }
 
-    function reset() {
-      plot.setScale("x", { min: first_x, max: end_x });
-    }
-
-    // uPlot knows the mouse only: a finger that is drawn along moves the cursor too.
-    plot.over.style.touchAction = "pan-y";
-    plot.over.addEventListener("pointermove", (event) => {
-      if (event.pointerType === "mouse") return;
-      const { left } = plot.over.getBoundingClientRect();
-      plot.setCursor({ left: event.clientX - left, top: 1 });
-    });
-    const resized = new ResizeObserver(() => {
-      if (host.clientWidth && host.clientWidth !== plot.width) {
-        plot.setSize({ width: host.clientWidth, height });
-      }
-    });
-    resized.observe(host);
+    const page = Math.max(1, Math.round(xs.length / 10));
+    const moves = {
+      ArrowRight: () => moment + 1, ArrowLeft: () => moment - 1, ArrowUp: () => moment + 1, ArrowDown: () => moment - 1,
+      PageUp: () => moment + page, PageDown: () => moment - page, Home: () => 0, End: () => xs.length - 1,
+      p: () => data.peak, P: () => data.peak,
+    };
     show(moment);
     return {
-      moment: () => moment, set, reset, redraw: () => plot.redraw(false),
-      destroy() { resized.disconnect(); plot.destroy(); },
+      ...plot,
+      moment: () => moment,
+      leave() { plot.show(undefined); set(data.peak, false); },
+      key(key) {
+        if (!(key in moves)) return false;
+        set(moves[key]());
+        return true;
+      },
     };
   }
 
-  return { decode, draw, size, milliseconds };
+  return { decode, draw, levels, momentAt, spanName, heightOf, sums };
 })();

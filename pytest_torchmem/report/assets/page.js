@@ -1,12 +1,10 @@
 "use strict";
 // Builds the page from the JSON that is embedded in it. Text enters through textContent only.
 (() => {
-  const { size, milliseconds } = torchmemChart;
+  const { size, signed, milliseconds, count: number } = torchmemUnits;
   const read = (id) => JSON.parse(document.getElementById(id).textContent);
   const run = read("torchmem-run");
   const charts = new Set();
-  const number = new Intl.NumberFormat("en").format;
-  const signed = (bytes) => (bytes >= 0 ? "+" : "") + size(bytes);
 
   const { make, swatch, named, bar, table, block, long, who, fullWho, place, PLACE } = torchmemTables(run.categories);
 
@@ -21,7 +19,7 @@
       .filter(([, bytes]) => bytes).sort((a, b) => b[1] - a[1]).slice(0, 5);
     const now = data.times[moment];
     const around = data.spans.filter((s) => s.begin <= now && now <= s.end && s.end > s.begin);
-    const inside = [...new Set(around.map((s) => s.name || s.kind))];
+    const inside = [...new Set(around.map(torchmemChart.spanName))];
     return [
       make("div", { class: "moment" },
         `${moment === data.peak ? "the peak, " : ""}at ${whenIs(data, moment)}${inside.length ? `, in ${inside.join(", ")}` : ""}`),
@@ -81,18 +79,16 @@
       charts.add(chart);
     };
     host.addEventListener("keydown", (event) => {
-      const page = Math.max(1, Math.round(data.times.length / 10));
-      const now = chart.moment();
-      const moves = {
-        ArrowRight: now + 1, ArrowLeft: now - 1, ArrowUp: now + 1, ArrowDown: now - 1,
-        PageUp: now + page, PageDown: now - page, Home: 0, End: data.times.length - 1,
-        p: data.peak, P: data.peak,
-      };
       if (event.ctrlKey || event.metaKey || event.altKey) return;
-      if (event.key in moves) { chart.set(moves[event.key]); event.preventDefault(); }
-      if (event.key === "Escape") chart.reset();
+      const { key } = event;
+      if (event.shiftKey && key.startsWith("Arrow")) chart.panBy(key === "ArrowRight" || key === "ArrowUp" ? 0.2 : -0.2);
+      else if (key === "+" || key === "=") chart.zoomBy(0.5);
+      else if (key === "-") chart.zoomBy(2);
+      else if (key === "Escape") chart.reset();
+      else if (!chart.key(key)) return;
+      event.preventDefault();
     });
-    host.addEventListener("mouseleave", () => { if (document.activeElement !== host) chart.set(data.peak, false); });
+    host.addEventListener("mouseleave", () => { if (document.activeElement !== host) chart.leave(); });
     const choice = (by, name) => make("button", {
       type: "button", "aria-pressed": String(by === "changes"),
       onclick: (event) => {
@@ -106,7 +102,7 @@
       data.estimated ? null : choice("changes", "by change"),
       data.estimated ? null : choice("time", "by time"),
       make("button", { type: "button", onclick: () => chart.reset() }, "whole range"),
-      make("span", { id: help }, "drag to zoom; arrow keys move, P goes to the peak"));
+      make("span", { id: help }, "drag to zoom, Shift and drag to move; arrow keys move, + and - zoom, P goes to the peak"));
     const legend = make("ul", { class: "legend" }, run.categories
       .filter(({ key }) => data.columns[key])
       .map(({ key }) => make("li", {}, named(key))),

@@ -2,7 +2,7 @@
 // What the page is made of: elements, names of categories, tables. Text enters through textContent
 // only. `categories` are those of the run, each with its key, its name and its colour.
 const torchmemTables = (categories) => {
-  const { size } = torchmemChart;
+  const { size } = torchmemUnits;
   const colours = Object.fromEntries(categories.map((c) => [c.key, c]));
 
   function make(tag, attributes = {}, ...children) {

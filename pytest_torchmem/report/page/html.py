@@ -15,16 +15,16 @@ from typing import Any, Final
 
 from pytest_torchmem.analysis.judge.differences import differences, whole_entry
 from pytest_torchmem.analysis.judge.holders import holders_title
-from pytest_torchmem.analysis.judge.verdict import words
 from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.marks import marks_of
-from pytest_torchmem.report.text.summary import Window
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.contributors import (
     Category,
     Contributor,
     contributor_to_json,
 )
+from pytest_torchmem.values.findings import words
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.units import format_size
 
@@ -118,9 +118,9 @@ def _page(title: str, blocks: Sequence[tuple[str, str]], plain: str) -> str:
         title=escape(title),
         table=plain,
         data=embedded,
-        uplot_css=_asset("uPlot.min.css"),
         page_css=_asset("page.css"),
-        uplot_js=_asset("uPlot.iife.min.js"),
+        units_js=_asset("units.js"),
+        plot_js=_asset("plot.js"),
         chart_js=_asset("chart.js"),
         tables_js=_asset("tables.js"),
         page_js=_asset("page.js"),

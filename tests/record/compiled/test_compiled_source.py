@@ -14,14 +14,14 @@ from torch import nn
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd, compiler
 from pytest_torchmem.record.tree.from_profiler import trace_of
 from pytest_torchmem.values.contributors import Contributor, Phase
 from pytest_torchmem.values.trace import load_trace
 
 # A debugging backend: it runs a graph's Python code.
 runs_graphs = pytest.mark.skipif(
-    not torch_api.READS_SAVED,
+    not autograd.READS_SAVED,
     reason="before torch 2.10 the profiler sees no calls of a graph's code",
 )
 BACKENDS = ["eager", pytest.param("aot_eager", marks=runs_graphs), "inductor"]
@@ -199,7 +199,7 @@ def test_a_finished_profile_of_somebody_else_is_explained_as_well() -> None:
 
 
 def test_the_compilers_callbacks_are_as_they_were() -> None:
-    callbacks = torch_api.compiler_callbacks()
+    callbacks = compiler.callbacks()
     before = [*callbacks.start_callbacks], [*callbacks.end_callbacks]
     recorder = Recorder(torch.device("cpu"))
     recorder.start()

@@ -7,7 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem.record.owners.autograd_graph import GraphReader, tensors_in
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd
 
 
 def held_by(*roots: object) -> tuple[list[int], list[int]]:
@@ -66,7 +66,7 @@ def test_a_packed_tensor_is_looked_at_and_not_unpacked(x):
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (t, "packed"), unpack):
         loss = x.exp().sum()
     saved, _ = held_by(loss)
-    assert len(saved) == torch_api.READS_SAVED
+    assert len(saved) == autograd.READS_SAVED
     assert not unpacked
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from pytest_torchmem import measure
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import memory
 from pytest_torchmem.values.errors import LimitError
 
 pytestmark = pytest.mark.skipif(
-    torch.UntypedStorage not in torch_api.HOLDING,
+    torch.UntypedStorage not in memory.HOLDING,
     reason="before torch 2.10 the collector's storages cannot be looked at",
 )
 CACHE: dict[str, object] = {}

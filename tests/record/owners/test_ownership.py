@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from pytest_torchmem.record.owners.ownership import OwnershipWatch
 from pytest_torchmem.record.owners.ownership_log import OwnershipLog
 from pytest_torchmem.record.owners.places import places_of, storages_of
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.record.tree.strings import StringTable
 from pytest_torchmem.values.trace import CREATE_GRAPH, MarkKind, Ownership
 
@@ -30,6 +31,13 @@ class Watched:
         self.log = OwnershipLog(self.strings, StringTable())
         self.marks: list[tuple[MarkKind, str]] = []
         self.watch = OwnershipWatch(self.log, self._mark)
+        self.patches = Installed()
+
+    def install(self) -> None:
+        self.watch.install(self.patches)
+
+    def remove(self) -> None:
+        self.patches.remove()
 
     def _mark(self, kind: MarkKind, text: str) -> int:
         self.marks.append((kind, text))
@@ -62,9 +70,9 @@ class Watched:
 @pytest.fixture
 def seen() -> Iterator[Watched]:
     watched = Watched()
-    watched.watch.install()
+    watched.install()
     yield watched
-    watched.watch.remove()
+    watched.remove()
 
 
 def pointer(tensor: torch.Tensor | None) -> int:
@@ -137,9 +145,9 @@ def test_a_module_that_never_registers_anything_is_met(seen: Watched, how: str):
 
 
 def test_modules_that_were_there_are_found_by_a_scan(seen: Watched):
-    seen.watch.remove()
+    seen.remove()
     model = nn.Linear(2, 2)
-    seen.watch.install()
+    seen.install()
     assert pointer(model.weight) not in seen.pointers(Ownership.PARAMETER)
     seen.scan()
     assert (pointer(model.weight), "weight") in seen.owned(Ownership.PARAMETER)
@@ -260,15 +268,15 @@ def test_an_optimizers_step_is_noted_with_its_state(seen: Watched):
 def test_the_profiler_records_no_call_of_what_looks(seen: Watched):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())
-    profiler = torch_api.Profiler()
-    profiler.start()
+    session = profiler.Profiler()
+    session.start()
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    waiting, names = list(profiler.stop().experimental_event_tree()), set()
+    waiting, names = list(session.stop().experimental_event_tree()), set()
     while waiting:
         event = waiting.pop()
         waiting += event.children
-        names.add(torch_api.name_of(event))
+        names.add(profiler.name_of(event))
     assert seen.log.owners
     assert any("adam.py" in name for name in names)
     ours = {name for name in names if "pytest_torchmem" in name}
@@ -277,12 +285,12 @@ def test_the_profiler_records_no_call_of_what_looks(seen: Watched):
 
 
 def test_the_state_of_an_optimizer_that_was_there_is_found(seen: Watched):
-    seen.watch.remove()
+    seen.remove()
     w = nn.Parameter(torch.ones(4))
     optimizer = torch.optim.Adam([w])
     w.sum().backward()
     optimizer.step()
-    seen.watch.install()
+    seen.install()
     seen.scan()
     state = {pointer(t) for t in optimizer.state[w].values()}
     assert state <= seen.pointers(Ownership.OPTIMIZER_STATE)
@@ -295,7 +303,7 @@ def hooks() -> tuple[object, ...]:
     module = torch.nn.modules.module
     optimizer = sys.modules["torch.optim.optimizer"]
     return (
-        torch_api.autograd_engine(),
+        autograd.engine(),
         torch.nn.Module.__setstate__,
         dict(module._global_parameter_registration_hooks),
         dict(module._global_buffer_registration_hooks),
@@ -308,9 +316,9 @@ def hooks() -> tuple[object, ...]:
 def test_everything_is_restored_by_remove():
     before = hooks()
     watched = Watched()
-    watched.watch.install()
+    watched.install()
     assert all(now != then for now, then in zip(hooks(), before, strict=True))
-    watched.watch.remove()
+    watched.remove()
     assert hooks() == before
 
 
@@ -320,7 +328,7 @@ def test_everything_is_restored_when_a_recording_cannot_begin(monkeypatch: pytes
     with pytest.raises(ZeroDivisionError):
         Recorder(torch.device("cpu")).start()
     assert hooks() == before
-    assert not torch_api.profiler_is_active()
+    assert not profiler.profiler_is_active()
 
 
 def test_everything_is_restored_when_a_body_fails(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchmem.record.torch_api import profiler as torch_api
+from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.tree.kineto import Tables, TreeReader, device_name
 from pytest_torchmem.values.trace import EventKind, Mutable, Role, Scope
 
@@ -18,10 +18,10 @@ from pytest_torchmem.values.trace import EventKind, Mutable, Role, Scope
 def read(body: Callable[[], object], reader: TreeReader | None = None) -> tuple[Tables, list[str]]:
     """The tables of a body and the name of each event."""
     reader = reader or TreeReader()
-    profiler = torch_api.Profiler()
-    profiler.start()
+    session = profiler.Profiler()
+    session.start()
     body()
-    tables = reader.read(profiler.stop())
+    tables = reader.read(session.stop())
     strings = reader.strings.values()
     return tables, [strings[name] for name in tables.events["name"].tolist()]
 

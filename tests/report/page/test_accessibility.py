@@ -6,9 +6,9 @@ from importlib import resources
 import pytest
 from test_page_in_browser import COUNT_PIXELS
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.report.page.html import run_page
 from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.values.baseline import Change
 from tests.chromium import launched
 from tests.report.sample_run import picture, report_of, sample_run, window
 
@@ -112,7 +112,7 @@ def test_what_a_field_asks_for_can_be_read(open_page, scheme):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_footprint_stands_out_where_a_category_s_colour_does_not(open_page, scheme):
     page = open_page(width=1200, color_scheme=scheme)
-    page.wait_for_selector(".uplot canvas")
+    page.wait_for_selector(".timeline canvas")
     line = schemes()[":root" if scheme == "light" else ':root[data-scheme="dark"]']["faint"]
     shown = [round(255 * channel) for channel in channels(line)[:3]]
     assert page.evaluate(COUNT_PIXELS, shown) > 1200  # labels alone have 500
@@ -120,7 +120,7 @@ def test_the_footprint_stands_out_where_a_category_s_colour_does_not(open_page, 
 
 def test_colours_of_categories_stay_where_the_system_chooses_the_others(open_page):
     page = open_page(width=1200, forced_colors="active")
-    page.wait_for_selector(".uplot canvas")
+    page.wait_for_selector(".timeline canvas")
     colours = page.evaluate(
         "[...document.querySelectorAll('.legend .swatch, .bar.big i')]"
         ".map((node) => getComputedStyle(node).backgroundColor)"
@@ -140,7 +140,7 @@ CUT = """[...document.querySelectorAll(".scroll")]
 @pytest.mark.parametrize("width", [390, 768, 1400])
 def test_no_table_is_cut(open_page, width):
     page = open_page(width=width)
-    page.wait_for_selector(".uplot canvas")
+    page.wait_for_selector(".timeline canvas")
     assert page.evaluate(CUT) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
@@ -172,7 +172,7 @@ def test_header_cells_say_what_they_head(open_page):
 
 def test_only_what_scrolls_is_a_stop_of_the_tab_key(open_page):
     page = open_page(width=390)
-    page.wait_for_selector(".uplot canvas")
+    page.wait_for_selector(".timeline canvas")
     page.wait_for_timeout(50)
     stops = page.evaluate(
         "[...document.querySelectorAll('.scroll')].map((box) => [box.tabIndex === 0, "
@@ -221,7 +221,7 @@ def test_the_tab_key_goes_from_top_to_bottom(open_page):
 def test_a_linked_test_is_not_below_the_bar_that_stays(open_page):
     many = tuple(report_of(f"test_{n:02}", window(f"test_{n:02}")) for n in range(40))
     page = open_page(RunReport(many), "#test=tests/test_step.py::test_20", width=1200)
-    page.wait_for_selector(".uplot canvas")
+    page.wait_for_selector(".timeline canvas")
     bar = page.locator(".tools").bounding_box()
     row = page.locator("details.test[open] > summary").bounding_box()
     assert row["y"] >= bar["y"] + bar["height"]

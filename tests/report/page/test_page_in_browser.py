@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.html import picture_page, run_page
-from pytest_torchmem.report.text.summary import unjudged
 from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.measured import unjudged
 from pytest_torchmem.values.picture import Picture, Track
 from pytest_torchmem.values.results import Counters, Fate, Holder
 from pytest_torchmem.values.units import GiB, KiB, MiB, format_size
@@ -19,7 +19,7 @@ from tests.report.sample_run import counted, made, picture, report_of, result_of
 FAILED = "tests/test_step.py::test_train[bf16]"
 
 COUNT_PIXELS = """([r, g, b]) => {
-  const canvas = document.querySelector(".uplot canvas");
+  const canvas = document.querySelector(".timeline canvas");
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   let count = 0;
   for (let i = 0; i < data.length; i += 4) {
@@ -70,7 +70,7 @@ def chart(opened):
     """The report with its failed test open and drawn."""
     page = opened()
     page.locator("details.test summary").first.click()
-    page.wait_for_selector(".uplot canvas")
+    page.wait_for_selector(".timeline canvas")
     return page
 
 
@@ -99,7 +99,7 @@ def test_the_baseline_is_a_line_where_there_is_one(opened, chart):
     accent = rgb("#0b5cad")
     assert chart.evaluate(COUNT_PIXELS, accent) > 200
     page = opened("#test=tests/test_step.py::test_new")
-    page.wait_for_selector(".uplot canvas")
+    page.wait_for_selector(".timeline canvas")
     assert page.evaluate(COUNT_PIXELS, accent) == 0
 
 
@@ -108,7 +108,7 @@ def test_a_limit_far_above_the_data_is_named_and_leaves_them_their_room(browser,
     for limit_bytes in (100 * MiB, 4 * GiB):
         shown = replace(window("test_x", Change.NEW), limits={"total": limit_bytes})
         page = alone(browser, tmp_path, shown)
-        page.wait_for_selector(".uplot canvas")
+        page.wait_for_selector(".timeline canvas")
         counts.append(page.evaluate(COUNT_PIXELS, rgb(COLOURS[Category.ACTIVATION])))
         named = page.get_by_text("not drawn: limit 4.0 GiB").count()
         assert named == (limit_bytes == 4 * GiB)
@@ -119,7 +119,7 @@ def test_a_limit_far_above_the_data_is_named_and_leaves_them_their_room(browser,
 def test_sizes_read_as_they_do_on_the_terminal(opened):
     near = [unit + part for unit in (1, KiB, MiB, GiB) for part in (-1, 0, 1, 51, 512, 51 * KiB)]
     sizes = [0, 131_328, 264_448, -131_328, *near, *(number * 256 for number in range(2000))]
-    texts = opened().evaluate("(sizes) => sizes.map(torchmemChart.size)", sizes)
+    texts = opened().evaluate("(sizes) => sizes.map(torchmemUnits.size)", sizes)
     assert texts == [format_size(size) for size in sizes]
 
 
@@ -130,7 +130,7 @@ def drawn(browser, tmp_path, picture):
     path.write_text(run_page(RunReport((report_of("test_a", body),))), encoding="utf-8")
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(path.as_uri())
-    page.wait_for_selector(".uplot canvas")
+    page.wait_for_selector(".timeline canvas")
     return page
 
 
@@ -199,7 +199,7 @@ def test_a_body_without_a_footprint_has_a_sentence_and_no_bare_axis(browser, tmp
         picture=Picture((0,), (0,), 1, {}),
     )
     page = alone(browser, tmp_path, nothing)
-    assert page.locator(".uplot").count() == 0
+    assert page.locator(".timeline").count() == 0
     assert page.get_by_text("There is no timeline: nothing was allocated").is_visible()
     page.close()
 
@@ -237,16 +237,18 @@ def test_a_region_in_which_nothing_changed_is_drawn(browser, tmp_path):
 
 
 def test_at_first_the_peak_is_told(chart):
-    assert "the peak, at 25.5 ms, change 357 of 839, in step <1>, backward" in readout(chart)
+    assert "the peak, at 25.5 ms, change 357 of 839, in region step <1>, backward pass" in readout(
+        chart
+    )
     assert "90.1 MiB" in readout(chart)
 
 
 def test_hovering_tells_what_is_live_then(chart):
-    area = chart.locator(".u-over").first
+    area = chart.locator(".over").first
     box = area.bounding_box()
     chart.mouse.move(box["x"] + box["width"] - 4, box["y"] + 60)
     text = readout(chart)
-    assert "in step <1>" in text or "change 833" in text
+    assert "in region step <1>" in text or "change 833" in text
     assert "optimizer state\n40.0 MiB" in text
     assert "aten::mm in model.head (net.py:41)\n20.0 MiB" in text
     chart.mouse.move(box["x"] + 2, box["y"] + 60)
@@ -281,11 +283,11 @@ def test_a_test_opens_by_keyboard(opened):
     page = opened()
     page.locator("details.test summary").first.focus()
     page.keyboard.press("Enter")
-    page.wait_for_selector(".uplot canvas")
+    page.wait_for_selector(".timeline canvas")
 
 
 def test_dragging_zooms_and_a_button_goes_back(chart):
-    box = chart.locator(".u-over").first.bounding_box()
+    box = chart.locator(".over").first.bounding_box()
     before = chart.evaluate(COUNT_PIXELS, rgb(COLOURS[next(iter(picture().levels))]))
     chart.mouse.move(box["x"] + 20, box["y"] + 100)
     chart.mouse.down()
@@ -306,7 +308,7 @@ def test_the_axis_can_be_time(chart):
     assert button.get_attribute("aria-pressed") == "true"
     by_change = chart.get_by_role("button", name="by change").first
     assert by_change.get_attribute("aria-pressed") == "false"
-    assert chart.locator(".uplot canvas").count() == 1
+    assert chart.locator(".timeline canvas").count() == 1
     chart.wait_for_timeout(100)
     assert "the peak" in readout(chart)  # the moment stays
 
@@ -335,7 +337,7 @@ def test_tests_can_be_sorted(opened):
 
 def test_a_link_opens_its_test(opened):
     page = opened(f"#test={FAILED}")
-    page.wait_for_selector("details.test[open] .uplot canvas")
+    page.wait_for_selector("details.test[open] .timeline canvas")
     assert FAILED in page.locator("details.test[open] .name").inner_text()
 
 
@@ -345,7 +347,7 @@ def test_a_page_of_one_test_is_open_and_has_nothing_to_choose(browser, tmp_path)
     path.write_text(run_page(replace(run, tests=run.tests[:1])), encoding="utf-8")
     page = browser.new_page()
     page.goto(path.as_uri())
-    page.wait_for_selector("details.test[open] .uplot canvas")
+    page.wait_for_selector("details.test[open] .timeline canvas")
     assert page.get_by_role("searchbox").count() == 0
     page.close()
 
@@ -358,7 +360,7 @@ def test_counters_of_a_simulated_allocator_are_called_estimated(browser, tmp_pat
     path.write_text(run_page(RunReport((report_of("a", body),))), encoding="utf-8")
     page = browser.new_page()
     page.goto(path.as_uri())
-    page.wait_for_selector(".uplot canvas")
+    page.wait_for_selector(".timeline canvas")
     text = page.locator(".window .title").inner_text()
     page.close()
     assert "estimated reserved 4.0 MiB" in text
@@ -430,17 +432,17 @@ def test_the_system_s_colours_are_followed(opened, scheme):
 
 def test_a_phone_needs_no_sideways_scrolling(opened):
     page = opened(f"#test={FAILED}", viewport={"width": 360, "height": 740})
-    page.wait_for_selector(".uplot canvas")
+    page.wait_for_selector(".timeline canvas")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    assert page.locator(".uplot").first.bounding_box()["width"] <= 360
+    assert page.locator(".timeline").first.bounding_box()["width"] <= 360
 
 
 def test_a_finger_moves_the_cursor(opened):
     page = opened(
         f"#test={FAILED}", viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True
     )
-    page.wait_for_selector(".uplot canvas")
-    over = page.locator(".u-over").first
+    page.wait_for_selector(".timeline canvas")
+    over = page.locator(".over").first
     over.scroll_into_view_if_needed()
     box = over.bounding_box()
     page.touchscreen.tap(box["x"] + box["width"] - 6, box["y"] + 40)
@@ -453,6 +455,6 @@ def test_a_timeline_alone_is_drawn(browser, tmp_path):
     path.write_text(picture_page(picture(), "cuda:0"), encoding="utf-8")
     page = browser.new_page()
     page.goto(path.as_uri())
-    page.wait_for_selector(".uplot canvas")
+    page.wait_for_selector(".timeline canvas")
     assert page.evaluate(COUNT_PIXELS, rgb("#D55E00")) > 500
     page.close()

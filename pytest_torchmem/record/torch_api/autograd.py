@@ -1,0 +1,118 @@
+"""Autograd: its engine, the nodes of its graphs, and what they have saved."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pytest_torchmem.record.torch_api import Checked, functorch, profiler
+
+CHECKED: Final[Checked] = {
+    "torch._C._autograd.SavedTensor": ("2.6.0", "2.15.0"),
+    "torch._C._autograd._get_current_graph_task_keep_graph": ("2.6.0", "2.15.0"),
+    "torch._C._autograd._get_sequence_nr": ("2.6.0", "2.15.0"),
+    "torch._C._autograd._pop_saved_tensors_default_hooks": ("2.6.0", "2.15.0"),
+    "torch._C._autograd._push_saved_tensors_default_hooks": ("2.6.0", "2.15.0"),
+    "torch._C._current_autograd_node": ("2.6.0", "2.15.0"),
+    "torch._C._current_graph_task_id": ("2.6.0", "2.15.0"),
+    "torch.autograd.Variable._execution_engine": ("2.6.0", "2.15.0"),
+    "torch.autograd.graph.Node._sequence_nr": ("2.6.0", "2.15.0"),
+    "torch.autograd.graph.Node._raw_saved_*": ("2.6.0", "2.15.0"),
+    "torch.utils._python_dispatch._disable_current_modes": ("2.6.0", "2.15.0"),
+}
+
+
+#: Every Python call of the engine goes through the object of this name.
+ENGINE: Final = "torch.autograd.Variable._execution_engine"
+#: The functions that put hooks for saved tensors in force and end that.
+PACK_HOOKS: Final = (
+    "torch._C._autograd._push_saved_tensors_default_hooks",
+    "torch._C._autograd._pop_saved_tensors_default_hooks",
+)
+
+
+def engine() -> Any:
+    """The object through which every Python call of the autograd engine goes."""
+    return torch.autograd.Variable._execution_engine
+
+
+def await_engine(device: torch.device, watched: Any = None) -> None:
+    """Wait until the thread in which the engine works for a device has let go of its last task.
+
+    A backward pass is over before that: what the thread alone still holds is freed a moment later,
+    while the program goes on. The CPU has no such thread. It runs a graph of no bytes; ``watched``
+    is the real one, if it is not the one that `engine` gives.
+    """
+    if device.type == "cpu" or in_backward() or functorch.within_transform():
+        return
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return
+    recorded = profiler.profiler_is_active()
+    if recorded:
+        profiler.observe_operators(False)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), _disable_current_modes():
+            leaf = torch.empty(0, device=device, requires_grad=True)
+            (watched or engine()).run_backward(
+                (leaf.view(0),), (torch.empty(0, device=device),), False, False, (leaf,), True
+            )
+    finally:
+        if recorded:
+            profiler.observe_operators(True)
+
+
+def in_backward() -> bool:
+    """Whether the calling thread is inside the autograd engine."""
+    return bool(torch._C._current_graph_task_id() >= 0)
+
+
+#: Whether what a node saved can be looked at without unpacking it. Since 2.10.
+READS_SAVED: bool = hasattr(torch._C._autograd.SavedTensor, "data")
+
+
+def raw_saved(saved: Any) -> Any:
+    """What autograd stored: a tensor, or whatever a pack hook returned. Unpacks nothing."""
+    return saved if isinstance(saved, torch.Tensor) else getattr(saved, "data", None)
+
+
+def next_sequence_number() -> int:
+    """The number that the next node of an autograd graph made by this thread gets."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def running_node() -> tuple[str, int]:
+    """Name and sequence number of the autograd node that is being evaluated; ``("", -1)``."""
+    node: Any = torch._C._current_autograd_node()
+    return (node.name(), node._sequence_nr()) if node is not None else ("", -1)
+
+
+def has_parallel_edges() -> bool:
+    """Whether two edges of the running autograd node lead to the same input of the same node."""
+    node: Any = torch._C._current_autograd_node()
+    edges = (
+        [edge for edge in node.next_functions if edge[0] is not None] if node is not None else []
+    )
+    return len(set(edges)) < len(edges)
+
+
+def frees_graph() -> bool:
+    """Whether the running backward pass lets go of what its nodes have saved."""
+    return not torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def sequence_number(node: Any) -> int:
+    """The number that a node of an autograd graph got when it was made."""
+    return int(node._sequence_nr())
+
+
+def raw_names(kind: type[Any]) -> list[str]:
+    """The attributes of a class of nodes that hold what a node has saved, as it was saved."""
+    return [name for name in dir(kind) if name.startswith("_raw_saved_")]
+
+
+def unpacked_name(kind: type[Any], raw_name: str) -> str:
+    """The attribute that unpacks what another one holds as it was saved."""
+    name = raw_name.removeprefix("_raw")
+    return name if hasattr(kind, name) else name.removeprefix("_")

@@ -1,0 +1,78 @@
+"""The compiler: its modules, its callbacks, and the code that it generates."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, Final
+
+import torch
+
+from pytest_torchmem.record.torch_api import Checked
+
+CHECKED: Final[Checked] = {
+    "torch._dynamo": ("2.6.0", "2.15.0"),
+    "torch._dynamo.callback": ("2.6.0", "2.15.0"),
+    "torch._dynamo.eval_frame.OptimizedModule._orig_mod": ("2.6.0", "2.15.0"),
+    "torch._inductor.codecache": ("2.6.0", "2.15.0"),
+}
+
+
+def import_compiler() -> None:
+    """Import what the first optimizer or checkpoint of a process would import in any case.
+
+    That is some thousand modules. Recorded with Python stacks it takes half a minute instead of two
+    seconds.
+    """
+    importlib.import_module("torch._dynamo")
+
+
+def graph_module_classes() -> list[type[Any]]:
+    """The classes of graph modules that are alive: each has one of its own, of this name."""
+    waiting: list[type[Any]] = [torch.fx.GraphModule]
+    found = []
+    while waiting:
+        found.append(waiting.pop())
+        waiting += found[-1].__subclasses__()
+    return [kind for kind in found if kind.__qualname__.endswith(".GraphModuleImpl")]
+
+
+def generated_file(graph_module: Any) -> str:
+    """The name under which the profiler shows the code generated for a graph module."""
+    return str(type(graph_module).forward.__code__.co_filename)
+
+
+_CALLBACKS: Final = "torch._dynamo.callback.callback_handler"
+#: Registers a function that is called when a compilation begins.
+START_CALLBACK: Final = f"{_CALLBACKS}.register_start_callback"
+#: Registers a function that is called when a compilation ends.
+END_CALLBACK: Final = f"{_CALLBACKS}.register_end_callback"
+#: Called by ``torch._dynamo.reset()``, in the middle of a body.
+CLEAR_CALLBACKS: Final = f"{_CALLBACKS}.clear"
+
+
+def callbacks() -> Any:
+    """Where to register for the end of compilations; None while there is no compiler.
+
+    The compiler is not imported: a process that does not use it does not pay for it.
+    """
+    return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+
+
+def inductor_line_map(path: str) -> tuple[Any, Any] | None:
+    """First lines and the stacks that they were traced at, for a file that inductor wrote.
+
+    Inductor keeps them for as long as the process lives, also for code from its cache on disk. None
+    for any other file.
+    """
+    code_cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    entry = getattr(code_cache, "linemaps", {}).get(path)
+    if entry is None:
+        return None
+    # Without any node there is an empty list in place of the pair.
+    return tuple(entry) if len(entry) == 2 else ((), ())
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether a module is what ``torch.compile`` made of another one."""
+    return hasattr(module, "_orig_mod")

@@ -1,0 +1,74 @@
+"""A tensor's memory: who owns the object, which storage is whose, what a wrapper is made of."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from pytest_torchmem.record.torch_api import Checked, dispatcher
+
+CHECKED: Final[Checked] = {
+    "torch._C.TensorBase._fix_weakref": ("2.6.0", "2.15.0"),
+    "torch._subclasses.fake_tensor.FakeTensor": ("2.6.0", "2.15.0"),
+    "torch.Tensor._indices": ("2.6.0", "2.15.0"),
+    "torch.Tensor._values": ("2.6.0", "2.15.0"),
+    "torch.UntypedStorage._cdata": ("2.6.0", "2.15.0"),
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass": ("2.6.0", "2.15.0"),
+}
+
+# The public accessors of the first refuse a tensor with duplicate indices, as most gradients are.
+_SPARSE: Final[dict[Any, tuple[str, ...]]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def hold(tensor: torch.Tensor) -> None:
+    """Let Python own a tensor that the collector or a weak reference gave.
+
+    Where only C++ held on to it, releases before 2.10 could free it while Python refers to it.
+    """
+    torch._C.TensorBase._fix_weakref(tensor)
+
+
+#: What holds memory and may be asked of the collector. Before 2.10 that has storages, too, whose
+#: memory C++ has freed already: to look at one ends the process.
+HOLDING: tuple[type[Any], ...] = (
+    (torch.Tensor, torch.UntypedStorage)
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+    else (torch.Tensor,)
+)
+
+
+def storage_key(tensor: Any) -> int:
+    """Identity of a storage while it lives: the address of its C++ object."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The indices and values that a sparse tensor is made of; empty for any other."""
+    if tensor.layout not in _SPARSE:
+        return []
+    # These are operators: a dispatch mode of the user's would see them.
+    with dispatcher.undispatched():
+        return [getattr(tensor, part)() for part in _SPARSE[tensor.layout]]
+
+
+def flattened(tensor: Any) -> list[Any]:
+    """The tensors that a wrapper subclass says it is made of; none where it does not say."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return []
+    names, _ = tensor.__tensor_flatten__()
+    return [getattr(tensor, name) for name in names]
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """False for a stand-in: asking one for its data warns on some releases, raises on others."""
+    return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)

@@ -1,0 +1,36 @@
+"""Modules and optimizers: what a module holds, and the hooks that every one of them calls."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from pytest_torchmem.record.torch_api import Checked
+
+CHECKED: Final[Checked] = {
+    "torch.nn.Module._buffers": ("2.6.0", "2.15.0"),
+    "torch.nn.Module._modules": ("2.6.0", "2.15.0"),
+    "torch.nn.Module._parameters": ("2.6.0", "2.15.0"),
+}
+
+#: The attributes in which a module keeps what it holds.
+OWN_ATTRIBUTES: Final = ("_parameters", "_buffers", "_modules")
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, Any]:
+    """The module's own dict of parameters, by name; None stands for one that is left out."""
+    found: dict[str, Any] = module._parameters
+    return found
+
+
+def buffers_of(module: torch.nn.Module) -> dict[str, Any]:
+    """The module's own dict of buffers, by name; None stands for one that is left out."""
+    found: dict[str, Any] = module._buffers
+    return found
+
+
+def children_of(module: torch.nn.Module) -> dict[str, Any]:
+    """The module's own dict of modules, by name; None stands for one that is left out."""
+    found: dict[str, Any] = module._modules
+    return found
