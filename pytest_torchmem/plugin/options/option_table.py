@@ -92,7 +92,8 @@ OPTIONS: Final = (
     ),
     Option(
         "follow-renames",
-        "move an unused entry to the test of the same module that is new and has equal numbers",
+        "move an unused entry to the test of the same module that is new and has equal numbers, "
+        "and the baselines of a module that is gone to the new module that has its tests",
         False,
     ),
     Option(

@@ -46,6 +46,7 @@ class FilePlan:
     """What is to happen to one baseline file.
 
     Attributes:
+        module: The test module.
         path: The file.
         environment: What it is measured on.
         written: Windows whose numbers replace the entry of their key, or become a new one.
@@ -58,6 +59,7 @@ class FilePlan:
             of: one of an older format, or one whose origins were lost.
     """
 
+    module: Path
     path: Path
     environment: Environment
     written: tuple[Window, ...] = ()
@@ -119,7 +121,7 @@ def plan_updates(
         }
         unused = _Unused(path, environment, store).find(tests, outcomes, elsewhere)
         windows = [w for t in tests if t.test in outcomes.passed for w in t.windows]
-        plan = _plan(path, environment, windows, unused, settings)
+        plan = _plan(module, path, environment, windows, unused, settings)
         new = {w.key for w in plan.written if w.change is Change.NEW}
         there = _keys(path, environment, store) if new else frozenset()
         explained = _unexplained(plan, windows, store) if settings.accepted else ()
@@ -153,6 +155,7 @@ def _keys(path: Path, environment: Environment, store: BaselineStore) -> frozens
 
 
 def _plan(
+    module: Path,
     path: Path,
     environment: Environment,
     windows: list[Window],
@@ -170,6 +173,7 @@ def _plan(
     moved = set(renames.values()) if settings.follow_renames else set()
     accepted = (w for w in windows if w.change in settings.accepted or w.key in moved)
     return FilePlan(
+        module,
         path,
         environment,
         tuple(accepted),

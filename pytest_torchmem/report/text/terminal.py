@@ -271,6 +271,9 @@ def _status(window: Window) -> str:
     return "; ".join(texts)
 
 
+_UNUSED_SHOWN: Final = 10
+
+
 def _changes_lines(summary: RunSummary) -> list[Line]:
     """Return what an update wrote: below each file its entries, the four kinds in a fixed order."""
     order = (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)
@@ -281,10 +284,14 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
         lines.append(Line(f"{file}:"))
         for change in order:
             style = ("yellow",) if change is Change.GROWN else ()
-            items = (c for c in told if (c.file, c.change) == (file, change))
+            items = [c for c in told if (c.file, c.change) == (file, change)]
+            shown = items[:_UNUSED_SHOWN] if change is Change.UNUSED else items
             lines += [
-                Line(f"  {change.value}: {one_line(c.key)}: {_amount(c)}", style) for c in items
+                Line(f"  {change.value}: {one_line(c.key)}: {_amount(c)}", style) for c in shown
             ]
+            if left_out := len(items) - len(shown):
+                done = "removed" if items[0].written else "kept"
+                lines.append(Line(f"  ... and {left_out} more unused entries, {done}"))
     written = [change for change in summary.changes if change.written]
     if written:
         entries = _count(len(written), "entry", "entries")
