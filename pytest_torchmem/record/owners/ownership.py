@@ -199,7 +199,7 @@ class OwnershipWatch:
                 self._log.owner(mark, self._gradient_kind(leaf), leaf.grad)
         # Within another backward pass what is returned goes on into that one, as a checkpoint's
         # gradients do.
-        kind = Ownership.GRADIENT_ROOT if self._depth else Ownership.GRADIENT
+        kind = Ownership.GRADIENT_ROOT if self._depth else Ownership.RETURNED
         for gradient in gradients:
             self._log.owner(mark, kind, gradient)
 

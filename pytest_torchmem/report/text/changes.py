@@ -121,7 +121,8 @@ def unused_lines(unused: Iterable[Collection[str]]) -> list[str]:
     named = ", ".join(one_line(key) for key in keys[:3]) + (", ..." if keys[3:] else "")
     return [
         f"unused: no test asked for {_entries(len(keys))} of the baselines ({named}): "
-        "--torchmem-update-baseline=unused removes " + ("it" if len(keys) == 1 else "them")
+        "--torchmem-update-baseline --torchmem-accept=unused removes "
+        + ("it" if len(keys) == 1 else "them")
     ]
 
 
@@ -139,7 +140,9 @@ def orphan_line(module: str, entry_count: int, moved_to: str, done: bool) -> str
             f"{what}{one_line(moved_to)} has its tests and no baseline, and "
             "--torchmem-follow-renames takes them along"
         )
-    return what + ("removed" if done else "--torchmem-update-baseline=unused removes them")
+    return what + (
+        "removed" if done else "--torchmem-update-baseline --torchmem-accept=unused removes them"
+    )
 
 
 def notices(summary: RunSummary, accepted: Collection[Change]) -> list[str]:
@@ -159,7 +162,7 @@ def _shrunk(summary: RunSummary, accepted: Collection[Change]) -> Iterator[str]:
         name = f"::{window.result.name}" if window.result.name else ""
         yield f"shrunk: {test.test}{name}: {window.notice}: tighten"
     more = f"... and {len(windows) - SHOWN} more; " if windows[SHOWN:] else ""
-    yield f"{more}--torchmem-update-baseline=shrunk stores what is lower now"
+    yield f"{more}--torchmem-update-baseline --torchmem-accept=shrunk stores what is lower now"
 
 
 def _nearest(summary: RunSummary, accepted: Collection[Change]) -> Iterator[str]:

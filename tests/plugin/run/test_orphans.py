@@ -9,7 +9,8 @@ def test_a(): use({} * MiB)
 @pytest.mark.memory_baseline
 def test_b(): use(7 * MiB)
 """
-REMOVE = "--torchmem-update-baseline=unused"
+REMOVE = ("--torchmem-update-baseline", "--torchmem-accept=unused")
+TOLD = " ".join(REMOVE)
 
 
 @pytest.fixture
@@ -48,24 +49,24 @@ def test_followed_it_is_compared_with_its_old_numbers_and_what_grew_fails(moved,
 
 
 def test_what_could_be_followed_is_not_removed_as_unused(moved):
-    moved.run(REMOVE).stdout.fnmatch_lines(["*--torchmem-follow-renames takes them along"])
+    moved.run(*REMOVE).stdout.fnmatch_lines(["*--torchmem-follow-renames takes them along"])
     assert moved.baseline("test_old").exists()
 
 
 def test_a_dry_run_moves_and_removes_nothing(moved):
-    dry = ("--torchmem-update-baseline=unused", "--torchmem-dry-run", "--torchmem-follow-renames")
+    dry = (*REMOVE, "--torchmem-dry-run", "--torchmem-follow-renames")
     moved.run(*dry)
     assert moved.baseline("test_old").exists()
     (moved.path / "deep/test_new.py").unlink()
-    moved.run(*dry[:2]).stdout.fnmatch_lines(["test_old.py is gone *unused removes them"])
+    moved.run(*dry[:3]).stdout.fnmatch_lines(["test_old.py is gone *unused removes them"])
     assert moved.baseline("test_old").exists()
 
 
 def test_the_baselines_of_a_module_that_is_gone_are_removed_as_unused(moved):
     (moved.path / "deep/test_new.py").unlink()
     told = moved.run()
-    told.stdout.fnmatch_lines([f"test_old.py is gone and has baselines (2 entries): {REMOVE} *"])
-    moved.run(REMOVE).stdout.fnmatch_lines(["test_old.py is gone *: removed"])
+    told.stdout.fnmatch_lines([f"test_old.py is gone and has baselines (2 entries): {TOLD} *"])
+    moved.run(*REMOVE).stdout.fnmatch_lines(["test_old.py is gone *: removed"])
     assert not moved.baseline("test_old").exists()
     assert moved.baseline("test_other").exists()
 
@@ -91,7 +92,7 @@ def test_of_two_that_could_be_it_none_is_taken(moved):
 @pytest.mark.parametrize("selection", [("-k", "test_c"), ("test_other.py::test_c",)])
 def test_a_run_of_a_part_says_nothing_of_it(moved, selection):
     moved.run(*selection).stdout.no_fnmatch_line("*is gone*")
-    moved.run(REMOVE, *selection)
+    moved.run(*REMOVE, *selection)
     assert moved.baseline("test_old").exists()
 
 
@@ -100,7 +101,7 @@ def test_a_test_that_was_renamed_and_changed_leaves_an_entry_that_a_plain_run_na
     project.update()
     project.write(BODY.format(10).replace("test_a", "test_z"))
     project.run().stdout.fnmatch_lines(
-        [f"unused: no test asked for 1 entry of the baselines (test_a): {REMOVE} removes it"]
+        [f"unused: no test asked for 1 entry of the baselines (test_a): {TOLD} removes it"]
     )
 
 
@@ -112,7 +113,7 @@ def test_thousands_of_unused_entries_are_ten_lines(project):
     project.write(body.format(3))
     plain = [line for line in project.run().outlines if line.startswith("unused")]
     assert len(plain) == 1
-    told = project.run(REMOVE)
+    told = project.run(*REMOVE)
     assert len([line for line in told.outlines if line.startswith("  unused: ")]) == 10
     told.stdout.fnmatch_lines(["  ... and 47 more unused entries, removed"])
     assert len(project.entries()) == 3
