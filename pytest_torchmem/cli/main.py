@@ -16,9 +16,12 @@ from pytest_torchmem import __version__
 from pytest_torchmem.cli import diff, explain, gpu, show
 from pytest_torchmem.cli.inputs import is_trace, read_measurements, read_report
 from pytest_torchmem.cli.traces import converted
+from pytest_torchmem.report.page.history import history_page
+from pytest_torchmem.report.text.history import history_plots, history_table
 from pytest_torchmem.report.text.tables import ANY_WIDTH
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.store.files import replace_file
+from pytest_torchmem.store.history import read_history
 from pytest_torchmem.store.results import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.contributors import Category
@@ -63,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_diff(commands)
     _add_show(commands)
     _add_explain(commands)
+    _add_history(commands)
     _add_report(commands)
     _add_fits(commands)
     _add_reserved(commands)
@@ -110,6 +114,38 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command.add_argument("--device", default="", help="default: the one the trace was recorded for")
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.set_defaults(run=_explain)
+
+
+def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "history",
+        help="who accepted which number when",
+        description="Read the history of the committed baselines from git: a table of the latest "
+        "changes, or a plot for each test whose name contains TEST.",
+        epilog="exit codes: 0 printed or written, 2 bad input",
+    )
+    command.add_argument("test", nargs="?", default="", metavar="TEST")
+    command.add_argument("-C", "--folder", type=Path, default=Path(), help="default: this folder")
+    command.add_argument("-o", "--output", type=Path, help="write a page (.html) with all plots")
+    command.set_defaults(run=_history)
+
+
+def _history(options: argparse.Namespace) -> Exit:
+    history = tuple(i for i in read_history(options.folder) if options.test in i.test)
+    if not history:
+        raise ReportError(f"no test in the history has {options.test!r} in its name")
+    if options.output:
+        if options.output.suffix != ".html":
+            raise ReportError(f"{options.output}: a history is written as .html")
+        try:
+            replace_file(options.output, history_page(history))
+        except OSError as error:
+            raise ReportError(f"{options.output} cannot be written: {error}") from None
+        print(f"history written: {options.output}")
+        return Exit.OK
+    plain = "utf" not in (sys.stdout.encoding or "").lower()
+    print("\n".join(history_plots(history, plain) if options.test else history_table(history)))
+    return Exit.OK
 
 
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
