@@ -11,12 +11,29 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_torchmem.plugin.activation import COLLECTOR, IN_CALL, SELECTION, activate, is_active
 from pytest_torchmem.plugin.options.option_table import MARKERS, add_options, anything_set, asks
-from pytest_torchmem.plugin.run.selection import Selection, controls_workers
+from pytest_torchmem.plugin.run.selection import Selection, controls_workers, is_worker
+from pytest_torchmem.plugin.stash import COLLECTOR, IN_CALL, RUN, SELECTION, is_active
 
 if TYPE_CHECKING:
     from pytest_torchmem.plugin.item.fixture import Torchmem
+
+
+def activate(config: pytest.Config) -> None:
+    """Read the settings, and begin to gather what tests measure; once in a run.
+
+    Raises `pytest.UsageError` for an option without meaning.
+    """
+    if is_active(config):
+        return
+    from pytest_torchmem.plugin.item.body import Run
+    from pytest_torchmem.plugin.options.settings import read_settings
+    from pytest_torchmem.plugin.run.controller import Collector
+
+    run = config.stash[RUN] = Run(config, read_settings(config))
+    if not is_worker(config):
+        collector = config.stash[COLLECTOR] = Collector(config, run, config.stash[SELECTION])
+        config.pluginmanager.register(collector, "torchmem-collector")
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
