@@ -13,10 +13,15 @@ import pytest
 
 from pytest_torchmem.plugin.options.option_table import MARKERS, add_options, anything_set, asks
 from pytest_torchmem.plugin.run.selection import Selection, controls_workers, is_worker
-from pytest_torchmem.plugin.stash import COLLECTOR, IN_CALL, RUN, SELECTION, is_active
+from pytest_torchmem.plugin.stash import COLLECTOR, IN_CALL, RUN, SELECTION
 
 if TYPE_CHECKING:
     from pytest_torchmem.plugin.item.fixture import Torchmem
+
+
+def is_active(config: pytest.Config) -> bool:
+    """Return whether anything asked for a measurement in this run."""
+    return RUN in config.stash
 
 
 def activate(config: pytest.Config) -> None:

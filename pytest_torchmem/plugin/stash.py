@@ -43,8 +43,3 @@ BODY: Final[pytest.StashKey[Body]] = pytest.StashKey()
 
 PAYLOAD: Final[pytest.StashKey[dict[str, Any]]] = pytest.StashKey()
 """What the test measured, until its next report takes it along."""
-
-
-def is_active(config: pytest.Config) -> bool:
-    """Return whether anything asked for a measurement in this run."""
-    return RUN in config.stash

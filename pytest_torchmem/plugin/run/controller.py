@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -14,12 +16,6 @@ from pytest_torchmem.measuring.ranks import environment_rank
 from pytest_torchmem.plugin.item.body import Run
 from pytest_torchmem.plugin.options.option_table import relative_path, typed_nodeid
 from pytest_torchmem.plugin.options.settings import SummaryKind
-from pytest_torchmem.plugin.run.endings import (
-    Endings,
-    github_lines,
-    on_github,
-    run_report,
-)
 from pytest_torchmem.plugin.run.pictures import room
 from pytest_torchmem.plugin.run.selection import Selection, ran_partially
 from pytest_torchmem.plugin.run.updates import Outcomes, apply, plan_updates, texts
@@ -29,8 +25,12 @@ from pytest_torchmem.plugin.run.workers import (
     trace_with,
 )
 from pytest_torchmem.report.text.changes import change_table, diff_lines, notices, rename_lines
+from pytest_torchmem.report.text.github import error_commands
+from pytest_torchmem.report.text.markdown import step_summary
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
+from pytest_torchmem.store.provenance import stamped
+from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, ReportError
 from pytest_torchmem.values.measured import MeasuredTest, RunSummary
@@ -57,6 +57,35 @@ _WHOLE: Final = (
     pytest.ExitCode.NO_TESTS_COLLECTED,
 )
 """How a run ends that came to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How a test ended, and where it is defined."""
+
+    outcome: str
+    line: int
+
+
+class Endings:
+    """Notes how each test ended, as its reports come in."""
+
+    def __init__(self) -> None:
+        self._endings: dict[str, _Ending] = {}
+
+    def note(self, test: str, report: pytest.TestReport) -> None:
+        """Take one report of a test. A new attempt replaces what an earlier one left."""
+        before = self._endings.get(test)
+        failed = before is not None and before.outcome == "failed"
+        telling = report.when == "call" or not report.passed
+        if report.when == "setup" or (telling and not failed):
+            line = report.location[1]
+            self._endings[test] = _Ending(_outcome(report), 0 if line is None else line + 1)
+
+    def report_on(self, measured: MeasuredTest, file: str) -> TestReport:
+        ending = self._endings.get(measured.test, _Ending("failed", 0))
+        # The name of a file says something about the machine; only its place in the project stays.
+        return TestReport(replace(measured, file=file), ending.outcome, ending.line, file)
 
 
 class Collector:
@@ -249,3 +278,43 @@ def progress(
         if drawn:
             reporter.rewrite("", erase=True)
             reporter.rewrite("")  # what comes next starts at the beginning of the line
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return "xfailed" if report.skipped else "xpassed"
+    return report.outcome
+
+
+def run_report(summary: RunSummary, endings: Endings, rootdir: Path) -> RunReport:
+    """Return everything that is known of a run."""
+    start = Path(os.environ.get("GITHUB_WORKSPACE") or rootdir)
+    run = RunReport(
+        tests=tuple(endings.report_on(t, _within(start, rootdir, t)) for t in summary.tests),
+        changes=summary.changes,
+        problems=summary.problems,
+    )
+    return stamped(run, rootdir, environment_rank())
+
+
+def _within(start: Path, rootdir: Path, measured: MeasuredTest) -> str:
+    path = Path(measured.file)
+    for folder in (start, rootdir):
+        with contextlib.suppress(ValueError):
+            return path.relative_to(folder).as_posix()
+    return measured.test.partition("::")[0]
+
+
+def on_github() -> bool:
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def github_lines(run: RunReport) -> list[str]:
+    """Return the workflow commands to print, after adding the run to the job's summary page."""
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        try:
+            with Path(path).open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(step_summary(run, file.tell()))
+        except OSError as error:
+            raise ReportError(f"the step summary {path} cannot be written: {error}") from None
+    return error_commands(run)
