@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem import __version__
-from pytest_torchmem.cli import diff, explain, gpu, show
-from pytest_torchmem.cli.inputs import is_trace, read_measurements, read_report
-from pytest_torchmem.cli.traces import converted
+from pytest_torchmem.cli import diff, explain, gpu, show, simulate
+from pytest_torchmem.cli.inputs import read_measurements, read_report
+from pytest_torchmem.cli.recordings import Recording, converted, kind_of, read_recording
 from pytest_torchmem.report.text.tables import ANY_WIDTH
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.store.files import replace_file
@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_fits(commands)
     _add_reserved(commands)
+    _add_simulate(commands)
     return parser
 
 
@@ -155,6 +156,27 @@ def _add_reserved(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     command.set_defaults(run=_reserved)
 
 
+def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "simulate",
+        help="run a command on a simulated GPU",
+        description="Run a command with torch's own CUDA build on a simulated GPU: torchmem "
+        "simulate --gpu H100 -- python train.py. Memory is what that GPU's would be; kernels do "
+        "not run.",
+        epilog="exit codes: those of the command, 2 when it could not be started",
+    )
+    command.add_argument("--gpu", default="H100", help="default: H100; also H100x8, L4, T4, ...")
+    command.add_argument("--torch", default="", metavar="RELEASE", help="default: as installed")
+    command.add_argument(
+        "--fetch", action="store_true", help="fetch torch's CUDA build once, where it is missing"
+    )
+    command.add_argument(
+        "--patience", type=float, default=900, metavar="S", help="seconds a fetch may take (900)"
+    )
+    command.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
+    command.set_defaults(run=_simulate)
+
+
 def _add_gpu_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--settings", default="", help="as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True"
@@ -205,7 +227,7 @@ def _explain(options: argparse.Namespace) -> Exit:
 
 def _report(options: argparse.Namespace) -> Exit:
     output: Path = options.output
-    if len(options.files) == 1 and is_trace(options.files[0]):
+    if len(options.files) == 1 and kind_of(options.files[0]) is Recording.TRACE:
         content = converted(options.files[0], output)
         if content is not None:
             try:
@@ -228,7 +250,7 @@ def _report(options: argparse.Namespace) -> Exit:
 
 def _fits(options: argparse.Namespace) -> Exit:
     found = [
-        (path, gpu.read_profile(path, options.device).fits(options.capacity, options.settings))
+        (path, read_recording(path, options.device).fits(options.capacity, options.settings))
         for path in options.traces
     ]
     print(gpu.fits_json(found) if options.format == "json" else gpu.fits_text(found))
@@ -236,8 +258,17 @@ def _fits(options: argparse.Namespace) -> Exit:
 
 
 def _reserved(options: argparse.Namespace) -> Exit:
-    run = gpu.read_profile(options.trace, options.device).simulate(options.settings)
+    run = read_recording(options.trace, options.device).simulate(options.settings)
     print(gpu.reserved_json(run) if options.format == "json" else gpu.reserved_text(run))
+    return Exit.OK
+
+
+def _simulate(options: argparse.Namespace) -> Exit:
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if options.fetch:
+        print(simulate.fetched(options.torch, options.patience))
+    if command or not options.fetch:
+        simulate.become(command, options.gpu, options.torch)
     return Exit.OK
 
 

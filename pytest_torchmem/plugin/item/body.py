@@ -260,7 +260,7 @@ class Body:
         self.state = State.AFTER
         limits = self._asked.sizes()
         result = self._counted.within(limits) if self._counted else None
-        if result is None:
+        if result is None or (result.blind_spots and self._run.settings.strict):
             return False
         self._sender.counted(result, limits, self.device)
         return True

@@ -29,6 +29,7 @@ from pytest_torchmem.report.text.github import error_commands
 from pytest_torchmem.report.text.markdown import step_summary
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
+from pytest_torchmem.simulate.process import simulated_here
 from pytest_torchmem.store.provenance import stamped
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
@@ -161,7 +162,9 @@ class Collector:
         if lines or self._lines:
             terminalreporter.ensure_newline()  # or the first line of the table would see to it
             rank = environment_rank()  # of a job, each rank says its own
-            terminalreporter.section(f"torchmem, {rank}" if rank.count > 1 else "torchmem")
+            told = [str(rank)] if rank.count > 1 else []
+            told += [f"simulated {gpu}"] if (gpu := simulated_here()) else []
+            terminalreporter.section(", ".join(["torchmem", *told]))
         for line in lines:
             terminalreporter.write_line(line.text, **dict.fromkeys(line.styles, True))
         for text in self._lines:
