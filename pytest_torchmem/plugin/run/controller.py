@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -16,6 +14,19 @@ from pytest_torchmem.measuring.ranks import environment_rank
 from pytest_torchmem.plugin.item.body import Run
 from pytest_torchmem.plugin.options.option_table import relative_path, typed_nodeid
 from pytest_torchmem.plugin.options.settings import SummaryKind
+from pytest_torchmem.plugin.run.endings import (
+    Endings,
+    github_lines,
+    on_ci,
+    on_github,
+    run_report,
+)
+from pytest_torchmem.plugin.run.orphans import (
+    baseline_folders,
+    find_orphans,
+    move,
+    remove,
+)
 from pytest_torchmem.plugin.run.pictures import room
 from pytest_torchmem.plugin.run.selection import Selection, ran_partially
 from pytest_torchmem.plugin.run.updates import Outcomes, apply, plan_updates, texts
@@ -24,14 +35,19 @@ from pytest_torchmem.plugin.run.workers import (
     reported_nodeid,
     trace_with,
 )
-from pytest_torchmem.report.text.changes import change_table, diff_lines, notices, rename_lines
-from pytest_torchmem.report.text.github import error_commands
-from pytest_torchmem.report.text.markdown import step_summary
+from pytest_torchmem.report.text.changes import (
+    change_table,
+    diff_lines,
+    explained_lines,
+    notices,
+    orphan_line,
+    rename_lines,
+    unguarded_line,
+    unused_lines,
+)
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.process import simulated_here
-from pytest_torchmem.store.provenance import stamped
-from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, ReportError
 from pytest_torchmem.values.measured import MeasuredTest, RunSummary
@@ -58,35 +74,6 @@ _WHOLE: Final = (
     pytest.ExitCode.NO_TESTS_COLLECTED,
 )
 """How a run ends that came to its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """How a test ended, and where it is defined."""
-
-    outcome: str
-    line: int
-
-
-class Endings:
-    """Notes how each test ended, as its reports come in."""
-
-    def __init__(self) -> None:
-        self._endings: dict[str, _Ending] = {}
-
-    def note(self, test: str, report: pytest.TestReport) -> None:
-        """Take one report of a test. A new attempt replaces what an earlier one left."""
-        before = self._endings.get(test)
-        failed = before is not None and before.outcome == "failed"
-        telling = report.when == "call" or not report.passed
-        if report.when == "setup" or (telling and not failed):
-            line = report.location[1]
-            self._endings[test] = _Ending(_outcome(report), 0 if line is None else line + 1)
-
-    def report_on(self, measured: MeasuredTest, file: str) -> TestReport:
-        ending = self._endings.get(measured.test, _Ending("failed", 0))
-        # The name of a file says something about the machine; only its place in the project stays.
-        return TestReport(replace(measured, file=file), ending.outcome, ending.line, file)
 
 
 class Collector:
@@ -148,6 +135,10 @@ class Collector:
         self.summary += RunSummary(tests=tuple(self._tests.values()))
         self._update()
         self._lines += notices(self._as_typed(), self.run.settings.accepted)
+        if on_ci() and not self.run.settings.accepted:
+            unguarded = unguarded_line(self.summary)
+            title = "::warning title=memory has no baseline::" if on_github() else ""
+            self._lines += [title + unguarded] if unguarded else []
         self._report()
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -215,7 +206,11 @@ class Collector:
             frozenset(self._skipped),
             self._partial,
         )
+        followed = self._follow_modules()
         plans = plan_updates(self.summary, outcomes, settings, store)
+        plans = [plan for plan in plans if plan.module not in followed]
+        if not settings.accepted:
+            self._lines += unused_lines(plan.unused.keys() - plan.renames.keys() for plan in plans)
         for plan in progress(plans, "baselines", self.config):
             shown = relative_path(plan.path, self.config.invocation_params.dir)
             self._lines += rename_lines(plan.renames, shown, settings.follow_renames)
@@ -229,10 +224,40 @@ class Collector:
             except BaselineError as error:
                 self.add_problem(str(error))
             else:
+                self._lines += explained_lines(len(plan.explained), shown)
                 changes = tuple(plan.changes(shown, not settings.dry_run))
                 self.summary += RunSummary(changes=changes)
         if settings.dry_run:
             self._lines[:0] = change_table(self.summary.changes, room(self.config))
+
+    def _follow_modules(self) -> set[Path]:
+        """Say which baselines have no module any more, and move or remove them where told to.
+
+        Returns the modules that were given baselines.
+        """
+        if self._partial or not self.summary.windows:
+            return set()
+        settings, store = self.run.settings, self.run.store
+        orphans = find_orphans(baseline_folders(self.config, store), self.summary, store)
+        moved = [o for o in orphans if o.moved_to and settings.follow_renames]
+        removed = [o for o in orphans if not o.moved_to and Change.UNUSED in settings.accepted]
+        if not settings.dry_run:
+            try:
+                for orphan in moved:
+                    move(orphan, store)
+                for orphan in removed:
+                    remove(orphan)
+            except OSError as error:
+                self.add_problem(str(BaselineError(f"a baseline cannot be moved: {error}")))
+        for orphan in orphans:
+            done = not settings.dry_run and orphan in (*moved, *removed)
+            to = self._shown(orphan.moved_to) if orphan.moved_to else ""
+            name = self._shown(orphan.module)
+            self._lines.append(orphan_line(name, len(orphan.keys), to, done))
+        return {orphan.moved_to for orphan in moved if orphan.moved_to}
+
+    def _shown(self, path: Path) -> str:
+        return relative_path(path, self.config.invocation_params.dir)
 
 
 def _selects(config: pytest.Config) -> bool:
@@ -281,43 +306,3 @@ def progress(
         if drawn:
             reporter.rewrite("", erase=True)
             reporter.rewrite("")  # what comes next starts at the beginning of the line
-
-
-def _outcome(report: pytest.TestReport) -> str:
-    if hasattr(report, "wasxfail"):
-        return "xfailed" if report.skipped else "xpassed"
-    return report.outcome
-
-
-def run_report(summary: RunSummary, endings: Endings, rootdir: Path) -> RunReport:
-    """Return everything that is known of a run."""
-    start = Path(os.environ.get("GITHUB_WORKSPACE") or rootdir)
-    run = RunReport(
-        tests=tuple(endings.report_on(t, _within(start, rootdir, t)) for t in summary.tests),
-        changes=summary.changes,
-        problems=summary.problems,
-    )
-    return stamped(run, rootdir, environment_rank())
-
-
-def _within(start: Path, rootdir: Path, measured: MeasuredTest) -> str:
-    path = Path(measured.file)
-    for folder in (start, rootdir):
-        with contextlib.suppress(ValueError):
-            return path.relative_to(folder).as_posix()
-    return measured.test.partition("::")[0]
-
-
-def on_github() -> bool:
-    return os.environ.get("GITHUB_ACTIONS") == "true"
-
-
-def github_lines(run: RunReport) -> list[str]:
-    """Return the workflow commands to print, after adding the run to the job's summary page."""
-    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
-        try:
-            with Path(path).open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(step_summary(run, file.tell()))
-        except OSError as error:
-            raise ReportError(f"the step summary {path} cannot be written: {error}") from None
-    return error_commands(run)

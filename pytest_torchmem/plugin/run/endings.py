@@ -1,0 +1,92 @@
+"""The reports of a run: gathered in the one process that writes, written when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from pytest_torchmem.measuring.ranks import environment_rank
+from pytest_torchmem.report.text.github import error_commands
+from pytest_torchmem.report.text.markdown import step_summary
+from pytest_torchmem.store.provenance import stamped
+from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.values.errors import ReportError
+from pytest_torchmem.values.measured import MeasuredTest, RunSummary
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How a test ended, and where it is defined."""
+
+    outcome: str
+    line: int
+
+
+class Endings:
+    """Notes how each test ended, as its reports come in."""
+
+    def __init__(self) -> None:
+        self._endings: dict[str, _Ending] = {}
+
+    def note(self, test: str, report: pytest.TestReport) -> None:
+        """Take one report of a test. A new attempt replaces what an earlier one left."""
+        before = self._endings.get(test)
+        failed = before is not None and before.outcome == "failed"
+        telling = report.when == "call" or not report.passed
+        if report.when == "setup" or (telling and not failed):
+            line = report.location[1]
+            self._endings[test] = _Ending(_outcome(report), 0 if line is None else line + 1)
+
+    def report_on(self, measured: MeasuredTest, file: str) -> TestReport:
+        ending = self._endings.get(measured.test, _Ending("failed", 0))
+        # The name of a file says something about the machine; only its place in the project stays.
+        return TestReport(replace(measured, file=file), ending.outcome, ending.line, file)
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return "xfailed" if report.skipped else "xpassed"
+    return report.outcome
+
+
+def run_report(summary: RunSummary, endings: Endings, rootdir: Path) -> RunReport:
+    """Return everything that is known of a run."""
+    start = Path(os.environ.get("GITHUB_WORKSPACE") or rootdir)
+    run = RunReport(
+        tests=tuple(endings.report_on(t, _within(start, rootdir, t)) for t in summary.tests),
+        changes=summary.changes,
+        problems=summary.problems,
+    )
+    return stamped(run, rootdir, environment_rank())
+
+
+def _within(start: Path, rootdir: Path, measured: MeasuredTest) -> str:
+    path = Path(measured.file)
+    for folder in (start, rootdir):
+        with contextlib.suppress(ValueError):
+            return path.relative_to(folder).as_posix()
+    return measured.test.partition("::")[0]
+
+
+def on_ci() -> bool:
+    """True where a service runs the tests: all that are known set ``CI``."""
+    return os.environ.get("CI", "").lower() in ("true", "1")
+
+
+def on_github() -> bool:
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def github_lines(run: RunReport) -> list[str]:
+    """Return the workflow commands to print, after adding the run to the job's summary page."""
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        try:
+            with Path(path).open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(step_summary(run, file.tell()))
+        except OSError as error:
+            raise ReportError(f"the step summary {path} cannot be written: {error}") from None
+    return error_commands(run)
