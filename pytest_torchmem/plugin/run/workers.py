@@ -13,10 +13,10 @@ from typing import Final
 
 import pytest
 
+from pytest_torchmem.plugin.stash import PAYLOAD
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import MeasuredTest
 
-PAYLOAD: Final = pytest.StashKey[dict[str, Json]]()
 TRACE: Final = "trace"
 _ATTRIBUTE: Final = "torchmem"
 _GROUP: Final = re.compile(r"@[^\]/:]*$")
