@@ -16,14 +16,17 @@ from pytest_torchmem import __version__
 from pytest_torchmem.cli import diff, explain, gpu, show, simulate
 from pytest_torchmem.cli.inputs import read_measurements, read_report
 from pytest_torchmem.cli.recordings import Recording, converted, kind_of, read_recording
+from pytest_torchmem.report.page.history import history_page
+from pytest_torchmem.report.text.history import history_plots, history_table
 from pytest_torchmem.report.text.tables import ANY_WIDTH
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.store.files import replace_file
+from pytest_torchmem.store.history import read_history
 from pytest_torchmem.store.results import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.errors import ReportError, SizeError, TorchmemError
-from pytest_torchmem.values.units import parse_fraction, parse_size
+from pytest_torchmem.values.units import parse_floor, parse_fraction
 
 
 class Exit(enum.IntEnum):
@@ -34,6 +37,7 @@ class Exit(enum.IntEnum):
     BAD_INPUT = 2
 
 
+_FLOOR: Final = "5% up to 1MiB"
 _EPILOG: Final = "exit codes: 0 nothing grew, 1 something grew (diff only), 2 bad input"
 _FITS_EPILOG: Final = "exit codes: 0 all fit, 1 one does not, 2 bad input"
 
@@ -62,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_diff(commands)
     _add_show(commands)
     _add_explain(commands)
+    _add_history(commands)
     _add_report(commands)
     _add_fits(commands)
     _add_reserved(commands)
@@ -79,7 +84,7 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("before", type=Path, metavar="A")
     command.add_argument("after", type=Path, metavar="B")
     command.add_argument("--tolerance", default="2%", help="default: 2%%")
-    command.add_argument("--floor", default="1MiB", help="default: 1MiB")
+    command.add_argument("--floor", default=_FLOOR, help="default: 5%% up to 1MiB")
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.add_argument("--all", action="store_true", help="show what is the same, too")
     command.set_defaults(run=_diff)
@@ -110,6 +115,38 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command.add_argument("--device", default="", help="default: the one the trace was recorded for")
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.set_defaults(run=_explain)
+
+
+def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "history",
+        help="who accepted which number when",
+        description="Read the history of the committed baselines from git: a table of the latest "
+        "changes, or a plot for each test whose name contains TEST.",
+        epilog="exit codes: 0 printed or written, 2 bad input",
+    )
+    command.add_argument("test", nargs="?", default="", metavar="TEST")
+    command.add_argument("-C", "--folder", type=Path, default=Path(), help="default: this folder")
+    command.add_argument("-o", "--output", type=Path, help="write a page (.html) with all plots")
+    command.set_defaults(run=_history)
+
+
+def _history(options: argparse.Namespace) -> Exit:
+    history = tuple(i for i in read_history(options.folder) if options.test in i.test)
+    if not history:
+        raise ReportError(f"no test in the history has {options.test!r} in its name")
+    if options.output:
+        if options.output.suffix != ".html":
+            raise ReportError(f"{options.output}: a history is written as .html")
+        try:
+            replace_file(options.output, history_page(history))
+        except OSError as error:
+            raise ReportError(f"{options.output} cannot be written: {error}") from None
+        print(f"history written: {options.output}")
+        return Exit.OK
+    plain = "utf" not in (sys.stdout.encoding or "").lower()
+    print("\n".join(history_plots(history, plain) if options.test else history_table(history)))
+    return Exit.OK
 
 
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -190,10 +227,10 @@ def _diff(options: argparse.Namespace) -> Exit:
     try:
         tolerance = parse_fraction(options.tolerance)
         named = "--floor"
-        floor_bytes = parse_size(options.floor)
+        floor = parse_floor(options.floor)
     except SizeError as error:
         raise SizeError(f"{named}: {error.sentence}") from None
-    allowance = Allowance(tolerance, floor_bytes)
+    allowance = Allowance(tolerance, *floor)
     before, after = read_measurements(options.before), read_measurements(options.after)
     found = diff.find_diff(before, after, allowance)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -65,8 +65,9 @@ OPTIONS: Final = (
     ),
     Option(
         "floor",
-        "a number less than this above its baseline never fails (default: 1MiB)",
-        "1MiB",
+        "a number less than this above its baseline never fails; a share is of the test's peak "
+        "(default: 5%% up to 1MiB)",
+        "5% up to 1MiB",
         "SIZE",
     ),
     Option(
@@ -97,7 +98,8 @@ OPTIONS: Final = (
     ),
     Option(
         "follow-renames",
-        "move an unused entry to the test of the same module that is new and has equal numbers",
+        "move an unused entry to the test of the same module that is new and has equal numbers, "
+        "and the baselines of a module that is gone to the new module that has its tests",
         False,
     ),
     Option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Final, TypeVar
 import pytest
 
 from pytest_torchmem.measuring.ranks import environment_rank, path_of_rank
-from pytest_torchmem.plugin.options.device_name import require_device_name
 from pytest_torchmem.plugin.options.option_table import (
     OPTIONS,
     given,
@@ -22,7 +22,7 @@ from pytest_torchmem.plugin.options.option_table import (
 from pytest_torchmem.report.files import FOLDER, kind_of
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import DeviceNameError, ReportError, SizeError
-from pytest_torchmem.values.units import parse_fraction, parse_size
+from pytest_torchmem.values.units import parse_floor, parse_fraction
 
 
 class SummaryKind(enum.Enum):
@@ -49,8 +49,10 @@ class Timelines(enum.Enum):
 
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)
-_Number = TypeVar("_Number", int, float)
+_Parsed = TypeVar("_Parsed")
 
+
+_ANYWHERE: Final = re.compile(r"(cpu|cuda|xpu|mps|mtia)(:(0|[1-9]\d?))?")
 
 ACCEPTABLE: Final = (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)
 """The changes that an update can be told to accept, in the order in which they are reported."""
@@ -112,7 +114,7 @@ def read_settings(config: pytest.Config) -> Settings:
     values = _Values(config)
     folder = values.text("baseline-dir")
     allowance = Allowance(
-        values.parsed("tolerance", parse_fraction), values.parsed("floor", parse_size)
+        values.parsed("tolerance", parse_fraction), *values.parsed("floor", parse_floor)
     )
     reports = _report_paths(values)
     kinds = [_report_kind(values, path) for path in reports]
@@ -190,7 +192,7 @@ class _Values:
                 f"{flag} does nothing without {other}; give that, too [bad-argument]"
             )
 
-    def parsed(self, name: str, parse: Callable[[object], _Number]) -> _Number:
+    def parsed(self, name: str, parse: Callable[[object], _Parsed]) -> _Parsed:
         try:
             return parse(self.raw(name))
         except SizeError as error:
@@ -259,3 +261,14 @@ def _timelines(values: _Values, kinds: Sequence[str]) -> Timelines:
     if values.text("report-timelines"):
         asked = values.choice("report-timelines", Timelines)
     return asked if kinds else Timelines.NONE
+
+
+def require_device_name(name: str) -> None:
+    """Raise `DeviceNameError` for a name that no device has on any machine.
+
+    Whether it is there is another question. Names that every torch knows are not worth loading it.
+    """
+    if name and not _ANYWHERE.fullmatch(name):
+        from pytest_torchmem.measuring import environment
+
+        environment.require_device_name(name)

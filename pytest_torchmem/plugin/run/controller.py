@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import pytest
 
 from pytest_torchmem.measuring.ranks import environment_rank
 from pytest_torchmem.plugin.item.body import Run
-from pytest_torchmem.plugin.item.progress import progress
 from pytest_torchmem.plugin.options.option_table import relative_path, typed_nodeid
 from pytest_torchmem.plugin.options.settings import SummaryKind
 from pytest_torchmem.plugin.run.endings import (
     Endings,
     github_lines,
+    on_ci,
     on_github,
     run_report,
+)
+from pytest_torchmem.plugin.run.orphans import (
+    baseline_folders,
+    find_orphans,
+    move,
+    remove,
 )
 from pytest_torchmem.plugin.run.pictures import room
 from pytest_torchmem.plugin.run.selection import Selection, ran_partially
@@ -27,13 +35,28 @@ from pytest_torchmem.plugin.run.workers import (
     reported_nodeid,
     trace_with,
 )
-from pytest_torchmem.report.text.changes import change_table, diff_lines, notices, rename_lines
+from pytest_torchmem.report.text.changes import (
+    change_table,
+    diff_lines,
+    explained_lines,
+    notices,
+    orphan_line,
+    rename_lines,
+    unguarded_line,
+    unused_lines,
+)
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.process import simulated_here
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, ReportError
 from pytest_torchmem.values.measured import MeasuredTest, RunSummary
+
+PATIENCE_S: Final = 1.0
+"""Work that is over by then needs no progress."""
+
+_REFRESH_S: Final = 0.1
+_Item = TypeVar("_Item")
 
 _BY_VERBOSITY: Final = (
     Detail.PROBLEMS,
@@ -112,6 +135,10 @@ class Collector:
         self.summary += RunSummary(tests=tuple(self._tests.values()))
         self._update()
         self._lines += notices(self._as_typed(), self.run.settings.accepted)
+        if on_ci() and not self.run.settings.accepted:
+            unguarded = unguarded_line(self.summary)
+            title = "::warning title=memory has no baseline::" if on_github() else ""
+            self._lines += [title + unguarded] if unguarded else []
         self._report()
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -179,7 +206,11 @@ class Collector:
             frozenset(self._skipped),
             self._partial,
         )
+        followed = self._follow_modules()
         plans = plan_updates(self.summary, outcomes, settings, store)
+        plans = [plan for plan in plans if plan.module not in followed]
+        if not settings.accepted:
+            self._lines += unused_lines(plan.unused.keys() - plan.renames.keys() for plan in plans)
         for plan in progress(plans, "baselines", self.config):
             shown = relative_path(plan.path, self.config.invocation_params.dir)
             self._lines += rename_lines(plan.renames, shown, settings.follow_renames)
@@ -193,10 +224,40 @@ class Collector:
             except BaselineError as error:
                 self.add_problem(str(error))
             else:
+                self._lines += explained_lines(len(plan.explained), shown)
                 changes = tuple(plan.changes(shown, not settings.dry_run))
                 self.summary += RunSummary(changes=changes)
         if settings.dry_run:
             self._lines[:0] = change_table(self.summary.changes, room(self.config))
+
+    def _follow_modules(self) -> set[Path]:
+        """Say which baselines have no module any more, and move or remove them where told to.
+
+        Returns the modules that were given baselines.
+        """
+        if self._partial or not self.summary.windows:
+            return set()
+        settings, store = self.run.settings, self.run.store
+        orphans = find_orphans(baseline_folders(self.config, store), self.summary, store)
+        moved = [o for o in orphans if o.moved_to and settings.follow_renames]
+        removed = [o for o in orphans if not o.moved_to and Change.UNUSED in settings.accepted]
+        if not settings.dry_run:
+            try:
+                for orphan in moved:
+                    move(orphan, store)
+                for orphan in removed:
+                    remove(orphan)
+            except OSError as error:
+                self.add_problem(str(BaselineError(f"a baseline cannot be moved: {error}")))
+        for orphan in orphans:
+            done = not settings.dry_run and orphan in (*moved, *removed)
+            to = self._shown(orphan.moved_to) if orphan.moved_to else ""
+            name = self._shown(orphan.module)
+            self._lines.append(orphan_line(name, len(orphan.keys), to, done))
+        return {orphan.moved_to for orphan in moved if orphan.moved_to}
+
+    def _shown(self, path: Path) -> str:
+        return relative_path(path, self.config.invocation_params.dir)
 
 
 def _selects(config: pytest.Config) -> bool:
@@ -215,3 +276,33 @@ def _detail(kind: SummaryKind, verbosity: int) -> Detail:
     if kind is SummaryKind.ALL and detail is not Detail.COMPOSITION:
         return Detail.ALL
     return detail
+
+
+def progress(
+    items: Sequence[_Item],
+    what: str,
+    config: pytest.Config,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[_Item]:
+    """Yield each item, and say ``baselines: 1200 of 5000`` on one line while it takes long.
+
+    Nothing is written where the output is no terminal, such as the log of a CI job; when the work
+    is over the line is empty again.
+    """
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not reporter.isatty or reporter.verbosity < 0:
+        yield from items
+        return
+    start = shown = clock()
+    drawn = False
+    try:
+        for number, item in enumerate(items):
+            now = clock()
+            if now - start >= PATIENCE_S and now - shown >= _REFRESH_S:
+                reporter.rewrite(f"{what}: {number} of {len(items)}", erase=True)
+                shown, drawn = now, True
+            yield item
+    finally:
+        if drawn:
+            reporter.rewrite("", erase=True)
+            reporter.rewrite("")  # what comes next starts at the beginning of the line
