@@ -129,7 +129,8 @@ class Attribution:
                 line = int(trace.events["line"][below]) if below >= 0 else 0
                 function = trace.strings[trace.events["name"][row]]
                 frames.append(Source(trace.strings[file], line, function))
-                users = len(frames) if self._is_users[file] else users
+                own = self._is_users[file] and "site-packages" not in trace.strings[file]
+                users = len(frames) if own else users
             below = row
         return tuple(frames[:users])
 
