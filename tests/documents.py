@@ -39,7 +39,7 @@ def run_examples(folder: Path, examples: Iterable[str]) -> dict[str, str]:
 
     One with a test in it is run twice: its baselines are stored, and then compared with.
     """
-    ini = "[pytest]\naddopts = -p no:cacheprovider -p no:randomly\ntorchmem_device = cpu\n"
+    ini = "[pytest]\naddopts = -p no:cacheprovider\ntorchmem_device = cpu\n"
     (folder / "pytest.ini").write_text(ini)
     printed = {}
     with_tests = []

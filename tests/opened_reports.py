@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from pytest_torchmem.analysis.judge.verdict import words
+from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.units import MiB, format_change, format_size
 
 Run = dict[str, Any]

@@ -34,18 +34,17 @@ class Project:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(header + textwrap.dedent(body), encoding="utf-8")
 
-    def run(self, *arguments: str, asyncio: bool = False) -> pytest.RunResult:
+    def run(self, *arguments: str) -> pytest.RunResult:
         # The package is already imported here, which pytest's assertion rewriting warns about.
         quiet = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
-        plugins = ("-p", "no:xdist", "-p", "no:hypothesispytest", "-p", "no:anyio")
-        plugins += () if asyncio else ("-p", "no:asyncio")
-        return self.pytester.runpytest_inprocess(*quiet, *plugins, *arguments)
+        return self.pytester.runpytest_inprocess(*quiet, *arguments)
 
     def run_apart(self, *arguments: str) -> pytest.RunResult:
         """Run in a process of its own, for what cannot be done twice in one: xdist, imports."""
-        return self.pytester.runpytest_subprocess(
-            "-p", "no:asyncio", "-p", "no:hypothesispytest", "-p", "no:anyio", *arguments
-        )
+        return self.pytester.runpytest_subprocess(*arguments)
+
+    def run_in_workers(self, workers: int, *arguments: str) -> pytest.RunResult:
+        return self.run_apart("-p", "xdist", f"-n{workers}", *arguments)
 
     def update(self, *arguments: str) -> pytest.RunResult:
         return self.run("--torchmem-update-baseline", *arguments)

@@ -92,7 +92,7 @@ class Project:
         self.git("commit", "-q", "-m", message)
 
     def pytest(self, *arguments: str, ends: int = 0, **variables: str) -> str:
-        command = ["-m", "pytest", "-p", "pytest_torchmem.plugin.hooks", *arguments]
+        command = ["-m", "pytest", *arguments]
         return self.python(*command, ends=ends, **variables)
 
     def torchmem(self, *arguments: str, ends: int = 0) -> str:
@@ -105,7 +105,6 @@ class Project:
             "FAKE_TORCH": self.torch,
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTEST_ADDOPTS": "--assert=plain",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "GITHUB_ACTIONS": "",
             "COLUMNS": "200",
         }

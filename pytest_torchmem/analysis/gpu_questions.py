@@ -20,8 +20,8 @@ from pytest_torchmem.analysis.caching_allocator import (
     fits,
     simulate,
 )
-from pytest_torchmem.analysis.judge.verdict import COUNTERS
 from pytest_torchmem.analysis.storages.evidence import Evidence
+from pytest_torchmem.values.findings import COUNTERS
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size, parse_size
 

@@ -20,7 +20,7 @@ from pytest_torchmem.analysis.events.operators import (
     running_at,
 )
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
-from pytest_torchmem.analysis.judge.growth import Growth, attribute_growth
+from pytest_torchmem.analysis.judge.growth import attribute_growth
 from pytest_torchmem.analysis.judge.holders import LeftBehind
 from pytest_torchmem.analysis.storages.attribution import Attribution
 from pytest_torchmem.analysis.storages.categories import label_storages
@@ -32,6 +32,7 @@ from pytest_torchmem.analysis.storages.storages import NEVER, Storages, find_sto
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.errors import TraceError
+from pytest_torchmem.values.findings import Growth
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind, Trace
 from pytest_torchmem.values.units import format_size

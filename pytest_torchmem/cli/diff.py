@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pytest_torchmem.analysis.judge.baseline import Allowance, Change
 from pytest_torchmem.analysis.judge.differences import Comparison, Difference, compare
-from pytest_torchmem.analysis.judge.verdict import origin, words
+from pytest_torchmem.analysis.judge.verdict import origin
 from pytest_torchmem.cli.inputs import Key, Measurements
+from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.units import format_apart, format_change, format_size
 
 CAUSES: Final = 3

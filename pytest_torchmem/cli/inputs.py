@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry
 from pytest_torchmem.analysis.judge.differences import whole_entry
-from pytest_torchmem.report.text.summary import MeasuredTest, Window
 from pytest_torchmem.store.baseline_file import FORMATS, parse_entries
 from pytest_torchmem.store.results import KIND, RunReport, TestReport, parse_run
+from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError, ReportError
+from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.units import format_size
 
 _BASELINE_FOLDER: Final = "__torchmem__"
@@ -118,9 +118,9 @@ def is_trace(path: Path) -> bool:
 
 
 def _of_trace(path: Path) -> RunReport:
-    from pytest_torchmem.analysis.judge.baseline import Change
     from pytest_torchmem.analysis.pipeline import analyze
     from pytest_torchmem.analysis.sampling import sketch
+    from pytest_torchmem.values.baseline import Change
     from pytest_torchmem.values.trace import load_trace
 
     trace = load_trace(path)

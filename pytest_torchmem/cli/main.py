@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem import __version__
-from pytest_torchmem.analysis.judge.baseline import Allowance
 from pytest_torchmem.cli import diff, gpu, show
 from pytest_torchmem.cli.inputs import is_trace, read_measurements, read_report
 from pytest_torchmem.cli.traces import converted
@@ -21,6 +20,7 @@ from pytest_torchmem.report.text.tables import ANY_WIDTH
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.store.files import replace_file
 from pytest_torchmem.store.results import RunReport, merged
+from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import ReportError, SizeError, TorchmemError
 from pytest_torchmem.values.units import parse_fraction, parse_size
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry
-from pytest_torchmem.analysis.judge.verdict import words
 from pytest_torchmem.cli.inputs import Measurements, windows_of
 from pytest_torchmem.report.page.sparkline import timeline_lines
-from pytest_torchmem.report.text.summary import Window
 from pytest_torchmem.report.text.tables import ANY_WIDTH, live_table
 from pytest_torchmem.report.text.terminal import holder_lines
+from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.findings import words
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.units import format_size
 
 

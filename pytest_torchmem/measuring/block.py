@@ -23,11 +23,12 @@ from pytest_torchmem.analysis.gpu_questions import with_counters
 from pytest_torchmem.analysis.judge.holders import explain_retained
 from pytest_torchmem.analysis.judge.limits import Size, read_limits, sizes_now
 from pytest_torchmem.analysis.judge.sentences import sentences
-from pytest_torchmem.analysis.judge.verdict import Verdict, judge_limits
+from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.measuring.body import BodyMeasurement, MeasuredNumbers, Region, running
 from pytest_torchmem.measuring.environment import allocator_settings
 from pytest_torchmem.values.errors import LimitError, MarkerError, RecordingError, is_torchmem_error
+from pytest_torchmem.values.findings import Verdict
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import reads_as_size
@@ -151,7 +152,9 @@ class Measure(MeasuredNumbers):
         if findings := judge_limits(self.result, sizes_now(OWNER, limits)) if limits else ():
             verdict = explain_retained(Verdict(self.result, findings), self._window.find_holders)
             self._result = verdict.result
-            raise LimitError(verdict.sentence, sentences([verdict]))
+            first = verdict.findings[0]
+            sentence = verdict.where + first.sentence
+            raise LimitError(sentence, sentences([verdict]), first.kind.value)
 
     def _new_measurement(self) -> BodyMeasurement:
         return BodyMeasurement(self._asked.device or None)

@@ -17,8 +17,13 @@ from pytest_torchmem.analysis.estimated.static import join_pair, lifetimes_by_la
 from pytest_torchmem.record.devices import named_device
 from pytest_torchmem.record.fake.graphs import devices_of, is_program, read_graph, read_pair
 from pytest_torchmem.record.fake.run import record_fake_run
-from pytest_torchmem.values.errors import DeviceNameError, MarkerError, is_torchmem_error
-from pytest_torchmem.values.static_graph import EstimateError, StaticGraph, StaticRun
+from pytest_torchmem.values.errors import (
+    DeviceNameError,
+    EstimateError,
+    MarkerError,
+    is_torchmem_error,
+)
+from pytest_torchmem.values.static_graph import StaticGraph, StaticRun
 
 __all__ = ["estimate", "estimate_graph", "estimate_pair"]
 

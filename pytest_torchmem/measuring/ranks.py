@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_torchmem.analysis.judge.ranks import Rank
+from pytest_torchmem.values.measured import Rank
 
 if TYPE_CHECKING:
     pass

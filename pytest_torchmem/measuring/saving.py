@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.analysis.judge.ranks import RankResults
 from pytest_torchmem.measuring.ranks import current_rank, path_of_rank
-from pytest_torchmem.report.text.summary import MeasuredTest, Window
 from pytest_torchmem.store.baselines import entry_key, portable
 from pytest_torchmem.store.files import replace_file
 from pytest_torchmem.store.provenance import stamped
 from pytest_torchmem.store.results import RunReport, TestReport, read_run, render_run
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import RankError, ReportError
+from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry, contributor_from_json
 from pytest_torchmem.analysis.judge.environments import Environment, complete, environment_name
 from pytest_torchmem.store.baseline_rows import (
     MANY,
@@ -28,6 +27,7 @@ from pytest_torchmem.store.baseline_rows import (
     single_lines,
 )
 from pytest_torchmem.store.files import locked, remove_litter, replace_file
+from pytest_torchmem.values.baseline import BaselineEntry, contributor_from_json
 from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.units import format_apart

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry
+from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 
 Row: TypeAlias = list[Any]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Final
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry
 from pytest_torchmem.analysis.judge.environments import (
     Environment,
     environment_name,
@@ -17,6 +16,7 @@ from pytest_torchmem.analysis.judge.environments import (
 )
 from pytest_torchmem.store.baseline_file import StoredEntries, read_any, read_file
 from pytest_torchmem.store.files import LOCK, replace_file
+from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.results import Result

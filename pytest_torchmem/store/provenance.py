@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem import __version__
-from pytest_torchmem.analysis.judge.ranks import Rank
 from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.values.measured import Rank
 
 _GIT_SECONDS: Final = 10
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_torchmem.analysis.judge.baseline import Change
-from pytest_torchmem.analysis.judge.ranks import Rank
-from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import ReportError
+from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Rank, RunSummary, Window
 
 KIND: Final = "torchmem-results"
 FORMAT: Final = 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 
 def is_torchmem_error(info: object) -> bool:
     """Return whether pytest's ``ExceptionInfo`` is of an error raised on purpose.
@@ -17,7 +15,7 @@ def is_torchmem_error(info: object) -> bool:
 class TorchmemError(Exception):
     """Base of every error raised on purpose; its text ends with the slug in brackets."""
 
-    slug: ClassVar[str] = "torchmem"
+    slug = "torchmem"
 
     def __str__(self) -> str:
         return f"{self.sentence} [{self.slug}]"
@@ -81,6 +79,7 @@ class LimitError(TorchmemError, AssertionError):
 
     Attributes:
         sentences: Everything that is wrong, the first line included.
+        slug: What is wrong first: ``over-limit``, or why a limit could not be judged.
     """
 
     #: Tracebacks name it as users import it.
@@ -88,17 +87,31 @@ class LimitError(TorchmemError, AssertionError):
 
     slug = "over-limit"
 
-    def __init__(self, sentence: str, sentences: tuple[str, ...] = ()) -> None:
+    def __init__(self, sentence: str, sentences: tuple[str, ...] = (), slug: str = slug) -> None:
         super().__init__(sentence)
         self.sentences = sentences or (sentence,)
-
-    def __str__(self) -> str:
-        text = Exception.__str__(self)
-        # What could not be judged ends with a slug of its own, which says more.
-        return text if text.endswith("]") else super().__str__()
+        self.slug = slug
 
 
 class RankError(TorchmemError):
     """Results that are not those of all ranks of one job."""
 
     slug = "bad-ranks"
+
+
+class EstimateError(TorchmemError):
+    """A program whose memory cannot be estimated without running it."""
+
+    slug = "not-estimated"
+
+
+class RequestError(TorchmemError):
+    """A sequence of requests that no program could have made."""
+
+    slug = "bad-requests"
+
+
+class AllocatorSettingsError(TorchmemError):
+    """Allocator settings that cannot be read, or that ask for something not simulated."""
+
+    slug = "bad-allocator-settings"

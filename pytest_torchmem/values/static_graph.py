@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.values.contributors import Category, Phase, Source
-from pytest_torchmem.values.errors import TorchmemError
+from pytest_torchmem.values.errors import EstimateError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,12 +35,6 @@ __all__ = [
     "StaticRun",
     "StaticStorage",
 ]
-
-
-class EstimateError(TorchmemError):
-    """A program whose memory cannot be estimated without running it."""
-
-    slug = "not-estimated"
 
 
 class NodeKind(enum.Enum):

@@ -19,8 +19,7 @@ pytestmark = pytest.mark.skipif(bool(memdev.missing()), reason=memdev.missing())
 
 INI = """
 [pytest]
-addopts = -p no:cacheprovider -p no:logging -p no:asyncio -p no:hypothesispytest -p no:anyio
-    -p no:xdist --torchmem-device=memdev -rA
+addopts = -p no:cacheprovider -p no:logging --torchmem-device=memdev -rA
 """
 
 

@@ -3,13 +3,13 @@
 import re
 from dataclasses import replace
 
-from pytest_torchmem.analysis.judge.baseline import Change
-from pytest_torchmem.analysis.judge.verdict import Finding, Verdict
 from pytest_torchmem.cli.main import Exit
-from pytest_torchmem.report.text.summary import MeasuredTest, Window, unjudged
 from pytest_torchmem.report.text.terminal import failure_text
 from pytest_torchmem.store.results import RunReport, TestReport, render_run
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, CategoryBytes
+from pytest_torchmem.values.findings import Finding, FindingKind, Verdict
+from pytest_torchmem.values.measured import MeasuredTest, Window, unjudged
 from pytest_torchmem.values.results import Fate, Holder
 from pytest_torchmem.values.units import MiB
 from tests.cli.files import CPU, A, measured, results
@@ -57,7 +57,9 @@ def test_shares_are_those_of_the_peak_as_in_a_failure(torchmem, tmp_path):
     run = RunReport((TestReport(MeasuredTest("test_a.py::test_x", "", CPU, (window,))),))
     (tmp_path / "a.json").write_text(render_run(run))
     out = torchmem("show", "a.json", "test_x")[1]
-    failure = failure_text([Verdict(one, (Finding("retained", "over"),))], "", "pytest")
+    failure = failure_text(
+        [Verdict(one, (Finding(FindingKind.OVER_LIMIT, "retained", "over"),))], "", "pytest"
+    )
     for text in (out, failure):
         assert re.search(r"80.0 MiB +80% +activation", text)
         assert re.search(r"10.0 MiB +25% +temporary", text)

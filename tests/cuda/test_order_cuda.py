@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(config, items):
 WAYS = {
     "in order": (),
     "shuffled, among what others left": ("--shuffle=1", "--litter"),
-    "shuffled, on two workers": ("--shuffle=2", "--litter", "-n2"),
+    "shuffled, on two workers": ("--shuffle=2", "--litter", "-p", "xdist", "-n2"),
 }
 ALONE = ("training", "per_sample_gradients", "captured_graph")
 
@@ -70,7 +70,7 @@ def numbers(folder: Path, *options: str) -> dict[str, Any]:
     report.unlink(missing_ok=True)
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), root])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["--torchmem-strict", f"--torchmem-report={report}"]
     done = subprocess.run(
         [*command, *options],

@@ -42,14 +42,14 @@ class Project:
     def __init__(self, pytester: pytest.Pytester) -> None:
         self.pytester = pytester
         self.path = pytester.path
-        pytester.makeini("[pytest]\naddopts = -p no:cacheprovider -p no:asyncio")
+        pytester.makeini("[pytest]\naddopts = -p no:cacheprovider")
 
     def write(self, text: str) -> None:
         (self.path / "test_it.py").write_text(HEADER + textwrap.dedent(text))
 
     def run(self, *options: str) -> tuple[str, dict[str, int]]:
         """What was printed, and pytest's counts of outcomes."""
-        done = self.pytester.runpytest_subprocess("-p", "no:xdist", *options)
+        done = self.pytester.runpytest_subprocess(*options)
         return done.stdout.str() + done.stderr.str(), done.parseoutcomes()
 
 

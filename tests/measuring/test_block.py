@@ -19,6 +19,9 @@ ONE_MIB = MiB // 4
 """How many float32 make 1 MiB."""
 
 
+HELD: list[torch.Tensor] = []
+
+
 def make(mib: int) -> torch.Tensor:
     return torch.ones(mib * ONE_MIB)
 
@@ -65,7 +68,7 @@ def test_a_block_over_its_limit_raises_the_sentence_of_a_test():
         make(2)
     assert str(caught.value).startswith(
         "in 'work', temporary peaked at 2.0 MiB, 2.0 MiB over the limit of 3 B: "
-        "largest 2.0 MiB from aten::ones (test_measuring.py:"
+        "largest 2.0 MiB from aten::ones (test_block.py:"
     )
     assert str(caught.value).endswith(" [over-limit]")
     assert len(caught.value.sentences) == 2
@@ -90,6 +93,7 @@ def test_a_limit_that_nothing_can_answer_never_passes():
     with pytest.raises(LimitError) as caught, measure(activation="1GiB", device="cpu"):
         make(1)
     assert str(caught.value).endswith("[no-activation]")
+    assert caught.value.slug == "no-activation"
     with pytest.raises(LimitError, match=r"\[no-reading\]$"), measure(total="1GiB", device="cpu"):
         pass
 
@@ -358,6 +362,13 @@ def test_in_a_measured_test_it_is_a_region_of_the_body(torchmem):
         make(1)
     assert library.peak.total == 1 * MiB
     assert [region.name for region in torchmem._body.measurement.regions] == ["library"]
+
+
+def test_a_holder_that_ends_in_a_bracket_leaves_the_slug_where_it_was():
+    with pytest.raises(LimitError, match=r"still held by \S*HELD\[0\] \[over-limit\]$"):  # noqa: SIM117
+        with measure(retained=0, device="cpu"):
+            HELD.append(torch.ones(MiB))
+    HELD.clear()
 
 
 def test_what_a_block_left_alive_is_named_with_what_holds_it():

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from pytest_torchmem import estimate, estimate_graph, estimate_pair
 from pytest_torchmem.measuring.body import BodyMeasurement
 from pytest_torchmem.values.contributors import Category, Phase
+from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.static_graph import EstimateError
 
 
 class Mlp(nn.Module):

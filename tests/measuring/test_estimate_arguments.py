@@ -12,8 +12,12 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from pytest_torchmem import estimate, estimate_graph, estimate_pair  # noqa: E402
-from pytest_torchmem.values.errors import DeviceNameError, MarkerError, TorchmemError  # noqa: E402
-from pytest_torchmem.values.static_graph import EstimateError  # noqa: E402
+from pytest_torchmem.values.errors import (  # noqa: E402
+    DeviceNameError,
+    EstimateError,
+    MarkerError,
+    TorchmemError,
+)
 
 X = torch.ones(2, 4)
 
@@ -134,7 +138,7 @@ def test_a_program_that_cannot_be_followed_is_told_at_the_line_that_asked(pytest
             torchmem.estimate(program, torch.ones(2))
         """
     )
-    result = pytester.runpytest_subprocess("-p", "no:asyncio")
+    result = pytester.runpytest_subprocess()
     result.stdout.fnmatch_lines(
         [
             ">       torchmem.estimate(program, torch.ones(2))",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry, Change
-from pytest_torchmem.report.text.summary import MeasuredTest, Window
 from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.values.baseline import BaselineEntry, Change
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
@@ -15,6 +14,8 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
+from pytest_torchmem.values.findings import FindingKind
+from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.picture import OperatorUse, Picture, Span, Track
 from pytest_torchmem.values.results import Counters, Level, Peak, Result, Retained
 from pytest_torchmem.values.units import MiB
@@ -119,6 +120,7 @@ def window(key, change=Change.SAME, sentence="", scale=MiB, share=1.0, device="c
         sentences=(sentence,) if sentence else (),
         baseline=entry,
         picture=drawn,
+        kinds=(FindingKind.GROWN,) if sentence else (),
     )
 
 

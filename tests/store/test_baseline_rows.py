@@ -5,10 +5,10 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry
 from pytest_torchmem.analysis.judge.environments import complete
 from pytest_torchmem.store.baseline_file import FileChanges, read_file, write_file
 from pytest_torchmem.store.baseline_rows import entry_lines, row_lines, rows_of
+from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,

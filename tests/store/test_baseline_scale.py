@@ -49,8 +49,8 @@ def test_five_thousand_entries_a_killed_worker_and_reruns(project, monkeypatch):
         project.write(MODULE.format(tests=TESTS), f"test_{number:02}")
     project.write(TROUBLE, "test_trouble")
     monkeypatch.setenv("KILL", "1")
-    arguments = ("-n4", "-q", "--reruns=1", "--maxfail=0", "--torchmem-summary=off")
-    result = project.run_apart(*arguments, "--torchmem-update-baseline=new,unused")
+    arguments = ("-q", "-p", "rerunfailures", "--reruns=1", "--maxfail=0", "--torchmem-summary=off")
+    result = project.run_in_workers(4, *arguments, "--torchmem-update-baseline=new,unused")
     outcomes = result.parseoutcomes()
     assert outcomes["passed"] == MODULES * TESTS + 1
     assert outcomes["failed"] == 2
@@ -65,7 +65,7 @@ def test_five_thousand_entries_a_killed_worker_and_reruns(project, monkeypatch):
     assert len(before) == MODULES + 1
     monkeypatch.delenv("KILL")
     selection = ("-k", "test_00 or trouble", "--torchmem-update-baseline=shrunk,unused")
-    project.run_apart("-n2", "-q", *selection)
+    project.run_in_workers(2, "-q", *selection)
     changed = {name for name, text in files(project).items() if before[name] != text}
     assert changed == {"test_trouble.json"}  # 20 MiB became 10, and nothing was removed
 
@@ -73,10 +73,10 @@ def test_five_thousand_entries_a_killed_worker_and_reruns(project, monkeypatch):
 @pytest.mark.parametrize(
     ("workers", "selection"),
     [
-        (("-n2",), ("--lf",)),
-        (("-p", "no:xdist"), ("--lf",)),
-        (("-n1",), ("-k", "a")),
-        (("-n1",), ("test_it.py::test_a",)),
+        (("-p", "xdist", "-n2"), ("--lf",)),
+        ((), ("--lf",)),
+        (("-p", "xdist", "-n1"), ("-k", "a")),
+        (("-p", "xdist", "-n1"), ("test_it.py::test_a",)),
     ],
 )
 def test_a_selection_removes_nothing(project, selection, workers):

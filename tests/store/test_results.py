@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.report.files import page_name
 from pytest_torchmem.report.text.github import error_commands
 from pytest_torchmem.store.results import (
@@ -18,6 +17,7 @@ from pytest_torchmem.store.results import (
     read_run,
     render_run,
 )
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import ReportError
 from tests.report.sample_run import report_of, sample_run, window
 

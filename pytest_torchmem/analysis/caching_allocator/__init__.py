@@ -10,7 +10,6 @@ from pytest_torchmem.analysis.caching_allocator.requests import (
     DEFAULT_POOL,
     DEFAULT_STREAM,
     Request,
-    RequestError,
     RequestLog,
     Requests,
 )
@@ -27,8 +26,8 @@ from pytest_torchmem.analysis.caching_allocator.run import (
 from pytest_torchmem.analysis.caching_allocator.settings import (
     UNLIMITED_BYTES,
     AllocatorSettings,
-    AllocatorSettingsError,
 )
+from pytest_torchmem.values.errors import AllocatorSettingsError, RequestError
 
 __all__ = [
     "DEFAULT_POOL",

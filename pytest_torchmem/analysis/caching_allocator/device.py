@@ -22,13 +22,14 @@ from pytest_torchmem.analysis.caching_allocator.expandable import (
     largest_growth,
     unmap_whole_pages,
 )
-from pytest_torchmem.analysis.caching_allocator.requests import DEFAULT_POOL, RequestError
+from pytest_torchmem.analysis.caching_allocator.requests import DEFAULT_POOL
 from pytest_torchmem.analysis.caching_allocator.settings import (
     BLOCK_UNIT_BYTES,
     SMALL_LIMIT_BYTES,
     UNLIMITED_BYTES,
     AllocatorSettings,
 )
+from pytest_torchmem.values.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)

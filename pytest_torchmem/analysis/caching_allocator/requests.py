@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchmem.values.errors import TorchmemError
+from pytest_torchmem.values.errors import RequestError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 DEFAULT_STREAM: Final = 0
 DEFAULT_POOL: Final = 0
-
-
-class RequestError(TorchmemError):
-    """A sequence of requests that no program could have made."""
-
-    slug: ClassVar[str] = "bad-requests"
 
 
 class Request(enum.IntEnum):

@@ -12,13 +12,13 @@ import numpy as np
 
 from pytest_torchmem.analysis.caching_allocator.blocks import Block, DeviceMemory
 from pytest_torchmem.analysis.caching_allocator.device import Device, OutOfMemory
-from pytest_torchmem.analysis.caching_allocator.requests import Request, RequestError, Requests
+from pytest_torchmem.analysis.caching_allocator.requests import Request, Requests
 from pytest_torchmem.analysis.caching_allocator.reserved_peak import ReservedPeak
 from pytest_torchmem.analysis.caching_allocator.settings import (
     UNLIMITED_BYTES,
     AllocatorSettings,
-    AllocatorSettingsError,
 )
+from pytest_torchmem.values.errors import AllocatorSettingsError, RequestError
 from pytest_torchmem.values.results import Counters
 from pytest_torchmem.values.units import format_size
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import Final
 
-from pytest_torchmem.values.errors import TorchmemError
+from pytest_torchmem.values.errors import AllocatorSettingsError
 from pytest_torchmem.values.units import MiB
 
 BLOCK_UNIT_BYTES: Final = 512
@@ -40,12 +40,6 @@ _WITHOUT_EFFECT: Final = frozenset(
     }
 )
 _OPTION = re.compile(r"([^,:\[\]]+):(\[[^\]]*\]|[^,\[\]]*)(,|$)")
-
-
-class AllocatorSettingsError(TorchmemError):
-    """Allocator settings that cannot be read, or that ask for something not simulated."""
-
-    slug: ClassVar[str] = "bad-allocator-settings"
 
 
 @dataclass(frozen=True, slots=True)

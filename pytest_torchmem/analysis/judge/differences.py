@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pytest_torchmem.analysis.judge.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.analysis.judge.growth import attribute_growth
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.results import Result
 

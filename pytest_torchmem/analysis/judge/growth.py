@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from pytest_torchmem.values.contributors import Contributor
+from pytest_torchmem.values.findings import Growth
 
 Key = Callable[[Contributor], tuple[str, ...]]
 _Sides = tuple[list[Contributor], list[Contributor]]
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """One contributor that holds more than the baseline knows of.
-
-    Attributes:
-        contributor: The measured contributor; the largest of those that are new.
-        size_bytes: By how much its group grew.
-        new: True when the baseline has no contributor like it.
-        at_least: True when the baseline left small contributors out, so that the growth may be
-            smaller than what is live but not smaller than ``size_bytes``.
-    """
-
-    contributor: Contributor
-    size_bytes: int
-    new: bool
-    at_least: bool = False
 
 
 def _identity(contributor: Contributor) -> tuple[str, ...]:

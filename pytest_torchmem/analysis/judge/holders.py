@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pytest_torchmem.analysis.judge.verdict import RETAINED, Finding, Verdict
 from pytest_torchmem.values.contributors import Contributor
+from pytest_torchmem.values.findings import RETAINED, Finding, Verdict
 from pytest_torchmem.values.results import Fate, Holder
 
 # Of a list, and of a module's numbered child.
@@ -57,14 +57,14 @@ def explain_retained(
 
 def _with_holder(finding: Finding, held: tuple[Held, ...]) -> Finding:
     """Add who holds the cause that a finding names; something else may hold more."""
-    if finding.key not in RETAINED or not finding.excess_bytes or not finding.causes:
+    if finding.key not in RETAINED or not finding.causes:
         return finding
     cause = finding.causes[0].told_as
     holders = group_holders(each.holder for each in held if each.contributor.told_as == cause)
     if not holders:
         return finding
     first = min(holders, key=lambda holder: holder.fate is Fate.NOT_LOOKED_FOR)
-    return replace(finding, sentence=f"{finding.sentence}, {first}")
+    return replace(finding, cause=f"{finding.cause}, {first}")
 
 
 def holders_title(holders: Iterable[Holder]) -> str:

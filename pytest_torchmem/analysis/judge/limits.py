@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
-from pytest_torchmem.analysis.judge.verdict import LIMIT_KEYS
 from pytest_torchmem.values.errors import MarkerError, SizeError, TorchmemError, is_torchmem_error
+from pytest_torchmem.values.findings import LIMIT_KEYS
 from pytest_torchmem.values.units import parse_size
 
 # A user's mistake is reported at the user's line.

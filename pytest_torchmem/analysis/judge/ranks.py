@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pytest_torchmem.analysis.judge.baseline import Allowance, BaselineEntry
 from pytest_torchmem.analysis.judge.growth import attribute_growth
 from pytest_torchmem.analysis.judge.limits import Size, read_limits, read_size, sizes_now
-from pytest_torchmem.analysis.judge.verdict import Verdict, judge_baseline, judge_limits, origin
+from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits, origin
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry
 from pytest_torchmem.values.errors import LimitError, MarkerError, RankError, SizeError
+from pytest_torchmem.values.findings import FindingKind, Verdict
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import (
     format_apart,
@@ -22,22 +23,6 @@ from pytest_torchmem.values.units import (
 
 _OWNER: Final = "check"
 """What messages say that a bad argument was given to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """One process of a job, counted from 0, and how many there are."""
-
-    number: int = 0
-    count: int = 1
-
-    def __str__(self) -> str:
-        return f"rank {self.number} of {self.count}"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What a number depends on in a job of several ranks; empty in a job of one."""
-        return {"rank": f"{self.number} of {self.count}"} if self.count > 1 else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +104,12 @@ class RankResults:
         if before is not None:
             wrong += self._grown(before, _allowance(tolerance, floor))
         wrong.sort(key=_telling)
-        sentences = [_on(one.rank, verdict, len(self)) for one, verdict in wrong]
+        told = [(_on(one.rank, verdict, len(self)), verdict.kinds[0]) for one, verdict in wrong]
         for allowed in sizes_now(_OWNER, apart).values():
-            sentences += self._apart(allowed)
-        if sentences:
-            raise LimitError(sentences[0], tuple(sentences))
+            told += ((text, FindingKind.OVER_LIMIT) for text in self._apart(allowed))
+        if told:
+            sentence, kind = told[0]
+            raise LimitError(sentence, tuple(k.ends(text) for text, k in told), kind.value)
 
     def _over(self, limits: dict[str, int]) -> list[tuple[RankResult, Verdict]]:
         judged = ((one, Verdict(one.result, judge_limits(one.result, limits))) for one in self)
@@ -158,12 +144,12 @@ class RankResults:
 def _telling(pair: tuple[RankResult, Verdict]) -> tuple[bool, int, int]:
     """Sort what could not be judged first, then the largest excess."""
     one, verdict = pair
-    excess_bytes = verdict.findings[0].excess_bytes
-    return bool(excess_bytes), -excess_bytes, one.rank
+    first = verdict.findings[0]
+    return first.kind.has_excess, -first.excess_bytes, one.rank
 
 
 def _on(rank: int, verdict: Verdict, count: int) -> str:
-    return f"on rank {rank} of {count}, {verdict.sentence}"
+    return f"on rank {rank} of {count}, {verdict.where}{verdict.findings[0].sentence}"
 
 
 def _allowance(tolerance: object, floor: object) -> Allowance:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pytest_torchmem.analysis.judge.verdict import Finding, Verdict
+from pytest_torchmem.values.findings import Finding, Verdict
 
 
 def sentences(verdicts: Iterable[Verdict], name_regions: bool = True) -> tuple[str, ...]:
@@ -15,16 +15,16 @@ def sentences(verdicts: Iterable[Verdict], name_regions: bool = True) -> tuple[s
     """
     told: dict[object, list[str]] = {}
     for verdict in verdicts:
-        where = f"in {verdict.result.name!r}, " if verdict.result.name and name_regions else ""
+        where = verdict.where if name_regions else ""
         for finding in verdict.findings:
             known = told.setdefault(_cause(finding), [])
-            known.append(where + (finding.numbers if known else finding.sentence))
+            known.append(where + (finding.numbers if known else finding.shown))
     return tuple(sentence for known in told.values() for sentence in _in_two(*known))
 
 
 def _cause(finding: Finding) -> object:
     """What the finding has in common with others of one cause; itself if it names none."""
-    return finding.causes[0].told_as if finding.causes and finding.excess_bytes else id(finding)
+    return finding.causes[0].told_as if finding.causes else id(finding)
 
 
 def _in_two(first: str, *others: str) -> Iterable[str]:

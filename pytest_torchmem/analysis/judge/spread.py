@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from pytest_torchmem.analysis.judge.baseline import Allowance
-from pytest_torchmem.analysis.judge.verdict import Finding, words
+from pytest_torchmem.values.baseline import Allowance
+from pytest_torchmem.values.findings import Finding, FindingKind, words
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size
 
@@ -24,11 +24,12 @@ def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Findi
         return ()
     excess_bytes, key, values = max(spreads, key=lambda spread: spread[0])
     shown = ", ".join(format_size(value) for value in values)
-    sentence = (
+    numbers = (
         f"{words(key)} is not stable, and nothing is stored: {len(values)} runs had {shown}, "
         f"a spread of {format_size(max(values) - min(values))} ({allowance.text_for(min(values))})"
     )
-    return (Finding(key, f"{sentence}{_hint(values, allowance)} [unstable]", excess_bytes),)
+    numbers += _hint(values, allowance)
+    return (Finding(FindingKind.UNSTABLE, key, numbers, excess_bytes),)
 
 
 def _hint(values: Sequence[int], allowance: Allowance) -> str:

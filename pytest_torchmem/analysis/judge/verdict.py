@@ -7,109 +7,31 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pytest_torchmem.analysis.judge.baseline import Allowance, BaselineEntry, Change
-from pytest_torchmem.analysis.judge.growth import Growth, attribute_growth
+from pytest_torchmem.analysis.judge.growth import attribute_growth
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.values.contributors import Category, Contributor
+from pytest_torchmem.values.findings import (
+    COUNTERS,
+    LIMIT_KEYS,
+    RETAINED,
+    Finding,
+    FindingKind,
+    Growth,
+    Verdict,
+    is_estimated,
+    words,
+)
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_change, format_size
 
-COUNTERS: Final = ("allocated", "active", "reserved")
-LIMIT_KEYS: Final = ("total", *(c.value for c in Category), "retained", "growth", *COUNTERS)
-"""What a limit can be set on, in the order in which reports name them."""
-
-RETAINED: Final = ("retained", "growth")
-"""The limits that what is left behind may exceed."""
-
-_NOT_JUDGED: Final = "cannot be judged: "
-_NO_READING: Final = "a limit needs a reading"
-UNJUDGED: Final = (_NOT_JUDGED, _NO_READING)
-"""What the sentence about a limit without a reading has one of."""
-
 _SCRATCH: Final = ("temporary", "autograd_detail", "workspace", "unknown")
 _SCRATCH_FACTOR: Final = 8
-
-SLUGS: Final = (
-    "no-activation",
-    "no-counter",
-    "no-steps",
-    "no-reading",
-    "shrunk",
-    "unstable",
-    "unseen",
-)
-"""Why a number could not be judged, or fails without being too large; docs/messages.md explains."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One number that is not as it must be.
-
-    Attributes:
-        key: One of `LIMIT_KEYS`.
-        sentence: Both numbers and the largest cause, on one line.
-        excess_bytes: By how much; 0 when the number could not be judged.
-        growths: What grew, largest first, when there was a baseline to compare with.
-        numbers: The sentence without its cause.
-        causes: The contributor that the sentence names as the largest cause; empty for none.
-    """
-
-    key: str
-    sentence: str
-    excess_bytes: int = 0
-    growths: tuple[Growth, ...] = ()
-    numbers: str = ""
-    causes: tuple[Contributor, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What holding one result against its limits and its baseline found.
-
-    Attributes:
-        result: The result that was judged.
-        findings: What failed, the most telling first; empty when all is well.
-        change: How the result differs from its baseline entry.
-        baseline_bytes: The entry's peak; 0 without one.
-        notice: What shrank most, in a sentence; ``""`` when nothing did.
-        reference: The environment whose baseline a user told us to compare with; ``""`` for that
-            of the run.
-        nearest: Without a baseline, the nearest environment that has one; ``""`` if none does.
-    """
-
-    result: Result
-    findings: tuple[Finding, ...] = ()
-    change: Change = Change.NOT_COMPARED
-    baseline_bytes: int = 0
-    notice: str = ""
-    reference: str = ""
-    nearest: str = ""
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.findings)
-
-    @property
-    def sentence(self) -> str:
-        """The first line of a failure; ``""`` when nothing failed."""
-        if not self.findings:
-            return ""
-        where = f"in {self.result.name!r}, " if self.result.name else ""
-        return where + self.findings[0].sentence
-
-    @property
-    def growths(self) -> tuple[Growth, ...]:
-        """What grew against the baseline, each contributor once, largest growth first."""
-        seen: dict[tuple[str, ...], Growth] = {}
-        for finding in self.findings:
-            for growth in finding.growths:
-                seen.setdefault(growth.contributor.identity, growth)
-        return tuple(sorted(seen.values(), key=lambda g: -g.size_bytes))
 
 
 def judge_limits(result: Result, limits: Mapping[str, int]) -> tuple[Finding, ...]:
     """Return a finding for each limit that is exceeded or that no reading can answer."""
     if limits and result.peak.total == 0:
-        return (_nothing_read(result, f"{_NO_READING} to be held against"),)
+        return (_nothing_read(result, "a limit needs a reading to be held against"),)
     findings = (_judge_limit(result, key, limit_bytes) for key, limit_bytes in limits.items())
     return rank(finding for finding in findings if finding is not None)
 
@@ -117,7 +39,8 @@ def judge_limits(result: Result, limits: Mapping[str, int]) -> tuple[Finding, ..
 def judge_blind_spots(result: Result) -> tuple[Finding, ...]:
     """Return a finding for each thing that the figures may lack, for those who cannot accept it."""
     return tuple(
-        Finding("total", f"not everything was seen: {spot} [unseen]") for spot in result.blind_spots
+        Finding(FindingKind.UNSEEN, "total", f"not everything was seen: {spot}")
+        for spot in result.blind_spots
     )
 
 
@@ -147,7 +70,8 @@ def judge_baseline(
             growths = _growths(result, entry, key, category_growths)
             numbers = _exceeds(result, key, measured_bytes, baseline_bytes, reference)
             excess_bytes = measured_bytes - baseline_bytes
-            findings.append(_with_cause(Finding(key, numbers, excess_bytes, growths), result))
+            finding = Finding(FindingKind.GROWN, key, numbers, excess_bytes, growths)
+            findings.append(_with_cause(finding, result))
     change = next((c for c in (Change.GROWN, Change.SHRUNK) if c in changes), Change.SAME)
     notice = _largest_saving(result, entry) if change is Change.SHRUNK else ""
     return Verdict(result, rank(findings), change, entry.total, notice, environment)
@@ -157,7 +81,7 @@ def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
     """Return a finding where a number is below its baseline, for those who want that to fail."""
     if not verdict.notice:
         return ()
-    return (Finding("total", f"{verdict.notice}: tighten it [shrunk]"),)
+    return (Finding(FindingKind.SHRUNK, "total", f"{verdict.notice}: tighten it"),)
 
 
 def _largest_saving(result: Result, entry: BaselineEntry) -> str:
@@ -185,7 +109,7 @@ def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """
     ranked = sorted(findings, key=_rank)
     if ranked and (cause := _cause(ranked[0])):
-        earlier = [f for f in ranked if f.excess_bytes and _precedes(_cause(f), cause)]
+        earlier = [f for f in ranked if f.kind.has_excess and _precedes(_cause(f), cause)]
         ranked.sort(key=lambda finding: finding not in earlier)
     return tuple(ranked)
 
@@ -208,8 +132,7 @@ def _rank(finding: Finding) -> tuple[bool, bool, int, int, int]:
     cause_bytes = finding.growths[0].size_bytes if finding.growths else 0
     weight = 1 if finding.key in _SCRATCH else _SCRATCH_FACTOR
     place = LIMIT_KEYS.index(finding.key)
-    judged = bool(finding.excess_bytes)
-    return (judged, whole, -weight * cause_bytes, -finding.excess_bytes, place)
+    return (finding.kind.has_excess, whole, -weight * cause_bytes, -finding.excess_bytes, place)
 
 
 def _compared(result: Result, entry: BaselineEntry) -> Iterable[tuple[str, int, int]]:
@@ -220,18 +143,27 @@ def _compared(result: Result, entry: BaselineEntry) -> Iterable[tuple[str, int, 
     yield "retained", result.retained.total, entry.retained.total
 
 
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """Why there is no number to hold against a limit."""
+
+    kind: FindingKind
+    reason: str
+
+
 def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
-    measured_bytes = _reading(result, key)
-    if isinstance(measured_bytes, str):
-        text = f"the limit of {format_size(limit_bytes)} on {words(key)} {_NOT_JUDGED}"
-        return Finding(key, text + measured_bytes)
-    if measured_bytes <= limit_bytes:
+    reading = _reading(result, key)
+    if isinstance(reading, _Unread):
+        limit = f"the limit of {format_size(limit_bytes)} on {words(key)}"
+        return Finding(reading.kind, key, f"{limit} cannot be judged: {reading.reason}")
+    if reading <= limit_bytes:
         return None
-    numbers = _exceeds(result, key, measured_bytes, limit_bytes, "the limit of {}")
-    return _with_cause(Finding(key, numbers, measured_bytes - limit_bytes), result)
+    numbers = _exceeds(result, key, reading, limit_bytes, "the limit of {}")
+    finding = Finding(FindingKind.OVER_LIMIT, key, numbers, reading - limit_bytes)
+    return _with_cause(finding, result)
 
 
-def _reading(result: Result, key: str) -> int | str:
+def _reading(result: Result, key: str) -> int | _Unread:
     """Return the measured bytes, or the reason why there are none."""
     if key == "total":
         return result.peak.total
@@ -242,36 +174,41 @@ def _reading(result: Result, key: str) -> int | str:
     if key in COUNTERS:
         return _counter_reading(result, key)
     if key == Category.ACTIVATION.value and not result.has_backward:
-        return (
+        return _Unread(
+            FindingKind.NO_ACTIVATION,
             "nothing in the body was kept for a backward pass, and without one there is no "
-            "activation by definition; limit the total or temporary= instead [no-activation]"
+            "activation by definition; limit the total or temporary= instead",
         )
     return result.peak.by_category[key]
 
 
-def _growth_reading(result: Result) -> int | str:
+def _growth_reading(result: Result) -> int | _Unread:
     if result.growth is None:
-        return (
+        return _Unread(
+            FindingKind.NO_STEPS,
             "growth is what each step adds, and the body marked fewer than two steps; "
-            "write `for _ in torchmem.steps(4, warmup=1):` around the step [no-steps]"
+            "write `for _ in torchmem.steps(4, warmup=1):` around the step",
         )
     return result.growth
 
 
-def _counter_reading(result: Result, key: str) -> int | str:
+def _counter_reading(result: Result, key: str) -> int | _Unread:
     if result.counters is None:
-        return f"nothing counted {key} bytes on {result.device}; limit the total [no-counter]"
+        reason = f"nothing counted {key} bytes on {result.device}; limit the total"
+        return _Unread(FindingKind.NO_COUNTER, reason)
     reading: int = getattr(result.counters, key)
     if reading == 0:
-        return f"the allocator of {result.device} counted no {key} bytes at all [no-counter]"
+        reason = f"the allocator of {result.device} counted no {key} bytes at all"
+        return _Unread(FindingKind.NO_COUNTER, reason)
     return reading
 
 
 def _nothing_read(result: Result, needed: str) -> Finding:
     return Finding(
+        FindingKind.NO_READING,
         "total",
         f"the body used no memory on {result.device}: the reading is 0 B, but {needed}; "
-        "is the work done on another device, or in another process or thread? [no-reading]",
+        "is the work done on another device, or in another process or thread?",
     )
 
 
@@ -284,19 +221,6 @@ def _exceeds(
     estimated = "an estimated " if is_estimated(result, key) else ""
     over = format_size(measured_bytes - reference_bytes)
     return f"{verb} {estimated}{measured}{per_step}, {over} over {reference.format(against)}"
-
-
-def is_estimated(result: Result, key: str) -> bool:
-    """Return whether the number that ``key`` stands for was not measured."""
-    simulated = key in COUNTERS and result.counters is not None and result.counters.estimated
-    return result.estimated or simulated
-
-
-def words(key: str) -> str:
-    """Return a limit's key as the subject of a sentence."""
-    if key == "total":
-        return "memory"
-    return f"{key} memory" if key in COUNTERS else key.replace("_", " ")
 
 
 def contributors(result: Result, key: str) -> tuple[Contributor, ...]:
@@ -367,8 +291,8 @@ _OTHERS_WENT: Final = (
 
 
 def _with_cause(finding: Finding, result: Result) -> Finding:
-    """Add what grew most, or without a baseline what is largest, to a sentence of numbers."""
-    key, numbers, aside = finding.key, finding.sentence, ""
+    """Add what grew most, or without a baseline what is largest."""
+    key, aside = finding.key, ""
     if finding.growths:
         growth = finding.growths[0]
         cause = growth.contributor
@@ -379,9 +303,8 @@ def _with_cause(finding: Finding, result: Result) -> Finding:
     elif live := contributors(result, key):
         cause, size = live[0], f"largest {format_size(live[0].size_bytes)}"
     else:
-        return replace(finding, numbers=numbers)
-    sentence = f"{numbers}: {size} {origin(cause, key)}{aside}"
-    return replace(finding, sentence=sentence, numbers=numbers, causes=(cause,))
+        return finding
+    return replace(finding, cause=f"{size} {origin(cause, key)}{aside}", causes=(cause,))
 
 
 def origin(contributor: Contributor, key: str = "total") -> str:

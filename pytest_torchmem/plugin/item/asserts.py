@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from pytest_torchmem.analysis.judge.verdict import words
 from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import KiB, format_apart, format_size
 

@@ -10,19 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pytest_torchmem.analysis.judge.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.analysis.judge.holders import explain_retained
 from pytest_torchmem.analysis.judge.sentences import sentences
 from pytest_torchmem.analysis.judge.spread import judge_spread
 from pytest_torchmem.analysis.judge.verdict import (
-    Finding,
-    Verdict,
     judge_baseline,
     judge_blind_spots,
     judge_limits,
     judge_shrinking,
     rank,
-    words,
 )
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.plugin.item.comparing import find_reference, missing_baseline
@@ -50,7 +46,6 @@ from pytest_torchmem.plugin.run.pictures import (
     set_properties,
 )
 from pytest_torchmem.plugin.run.workers import PAYLOAD, TRACE, plain_nodeid
-from pytest_torchmem.report.text.summary import MeasuredTest, Window, unjudged
 from pytest_torchmem.report.text.terminal import failure_text
 from pytest_torchmem.store.baselines import (
     BaselineStore,
@@ -59,7 +54,10 @@ from pytest_torchmem.store.baselines import (
     portable,
     portable_live,
 )
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.values.errors import TorchmemError
+from pytest_torchmem.values.findings import Finding, Verdict, words
+from pytest_torchmem.values.measured import MeasuredTest, Window, unjudged
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Result
 
@@ -327,6 +325,7 @@ class Body:
             reference=verdict.reference,
             nearest=verdict.nearest,
             notice=verdict.notice,
+            kinds=verdict.kinds,
         )
 
     def _pack_trace(self) -> None:

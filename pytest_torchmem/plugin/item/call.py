@@ -14,8 +14,8 @@ from pytest_torchmem.plugin.options.marker import Asked, read_markers
 from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
 from pytest_torchmem.plugin.run.pictures import set_properties
 from pytest_torchmem.plugin.run.workers import PAYLOAD, attach, plain_nodeid
-from pytest_torchmem.report.text.summary import MeasuredTest
 from pytest_torchmem.values.errors import DeviceError, MarkerError
+from pytest_torchmem.values.measured import MeasuredTest
 
 BAD_ARGUMENT: Final = pytest.StashKey[bool]()
 _BODY: Final = pytest.StashKey[Body]()

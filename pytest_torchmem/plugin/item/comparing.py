@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.analysis.judge.environments import Environment
-from pytest_torchmem.analysis.judge.verdict import Finding
 from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.store.baseline_file import EntryError
 from pytest_torchmem.store.baselines import BaselineStore, Reference
+from pytest_torchmem.values.baseline import Change
+from pytest_torchmem.values.findings import Finding, FindingKind
 
 
 def find_reference(
@@ -35,5 +35,5 @@ def missing_baseline(settings: Settings, key: str, shown: str, near: str) -> tup
     if not settings.require_baseline or stores_new:
         return ()
     other = f"; nearest is {near}, --torchmem-baseline-from={near} accepts it" if near else ""
-    text = f"there is no baseline for {key} in {shown}{other} [no-baseline]"
-    return (Finding("total", text),)
+    text = f"there is no baseline for {key} in {shown}{other}"
+    return (Finding(FindingKind.NO_BASELINE, "total", text),)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pytest_torchmem.analysis.judge.verdict import COUNTERS, Finding, judge_limits
+from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.plugin.options.marker import Asked, can_rerun
 from pytest_torchmem.plugin.options.settings import LevelChoice, Settings
+from pytest_torchmem.values.findings import COUNTERS, Finding
 from pytest_torchmem.values.results import Level, Result
 
 if TYPE_CHECKING:
@@ -68,4 +69,4 @@ class CountedRun:
         """Return what was over a limit in the counted run whatever else was in the counters."""
         told = "; so said the allocator in a first run, and the recorded second run stayed below"
         found = judge_limits(self._counters.least, limits)
-        return tuple(replace(finding, sentence=finding.sentence + told) for finding in found)
+        return tuple(replace(finding, numbers=finding.numbers + told) for finding in found)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchmem.analysis.judge.baseline import Allowance
-from pytest_torchmem.analysis.judge.verdict import COUNTERS
+from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import MarkerError, is_torchmem_error
+from pytest_torchmem.values.findings import COUNTERS
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:

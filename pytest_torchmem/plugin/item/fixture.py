@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_torchmem.analysis.judge.baseline import Allowance
 from pytest_torchmem.plugin.item.body import Body
 from pytest_torchmem.plugin.item.estimated import SUFFIX, estimate_name
 from pytest_torchmem.plugin.item.state import State, WarmupOver
 from pytest_torchmem.plugin.options.marker import read_allowance
+from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.values.results import Result
 

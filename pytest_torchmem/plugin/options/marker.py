@@ -8,12 +8,12 @@ from typing import Final
 
 import pytest
 
-from pytest_torchmem.analysis.judge.baseline import Allowance
 from pytest_torchmem.analysis.judge.limits import Size, read_limits, require_known, sizes_now
-from pytest_torchmem.analysis.judge.verdict import LIMIT_KEYS
 from pytest_torchmem.plugin.options.device_name import require_device_name
 from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
+from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import DeviceNameError, MarkerError, SizeError, is_torchmem_error
+from pytest_torchmem.values.findings import LIMIT_KEYS
 from pytest_torchmem.values.units import parse_fraction, parse_size
 
 # A user's mistake is reported at the user's line.

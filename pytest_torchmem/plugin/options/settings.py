@@ -11,7 +11,6 @@ from typing import Final, TypeVar
 
 import pytest
 
-from pytest_torchmem.analysis.judge.baseline import Allowance, Change
 from pytest_torchmem.measuring.ranks import environment_rank, path_of_rank
 from pytest_torchmem.plugin.options.device_name import require_device_name
 from pytest_torchmem.plugin.options.option_table import (
@@ -22,6 +21,7 @@ from pytest_torchmem.plugin.options.option_table import (
     place_of,
 )
 from pytest_torchmem.report.files import FOLDER, kind_of
+from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import DeviceNameError, ReportError, SizeError
 from pytest_torchmem.values.units import parse_fraction, parse_size
 

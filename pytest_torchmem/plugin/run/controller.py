@@ -8,7 +8,6 @@ from typing import Final
 
 import pytest
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.measuring.ranks import environment_rank
 from pytest_torchmem.plugin.item.body import Run
 from pytest_torchmem.plugin.item.progress import progress
@@ -29,10 +28,11 @@ from pytest_torchmem.plugin.run.workers import (
     trace_with,
 )
 from pytest_torchmem.report.text.changes import change_table, diff_lines, notices, rename_lines
-from pytest_torchmem.report.text.summary import MeasuredTest, RunSummary
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, ReportError
+from pytest_torchmem.values.measured import MeasuredTest, RunSummary
 
 _BY_VERBOSITY: Final = (
     Detail.PROBLEMS,

@@ -12,10 +12,10 @@ import pytest
 from pytest_torchmem.measuring.ranks import environment_rank
 from pytest_torchmem.report.text.github import error_commands
 from pytest_torchmem.report.text.markdown import step_summary
-from pytest_torchmem.report.text.summary import MeasuredTest, RunSummary
 from pytest_torchmem.store.provenance import stamped
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.errors import ReportError
+from pytest_torchmem.values.measured import MeasuredTest, RunSummary
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ import pytest
 
 from pytest_torchmem.plugin.options.settings import Settings, Timelines
 from pytest_torchmem.report.page.sparkline import timeline_lines
-from pytest_torchmem.report.text.summary import MeasuredTest
 from pytest_torchmem.report.text.tables import ANY_WIDTH
 from pytest_torchmem.store.baselines import portable_path
+from pytest_torchmem.values.measured import MeasuredTest
 from pytest_torchmem.values.picture import Picture
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry, Change
 from pytest_torchmem.analysis.judge.environments import Environment
 from pytest_torchmem.analysis.judge.renames import Renameable, find_renames
 from pytest_torchmem.plugin.options.settings import Settings
-from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.store.baseline_file import FileChanges, changed_text, root_of, write_file
 from pytest_torchmem.store.baselines import BaselineStore, entry_key, tell_git
+from pytest_torchmem.values.baseline import BaselineEntry, Change
 from pytest_torchmem.values.errors import BaselineError
+from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
 
 Place = tuple[Path, tuple[tuple[str, str], ...]]
 """A test module and an environment: one baseline file."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from pytest_torchmem.report.text.summary import MeasuredTest
+from pytest_torchmem.values.measured import MeasuredTest
 
 PAYLOAD: Final = pytest.StashKey[dict[str, Any]]()
 TRACE: Final = "trace"

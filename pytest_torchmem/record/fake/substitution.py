@@ -19,7 +19,7 @@ import torch
 
 from pytest_torchmem.record.torch_api import fake_tensors
 from pytest_torchmem.record.torch_api.modules import OWN_ATTRIBUTES, buffers_of, parameters_of
-from pytest_torchmem.values.static_graph import EstimateError
+from pytest_torchmem.values.errors import EstimateError
 
 _MAX_DEPTH = 4
 

@@ -16,16 +16,16 @@ from typing import Any, Final
 from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.analysis.judge.differences import differences, whole_entry
 from pytest_torchmem.analysis.judge.holders import holders_title
-from pytest_torchmem.analysis.judge.verdict import words
 from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.marks import marks_of
-from pytest_torchmem.report.text.summary import Window
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.contributors import (
     Category,
     Contributor,
     contributor_to_json,
 )
+from pytest_torchmem.values.findings import words
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.units import format_size
 

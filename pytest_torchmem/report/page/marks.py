@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pytest_torchmem.analysis.judge.verdict import words
-from pytest_torchmem.report.text.summary import Window
 from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.findings import words
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.units import format_size
 
 _NEAR: Final = 2

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Final
 
-from pytest_torchmem.analysis.judge.verdict import words
 from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.marks import LineKind, Mark
 from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.units import format_size
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.analysis.judge.environments import environment_name
-from pytest_torchmem.report.text.summary import BaselineChange, RunSummary
 from pytest_torchmem.report.text.tables import ANY_WIDTH, aligned
+from pytest_torchmem.values.baseline import Change
+from pytest_torchmem.values.measured import BaselineChange, RunSummary
 from pytest_torchmem.values.units import format_size
 
 DIFF_LINES: Final = 400

@@ -22,7 +22,9 @@ def error_commands(run: RunReport) -> list[str]:
 
 def _error(test: TestReport) -> str:
     properties = {"file": test.file, "line": str(test.line) if test.line else ""}
-    properties["title"] = f"memory: {test.measured.test.partition('::')[2]}"
+    kinds = [kind for window in test.failed_windows for kind in window.kinds]
+    subject = f"memory {kinds[0].value}" if kinds else "memory"
+    properties["title"] = f"{subject}: {test.measured.test.partition('::')[2]}"
     given = ",".join(f"{name}={_property(value)}" for name, value in properties.items() if value)
     return f"::error {given}::{_data(test.sentence)}"
 

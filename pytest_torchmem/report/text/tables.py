@@ -6,9 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from pytest_torchmem.analysis.judge.growth import Growth
-from pytest_torchmem.analysis.judge.verdict import words
 from pytest_torchmem.values.contributors import Contributor
+from pytest_torchmem.values.findings import Growth, words
 from pytest_torchmem.values.units import format_change, format_size
 
 ROWS: Final = 10

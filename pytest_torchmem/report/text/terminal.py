@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import enum
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.analysis.judge.sentences import sentences
-from pytest_torchmem.analysis.judge.verdict import RETAINED, Verdict, rank, words
+from pytest_torchmem.analysis.judge.verdict import rank
 from pytest_torchmem.report.text.changes import NOTHING_USED, REPAIRED
-from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.report.text.tables import (
     ANY_WIDTH,
     ROWS,
@@ -26,7 +23,10 @@ from pytest_torchmem.report.text.tables import (
     live_table,
     one_line,
 )
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.findings import RETAINED, FindingKind, Verdict, words
+from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.values.results import Holder
 from pytest_torchmem.values.units import format_change, format_size
 
@@ -38,11 +38,9 @@ _EACH_SHOWN: Final = 3
 _CHANGED: Final = (Change.GROWN, Change.SHRUNK)
 _TEST_WIDTH: Final = 60
 
-_SLUG: Final = re.compile(r" \[([a-z]+(?:-[a-z]+)*)\]$")
 _OVER: Final = "over a limit or baseline"
 _NOT_JUDGED: Final = "not judged"
-_UNJUDGED: Final = ("no-reading", "no-activation", "no-counter", "no-steps")
-_FAILURES: Final = {"unstable": "not stable", "unseen": "not all seen"}
+_FAILURES: Final = {FindingKind.UNSTABLE: "not stable", FindingKind.UNSEEN: "not all seen"}
 """How the closing line calls what failed; what shrank or is new is counted as such anyway."""
 
 
@@ -86,14 +84,14 @@ def failure_text(
         lines += _sections(verdict, timelines.get(verdict.result.name, ()), width)
     if any(verdict.change is Change.GROWN for verdict in ranked):
         lines += ["", _wanted(ranked), f"    {command}"]
-    elif any("[no-baseline]" in sentence for sentence in told):
+    elif any(FindingKind.NO_BASELINE in verdict.kinds for verdict in ranked):
         lines += ["", "store one with", f"    {command}"]
     return "\n".join(lines)
 
 
 def _wanted(verdicts: Sequence[Verdict]) -> str:
     """How to accept a change; nothing is stored of a test that breaks a limit of its own, too."""
-    broken = any(" over the limit of " in f.sentence for v in verdicts for f in v.findings)
+    broken = any(FindingKind.OVER_LIMIT in verdict.kinds for verdict in verdicts)
     first = "raise the limit that fails, too, and " if broken else ""
     return f"if this change is wanted, {first}accept it with"
 
@@ -344,8 +342,8 @@ def _missing_lines(summary: RunSummary) -> list[Line]:
 
 def _can_be_stored(test: MeasuredTest) -> bool:
     """Return whether an update would take the numbers of a test; a failed one keeps its entry."""
-    told = (sentence for window in test.windows for sentence in window.sentences)
-    return not test.problem and all("[no-baseline]" in sentence for sentence in told)
+    kinds = {kind for window in test.windows for kind in window.kinds}
+    return not test.problem and kinds <= {FindingKind.NO_BASELINE}
 
 
 def _counts(summary: RunSummary) -> str:
@@ -367,13 +365,11 @@ def _counts(summary: RunSummary) -> str:
 
 def _failure(window: Window) -> str:
     """Return what failed in a window, in the words of the closing line; ``""`` for its change."""
-    endings = [_SLUG.search(sentence) for sentence in window.sentences or (window.sentence,)]
-    slugs = {ending[1] for ending in endings if ending}
-    if None in endings:
+    if not window.kinds or not {FindingKind.OVER_LIMIT, FindingKind.GROWN}.isdisjoint(window.kinds):
         return _OVER
-    if slugs.intersection(_UNJUDGED):
+    if any(kind.is_unread for kind in window.kinds):
         return _NOT_JUDGED
-    return next((text for slug, text in _FAILURES.items() if slug in slugs), "")
+    return next((text for kind, text in _FAILURES.items() if kind in window.kinds), "")
 
 
 def _count(number: int, one: str, many: str = "") -> str:

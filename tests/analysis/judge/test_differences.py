@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from pytest_torchmem.analysis.judge.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.analysis.judge.differences import compare, differences
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,

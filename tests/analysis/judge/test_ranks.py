@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchmem.analysis.judge.ranks import Rank, RankResults
+from pytest_torchmem.analysis.judge.ranks import RankResults
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
@@ -13,6 +13,7 @@ from pytest_torchmem.values.contributors import (
     Source,
 )
 from pytest_torchmem.values.errors import LimitError, MarkerError, RankError
+from pytest_torchmem.values.measured import Rank
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import MiB
 

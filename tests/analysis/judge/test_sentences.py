@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_torchmem.analysis.judge.baseline import Allowance, BaselineEntry
 from pytest_torchmem.analysis.judge.holders import Held, explain_retained
 from pytest_torchmem.analysis.judge.sentences import sentences
-from pytest_torchmem.analysis.judge.verdict import Verdict, judge_baseline, judge_limits
+from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
+from pytest_torchmem.values.findings import Verdict
 from pytest_torchmem.values.results import Fate, Holder, Result
 from pytest_torchmem.values.units import MiB
 from tests import results

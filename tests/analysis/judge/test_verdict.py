@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.analysis.judge.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.analysis.judge.spread import judge_spread
 from pytest_torchmem.analysis.judge.verdict import (
-    LIMIT_KEYS,
-    SLUGS,
     judge_baseline,
     judge_blind_spots,
     judge_limits,
     judge_shrinking,
 )
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
@@ -23,6 +21,7 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
+from pytest_torchmem.values.findings import LIMIT_KEYS, FindingKind
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.units import GiB, MiB
 
@@ -211,23 +210,34 @@ def test_a_reading_of_zero_does_not_pass_as_shrunk():
     assert verdict.change is Change.NOT_COMPARED
 
 
-def test_each_reason_for_no_judgement_ends_with_its_slug():
+def test_each_reason_for_no_judgement_has_a_kind_and_ends_with_its_slug():
     forward_only = measured(live(1, "temporary"), has_backward=False)
     no_counts = measured(live(1), device="cuda:0", counters=Counters(1, 0, 0, 0))
     stored = BaselineEntry.of(measured(live(9)))
     shrunk = judge_baseline(measured(live(1)), stored, Allowance(0, 0))
-    sentences = [
-        judge_limits(forward_only, {"activation": 1})[0].sentence,
-        judge_limits(measured(live(1)), {"reserved": 1})[0].sentence,
-        judge_limits(no_counts, {"reserved": 1})[0].sentence,
-        judge_limits(measured(live(1), steps=(5,)), {"growth": 1})[0].sentence,
-        judge_limits(measured(), {"total": 1})[0].sentence,
-        judge_shrinking(shrunk)[0].sentence,
-        judge_spread([measured(live(1)), measured(live(9))], Allowance(0, 0))[0].sentence,
-        judge_blind_spots(replace(measured(live(1)), blind_spots=("another thread",)))[0].sentence,
+    findings = [
+        judge_limits(forward_only, {"activation": 1})[0],
+        judge_limits(measured(live(1)), {"reserved": 1})[0],
+        judge_limits(no_counts, {"reserved": 1})[0],
+        judge_limits(measured(live(1), steps=(5,)), {"growth": 1})[0],
+        judge_limits(measured(), {"total": 1})[0],
+        judge_shrinking(shrunk)[0],
+        judge_spread([measured(live(1)), measured(live(9))], Allowance(0, 0))[0],
+        judge_blind_spots(replace(measured(live(1)), blind_spots=("another thread",)))[0],
     ]
-    slugs = [sentence.rpartition("[")[2].rstrip("]") for sentence in sentences]
-    assert set(slugs) == set(SLUGS)
+    assert {finding.kind for finding in findings} == {*FindingKind} - {
+        FindingKind.OVER_LIMIT,
+        FindingKind.GROWN,
+        FindingKind.NO_BASELINE,
+    }
+    assert all(f.shown == f"{f.sentence} [{f.kind.value}]" for f in findings)
+
+
+def test_two_numbers_need_no_slug():
+    (over,) = judge_limits(measured(live(9)), {"total": 1})
+    (grown, _) = against(measured(live(1)), measured(live(9 * MiB))).findings
+    assert (over.kind, grown.kind) == (FindingKind.OVER_LIMIT, FindingKind.GROWN)
+    assert (over.shown, grown.shown) == (over.sentence, grown.sentence)
 
 
 def test_no_limit_asks_for_no_reading():

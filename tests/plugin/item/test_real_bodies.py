@@ -80,8 +80,7 @@ def test_not_asked():
 def test_every_kind_of_body_on_the_real_engine(pytester):
     pytester.makeini("[pytest]")
     pytester.makepyfile(test_it=BODIES)
-    arguments = ("-p", "no:asyncio", "--torchmem-device=cpu")
-    result = pytester.runpytest_subprocess(*arguments, "--torchmem-update-baseline")
+    result = pytester.runpytest_subprocess("--torchmem-device=cpu", "--torchmem-update-baseline")
     result.assert_outcomes(passed=2, failed=5, skipped=1)
     result.stdout.fnmatch_lines_random(
         [
@@ -94,7 +93,7 @@ def test_every_kind_of_body_on_the_real_engine(pytester):
             "  new: test_regions_and_steps::forward: *",
         ]
     )
-    arguments = (*arguments, "-k", "regions", "--torchmem-require-baseline")
+    arguments = ("--torchmem-device=cpu", "-k", "regions", "--torchmem-require-baseline")
     result = pytester.runpytest_subprocess("-p", "xdist", "-n1", *arguments)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*test_regions_and_steps *same as baseline"])
@@ -150,7 +149,7 @@ def test_region(torchmem):
 
 def test_a_region_s_failure_names_who_held_what_it_retained(pytester, monkeypatch):
     pytester.makepyfile(test_held=HELD)
-    arguments = ("-p", "no:asyncio", "-p", "no:cacheprovider", "--torchmem-device=cpu")
+    arguments = ("-p", "no:cacheprovider", "--torchmem-device=cpu")
     pytester.runpytest_subprocess(*arguments, "--torchmem-update-baseline").assert_outcomes(
         passed=1
     )

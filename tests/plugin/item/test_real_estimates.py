@@ -59,7 +59,7 @@ def test_a_model_without_data_is_over_its_limit(torchmem):
 def test_real_estimates(pytester):
     pytester.makeini("[pytest]")
     pytester.makepyfile(test_it=BODIES)
-    result = pytester.runpytest_subprocess("-p", "no:asyncio", "--torchmem-device=cpu", "-rA")
+    result = pytester.runpytest_subprocess("--torchmem-device=cpu", "-rA")
     result.assert_outcomes(passed=3, failed=1)
     trace = str(pytester.path / "trace.npz")
     assert main(["fits", trace, "--capacity=2MiB"]) == Exit.OK

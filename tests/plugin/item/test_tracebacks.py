@@ -54,7 +54,7 @@ def test_ours(torchmem, monkeypatch):
 def test_a_mistake_is_reported_at_the_users_line(pytester):
     mistakes = [MISTAKE.format(number, call) for number, call in enumerate(MISTAKES)]
     pytester.makepyfile("\n".join([HEADER, *mistakes, OTHERS]))
-    result = pytester.runpytest_subprocess("-p", "no:xdist", "-p", "no:asyncio")
+    result = pytester.runpytest_subprocess()
     result.assert_outcomes(failed=len(MISTAKES) + 4)
     parts = re.split(r"^_+ test_(\w+) _+$", result.stdout.str(), flags=re.MULTILINE)[1:]
     sections = dict(zip(parts[::2], parts[1::2], strict=True))

@@ -93,7 +93,7 @@ def test_a_name_that_no_baseline_has_is_said(upgraded):
     result = upgraded.run("--torchmem-baseline-from=nope,cpu-torch2.98")
     result.stdout.fnmatch_lines([said])
     result.stdout.no_fnmatch_line("*baseline-from=cpu-torch2.98: there is no*")
-    upgraded.run_apart("-n2", "--torchmem-baseline-from=nope").stdout.fnmatch_lines([said])
+    upgraded.run_in_workers(2, "--torchmem-baseline-from=nope").stdout.fnmatch_lines([said])
 
 
 def test_where_nothing_is_compared_no_name_is_missed(project):

@@ -187,19 +187,20 @@ def test_each_outcome_is_told(project):
 
 
 def test_workers_send_their_timelines_and_the_controller_writes(two):
-    two.run_apart("-n2", "--torchmem-report=run.json").assert_outcomes(passed=2, failed=1)
+    two.run_in_workers(2, "--torchmem-report=run.json").assert_outcomes(passed=2, failed=1)
     run = read_run(two.path / "run.json")
     assert all(test.measured.windows[0].picture for test in run.tests)
     assert len(run.tests) == 2
 
 
 def test_a_worker_sends_the_recording_of_a_failed_test(two):
-    two.run_apart("-n2", "--torchmem-report=out")
+    two.run_in_workers(2, "--torchmem-report=out")
     (trace,) = (two.path / "out/tests").glob("*.trace")
     load_trace(trace)
 
 
 def test_properties_are_replaced_by_a_rerun(project):
+    pytest.importorskip("pytest_rerunfailures")
     project.write("""
         sizes = iter([5, 2])
 
@@ -222,7 +223,7 @@ def test_github_is_told_where_and_why(two, monkeypatch):
     monkeypatch.setenv("GITHUB_WORKSPACE", str(two.path.parent))
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(two.path / "summary.md"))
     result = two.run()
-    start = f"::error file={two.path.name}/test_it.py,line=6,title=memory%3A test_over"
+    start = f"::error file={two.path.name}/test_it.py,line=6,title=memory over-limit%3A test_over"
     result.stdout.fnmatch_lines([f"{start}::memory peaked at 3.0 MiB*"])
     assert "1 failed, 1 ok" in (two.path / "summary.md").read_text(encoding="utf-8")
 

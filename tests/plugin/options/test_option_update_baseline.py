@@ -238,7 +238,7 @@ def test_a_module_with_something_that_did_not_run_loses_nothing(project, change)
     four(project)
     text = (project.path / "test_it.py").read_text()
     (project.path / "test_it.py").write_text(text + change)
-    project.run_apart("-p", "no:xdist", "--torchmem-update-baseline=unused")
+    project.run_apart("--torchmem-update-baseline=unused")
     assert totals(project) == BEFORE
 
 

@@ -77,7 +77,7 @@ def test_async_tests_are_measured_warm_up_included(project):
                 use(2 * MiB)
         """
     )
-    project.run(asyncio=True).assert_outcomes(failed=2, passed=1)
+    project.run("-p", "asyncio").assert_outcomes(failed=2, passed=1)
 
 
 @pytest.mark.skipif(not hasattr(pytest, "Subtests"), reason="subtests came with pytest 9")
@@ -271,7 +271,7 @@ def test_a_rerun_is_measured_anew_and_counted_once(project):
             use(2 * MiB if len(runs) == 1 else 1 * MiB)
         """
     )
-    result = project.update("--reruns=2")
+    result = project.update("-p", "rerunfailures", "--reruns=2")
     result.stdout.fnmatch_lines(["1 measured, 1 new", "* 1 passed, 1 rerun*"])
     assert project.entries()["test_a"]["total"] == 1 << 20
 
@@ -304,7 +304,9 @@ def test_a_run_under_warnings_as_errors_is_undisturbed(project):
     result.assert_outcomes(passed=1)
 
 
-def test_a_run_without_the_plugin_is_a_run_without_it(project):
+def test_a_run_without_the_plugin_is_a_run_without_it(project, monkeypatch):
+    monkeypatch.delenv("PYTEST_PLUGINS")
+    monkeypatch.delenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
     project.write("def test_a(): pass")
     result = project.run_apart("-p", "no:torchmem")
     result.assert_outcomes(passed=1)
@@ -320,11 +322,11 @@ def test_a():
 
 def test_an_unused_plugin_loads_nothing_and_says_nothing(pytester):
     pytester.makepyfile("EXPECTED = set()\n" + UNUSED)
-    result = pytester.runpytest_subprocess("-p", "no:xdist")
+    result = pytester.runpytest_subprocess()
     result.assert_outcomes(passed=1)
     assert "torchmem " not in result.stdout.str().replace("torchmem-", "")
 
 
 def test_the_check_for_what_is_loaded_can_fail(pytester):
     pytester.makepyfile("import numpy\nEXPECTED = set()\n" + UNUSED)
-    pytester.runpytest_subprocess("-p", "no:xdist").assert_outcomes(failed=1)
+    pytester.runpytest_subprocess().assert_outcomes(failed=1)

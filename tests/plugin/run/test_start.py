@@ -10,7 +10,9 @@ LEAN = {
     "pytest_torchmem.plugin",
     "pytest_torchmem.plugin.activation",
     "pytest_torchmem.plugin.hooks",
+    "pytest_torchmem.plugin.options",
     "pytest_torchmem.plugin.options.option_table",
+    "pytest_torchmem.plugin.run",
     "pytest_torchmem.plugin.run.selection",
 }
 
@@ -40,7 +42,7 @@ def test_a_run_without_a_measured_test_loads_what_registers_the_plugin_and_no_mo
         ((), '@pytest.mark.memory_budget("1GiB")\ndef test_a(): pass'),
         ((), "@pytest.mark.memory_baseline\ndef test_a(): pass"),
         ((), "def test_a(request): request.getfixturevalue('torchmem')"),
-        (("-n1",), "def test_a(): pass"),
+        (("-p", "xdist", "-n1"), "def test_a(): pass"),
     ],
     ids=["option", "fixture", "budget", "baseline", "fixture asked for later", "xdist"],
 )
@@ -49,9 +51,9 @@ def test_whatever_asks_for_a_measurement_loads_the_rest(tmp_path, arguments, tes
 
 
 def test_the_words_of_the_option_are_those_of_the_changes():
-    from pytest_torchmem.analysis.judge.baseline import Change
     from pytest_torchmem.plugin.options.option_table import CHANGE_WORDS
     from pytest_torchmem.plugin.options.settings import WORDS
+    from pytest_torchmem.values.baseline import Change
 
     assert tuple(change.value for change in WORDS) == CHANGE_WORDS
     assert set(WORDS) == set(Change) - {Change.SAME, Change.NOT_COMPARED}

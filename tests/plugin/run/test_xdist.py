@@ -16,7 +16,7 @@ def test_workers_and_a_single_process_store_the_same_file(project):
     project.update().assert_outcomes(passed=12)
     alone = project.baseline().read_bytes()
     project.baseline().unlink()
-    result = project.run_apart("-n2", "--torchmem-update-baseline")
+    result = project.run_in_workers(2, "--torchmem-update-baseline")
     result.assert_outcomes(passed=12)
     result.stdout.fnmatch_lines(["baseline updated: 12 entries in 1 file", "12 measured, 12 new"])
     assert project.baseline().read_bytes() == alone
@@ -26,7 +26,7 @@ def test_workers_and_a_single_process_store_the_same_file(project):
 def test_a_failure_in_a_worker_reads_as_without_one(sized, monkeypatch):
     sized.update()
     monkeypatch.setenv("SIZE", "200")
-    result = sized.run_apart("-n1")
+    result = sized.run_in_workers(1)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["activation peaked at 200.0 MiB, 100.0 MiB over the baseline of 100.0 MiB*", "1 measured*"]
@@ -49,7 +49,7 @@ def test_what_finished_before_a_worker_died_is_not_lost(project):
             os._exit(1)
         """
     )
-    result = project.run_apart("-n1", "--torchmem-update-baseline")
+    result = project.run_in_workers(1, "--torchmem-update-baseline")
     result.assert_outcomes(passed=4, failed=1)
     result.stdout.fnmatch_lines(["*worker 'gw0' crashed while running 'test_it.py::test_dies'*"])
     result.stdout.no_fnmatch_line("unused:*")
@@ -74,7 +74,7 @@ def test_a_dead_worker_loses_no_stored_entry(project, monkeypatch):
     project.update().assert_outcomes(passed=2)
     before = project.baseline().read_bytes()
     monkeypatch.setenv("DIE", "1")
-    project.run_apart("-n1", "--torchmem-update-baseline").assert_outcomes(passed=1, failed=1)
+    project.run_in_workers(1, "--torchmem-update-baseline").assert_outcomes(passed=1, failed=1)
     assert project.baseline().read_bytes() == before
 
 
@@ -87,7 +87,7 @@ def test_a_group_is_not_part_of_a_tests_name(project):
         def test_a(name): use(1 * MiB)
         """
     )
-    project.run_apart("-n1", "--dist=loadgroup", "--torchmem-update-baseline").assert_outcomes(
+    project.run_in_workers(1, "--dist=loadgroup", "--torchmem-update-baseline").assert_outcomes(
         passed=2
     )
     assert sorted(project.entries()) == ["test_a[a]", "test_a[b@c]"]
@@ -97,14 +97,13 @@ def test_deselection_in_the_workers_calls_nothing_unused(project):
     body = "@pytest.mark.memory_baseline\ndef test_{}(): use(MiB)\n"
     project.write(body.format("a") + body.format("b"))
     project.update()
-    arguments = ("-n1", "--torchmem-update-baseline")
-    result = project.run_apart(*arguments, "-k", "test_a")
+    result = project.run_in_workers(1, "--torchmem-update-baseline", "-k", "test_a")
     result.stdout.no_fnmatch_line("unused:*")
     project.write(body.format("a"))
-    result = project.run_apart(*arguments)
+    result = project.run_in_workers(1, "--torchmem-update-baseline")
     result.stdout.fnmatch_lines(["  unused: test_b: *"])
 
 
 def test_a_run_without_xdist_does_not_need_it(project):
     project.write(MANY)
-    project.run("-p", "no:xdist").assert_outcomes(passed=12)
+    project.run().assert_outcomes(passed=12)

@@ -6,9 +6,9 @@ from importlib import resources
 import pytest
 from test_page_in_browser import COUNT_PIXELS
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.report.page.html import run_page
 from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.values.baseline import Change
 from tests.chromium import launched
 from tests.report.sample_run import picture, report_of, sample_run, window
 

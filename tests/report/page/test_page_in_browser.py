@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.html import picture_page, run_page
-from pytest_torchmem.report.text.summary import unjudged
 from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.measured import unjudged
 from pytest_torchmem.values.picture import Picture, Track
 from pytest_torchmem.values.results import Counters, Fate, Holder
 from pytest_torchmem.values.units import GiB, KiB, MiB, format_size

@@ -4,12 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.analysis.judge.baseline import Change
-from pytest_torchmem.analysis.judge.growth import Growth
-from pytest_torchmem.analysis.judge.verdict import Finding, Verdict
 from pytest_torchmem.report.text.changes import change_table
-from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.report.text.terminal import Detail, failure_text, summary_lines
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
@@ -17,6 +14,8 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
+from pytest_torchmem.values.findings import Finding, FindingKind, Growth, Verdict
+from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import MiB
 
@@ -95,7 +94,8 @@ def test_a_dry_run_s_table_without_room_becomes_a_list():
 def test_a_table_without_room_becomes_a_list():
     grown = Growth(made(3 * MiB, "net.new"), 3 * MiB, new=True)
     verdict = Verdict(
-        result(made(3 * MiB, "net.layers.*.mlp")), (Finding("total", "x", 1, (grown,)),)
+        result(made(3 * MiB, "net.layers.*.mlp")),
+        (Finding(FindingKind.GROWN, "total", "x", 1, (grown,)),),
     )
     lines = failure_text([verdict], "", "", width=50).splitlines()
     assert max(map(len, lines)) <= 50
@@ -112,7 +112,9 @@ def test_a_table_without_room_becomes_a_list():
 
 def test_a_failure_shows_what_is_live_what_grew_and_how_to_accept_it():
     grown = Growth(made(3 * MiB, "net.new"), 3 * MiB, new=True)
-    finding = Finding("activation", "activation peaked too high", 3 * MiB, (grown,))
+    finding = Finding(
+        FindingKind.GROWN, "activation", "activation peaked too high", 3 * MiB, (grown,)
+    )
     verdict = Verdict(
         result(made(5 * MiB), made(3 * MiB, "net.new"), notes=("seen late",)),
         (finding,),
@@ -137,30 +139,35 @@ def test_a_failure_shows_what_is_live_what_grew_and_how_to_accept_it():
 
 
 def test_a_limit_names_no_command_since_none_raises_it():
-    verdict = Verdict(result(made(1)), (Finding("total", "memory peaked", 1),))
+    verdict = Verdict(result(made(1)), (Finding(FindingKind.GROWN, "total", "memory peaked", 1),))
     assert "pytest" not in failure_text([verdict], "", "pytest t.py")
 
 
 def test_a_long_table_says_what_it_leaves_out():
-    verdict = Verdict(result(*(made(MiB, f"m{i}") for i in range(14))), (Finding("total", "x", 1),))
+    verdict = Verdict(
+        result(*(made(MiB, f"m{i}") for i in range(14))),
+        (Finding(FindingKind.GROWN, "total", "x", 1),),
+    )
     assert "... and 4 more, 4.0 MiB together" in failure_text([verdict], "", "")
 
 
 def test_a_problem_comes_before_numbers():
-    verdict = Verdict(result(made(1)), (Finding("total", "memory peaked", 1),))
+    verdict = Verdict(result(made(1)), (Finding(FindingKind.GROWN, "total", "memory peaked", 1),))
     lines = failure_text([verdict], "the file is broken", "").splitlines()
     assert lines[:3] == ["the file is broken", "", "also: memory peaked"]
 
 
 def test_of_several_windows_the_most_telling_failure_leads():
-    body = Verdict(result(made(1)), (Finding("total", "the body grew", 10),))
-    region = Verdict(result(made(1), name="r"), (Finding("activation", "the region grew", 5),))
+    body = Verdict(result(made(1)), (Finding(FindingKind.GROWN, "total", "the body grew", 10),))
+    region = Verdict(
+        result(made(1), name="r"), (Finding(FindingKind.GROWN, "activation", "the region grew", 5),)
+    )
     assert failure_text([body, region], "", "").startswith("in 'r', the region grew")
 
 
 def test_an_estimated_number_is_never_shown_without_the_word():
     estimated = result(made(MiB), estimated=True)
-    verdict = Verdict(estimated, (Finding("total", "x", 1),))
+    verdict = Verdict(estimated, (Finding(FindingKind.GROWN, "total", "x", 1),))
     assert "live at the peak, an estimated 1.0 MiB on cpu:" in failure_text([verdict], "", "")
     row = Window("test_a", estimated, {}, Change.SAME, 0, "")
     assert "1.0 MiB (estimated)" in texts(RunSummary((one("t", row),)))[1]
@@ -201,7 +208,9 @@ def test_the_most_detail_has_each_category_s_own_peak():
 
 
 def test_a_timeline_stands_above_what_was_live():
-    verdict = Verdict(result(made(1), name="r"), (Finding("total", "memory peaked", 1),))
+    verdict = Verdict(
+        result(made(1), name="r"), (Finding(FindingKind.GROWN, "total", "memory peaked", 1),)
+    )
     lines = failure_text([verdict], "", "", {"r": ["drawn", "^ peak"]}).splitlines()
     at = lines.index("footprint of 'r', change by change:")
     assert lines[at : at + 3] == ["footprint of 'r', change by change:", "drawn", "^ peak"]
@@ -256,7 +265,9 @@ def test_a_file_is_named_once_above_its_entries():
 def test_a_failure_tells_the_growth_of_each_step():
     def told(*steps):
         grown = replace(result(made(MiB)), steps=steps)
-        text = failure_text([Verdict(grown, (Finding("growth", "it grew"),))], "", "pytest")
+        text = failure_text(
+            [Verdict(grown, (Finding(FindingKind.GROWN, "growth", "it grew"),))], "", "pytest"
+        )
         return next(line for line in text.splitlines() if line.startswith("growth from"))
 
     assert told(0, MiB, MiB, 3 * MiB) == "growth from step to step: +1.0 MiB, +0 B, +2.0 MiB"
@@ -274,16 +285,14 @@ def test_an_empty_summary_says_nothing():
 
 
 def test_the_closing_line_tells_what_is_over_from_what_could_not_be_judged():
-    summary = RunSummary(
-        (
-            one("over", window(sentence="memory peaked at 2 B, 1 B over the limit of 1 B")),
-            one("no_reading", window(sentence="no memory was used [no-reading]")),
-            one("no_steps", window(sentence="fewer than two steps [no-steps]")),
-            one("shrunk", window(sentence="it shrank [shrunk]", change=Change.SHRUNK)),
-            one("unstable", window(sentence="it is not stable [unstable]")),
-            one("new", window(sentence="there is none [no-baseline]", change=Change.NEW)),
-        )
+    changes = {FindingKind.SHRUNK: Change.SHRUNK, FindingKind.NO_BASELINE: Change.NEW}
+    kinds = ("over-limit", "no-reading", "no-steps", "shrunk", "unstable", "no-baseline")
+    windows = (
+        replace(window(sentence="it failed", change=changes.get(kind, Change.SAME)), kinds=(kind,))
+        for kind in map(FindingKind, kinds)
     )
+    tests = (one(f"test_{number}", failed) for number, failed in enumerate(windows))
+    summary = RunSummary(tuple(tests))
     assert texts(summary, Detail.COUNTS)[0] == (
         "6 measured, 1 over a limit or baseline, 2 not judged, 1 not stable, 1 new, 1 shrunk"
     )

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.report.files import kind_of
 from pytest_torchmem.report.page.colours import COLOURS
@@ -25,10 +24,12 @@ from pytest_torchmem.report.text.markdown import (
     run_markdown,
     step_summary,
 )
-from pytest_torchmem.report.text.summary import unjudged
 from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.errors import ReportError
+from pytest_torchmem.values.findings import FindingKind
+from pytest_torchmem.values.measured import unjudged
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Peak
 from pytest_torchmem.values.units import MiB
@@ -83,6 +84,7 @@ def test_a_row_tells_what_failed_without_a_baseline_and_in_which_region():
     over = replace(
         window("a", Change.NOT_COMPARED, "memory peaked at 9 B, 1 B over the limit of 8 B"),
         baseline=None,
+        kinds=(OVER,),
     )
     region = window("a::forward", Change.GROWN, "memory peaked", share=0.75)
     region = replace(region, result=replace(region.result, name="forward"))
@@ -90,14 +92,13 @@ def test_a_row_tells_what_failed_without_a_baseline_and_in_which_region():
     assert "| over limit; `forward` 75% of limit, +16.0 MiB (+21.6%) |" in text
 
 
+OVER, GROWN_KIND = FindingKind.OVER_LIMIT, FindingKind.GROWN
 LIMIT = "grew by 9 B per step, 9 B over the limit of 0 B"
 
 
-@pytest.mark.parametrize(
-    "told", [(GROWN, LIMIT), (GROWN, f"of the same cause, memory peaked; {LIMIT}"), (LIMIT, GROWN)]
-)
-def test_a_limit_that_failed_is_told_wherever_its_sentence_stands(told):
-    body = replace(window("a", Change.GROWN, told[0], share=0.75), sentences=told)
+@pytest.mark.parametrize("kinds", [(GROWN_KIND, OVER), (OVER, GROWN_KIND)])
+def test_a_limit_that_failed_is_told_wherever_it_stands(kinds):
+    body = replace(window("a", Change.GROWN, GROWN, share=0.75), kinds=kinds)
     text = run_markdown(RunReport((report_of("a", body, outcome="failed"),)))
     assert "| over limit, +16.0 MiB (+21.6%) |" in text
 
@@ -105,13 +106,13 @@ def test_a_limit_that_failed_is_told_wherever_its_sentence_stands(told):
 def test_a_limit_that_could_not_be_judged_is_told():
     nothing = replace(window("a").result, peak=Peak(0, 0, CategoryBytes(), CategoryBytes()))
     for result, limits in ((nothing, {"total": 1}), (window("a").result, {"growth": 0})):
-        sentence = judge_limits(result, limits)[0].sentence
-        body = replace(window("a", sentence=GROWN), limits=limits, sentences=(GROWN, sentence))
+        kind = judge_limits(result, limits)[0].kind
+        body = replace(window("a", sentence=GROWN), limits=limits, kinds=(GROWN_KIND, kind))
         assert body.limit_status == "limit not judged"
 
 
-def test_a_baseline_that_grew_in_a_file_named_for_limits_is_no_limit():
-    body = window("a", Change.GROWN, GROWN.replace("net.py", "limits.py"))
+def test_a_baseline_that_grew_is_no_limit_whatever_its_sentence_says():
+    body = window("a", Change.GROWN, GROWN.replace("net.py", "x over the limit of y.py"))
     assert body.limit_status == "75% of limit"
 
 
@@ -122,7 +123,7 @@ def test_an_estimate_is_told_beside_its_body():
     body = replace(window("a", Change.NOT_COMPARED), baseline=None, baseline_bytes=0)
     text = run_markdown(RunReport((report_of("a", body, region, step),)))
     assert "| 75% of limit; `step (estimated)` 180.2 MiB, 75% of limit, same |" in text
-    over = replace(step, sentence=LIMIT, sentences=(LIMIT,))
+    over = replace(step, sentence=LIMIT, sentences=(LIMIT,), kinds=(OVER,))
     text = run_markdown(RunReport((report_of("a", over, outcome="failed"),)))
     assert "| over limit, same |" in text
 
@@ -240,7 +241,7 @@ def test_what_was_not_measured_says_why_in_its_details():
 
 def test_a_failure_that_was_expected_is_told_as_such_in_a_comment():
     over = window("a", Change.NOT_COMPARED, "memory peaked at 9 B, 1 B over the limit of 8 B")
-    over = replace(over, baseline=None, baseline_bytes=0)
+    over = replace(over, baseline=None, baseline_bytes=0, kinds=(OVER,))
     text = run_markdown(RunReport((report_of("a", over, outcome="xfailed"),)))
     assert "| over limit, as expected |" in text
 
@@ -268,7 +269,9 @@ def test_a_run_without_tests_says_so():
 
 def test_a_failure_is_an_error_at_its_line():
     (command,) = error_commands(sample_run())
-    assert command.startswith("::error file=tests/test_step.py,line=12,title=memory%3A test_train[")
+    assert command.startswith(
+        "::error file=tests/test_step.py,line=12,title=memory grown%3A test_train["
+    )
     assert "(tolerance 2 %25)" in command
 
 
@@ -276,13 +279,13 @@ def test_a_command_is_one_line_whatever_is_in_it():
     test = report_of("test_a,b:c\nd", window("a", Change.GROWN, "50 %\r\n::warning::x"))
     (command,) = error_commands(RunReport((test,)))
     assert command.splitlines() == [command]
-    assert "title=memory%3A test_a%2Cb%3Ac%0Ad::50 %25%0D%0A::warning::x" in command
+    assert "title=memory grown%3A test_a%2Cb%3Ac%0Ad::50 %25%0D%0A::warning::x" in command
 
 
 def test_an_annotation_s_title_has_the_whole_name_of_its_test():
     test = report_of("TestNet::test_a[aten::mm]", window("a", Change.GROWN, GROWN))
     (command,) = error_commands(RunReport((test,)))
-    assert "title=memory%3A TestNet%3A%3Atest_a[aten%3A%3Amm]::" in command
+    assert "title=memory grown%3A TestNet%3A%3Atest_a[aten%3A%3Amm]::" in command
 
 
 def test_github_is_given_no_more_than_it_shows():

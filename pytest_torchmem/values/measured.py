@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_torchmem.analysis.judge.baseline import BaselineEntry, Change
-from pytest_torchmem.analysis.judge.verdict import UNJUDGED, is_estimated
+from pytest_torchmem.values.baseline import BaselineEntry, Change
+from pytest_torchmem.values.findings import FindingKind, is_estimated
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Result
 from pytest_torchmem.values.units import format_size
@@ -31,6 +31,7 @@ class Window:
             of the run.
         nearest: Without a baseline, the nearest environment that has one; ``""`` if none does.
         notice: What shrank, in a sentence; ``""`` when nothing did.
+        kinds: Why it failed, each kind once, the most telling first.
     """
 
     key: str
@@ -45,6 +46,7 @@ class Window:
     reference: str = ""
     nearest: str = ""
     notice: str = ""
+    kinds: tuple[FindingKind, ...] = ()
 
     @property
     def is_bound(self) -> bool:
@@ -63,18 +65,16 @@ class Window:
         return ("at most " if self.is_bound else "") + format_size(self.result.peak.total) + mark
 
     @property
-    def _limit_failure(self) -> str:
-        """What became of the limits, in two or three words; ``""`` where none failed."""
-        told = " ".join(self.sentences or (self.sentence,))
-        if " over the limit of " in told:
-            return "over limit"
-        return "limit not judged" if any(text in told for text in UNJUDGED) else ""
-
-    @property
     def limit_status(self) -> str:
         """How a window stands to its limits, in a few words; ``""`` where it had none."""
-        if self._limit_failure or not self.limits:
-            return self._limit_failure
+        if FindingKind.OVER_LIMIT in self.kinds:
+            return "over limit"
+        if not self.limits:
+            return ""
+        if any(kind.is_unread for kind in self.kinds):
+            return "limit not judged"
+        if self.sentence and not self.kinds:
+            return "failed"  # written before there were kinds
         total = self.limits.get("total")
         status = f"{self.result.peak.total / total:.0%} of limit" if total else "within limits"
         # A row that is estimated as a whole says so at its peak.
@@ -98,6 +98,7 @@ class Window:
             "reference": self.reference,
             "nearest": self.nearest,
             "notice": self.notice,
+            "kinds": [kind.value for kind in self.kinds],
         }
 
     @classmethod
@@ -116,6 +117,7 @@ class Window:
             reference=data.get("reference", ""),
             nearest=data.get("nearest", ""),
             notice=data.get("notice", ""),
+            kinds=tuple(map(FindingKind, data.get("kinds", ()))),
         )
 
 
@@ -234,3 +236,19 @@ class RunSummary:
     def anything(self) -> bool:
         """False when nobody asked for a measurement, so that nothing is to be said."""
         return bool(self.tests or self.changes or self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of a job, counted from 0, and how many there are."""
+
+    number: int = 0
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"rank {self.number} of {self.count}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a number depends on in a job of several ranks; empty in a job of one."""
+        return {"rank": f"{self.number} of {self.count}"} if self.count > 1 else {}

@@ -3,7 +3,7 @@
 import pytest
 from test_verdict import live, measured
 
-from pytest_torchmem.analysis.judge.baseline import KEPT_CONTRIBUTORS, Allowance, BaselineEntry
+from pytest_torchmem.values.baseline import KEPT_CONTRIBUTORS, Allowance, BaselineEntry
 from pytest_torchmem.values.units import MiB
 
 

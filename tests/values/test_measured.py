@@ -1,22 +1,47 @@
 """Summaries add up, and cross between processes as plain values."""
 
 import json
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.judge.baseline import Change
-from pytest_torchmem.report.text.summary import BaselineChange, MeasuredTest, RunSummary, Window
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.findings import FindingKind
+from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.values.results import Peak, Result, Retained
 
 SIZE = CategoryBytes(activation=3)
 RESULT = Result("", "cpu", False, Peak(3, 0, SIZE, SIZE), Retained(0, CategoryBytes()))
-WINDOW = Window("test_a", RESULT, {"total": 4}, Change.GROWN, 2, "too much")
+WINDOW = Window(
+    "test_a", RESULT, {"total": 4}, Change.GROWN, 2, "too much", kinds=(FindingKind.GROWN,)
+)
 
 
 def measured(name):
     return MeasuredTest(name, "t.py", {"device": "cpu"}, (WINDOW,))
+
+
+def test_a_window_of_before_there_were_kinds_is_read():
+    data = WINDOW.to_json()
+    del data["kinds"]
+    window = Window.from_json(data)
+    assert (window.sentence, window.kinds, window.limit_status) == ("too much", (), "failed")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "status"),
+    [
+        ((FindingKind.GROWN, FindingKind.OVER_LIMIT), "over limit"),
+        ((FindingKind.NO_STEPS,), "limit not judged"),
+        ((FindingKind.GROWN,), "75% of limit"),
+    ],
+)
+def test_the_status_of_a_limit_comes_from_the_kinds_whatever_the_sentence_says(kinds, status):
+    window = replace(WINDOW, kinds=kinds, sentence="x over the limit of y, it cannot be judged: z")
+    assert window.limit_status == status
 
 
 def test_a_test_crosses_as_plain_values():

@@ -1,0 +1,172 @@
+"""Findings: what is not as it must be, and the words for what a limit can be set on."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from pytest_torchmem.values.baseline import Change
+from pytest_torchmem.values.contributors import Category, Contributor
+from pytest_torchmem.values.results import Result
+
+COUNTERS: Final = ("allocated", "active", "reserved")
+LIMIT_KEYS: Final = ("total", *(c.value for c in Category), "retained", "growth", *COUNTERS)
+"""What a limit can be set on, in the order in which reports name them."""
+
+RETAINED: Final = ("retained", "growth")
+"""The limits that what is left behind may exceed."""
+
+
+class FindingKind(enum.Enum):
+    """Why a number is not as it must be. The value is the slug, which docs/messages.md explains."""
+
+    NO_READING = "no-reading"
+    NO_ACTIVATION = "no-activation"
+    NO_COUNTER = "no-counter"
+    NO_STEPS = "no-steps"
+    OVER_LIMIT = "over-limit"
+    GROWN = "grown"
+    UNSTABLE = "unstable"
+    UNSEEN = "unseen"
+    SHRUNK = "shrunk"
+    NO_BASELINE = "no-baseline"
+
+    @property
+    def is_unread(self) -> bool:
+        """True where a limit has no number to be held against."""
+        return self in _UNREAD
+
+    @property
+    def has_excess(self) -> bool:
+        """True where a number is too large, and it is known by how much."""
+        return self in _TOO_LARGE or self is FindingKind.UNSTABLE
+
+    def ends(self, sentence: str) -> str:
+        """Return a sentence as it is shown: with the slug, unless its numbers say as much."""
+        return sentence if self in _TOO_LARGE else f"{sentence} [{self.value}]"
+
+
+_UNREAD: Final = (
+    FindingKind.NO_READING,
+    FindingKind.NO_ACTIVATION,
+    FindingKind.NO_COUNTER,
+    FindingKind.NO_STEPS,
+)
+_TOO_LARGE: Final = (FindingKind.OVER_LIMIT, FindingKind.GROWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """One contributor that holds more than the baseline knows of.
+
+    Attributes:
+        contributor: The measured contributor; the largest of those that are new.
+        size_bytes: By how much its group grew.
+        new: True when the baseline has no contributor like it.
+        at_least: True when the baseline left small contributors out, so that the growth may be
+            smaller than what is live but not smaller than ``size_bytes``.
+    """
+
+    contributor: Contributor
+    size_bytes: int
+    new: bool
+    at_least: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One number that is not as it must be.
+
+    Attributes:
+        kind: Why it is not.
+        key: One of `LIMIT_KEYS`.
+        numbers: Both numbers, in a sentence without a cause; or why there is no number.
+        excess_bytes: By how much; 0 when the number could not be judged.
+        growths: What grew, largest first, when there was a baseline to compare with.
+        cause: The largest cause in words, ``""`` for none.
+        causes: The contributor that these words are about; empty for none.
+    """
+
+    kind: FindingKind
+    key: str
+    numbers: str
+    excess_bytes: int = 0
+    growths: tuple[Growth, ...] = ()
+    cause: str = ""
+    causes: tuple[Contributor, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """Both numbers and the largest cause, on one line."""
+        return f"{self.numbers}: {self.cause}" if self.cause else self.numbers
+
+    @property
+    def shown(self) -> str:
+        """The sentence, with the slug of its kind where it needs one."""
+        return self.kind.ends(self.sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What holding one result against its limits and its baseline found.
+
+    Attributes:
+        result: The result that was judged.
+        findings: What failed, the most telling first; empty when all is well.
+        change: How the result differs from its baseline entry.
+        baseline_bytes: The entry's peak; 0 without one.
+        notice: What shrank most, in a sentence; ``""`` when nothing did.
+        reference: The environment whose baseline a user told us to compare with; ``""`` for that
+            of the run.
+        nearest: Without a baseline, the nearest environment that has one; ``""`` if none does.
+    """
+
+    result: Result
+    findings: tuple[Finding, ...] = ()
+    change: Change = Change.NOT_COMPARED
+    baseline_bytes: int = 0
+    notice: str = ""
+    reference: str = ""
+    nearest: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.findings)
+
+    @property
+    def where(self) -> str:
+        """How a sentence about a region begins; ``""`` for the whole body."""
+        return f"in {self.result.name!r}, " if self.result.name else ""
+
+    @property
+    def sentence(self) -> str:
+        """The first line of a failure; ``""`` when nothing failed."""
+        return self.where + self.findings[0].shown if self.findings else ""
+
+    @property
+    def kinds(self) -> tuple[FindingKind, ...]:
+        """The kinds of what failed, each once, the most telling first."""
+        return tuple(dict.fromkeys(finding.kind for finding in self.findings))
+
+    @property
+    def growths(self) -> tuple[Growth, ...]:
+        """What grew against the baseline, each contributor once, largest growth first."""
+        seen: dict[tuple[str, ...], Growth] = {}
+        for finding in self.findings:
+            for growth in finding.growths:
+                seen.setdefault(growth.contributor.identity, growth)
+        return tuple(sorted(seen.values(), key=lambda g: -g.size_bytes))
+
+
+def is_estimated(result: Result, key: str) -> bool:
+    """Return whether the number that ``key`` stands for was not measured."""
+    simulated = key in COUNTERS and result.counters is not None and result.counters.estimated
+    return result.estimated or simulated
+
+
+def words(key: str) -> str:
+    """Return a limit's key as the subject of a sentence."""
+    if key == "total":
+        return "memory"
+    return f"{key} memory" if key in COUNTERS else key.replace("_", " ")
