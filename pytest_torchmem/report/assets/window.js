@@ -133,7 +133,7 @@ const torchmemWindow = (run, tables, charts) => {
     const { picture } = window;
     const data = torchmemChart.decode(picture);
     const blocks = picture.blocks.blocks?.length ? torchmemBlocks.decode(picture) : null;
-    const before = window.before ? torchmemChart.decode(window.before.picture) : null;
+    const before = window.before?.picture ? torchmemChart.decode(window.before.picture) : null;
     const state = { view: "categories", by: "changes", only: "", module: "" };
     const text = make("div", { class: "readout" });
     const help = `torchmem-help-${(helps += 1)}`;
@@ -234,7 +234,7 @@ const torchmemWindow = (run, tables, charts) => {
     const axis = toggles("axis", [["changes", "by change"], ["time", "by time"]], state.by, (value) => { state.by = value; start(); });
     const whole = make("button", { type: "button", onclick: () => chart.reset() }, "whole range");
     const hint = make("span", { id: help }, HELP);
-    const legend = legendOf(data, window, isolate, window.before?.name);
+    const legend = legendOf(data, window, isolate, before && window.before.name);
     const bars = make("div", { class: "axis-choice" }, shown.length > 1 ? view : null, axis, whole, alone, hint);
     requestAnimationFrame(start);
     return make("div", { class: "drawing" }, make("div", { class: "plot" }, bars, host, legend), text);

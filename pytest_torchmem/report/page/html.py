@@ -13,12 +13,12 @@ from html import escape
 from importlib import resources
 from typing import Any, Final
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.analysis.judge.differences import differences, whole_entry
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.marks import marks_of
 from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import (
     Category,
     Contributor,
@@ -78,9 +78,9 @@ def run_page(run: RunReport, title: str = "Memory of PyTorch tests") -> str:
         "tests": rows,
         "problems": list(run.problems),
     }
-    blocks = [("torchmem-run", _dumps({**head, "categories": _categories()}))]
+    blocks = [("torchmem-run", embedded({**head, "categories": categories_json()}))]
     blocks += zip((row["id"] for row in rows), _contents(ranked), strict=True)
-    return _page(title, blocks, _plain_table(ranked))
+    return page_text(title, blocks, _plain_table(ranked))
 
 
 def picture_page(picture: Picture, title: str) -> str:
@@ -116,24 +116,25 @@ def picture_page(picture: Picture, title: str) -> str:
         "title": name,
         "facts": [],
         "problems": [],
-        "categories": _categories(),
+        "categories": categories_json(),
         "single": "torchmem-timeline",
     }
     estimated = "estimated " if picture.estimated else ""
     plain = f"<p>Peak: {estimated}{format_size(at_peak.total)}.</p>"
-    blocks = [("torchmem-run", _dumps(head))]
-    blocks.append(("torchmem-timeline", _dumps({"windows": [window]})))
-    return _page(name, blocks, plain)
+    blocks = [("torchmem-run", embedded(head))]
+    blocks.append(("torchmem-timeline", embedded({"windows": [window]})))
+    return page_text(name, blocks, plain)
 
 
-def _page(title: str, blocks: Sequence[tuple[str, str]], plain: str) -> str:
-    embedded = "\n".join(
+def page_text(title: str, blocks: Sequence[tuple[str, str]], plain: str) -> str:
+    """Return a page with blocks of JSON by their id; ``plain`` is for readers without scripts."""
+    data = "\n".join(
         f'<script type="application/json" id="{name}">{text}</script>' for name, text in blocks
     )
     return _asset("page.html").format(
         title=escape(title),
         table=plain,
-        data=embedded,
+        data=data,
         page_css=_asset("page.css"),
         units_js=_asset("units.js"),
         plot_js=_asset("plot.js"),
@@ -155,11 +156,13 @@ def _asset(name: str) -> str:
     )
 
 
-def _dumps(value: object) -> str:
+def embedded(value: object) -> str:
+    """Return a value as JSON that cannot end the script element it stands in."""
     return json.dumps(value, separators=(",", ":")).translate(_IN_SCRIPT)
 
 
-def _categories() -> list[dict[str, str]]:
+def categories_json() -> list[dict[str, str]]:
+    """Return what a page must know of each category."""
     return [
         {"key": c.value, "name": words(c.value), "colour": COLOURS[c], "meaning": _MEANINGS[c]}
         for c in Category
@@ -214,7 +217,7 @@ def _contents(tests: Sequence[TestReport]) -> Iterator[str]:
     """Yield what is inside each test, leaving timelines out once they have used up the budget."""
     used_bytes = 0
     for test in tests:
-        text = _dumps(_content(test, with_pictures=used_bytes < PICTURES_BUDGET_BYTES))
+        text = embedded(_content(test, with_pictures=used_bytes < PICTURES_BUDGET_BYTES))
         used_bytes += len(text)
         yield text
 
@@ -226,11 +229,12 @@ def _content(test: TestReport, with_pictures: bool) -> dict[str, Any]:
         "not_measured": measured.not_measured,
         "raised": measured.raised,
         "expected": test.outcome == "xfailed",
-        "windows": [_window(w, with_pictures) for w in (*measured.windows, *measured.unjudged)],
+        "windows": [window_json(w, with_pictures) for w in (*measured.windows, *measured.unjudged)],
     }
 
 
-def _window(window: Window, with_pictures: bool) -> dict[str, Any]:
+def window_json(window: Window, with_pictures: bool) -> dict[str, Any]:
+    """Return a window for the page, with its differences from the baseline that it has."""
     result = window.result
     data: dict[str, Any] = {
         **result.to_json(),

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.analysis.judge.baseline import Change
 from pytest_torchmem.analysis.sampling import sketch
 from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.html import picture_page, run_page
-from pytest_torchmem.report.text.summary import unjudged
 from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
+from pytest_torchmem.values.measured import unjudged
 from pytest_torchmem.values.picture import Block, Blocks, ModuleShare, Picture, Span
 from pytest_torchmem.values.units import KiB, MiB, format_size
 from tests.chromium import launched
