@@ -16,7 +16,7 @@
     const texts = [];
     if (test.compared) {
       const bytes = test.peak - test.baseline_bytes;
-      texts.push(bytes ? windows.change(bytes, test.baseline_bytes, test.change !== "same") : make("span", { class: "faint" }, "same"));
+      texts.push(bytes ? windows.change(bytes, test.baseline_bytes, test.change) : make("span", { class: "faint" }, "same"));
       if (bytes && test.change === "same") texts.push(make("small", {}, "within tolerance"));
     }
     if (test.limit) texts.push(make("small", {}, test.limit));

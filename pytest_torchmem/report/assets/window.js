@@ -12,9 +12,9 @@ const torchmemWindow = (run, tables, charts) => {
     limit: { dash: [2, 4], colour: "--bad" },
   };
 
-  // A change is red or green where it was judged so, and plain within the tolerance.
-  function change(bytes, before, judged = true, word = "") {
-    const kind = !bytes ? "faint" : !judged ? "within" : bytes > 0 ? "up" : "down";
+  // A change is red or green where a test was judged so, as grown or as shrunk, and plain otherwise.
+  function change(bytes, before, judged, word = "") {
+    const kind = !bytes ? "faint" : judged === "grown" && bytes > 0 ? "up" : judged === "shrunk" && bytes < 0 ? "down" : "within";
     const percent = share(bytes, before);
     return make("span", { class: kind }, word + signed(bytes), percent ? make("small", { class: "share" }, ` ${percent}`) : null);
   }
@@ -247,7 +247,7 @@ const torchmemWindow = (run, tables, charts) => {
     const headers = [["category", "category", "row"], ["at the peak", "number"], ["own peak", "number"]];
     if (before) headers.push([window.before ? window.before.name : "baseline", "number"], ["change", "number"]);
     headers.push([run.single ? "at the end" : "retained", "number"]);
-    const judged = window.change !== "same";
+    const judged = window.change;
     const rows = run.categories
       .filter(({ key }) => window.own[key] || window.retained.by_category[key] || before?.own[key])
       .map(({ key }) => {
@@ -263,7 +263,7 @@ const torchmemWindow = (run, tables, charts) => {
   }
 
   function differences(window) {
-    const judged = window.change !== "same";
+    const judged = window.change;
     const rows = window.differences.map((d) => [
       change(d.bytes, 0, judged, d.at_least ? "at least " : ""),
       d.one_sided ? (d.bytes > 0 ? "new" : "gone") : d.bytes > 0 ? "grown" : "shrunk",

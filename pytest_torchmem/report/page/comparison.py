@@ -119,11 +119,14 @@ def _window(test: ComparedTest, before: str, after: str, with_pictures: bool) ->
         reference="",
         nearest="",
         notice="",
+        kinds=(),
     )
     data = window_json(shown, with_pictures)
     if not shown.picture:
         data["no_picture"] = _NO_TIMELINE.format(name=name)
     if both and then:
+        # A category's own peak, and what is retained, may change without any contributor.
+        data["remarks"] = [] if data["differences"] else list(test.causes)
         near = then.total <= _NEAR * entry.total
         text = f"{before}: {format_size(then.total)}"
         data["marks"] = [Mark(LineKind.BASELINE, then.total, text, near).to_json()]
