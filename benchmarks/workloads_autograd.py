@@ -260,7 +260,8 @@ def gradient_penalty(see: Declarations) -> Body:
     def body() -> None:
         score = model(x).sum()
         (gradient,) = torch.autograd.grad(score, x, create_graph=True)
-        see.gradient(gradient)
+        # Its norm keeps it for the backward pass of the whole loss.
+        see.kept(gradient)
         (score + (gradient.norm(dim=1) - 1).square().mean()).backward()
         optimizer.step()
 

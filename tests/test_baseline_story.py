@@ -319,10 +319,12 @@ def an_improvement_is_tightened(project: Project) -> None:
     told = project.pytest()
     assert "memory peaked at 70.0 MiB, 30 % below the baseline of 100.0 MiB: tighten" in told
     project.pytest("--torchmem-fail-shrunk", ends=1)
-    project.pytest("--torchmem-update-baseline=shrunk")
+    project.pytest("--torchmem-update-baseline", "--torchmem-accept=shrunk")
     assert "test_train: 70" in project.stored(CPU_13)
     assert all(line[1:].startswith('["test_train", ') for line in project.diff())
-    project.pytest("--torchmem-device=cuda", "--torchmem-update-baseline=shrunk")
+    project.pytest(
+        "--torchmem-device=cuda", "--torchmem-update-baseline", "--torchmem-accept=shrunk"
+    )
     project.commit("tightened")
     project.test("train", parameter=20, activation=80)  # and what it was before fails now
     project.pytest(ends=1)
@@ -332,12 +334,12 @@ def an_improvement_is_tightened(project: Project) -> None:
 def an_entry_is_retired(project: Project) -> None:
     del project.tests["generate"]
     project.save()
-    remove = "--torchmem-update-baseline=unused"
-    project.pytest(remove, "-k", "loss")
+    remove = "--torchmem-update-baseline", "--torchmem-accept=unused"
+    project.pytest(*remove, "-k", "loss")
     assert len(project.stored(CPU_13)) == 4  # a run of a part cannot know
     assert "unused: test_generate: no test asked for it; kept" in project.pytest(UPDATE)
     for device, environment in (("cpu", CPU_13), ("cuda", GPU_13)):
-        told = project.pytest(remove, f"--torchmem-device={device}")
+        told = project.pytest(*remove, f"--torchmem-device={device}")
         assert "unused: test_generate: no test asked for it; removed" in told
         assert project.stored(environment) == [
             "test_forward_pass: 50",

@@ -23,12 +23,19 @@ from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_win
 from pytest_torchmem.analysis.judge.growth import attribute_growth
 from pytest_torchmem.analysis.judge.holders import LeftBehind
 from pytest_torchmem.analysis.storages.attribution import Attribution
-from pytest_torchmem.analysis.storages.categories import label_storages
+from pytest_torchmem.analysis.storages.categories import Decisions, decide
 from pytest_torchmem.analysis.storages.evidence import Evidence, RankWindow
+from pytest_torchmem.analysis.storages.explanation import (
+    Explanation,
+    in_order,
+    named_category,
+    row_at,
+)
 from pytest_torchmem.analysis.storages.gradient_buckets import without_old_buckets
-from pytest_torchmem.analysis.storages.peaks import build_timeline, find_peak, live_at
+from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
+from pytest_torchmem.analysis.storages.peaks import build_timeline, find_peak, live_at, times_of
 from pytest_torchmem.analysis.storages.reconciliation import Reconciliation
-from pytest_torchmem.analysis.storages.storages import NEVER, Storages, find_storages
+from pytest_torchmem.analysis.storages.storages import BEFORE, NEVER, Storages, find_storages
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.errors import TraceError
@@ -84,9 +91,14 @@ class MemoryProfile(GpuQuestions):
         return Evidence(self.tree, self.storages, window, number)
 
     @cached_property
+    def decisions(self) -> Decisions:
+        """The category of each storage, and the pass and the reason that it rests on."""
+        return decide(MeasuredFacts(self.recording), len(self.storages))
+
+    @property
     def labels(self) -> NDArray[np.uint8]:
         """The category of each storage as a column number: uint8, shape (S,)."""
-        return label_storages(self.recording)
+        return self.decisions.labels
 
     @property
     def timeline(self) -> Timeline:
@@ -104,6 +116,45 @@ class MemoryProfile(GpuQuestions):
     @cached_property
     def attribution(self) -> Attribution:
         return Attribution(self.recording, self.labels)
+
+    def explain(
+        self,
+        category: Category | str | None = None,
+        module: str = "",
+        at: int | str | None = None,
+    ) -> tuple[Explanation, ...]:
+        """Say of each storage of the footprint why it has its category, in the order of birth.
+
+        Args:
+            category: Only storages of this one.
+            module: Only storages of a module with this in its path.
+            at: Only storages that are alive at this moment: ``"peak"``, or nanoseconds since the
+                first event.
+
+        Raises `MarkerError` for another category or moment.
+        """
+        wanted = named_category(category)
+        rows = np.flatnonzero(self.evidence.counted)
+        if at is not None:
+            timeline, ranks = self._timeline
+            rows = live_at(
+                self.evidence, float(ranks[row_at(timeline.times_ns, timeline.peak_row, at)])
+            )
+        if wanted is not None:
+            rows = rows[self.labels[rows] == wanted.column]
+        born = times_of(self.evidence, np.maximum(self.storages.born, 0)).tolist()
+        died = times_of(self.evidence, np.minimum(self.storages.died, self.whole.end)).tolist()
+        explanations = (
+            Explanation(
+                row,
+                born[row] if self.storages.born[row] != BEFORE else None,
+                died[row] if self.storages.died[row] != NEVER else None,
+                self.attribution.contributors([row])[0],
+                *self.decisions.ground(row),
+            )
+            for row in rows.tolist()
+        )
+        return in_order(explanations, wanted, module)
 
     @cached_property
     def peak(self) -> Peak:

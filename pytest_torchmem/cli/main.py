@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem import __version__
-from pytest_torchmem.cli import diff, gpu, show
+from pytest_torchmem.cli import diff, explain, gpu, show
 from pytest_torchmem.cli.inputs import is_trace, read_measurements, read_report
 from pytest_torchmem.cli.traces import converted
 from pytest_torchmem.report.text.tables import ANY_WIDTH
@@ -21,6 +21,7 @@ from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.store.files import replace_file
 from pytest_torchmem.store.results import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
+from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.errors import ReportError, SizeError, TorchmemError
 from pytest_torchmem.values.units import parse_fraction, parse_size
 
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_diff(commands)
     _add_show(commands)
+    _add_explain(commands)
     _add_report(commands)
     _add_fits(commands)
     _add_reserved(commands)
@@ -90,6 +92,26 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("file", type=Path)
     command.add_argument("test", nargs="?", default="", help="everything about tests named so")
     command.set_defaults(run=_show)
+
+
+def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "explain",
+        help="why each storage of a trace has its category",
+        description="Print a line for each storage of a stored trace: when it was born and died, "
+        "its bytes and category, which category pass decided that and by what evidence, and the "
+        "operator, module and line that allocated it.",
+        epilog="exit codes: 0 printed, 2 bad input",
+    )
+    command.add_argument("trace", type=Path)
+    command.add_argument("--category", choices=[c.value for c in Category], help="only this one")
+    command.add_argument("--module", default="", help="only modules with this in their path")
+    command.add_argument(
+        "--at", metavar="TIME", help="only what is alive then: peak, or a time in milliseconds"
+    )
+    command.add_argument("--device", default="", help="default: the one the trace was recorded for")
+    command.add_argument("--format", choices=("text", "json"), default="text")
+    command.set_defaults(run=_explain)
 
 
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -186,6 +208,14 @@ def _show(options: argparse.Namespace) -> Exit:
     if not text:
         raise ReportError(f"no test in {options.file} has {options.test!r} in its name")
     print(text)
+    return Exit.OK
+
+
+def _explain(options: argparse.Namespace) -> Exit:
+    found = explain.explanations(
+        options.trace, options.device, options.category, options.module, options.at
+    )
+    print(explain.as_json(found) if options.format == "json" else explain.as_text(found))
     return Exit.OK
 
 

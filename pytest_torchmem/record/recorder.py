@@ -20,6 +20,8 @@ from pytest_torchmem.record.devices import CounterReader, settle, synchronize, w
 from pytest_torchmem.record.owners.live_tensors import collect_garbage
 from pytest_torchmem.record.owners.ownership import OwnershipWatch
 from pytest_torchmem.record.owners.ownership_log import OwnershipLog
+from pytest_torchmem.record.owners.pack_hooks import PackHookWatch
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.compilations import CompilationWatch
 from pytest_torchmem.record.patches.functorch import OPERATOR_NAME, FunctorchWatch
 from pytest_torchmem.record.patches.gloo_threads import GlooWatch
@@ -80,6 +82,9 @@ class Recorder:
         self._compilations = CompilationWatch(self._sources.learn)
         self._swaps = SwapWatch(self._between_sessions)
         self._gloo = GlooWatch()
+        self._pack_hooks = PackHookWatch()
+        # Following what is owned is put off for a while by `paused`, and nothing else.
+        self._following, self._patches = Installed(), Installed()
 
     def start(self) -> None:
         """Settle the device and begin. Raises `RecordingError` if another profiler is active.
@@ -97,13 +102,8 @@ class Recorder:
         collect_garbage()
         with _collector_as_after_a_collection():
             settle(self._device)
-            self._watch.install()
-            self._ranges.install()
-            self._threads.install()
-            self._functorch.install()
-            self._swaps.install()
-            self._gloo.install()
             try:
+                self._install()
                 self._watch.scan(self._clock_mark(MarkKind.START))
                 self._sources.learn()
                 self._counters.start()
@@ -114,6 +114,19 @@ class Recorder:
                 self._restore()
                 raise
             atexit.register(self._cancel_at_exit)
+
+    def _install(self) -> None:
+        self._watch.install(self._following)
+        for watch in (
+            self._pack_hooks,
+            self._ranges,
+            self._threads,
+            self._functorch,
+            self._swaps,
+            self._gloo,
+            self._compilations,
+        ):
+            watch.install(self._patches)
 
     def mark(self, kind: MarkKind, text: str = "") -> int:
         """Note a moment; returns its number."""
@@ -167,11 +180,11 @@ class Recorder:
 
         def begin() -> None:
             self._ranges.require_none_open()
-            self._watch.suspend()
+            self._following.remove()
             self._pause()
 
         def end(_: None) -> None:
-            self._watch.install()
+            self._watch.install(self._following)
             self._resume()
 
         return Around(begin, end)
@@ -204,18 +217,12 @@ class Recorder:
     def _restore(self) -> None:
         atexit.unregister(self._cancel_at_exit)
         self._history.stop()
-        self._ranges.remove()
-        self._threads.remove()
-        self._functorch.remove()
-        self._swaps.remove()
-        self._gloo.remove()
-        self._compilations.remove()
-        self._watch.remove()
+        self._patches.remove()
+        self._following.remove()
+        self._watch.forget_storages()
 
     def _resume(self) -> None:
-        # The compiler may have been imported just now.
         begin_ns = time.perf_counter_ns()
-        self._compilations.install()
         self._history.begin()
         session = profiler.Profiler()
         session.start()

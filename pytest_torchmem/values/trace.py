@@ -92,6 +92,7 @@ class Ownership(enum.IntEnum):
     SURVIVOR = 8
     USED = 9
     WRITTEN = 10
+    RETURNED = 11
 
 
 class MarkKind(enum.IntEnum):

@@ -247,7 +247,9 @@ def test_a_damaged_entry_fails_its_own_test_only_and_an_update_replaces_it(proje
     result.stdout.fnmatch_lines(
         [f"*the entry 'test_a' is damaged (*{told}*). *--torchmem-update-baseline, which*"]
     )
-    project.run("--torchmem-update-baseline=grown").assert_outcomes(passed=1, failed=1)
+    project.run("--torchmem-update-baseline", "--torchmem-accept=grown").assert_outcomes(
+        passed=1, failed=1
+    )
     place = "replaces an entry that was damaged or that a merge left twice"
     dry = project.update("--torchmem-dry-run")
     dry.stdout.fnmatch_lines([f"new *test_a ({place})*"])

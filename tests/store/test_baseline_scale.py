@@ -50,7 +50,9 @@ def test_five_thousand_entries_a_killed_worker_and_reruns(project, monkeypatch):
     project.write(TROUBLE, "test_trouble")
     monkeypatch.setenv("KILL", "1")
     arguments = ("-q", "-p", "rerunfailures", "--reruns=1", "--maxfail=0", "--torchmem-summary=off")
-    result = project.run_in_workers(4, *arguments, "--torchmem-update-baseline=new,unused")
+    result = project.run_in_workers(
+        4, *arguments, "--torchmem-update-baseline", "--torchmem-accept=new,unused"
+    )
     outcomes = result.parseoutcomes()
     assert outcomes["passed"] == MODULES * TESTS + 1
     assert outcomes["failed"] == 2
@@ -64,7 +66,12 @@ def test_five_thousand_entries_a_killed_worker_and_reruns(project, monkeypatch):
     before = files(project)
     assert len(before) == MODULES + 1
     monkeypatch.delenv("KILL")
-    selection = ("-k", "test_00 or trouble", "--torchmem-update-baseline=shrunk,unused")
+    selection = (
+        "-k",
+        "test_00 or trouble",
+        "--torchmem-update-baseline",
+        "--torchmem-accept=shrunk,unused",
+    )
     project.run_in_workers(2, "-q", *selection)
     changed = {name for name, text in files(project).items() if before[name] != text}
     assert changed == {"test_trouble.json"}  # 20 MiB became 10, and nothing was removed
@@ -86,7 +93,9 @@ def test_a_selection_removes_nothing(project, selection, workers):
     project.run_apart(*workers, "--torchmem-update-baseline").assert_outcomes(passed=3)
     project.write(body.format("a", 0) + body.format("b", 1))
     project.run_apart(*workers)
-    project.run_apart(*workers, "--torchmem-update-baseline=unused", *selection)
+    project.run_apart(
+        *workers, "--torchmem-update-baseline", "--torchmem-accept=unused", *selection
+    )
     assert sorted(project.entries()) == ["test_a", "test_b", "test_gone"]
 
 

@@ -11,10 +11,20 @@ from pytest_torchmem.analysis.caching_allocator import (
 )
 from pytest_torchmem.analysis.estimated.static import (
     allocation_events,
+    build_estimated_timeline,
+    contributors,
     estimate_result,
+    storages_here,
 )
-from pytest_torchmem.analysis.estimated.static_categories import settle_categories
+from pytest_torchmem.analysis.estimated.static_facts import decide_categories, settle_categories
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
+from pytest_torchmem.analysis.storages.explanation import (
+    Explanation,
+    in_order,
+    named_category,
+    row_at,
+)
+from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.static_graph import StaticRun
@@ -35,13 +45,25 @@ class Estimate(Result, GpuQuestions):
     def of(cls, run: StaticRun, name: str = "") -> Estimate:
         result = estimate_result(run, name)
         values = {f.name: getattr(result, f.name) for f in fields(result)}
-        return cls(**values, run=settle_categories(run))
+        return cls(**values, run=run)
 
     def picture(self) -> Picture:
         """The timeline, sampled."""
         from pytest_torchmem.analysis.estimated.picture import sketch_estimate
 
-        return sketch_estimate(self.run)
+        return sketch_estimate(settle_categories(self.run))
+
+    def explain(
+        self,
+        category: Category | str | None = None,
+        module: str = "",
+        at: int | str | None = None,
+    ) -> tuple[Explanation, ...]:
+        """Say of each storage why it has its category, as `MemoryProfile.explain` does.
+
+        Moments are numbers of operators, and nothing is measured.
+        """
+        return explain_run(self.run, named_category(category), module, at)
 
     @property
     def allocator_requests(self) -> Requests:
@@ -54,3 +76,27 @@ def requests_of_run(run: StaticRun) -> Requests:
     events = allocation_events(run)
     events = events[events[:, 1] != 0]
     return Requests.from_columns(events[:, 1] > 0, np.abs(events[:, 1]), events[:, 0])
+
+
+def explain_run(
+    run: StaticRun, category: Category | None, module: str, at: int | str | None
+) -> tuple[Explanation, ...]:
+    """Return an explanation for each storage on the run's device, in the order of birth."""
+    decisions, rows = decide_categories(run), storages_here(run)
+    settled = settle_categories(run)
+    first, end = run.lifetimes.first, run.lifetimes.end
+    if at is not None:
+        timeline = build_estimated_timeline(run)
+        row = row_at(timeline.times_ns, timeline.peak_row, at)
+        rows = rows[(first[rows] <= row) & (end[rows] > row)]
+    explanations = (
+        Explanation(
+            storage,
+            int(first[storage] + 1) // 2 if first[storage] else None,
+            int(end[storage]) // 2 if end[storage] < run.graph.row_count else None,
+            contributors(settled, np.array([storage]))[0],
+            *decisions.ground(storage),
+        )
+        for storage in rows.tolist()
+    )
+    return in_order(explanations, category, module)

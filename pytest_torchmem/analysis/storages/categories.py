@@ -1,233 +1,322 @@
-"""What each storage is for: an ordered chain of passes over the evidence.
+"""What each storage is for: an ordered chain of passes, the same for measured and estimated memory.
 
-A pass takes the evidence and the labels so far and returns new labels; it only labels what no pass
-before it did. The order is the ranking of the evidence, and stands in `CATEGORY_PASSES` alone.
+A pass looks at the facts and makes claims: these storages are of that category, for this reason. A
+claim counts only for storages that no earlier claim was about. So the order ranks the evidence, and
+it stands in `CATEGORY_PASSES` alone.
+
+`Facts` is all that a pass may ask. A recording answers in `MeasuredFacts`, a program that was only
+estimated in `StaticFacts`; the rules are here, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from pytest_torchmem.analysis.events.op_tree import BACKWARD, FORWARD, RECOMPUTE
-from pytest_torchmem.analysis.storages.evidence import Evidence
-from pytest_torchmem.analysis.storages.input_flow import made_from_data
-from pytest_torchmem.values.contributors import Category
-from pytest_torchmem.values.trace import Mutable, Ownership, Role
+from pytest_torchmem.values.contributors import Category, Phase
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Mask = NDArray[np.bool_]
     Labels = NDArray[np.uint8]
-    CategoryPass = Callable[[Evidence, Labels], Labels]
+    CategoryPass = Callable[["Facts", Labels], Iterator["Claim"]]
 
 #: The label of a storage that no pass has spoken about yet; column of `Category.UNKNOWN`.
 UNLABELLED: Final = Category.UNKNOWN.column
-
-# Operators that make a library set up its scratch space.
-_GEMM_WORDS: Final = ("mm", "linear", "conv", "matmul", "dot", "mv", "scaled")
-_ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
+#: The claim of such a storage, in `Decisions.claim`.
+NO_CLAIM: Final = -1
 
 
-def label_storages(evidence: Evidence) -> Labels:
-    """Return the category of each storage, as a column number: uint8, shape (S,)."""
-    labels = np.full(len(evidence.storages), UNLABELLED, np.uint8)
+class Step(NamedTuple):
+    """One operator of the forward pass, as sets of storages.
+
+    Attributes:
+        in_module: Whether it runs within the call of a module.
+        reads: All that it is called with; numbers that became tensors are left out.
+        writes: Those of them that it writes to.
+        makes: What it allocates.
+    """
+
+    in_module: bool
+    reads: set[int]
+    writes: set[int]
+    makes: Iterable[int]
+
+
+class Facts(Protocol):
+    """All that the passes may ask. A mask is a bool array of shape (S,), one entry per storage."""
+
+    @property
+    def made(self) -> Mask:
+        """The body allocated it."""
+
+    @property
+    def counted(self) -> Mask:
+        """It is part of the footprint."""
+
+    @property
+    def given(self) -> Mask:
+        """It was there before the body, and the body's forward pass reads it."""
+
+    @property
+    def workspaces(self) -> Mask:
+        """A library allocated it for itself; no tensor is in it."""
+
+    def held_as(self, category: Category) -> Mask:
+        """A module, an optimizer or a ``.grad`` holds it as this."""
+
+    @property
+    def leaves(self) -> Mask:
+        """A backward pass gives it a gradient."""
+
+    @property
+    def buckets(self) -> Mask:
+        """DDP reduces gradients in it."""
+
+    @property
+    def accumulated(self) -> Mask:
+        """The node that accumulates a leaf's gradient keeps it or adds to it."""
+
+    @property
+    def returned(self) -> Mask:
+        """``autograd.grad`` returned it, or nobody knows more than that it was kept."""
+
+    @property
+    def roots(self) -> Mask:
+        """A backward pass begins with it, or hands it to another backward pass around it."""
+
+    @property
+    def has_modules(self) -> bool:
+        """Whether any module is called."""
+
+    def forward_steps(self) -> Iterable[Step]:
+        """The operators of the forward pass, in the order in which they ran."""
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether there is a backward pass, or may yet be one."""
+
+    def made_in(self, *phases: Phase) -> Mask:
+        """It was allocated in one of those phases."""
+
+    @property
+    def survives(self) -> Mask:
+        """It is alive when the operator that allocated it is over."""
+
+    @property
+    def saved(self) -> Mask:
+        """An autograd graph keeps it for a backward pass."""
+
+    @property
+    def read_by_backward(self) -> Mask:
+        """An operator within a node of the backward graph reads it."""
+
+    @property
+    def handed_on(self) -> Mask:
+        """It outlives the node of the backward graph that allocated it, or is made between two."""
+
+
+class Claim(NamedTuple):
+    """A pass's word: the storages in ``where`` are of that category, because of ``reason``."""
+
+    category: Category
+    where: Mask
+    reason: str
+
+
+class Ground(NamedTuple):
+    """Who decided on a category, and why: the name of the pass and the reason of its claim."""
+
+    decided_by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decisions:
+    """The categories of all storages, and whose word each rests on.
+
+    Attributes:
+        labels: uint8, shape (S,), the category as a column number.
+        claim: int8, shape (S,), index into ``grounds``, or `NO_CLAIM` where nobody could tell.
+        grounds: One for each claim that was made, in order.
+    """
+
+    labels: Labels
+    claim: NDArray[np.int8]
+    grounds: tuple[Ground, ...]
+
+    def ground(self, storage: int) -> Ground:
+        """Return who decided on a storage; both texts are empty where nobody could tell."""
+        number = int(self.claim[storage])
+        return self.grounds[number] if number != NO_CLAIM else Ground("", "")
+
+
+def decide(facts: Facts, storage_count: int) -> Decisions:
+    """Return the category of each storage, with the claim that decided it.
+
+    Three storages and the claims of two passes: an entry that was claimed is claimed no more. ::
+
+        labels                  [UNKNOWN,   UNKNOWN,    UNKNOWN]
+        parameters: [1, 0, 0]   [PARAMETER, UNKNOWN,    UNKNOWN]      claim [0, -1, -1]
+        activations: [1, 1, 0]  [PARAMETER, ACTIVATION, UNKNOWN]      claim [0,  1, -1]
+    """
+    labels = np.full(storage_count, UNLABELLED, np.uint8)
+    claimed = np.full(storage_count, NO_CLAIM, np.int8)
+    grounds: list[Ground] = []
     for category_pass in CATEGORY_PASSES:
-        labels = category_pass(evidence, labels)
-    return labels
+        # A pass sees the labels that earlier passes left, whatever it claims itself.
+        before = labels.copy()
+        for claim in category_pass(facts, before):
+            new = claim.where & (labels == UNLABELLED)
+            labels[new] = claim.category.column
+            claimed[new] = len(grounds)
+            grounds.append(Ground(category_pass.__name__.removeprefix("find_"), claim.reason))
+    return Decisions(labels, claimed, tuple(grounds))
 
 
-def _labelled(labels: Labels, where: NDArray[np.bool_], category: Category) -> Labels:
-    result: Labels = np.where(
-        where & (labels == UNLABELLED), np.uint8(category.column), labels
-    ).astype(np.uint8)
-    return result
-
-
-def set_workspaces(evidence: Evidence, labels: Labels) -> Labels:
+def find_workspaces(facts: Facts, _: Labels) -> Iterator[Claim]:
     """Library scratch on a GPU: no tensor has it, and it outlives the operator that caused it."""
-    trace, storages = evidence.tree.trace, evidence.storages
-    sizes = trace.meta.get("workspace_bytes", [])
-    unseen = np.zeros(len(storages), np.bool_)
-    allocated = storages.event >= 0
-    keyed = np.zeros(len(trace.events), np.bool_)
-    keyed[trace.allocations["event"]] = trace.allocations["keyed"]
-    unseen[allocated] = ~keyed[storages.event[allocated]]
-    gemm = np.array([any(word in text for word in _GEMM_WORDS) for text in trace.strings], np.bool_)
-    parents = np.where(allocated, trace.events["parent"][storages.event], -1)
-    in_gemm = (parents >= 0) & gemm[trace.events["name"][parents]]
-    fits = np.isin(storages.size_bytes, sizes) & evidence.outlives(evidence.birth_leaf)
-    fits &= ~_is_output(evidence, parents)
-    return _labelled(labels, unseen & in_gemm & fits, Category.WORKSPACE)
+    reason = "no tensor has it, it is as large as a workspace and outlives its operator"
+    yield Claim(Category.WORKSPACE, facts.workspaces, reason)
 
 
-def _is_output(evidence: Evidence, parents: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether a storage is an operator's output: its first allocation, if it writes to no input.
+def find_parameters(facts: Facts, _: Labels) -> Iterator[Claim]:
+    """A parameter is held by a module or an optimizer.
 
-    ``parents`` are the events in which storages were allocated: int64, shape (S,), or -1.
+    Without either, the leaves that a backward pass gives gradients are the parameters: training on
+    plain tensors has no others.
     """
-    tree, storages = evidence.tree, evidence.storages
-    tensors = tree.trace.tensors
-    writes = np.zeros(len(tree.trace.events), np.bool_)
-    writes[tensors["event"][tensors["mutable"] != Mutable.NO]] = True
-    rows = np.flatnonzero(parents >= 0)
-    order = rows[np.argsort(storages.born[rows], kind="stable")]
-    _, first = np.unique(parents[order], return_index=True)
-    result = np.zeros(len(storages), np.bool_)
-    result[order[first]] = ~writes[parents[order[first]]]
-    return result
+    held = facts.held_as(Category.PARAMETER)
+    yield Claim(Category.PARAMETER, held, "a module or an optimizer holds it as a parameter")
+    if not (held & facts.counted).any():
+        reason = "a backward pass gives it a gradient, and nobody holds any parameters"
+        yield Claim(Category.PARAMETER, facts.leaves, reason)
 
 
-def set_parameters(evidence: Evidence, labels: Labels) -> Labels:
-    """What a module or an optimizer holds as a parameter.
-
-    Without either, the leaves that a backward pass gives gradients are the parameters: that is what
-    training on plain tensors has.
-    """
-    held = evidence.owned(Ownership.PARAMETER) | evidence.mentioned(
-        Role.MODULE_PARAMETER, Role.OPTIMIZER_PARAMETER
-    )
-    if not (held & evidence.counted).any():
-        held = held | evidence.owned(Ownership.LEAF)
-    return _labelled(labels, held, Category.PARAMETER)
+def find_buffers(facts: Facts, _: Labels) -> Iterator[Claim]:
+    """A buffer is held by a module. A parameter that is also a buffer stays a parameter."""
+    yield Claim(Category.BUFFER, facts.held_as(Category.BUFFER), "a module holds it as a buffer")
 
 
-def set_buffers(evidence: Evidence, labels: Labels) -> Labels:
-    """What a module holds as a buffer. A parameter that is also a buffer stays a parameter."""
-    return _labelled(labels, evidence.owned(Ownership.BUFFER), Category.BUFFER)
+def find_optimizer_state(facts: Facts, _: Labels) -> Iterator[Claim]:
+    """An optimizer keeps its state between steps."""
+    held = facts.held_as(Category.OPTIMIZER_STATE)
+    yield Claim(Category.OPTIMIZER_STATE, held, "an optimizer keeps it between its steps")
 
 
-def set_optimizer_state(evidence: Evidence, labels: Labels) -> Labels:
-    """What an optimizer keeps per parameter between its steps."""
-    held = evidence.owned(Ownership.OPTIMIZER_STATE) | evidence.mentioned(Role.OPTIMIZER_STATE)
-    return _labelled(labels, held, Category.OPTIMIZER_STATE)
-
-
-def set_gradients(evidence: Evidence, labels: Labels) -> Labels:
-    """What was found in ``.grad``, was returned by ``autograd.grad``, or was on its way there; and
-    the buckets in which DDP reduces gradients.
+def find_gradients(facts: Facts, _: Labels) -> Iterator[Claim]:
+    """A gradient is in a ``.grad``, on its way there, or returned by ``autograd.grad``.
 
     A hook may consume a gradient during the backward pass, so that nobody finds it afterwards. Then
     the node that accumulates into the leaf is the witness: what it keeps or adds to is a gradient.
 
-    Two things look like gradients and are steps on the way of others. A custom Function that
-    differentiates in its own forward pass uses the result for its output. And the leaves of a
-    checkpoint's inner backward pass are copies of activations.
+    Three things look like gradients and are steps on the way of others. A custom Function that
+    differentiates in its own forward pass uses the result for its output. The leaves of a
+    checkpoint's inner backward pass are copies of activations. And what ``autograd.grad`` returned
+    may be part of the next graph::
+
+        g, = torch.autograd.grad(h.sum(), w, create_graph=True)
+        g.pow(2).sum().backward()  # g is kept for this pass: an activation
     """
-    held = evidence.owned(Ownership.GRADIENT, in_operators=False) | evidence.mentioned(
-        Role.MODULE_GRADIENT, Role.OPTIMIZER_GRADIENT
-    )
-    held = held | evidence.buckets
-    on_the_way = evidence.owned(Ownership.GRADIENT_ROOT)
-    return _labelled(labels, held | (_accumulated(evidence) & ~on_the_way), Category.GRADIENT)
+    yield Claim(Category.GRADIENT, facts.held_as(Category.GRADIENT), "it was found in a .grad")
+    yield Claim(Category.GRADIENT, facts.buckets, "DDP reduces gradients in it")
+    reason = "the node that accumulates into a leaf keeps it or adds to it"
+    yield Claim(Category.GRADIENT, facts.accumulated & ~facts.roots, reason)
+    reason = "autograd.grad returned it, and no graph keeps it"
+    yield Claim(Category.GRADIENT, facts.returned & ~facts.saved, reason)
 
 
-def _accumulated(evidence: Evidence) -> NDArray[np.bool_]:
-    trace, tree = evidence.tree.trace, evidence.tree
-    mask = np.zeros(len(evidence.storages), np.bool_)
-    names = {name: number for number, name in enumerate(trace.strings)}
-    if _ACCUMULATE not in names:
-        return mask
-    is_node = trace.events["name"] == names[_ACCUMULATE]
-    node = tree.innermost(is_node & (tree.backward_node >= 0))
-    keeps = [names[n] for n in ("aten::detach", "aten::add_") if n in names]
-    tensors = trace.tensors
-    parents = trace.events["parent"][tensors["event"]]
-    direct = (parents >= 0) & (node[tensors["event"]] == parents)
-    kept = (
-        direct & (tensors["argument"] == 0) & np.isin(trace.events["name"][tensors["event"]], keeps)
-    )
-    mask[evidence.storages.of_tensor[kept]] = True
-    # A gradient that cannot be taken over as it is gets copied inside the node.
-    born_in = evidence.storages.event
-    inside = np.where(born_in >= 0, node[born_in], -1)
-    return mask | ((inside >= 0) & evidence.outlives(inside.astype(np.int32)))
+def find_inputs(facts: Facts, labels: Labels) -> Iterator[Claim]:
+    """Input is data that was there before, or that the body made out of nothing but data.
 
-
-def set_inputs(evidence: Evidence, labels: Labels) -> Labels:
-    """What the forward pass reads and did not compute: data that was there before, or was made by
-    the body out of nothing but data.
-
-    Assumes that everything the model owns is labelled.
+    Assumes that everything the model owns is labelled. Data stays data where autograd keeps it.
     """
-    unowned = labels == UNLABELLED
-    there_before = evidence.touched & unowned & evidence.read_in(FORWARD, RECOMPUTE)
-    labels = _labelled(labels, there_before, Category.INPUT)
-    return _labelled(labels, made_from_data(evidence, labels), Category.INPUT)
+    given = facts.given & (labels == UNLABELLED)
+    yield Claim(Category.INPUT, given, "the forward pass reads it, and it was there before")
+    inputs = set(np.flatnonzero(given).tolist())
+    from_data = np.zeros(len(labels), np.bool_)
+    from_data[list(made_from_data(facts.forward_steps(), inputs, facts.has_modules))] = True
+    reason = "it was made from data alone, before the model reads it"
+    yield Claim(Category.INPUT, from_data & facts.made, reason)
 
 
-def set_activations(evidence: Evidence, labels: Labels) -> Labels:
-    """What the forward pass made and autograd keeps for backward.
+def made_from_data(steps: Iterable[Step], inputs: set[int], has_modules: bool) -> set[int]:
+    """Return the storages that are data, and that the model reads.
+
+    ``x = torch.randn(...)``, ``y = batch.float() / 255``: made by the body, yet not by the model.
+    Data are the ``inputs`` and what operators make out of nothing. With modules, what is computed
+    from data before a module sees it is data still. Without any, code and model cannot be told
+    apart, and only what came out of nothing counts. Three steps::
+
+        x = torch.rand(8, 8)       reads nothing, makes x:      data {x}
+        y = x / 2                  reads x, makes y:            data {x, y}
+        z = linear(y)              in a module: used {y}        data and used: {y}
+    """
+    data, used = set(inputs), set[int]()
+    for step in steps:
+        others = step.reads.difference(step.makes)
+        from_data = others <= data
+        if step.in_module or not from_data:
+            used |= others
+            if not from_data:
+                data -= step.writes - inputs
+        elif has_modules or not others:
+            data.update(step.makes)
+        else:
+            used |= others
+    return data & used
+
+
+def find_activations(facts: Facts, _: Labels) -> Iterator[Claim]:
+    """An activation is what the body computed and autograd keeps for backward.
 
     The graph itself is the first witness: it was asked what it keeps when backward began. What was
-    recomputed did not exist then, and nodes written in C++ do not tell: there, a storage made in a
+    recomputed did not exist then, and nodes written in C++ do not tell. There, a storage made in a
     forward pass that an operator of the backward pass reads was kept for it.
     """
-    if not evidence.has_backward:
-        return labels
-    forward = np.isin(evidence.birth_phase, (FORWARD, RECOMPUTE))
-    roots = evidence.owned(Ownership.GRADIENT_ROOT)
+    if not facts.has_backward:
+        return
+    yield Claim(Category.ACTIVATION, facts.saved, "an autograd graph keeps it for backward")
+    forward = facts.made_in(Phase.FORWARD, Phase.RECOMPUTE)
     # The node that asks for what it saved is the one around the recomputation: what it reads itself
     # dies within it.
-    survives = evidence.outlives(evidence.birth_leaf) | (evidence.birth_phase == RECOMPUTE)
-    read_later = evidence.read_by_backward & survives & ~roots
-    kept = evidence.owned(Ownership.SAVED) | (forward & read_later)
-    return _labelled(labels, kept, Category.ACTIVATION)
+    survives = facts.survives | facts.made_in(Phase.RECOMPUTE)
+    read_later = forward & facts.read_by_backward & survives & ~facts.roots
+    reason = "the forward pass made it, and an operator of the backward pass reads it"
+    yield Claim(Category.ACTIVATION, read_later, reason)
 
 
-def set_autograd_detail(evidence: Evidence, labels: Labels) -> Labels:
-    """Gradients of activations: what a node of the backward graph hands to the next one.
+def find_autograd_detail(facts: Facts, _: Labels) -> Iterator[Claim]:
+    """Autograd's own are gradients of activations: one node of the backward graph hands them on to
+    the next.
 
     A node's result that the engine first sums up to the shape of what was broadcast is not handed
     on; the sum is.
     """
-    storages, tree = evidence.storages, evidence.tree
-    allocated = storages.event >= 0
-    node = np.where(allocated, tree.backward_node[storages.event], np.int32(-1))
-    backward = evidence.birth_phase == BACKWARD
-    # Sums of several gradients are made by the engine between two nodes.
-    between = backward & (node < 0) & evidence.outlives(evidence.birth_leaf)
-    returned = (node >= 0) & evidence.outlives(node) & ~_summed_up(evidence, node)
-    handed_on = backward & (returned | between)
-    return _labelled(
-        labels, handed_on | evidence.owned(Ownership.GRADIENT_ROOT), Category.AUTOGRAD_DETAIL
-    )
+    handed_on = facts.made_in(Phase.BACKWARD) & facts.handed_on
+    reason = "one node of the backward graph hands it to the next"
+    yield Claim(Category.AUTOGRAD_DETAIL, handed_on, reason)
+    reason = "a backward pass begins with it, or goes on with it in the pass around it"
+    yield Claim(Category.AUTOGRAD_DETAIL, facts.roots, reason)
 
 
-def _summed_up(evidence: Evidence, node: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Results of ``node`` that an ``aten::sum`` beside the node reads, and that are gone with it.
-
-    The tree of the backward of ``x * weight``::
-
-        autograd::engine::evaluate_function: MulBackward0
-          MulBackward0
-            aten::mul     x's gradient
-            aten::mul     weight's gradient, as large as x
-          aten::sum       weight's gradient, as large as weight
-    """
-    trace, tree = evidence.tree.trace, evidence.tree
-    is_sum = np.array([text == "aten::sum" for text in trace.strings], np.bool_)
-    engine = np.where(node >= 0, trace.events["parent"][node], np.int32(-1))
-    readers = trace.tensors["event"]
-    rows = is_sum[trace.events["name"][readers]] & (tree.backward_node[readers] < 0)
-    return evidence.in_rows(rows) & (engine >= 0) & ~evidence.outlives(engine)
-
-
-def set_temporaries(evidence: Evidence, labels: Labels) -> Labels:
-    """Everything else that the body made."""
-    return _labelled(labels, evidence.made, Category.TEMPORARY)
+def find_temporaries(facts: Facts, _: Labels) -> Iterator[Claim]:
+    """Everything else that the body made is temporary."""
+    yield Claim(Category.TEMPORARY, facts.made, "the body made it, and nobody keeps it")
 
 
 CATEGORY_PASSES: Final[tuple[CategoryPass, ...]] = (
-    set_workspaces,
-    set_parameters,
-    set_buffers,
-    set_optimizer_state,
-    set_gradients,
-    set_inputs,
-    set_activations,
-    set_autograd_detail,
-    set_temporaries,
+    find_workspaces,
+    find_parameters,
+    find_buffers,
+    find_optimizer_state,
+    find_gradients,
+    find_inputs,
+    find_activations,
+    find_autograd_detail,
+    find_temporaries,
 )

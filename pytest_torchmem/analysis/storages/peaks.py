@@ -39,11 +39,11 @@ def build_timeline(
     last = np.append(np.flatnonzero(np.diff(ranks)), len(ranks) - 1)
     levels = np.cumsum(changes, axis=0)[last]
     ranks = ranks[last]
-    return Timeline(_times(evidence, ranks), levels), ranks
+    return Timeline(times_of(evidence, ranks), levels), ranks
 
 
-def _times(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Nanoseconds since the first event, for ranks."""
+def times_of(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return ranks as nanoseconds since the first event: int64, of the same shape."""
     starts: NDArray[Any] = np.sort(evidence.tree.trace.events["start_ns"])
     if not len(starts):
         return np.zeros(len(ranks), np.int64)

@@ -6,22 +6,17 @@ that a run may not need.
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import pytest
 
 BUDGET: Final = "memory_budget"
 BASELINE: Final = "memory_baseline"
 FIXTURE: Final = "torchmem"
-
-CHANGE_WORDS: Final = ("new", "grown", "shrunk", "unused")
-"""The values of the changes that an update can be told to accept, in the order of reports."""
 
 
 class Option(NamedTuple):
@@ -31,8 +26,6 @@ class Option(NamedTuple):
     help: str
     default: str | bool
     metavar: str = ""
-    words: tuple[str, ...] = ()
-    """Words that a flag also takes after ``=``, several of them with commas."""
     several: bool = False
     """Each time it is given counts; in the ini file, each line."""
 
@@ -45,8 +38,8 @@ class Option(NamedTuple):
         return "torchmem_" + self.name.replace("-", "_")
 
     @property
-    def is_plain_flag(self) -> bool:
-        return isinstance(self.default, bool) and not self.words
+    def is_flag(self) -> bool:
+        return isinstance(self.default, bool)
 
 
 OPTIONS: Final = (
@@ -72,10 +65,16 @@ OPTIONS: Final = (
     Option(
         "update-baseline",
         "store what was measured as the new baseline: entries that are new, grown or shrunk, "
-        "of tests that passed otherwise; =new,grown,shrunk,unused chooses, and unused removes "
-        "entries that no test asks for",
+        "of tests that passed otherwise",
         False,
-        words=CHANGE_WORDS,
+    ),
+    Option(
+        "accept",
+        "with --torchmem-update-baseline: store only these changes, of new, grown, shrunk and "
+        "unused with commas; unused removes entries that no test asks for "
+        "(default: new,grown,shrunk)",
+        "new,grown,shrunk",
+        "CHANGES",
     ),
     Option(
         "dry-run",
@@ -166,20 +165,11 @@ MARKERS: Final = (
 
 
 def add_options(parser: pytest.Parser, config: pytest.Config) -> None:
-    """Register each option and its ini twin."""
+    """Register each option and its ini twin. Raises `pytest.UsageError` for an old spelling."""
+    _refuse_words_of_update(config)
     group = parser.getgroup("torchmem", "memory of PyTorch code")
     for option in OPTIONS:
-        if option.words:
-            # `nargs="?"` would take a path that follows for the words. What argparse finds whole
-            # among its option strings it does not split, so each choice of words is one of them.
-            # So is what was given: of other words, the settings say more than argparse.
-            strings = [f"{option.flag}={choice}" for choice in _choices(option.words)]
-            typed = (a for _, a in given(config) if a.startswith(f"{option.flag}="))
-            strings = list(dict.fromkeys([*strings, *typed]))
-            group.addoption(
-                *strings, action=_Words, dest=option.ini, default=None, help=argparse.SUPPRESS
-            )
-        if isinstance(option.default, bool):
+        if option.is_flag:
             # Default None, not False: it tells "not given" apart, so that the ini value shows.
             group.addoption(
                 option.flag, action="store_true", dest=option.ini, default=None, help=option.help
@@ -189,8 +179,18 @@ def add_options(parser: pytest.Parser, config: pytest.Config) -> None:
             group.addoption(
                 option.flag, action=action, default=None, metavar=option.metavar, help=option.help
             )
-        kind: Literal["bool", "string"] = "bool" if option.is_plain_flag else "string"
+        kind: Literal["bool", "string"] = "bool" if option.is_flag else "string"
         parser.addini(option.ini, f"the same as {option.flag}", type=kind, default=None)
+
+
+def _refuse_words_of_update(config: pytest.Config) -> None:
+    """Say how ``--torchmem-update-baseline=new`` is written now; argparse would not."""
+    update = "--torchmem-update-baseline"
+    for where, text in given(config):
+        flag, equals, words = text.partition("=")
+        if flag == update and equals:
+            told = f"{update} takes no words; write {update} --torchmem-accept={words}"
+            raise pytest.UsageError(f"{f'{flag} {where}'.rstrip()}: {told} [bad-argument]")
 
 
 def given(config: pytest.Config) -> Iterator[tuple[str, str]]:
@@ -245,35 +245,14 @@ def ini_value(config: pytest.Config, option: Option) -> str | bool | None:
     try:
         stored: str | bool | None = config.getini(option.ini)
     except (ValueError, pytest.UsageError):
-        if not option.is_plain_flag:
+        if not option.is_flag:
             raise
         # What pytest says of a flag may tell neither which one it is nor where.
-        raise pytest.UsageError(
-            f"{place_of(config, option)}: a flag is true or false [bad-argument]"
-        ) from None
+        told = "a flag is true or false"
+        if option.name == "update-baseline":
+            told += "; torchmem_accept says what it stores"
+        raise pytest.UsageError(f"{place_of(config, option)}: {told} [bad-argument]") from None
     return stored
-
-
-class _Words(argparse.Action):
-    """Stores the words of an option string that has them in itself."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **rest: Any) -> None:
-        super().__init__(option_strings, dest, nargs=0, **rest)
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, (option_string or "").partition("=")[2])
-
-
-def _choices(words: Sequence[str]) -> Iterator[str]:
-    for count in range(1, len(words) + 1):
-        for choice in itertools.permutations(words, count):
-            yield ",".join(choice)
 
 
 def asks(item: pytest.Item) -> bool:

@@ -14,7 +14,6 @@ import pytest
 from pytest_torchmem.measuring.ranks import environment_rank, path_of_rank
 from pytest_torchmem.plugin.options.device_name import require_device_name
 from pytest_torchmem.plugin.options.option_table import (
-    CHANGE_WORDS,
     OPTIONS,
     given,
     ini_value,
@@ -53,7 +52,7 @@ _Choice = TypeVar("_Choice", bound=enum.Enum)
 _Number = TypeVar("_Number", int, float)
 
 
-WORDS: Final = tuple(Change(word) for word in CHANGE_WORDS)
+ACCEPTABLE: Final = (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)
 """The changes that an update can be told to accept, in the order in which they are reported."""
 
 
@@ -143,6 +142,7 @@ def _require_effect(values: _Values, settings: Settings) -> None:
     """Refuse what was typed and does nothing without another option."""
     if not settings.accepted:
         values.need("repeat", "--torchmem-update-baseline")
+        values.need("accept", "--torchmem-update-baseline")
         if not settings.follow_renames:
             values.need("dry-run", "--torchmem-update-baseline")
     if not settings.reports:
@@ -216,21 +216,14 @@ def _device(values: _Values) -> str:
 
 
 def _accepted(values: _Values) -> frozenset[Change]:
-    """Return the changes that an update accepts; the bare flag accepts all that delete nothing."""
-    name = "update-baseline"
-    text = values.text(name).strip().lower()
-    empty = values.typed(name) and not text
-    if not empty and text in ("", "0", "false", "no", "off"):
-        return frozenset()
-    if text in ("1", "true", "yes", "on"):
-        return frozenset({Change.NEW, Change.GROWN, Change.SHRUNK})
-    words = [word.strip() for word in text.split(",")]
-    known = {change.value: change for change in WORDS}
+    """Return the changes that an update accepts; none without an update."""
+    known = {change.value: change for change in ACCEPTABLE}
+    words = [word.strip() for word in values.text("accept").lower().split(",")]
     for word in words:
         if word not in known:
             problem = f"{word!r} is not one of {', '.join(known)}"
-            raise values.refused(name, problem, "bad-argument")
-    return frozenset(known[word] for word in words)
+            raise values.refused("accept", problem, "bad-argument")
+    return frozenset(known[w] for w in words if values.flag("update-baseline"))
 
 
 def _repeat_count(values: _Values) -> int:

@@ -9,6 +9,7 @@ are the lifetimes of the eager program, not what a graph would permit.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType
@@ -102,8 +103,15 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
 
     def own(self, tensor: Any, category: Category, path: str = "") -> None:
         """Say what a tensor from before the run is for; it counts once an operator touches it."""
-        self._owned_before[memory.storage_key(tensor)] = category
-        self._paths[memory.storage_key(tensor)] = path
+        key = memory.storage_key(tensor)
+        self._owned_before[key] = category
+        self._paths[key] = path
+        # Once it is gone, another storage may be found in its place.
+        weakref.finalize(tensor.untyped_storage(), self._disown, key)
+
+    def _disown(self, key: int) -> None:
+        self._owned_before.pop(key, None)
+        self._paths.pop(key, None)
 
     def label(self, tensor: Any, category: Category) -> None:
         """Say what a tensor is for. The first word about a storage stands."""
@@ -147,6 +155,9 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":
+            # A question such as which device a tensor is on: nothing is read.
+            return func(*args, **kwargs)
         if func is fake_tensors.LOCAL_SCALAR and self._stands_in(args[0]):
             return 1.0
         uses: tuple[int, ...] = ()
@@ -245,8 +256,8 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         fills = name in _FILLING and maker.operator in _ZEROS and maker.scope == scope
         # Two gradients of one node meet only if two of its edges lead to the same place.
         meets = maker.scope != scope or autograd.has_parallel_edges()
-        adds = name == "aten::add" and meets and _adds_alike(args)
-        if fills or adds:
+        adds = name == "aten::add" and meets
+        if fills or (adds and _adds_alike(args)):
             self._ledger.may_take_over(old, makes[0])
         return adds
 

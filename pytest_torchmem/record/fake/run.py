@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.modules import module as module_hooks
-from torch.optim import optimizer as optimizer_hooks
 
 from pytest_torchmem.record.fake.origin import is_user_file, names_of
 from pytest_torchmem.record.fake.recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.scratch import uncounted
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import compiler, fake_tensors
 from pytest_torchmem.values.static_graph import (
     Category,
@@ -110,7 +109,8 @@ def record_fake_run(
         stack.enter_context(_collected())
         stack.callback(fakes.restore)
         stack.enter_context(_explained())
-        stack.enter_context(fake_tensors.optimizers_accept_fakes(cpu_stands_in=runs_on != shown))
+        patches = stack.enter_context(Installed())
+        _let_optimizers_take_fakes(patches, cpu_stands_in=runs_on != shown)
         if backward:
             stack.enter_context(torch.enable_grad())
         given = _substituted(fakes, found, args, kwargs)
@@ -302,37 +302,53 @@ def _name_owners(
 @contextlib.contextmanager
 def _recording(recorder: FakeRunRecorder) -> Iterator[None]:
     """Let the recorder see operators, and which module and optimizer they run in."""
-
-    def saved_state() -> Any:
-        # Checkpointing keeps the generator's state, which C++ allocates behind the dispatcher.
-        state = get_rng_state()
-        recorder.made_outside(state, "aten::get_rng_state")
-        return state
-
-    get_rng_state = torch.get_rng_state
-    hooks = (
-        module_hooks.register_module_forward_pre_hook(lambda m, _: recorder.enter_module(m)),
-        # A recomputation that has all it needs leaves its modules by an exception.
-        module_hooks.register_module_forward_hook(
-            lambda m, _args, _output: recorder.leave_module(m), always_call=True
-        ),
-        optimizer_hooks.register_optimizer_step_pre_hook(
-            lambda _optimizer, _args, _kwargs: recorder.enter_optimizer()
-        ),
-        optimizer_hooks.register_optimizer_step_post_hook(
-            lambda optimizer, _args, _kwargs: recorder.leave_optimizer(optimizer)
-        ),
-    )
-    torch.get_rng_state = saved_state
-    try:
+    with Installed() as patches:
+        _install(patches, recorder)
         with recorder, warnings.catch_warnings():
             # A compiled module warns about hooks like ours; under a dispatch mode it runs eagerly.
             warnings.filterwarnings("ignore", message="Using `torch.compile")
             yield
-    finally:
-        torch.get_rng_state = get_rng_state
-        for hook in hooks:
-            hook.remove()
+
+
+def _install(patches: Installed, recorder: FakeRunRecorder) -> None:
+    def seeing(get_rng_state: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        def saved_state() -> torch.Tensor:
+            # Checkpointing keeps the generator's state, which C++ allocates behind the dispatcher.
+            state = get_rng_state()
+            recorder.made_outside(state, "aten::get_rng_state")
+            return state
+
+        return saved_state
+
+    module, optimizer = "torch.nn.modules.module.", "torch.optim.optimizer."
+    patches.hook(f"{module}register_module_forward_pre_hook", lambda m, _: recorder.enter_module(m))
+    # A recomputation that has all it needs leaves its modules by an exception.
+    patches.hook(
+        f"{module}register_module_forward_hook",
+        lambda m, _args, _output: recorder.leave_module(m),
+        always_call=True,
+    )
+    patches.hook(
+        f"{optimizer}register_optimizer_step_pre_hook",
+        lambda _optimizer, _args, _kwargs: recorder.enter_optimizer(),
+    )
+    patches.hook(
+        f"{optimizer}register_optimizer_step_post_hook",
+        lambda optimizer, _args, _kwargs: recorder.leave_optimizer(optimizer),
+    )
+    patches.replace("torch.get_rng_state", seeing)
+
+
+def _let_optimizers_take_fakes(patches: Installed, *, cpu_stands_in: bool) -> None:
+    """Have optimizers choose the multi-tensor path for fake tensors as they do for real ones.
+
+    With ``cpu_stands_in``, for those on the CPU too, which stand for tensors on a GPU.
+    """
+    types = fake_tensors.foreach_types()
+    types.append(fake_tensors.FakeTensor)
+    patches.note(fake_tensors.FOREACH_TYPES, lambda: types.remove(fake_tensors.FakeTensor))
+    if cpu_stands_in:
+        patches.replace(fake_tensors.FOREACH_DEVICES, lambda devices: lambda: [*devices(), "cpu"])
 
 
 @contextlib.contextmanager

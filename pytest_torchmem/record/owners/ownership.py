@@ -13,11 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.modules import module as nn_module
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from pytest_torchmem.record.owners.autograd_graph import (
     GraphHoldings,
@@ -29,6 +24,7 @@ from pytest_torchmem.record.owners.backward_passes import WatchedEngine
 from pytest_torchmem.record.owners.live_tensors import find_live
 from pytest_torchmem.record.owners.ownership_log import OwnershipLog, quiet
 from pytest_torchmem.record.owners.places import places_of, plain_tensors, storages_of
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd, functorch
 from pytest_torchmem.record.torch_api.modules import buffers_of, children_of, parameters_of
 from pytest_torchmem.values.trace import CREATE_GRAPH, MarkKind, Ownership
@@ -45,42 +41,37 @@ class OwnershipWatch:
         self._mark = mark
         self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._graphs = GraphReader()
-        self._undo: list[Callable[[], None]] = []
         self._storages: dict[tuple[int, int], weakref.ref[Any]] = {}
         self._depth = 0
 
-    def install(self) -> None:
-        """Begin to follow; `remove` restores everything."""
-        handles = [
-            nn_module.register_module_parameter_registration_hook(self._on_parameter),
-            nn_module.register_module_buffer_registration_hook(self._on_buffer),
-            nn_module.register_module_module_registration_hook(self._on_submodule),
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
-        self._undo += [handle.remove for handle in handles]
-        # A deep copy and an unpickled module never register anything: they get their state here.
-        set_state = torch.nn.Module.__setstate__
-        watch = self
+    def install(self, patches: Installed) -> None:
+        """Begin to follow, until ``patches`` are removed; may be begun again after that."""
+        module, optimizer = "torch.nn.modules.module.", "torch.optim.optimizer."
+        for name, function in {
+            f"{module}register_module_parameter_registration_hook": self._on_parameter,
+            f"{module}register_module_buffer_registration_hook": self._on_buffer,
+            f"{module}register_module_module_registration_hook": self._on_submodule,
+            f"{optimizer}register_optimizer_step_pre_hook": self._before_step,
+            f"{optimizer}register_optimizer_step_post_hook": self._after_step,
+        }.items():
+            patches.hook(name, function)
+        patches.replace("torch.nn.Module.__setstate__", self._seeing_copies)
+        patches.replace(autograd.ENGINE, lambda engine: WatchedEngine(engine, self))
 
-        def watched_set_state(module: torch.nn.Module, state: Any) -> None:
+    def _seeing_copies(
+        self, set_state: Callable[[torch.nn.Module, Any], None]
+    ) -> Callable[[torch.nn.Module, Any], None]:
+        """A deep copy and an unpickled module never register anything: they get their state."""
+
+        def watched(module: torch.nn.Module, state: Any) -> None:
             set_state(module, state)
-            watch._see_copy(module)
+            self._see_copy(module)
 
-        torch.nn.Module.__setstate__ = watched_set_state
-        self._undo.append(lambda: setattr(torch.nn.Module, "__setstate__", set_state))
-        engine = autograd.engine()
-        autograd.set_engine(WatchedEngine(engine, self))
-        self._undo.append(lambda: autograd.set_engine(engine))
+        return watched
 
-    def remove(self) -> None:
-        self.suspend()
+    def forget_storages(self) -> None:
+        """Stop to notice what is freed."""
         self._storages.clear()
-
-    def suspend(self) -> None:
-        """Stop to look at what happens, but notice what is freed; `install` takes it up again."""
-        while self._undo:
-            self._undo.pop()()
 
     @quiet
     def scan(self, mark: int) -> None:
@@ -208,7 +199,7 @@ class OwnershipWatch:
                 self._log.owner(mark, self._gradient_kind(leaf), leaf.grad)
         # Within another backward pass what is returned goes on into that one, as a checkpoint's
         # gradients do.
-        kind = Ownership.GRADIENT_ROOT if self._depth else Ownership.GRADIENT
+        kind = Ownership.GRADIENT_ROOT if self._depth else Ownership.RETURNED
         for gradient in gradients:
             self._log.owner(mark, kind, gradient)
 

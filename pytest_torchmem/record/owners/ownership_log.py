@@ -22,6 +22,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 # Notes of a storage that say how large it is.
 _WITH_BYTES: Final = (Ownership.LIVE, Ownership.SURVIVOR)
+_GRADIENTS: Final = (Ownership.GRADIENT, Ownership.RETURNED)
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class OwnershipLog:
                     (mark, kind, number(device), ptr, size_bytes, module, name_number)
                 )
             return
-        if kind is Ownership.GRADIENT and type(tensor) is torch.Tensor and tensor.is_sparse:
+        if kind in _GRADIENTS and type(tensor) is torch.Tensor and tensor.is_sparse:
             # The indices of an embedding's sparse gradient are the input that was looked up.
             tensor = values_of(tensor)
         for device, ptr in places_of(tensor):

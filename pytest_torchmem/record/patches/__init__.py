@@ -1,1 +1,178 @@
-"""Everything that is put into torch or Python while a body runs."""
+"""Everything that is put into torch and Python while a body runs, and how it is taken out again.
+
+`PATCHES` is the one table of it: nothing that is not in it can be put in place, and nothing is in
+place before a recording begins or after it has ended. The last that came is the first that goes.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Any, Final
+
+from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors, functorch
+
+
+class During(Enum):
+    """When a patch is in place."""
+
+    MEASURING = "while a body is measured"
+    ESTIMATING = "while a program is estimated"
+
+
+class How(Enum):
+    """How a patch is put in place."""
+
+    REPLACED = "replaced"
+    ADDED = "added to"
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """A name of torch's or Python's that we put something into.
+
+    Attributes:
+        name: The name, from its module on.
+        why: What it is for, in one sentence.
+        releases: The releases of torch that need it, where not all do.
+    """
+
+    name: str
+    why: str
+    how: How = How.REPLACED
+    during: During = During.MEASURING
+    releases: str = ""
+
+
+_REGISTERED: Final = "Tells which tensors are parameters and buffers, and of which module."
+_STEP: Final = "Tells when an optimizer works, and what its state is."
+_TRANSFORM: Final = (
+    "Stops the profiler from keeping what `torch.func` wraps alive: within a transform a function "
+    "mode stands in for it."
+)
+_SAVED: Final = "Tells which saved tensors can be read without calling an unpack hook."
+_COMPILED: Final = "Keeps the compiler's own calls out of the recording."
+_RANGE: Final = "Knows whether the recording can be interrupted here."
+_CALLED_IN: Final = "Tells in which module an operator runs."
+_NN: Final = "torch.nn.modules.module."
+_OPTIM: Final = "torch.optim.optimizer."
+_ESTIMATED: Final = During.ESTIMATING
+
+PATCHES: Final = (
+    Patch(f"{_NN}register_module_parameter_registration_hook", _REGISTERED, How.ADDED),
+    Patch(f"{_NN}register_module_buffer_registration_hook", _REGISTERED, How.ADDED),
+    Patch(f"{_NN}register_module_module_registration_hook", _REGISTERED, How.ADDED),
+    Patch(f"{_OPTIM}register_optimizer_step_pre_hook", _STEP, How.ADDED),
+    Patch(f"{_OPTIM}register_optimizer_step_post_hook", _STEP, How.ADDED),
+    Patch("torch.nn.Module.__setstate__", "Tells what a copied or unpickled module holds."),
+    Patch(autograd.ENGINE, "Tells when a backward pass begins and ends, and what its graph keeps."),
+    *(Patch(name, _SAVED, releases="before 2.10") for name in autograd.PACK_HOOKS),
+    Patch("torch.autograd.profiler.record_function.__enter__", _RANGE),
+    Patch("torch.autograd.profiler.record_function.__exit__", _RANGE),
+    Patch("threading.setprofile", "Notices threads that allocate unseen.", How.ADDED),
+    *(Patch(name, _TRANSFORM) for pair in functorch.NESTING for name in pair),
+    Patch(
+        "torch.utils.swap_tensors",
+        "Lets go of weak references first: a tensor that has any cannot be swapped.",
+    ),
+    Patch(
+        "torch.distributed.Work.wait",
+        "Waits until gloo's threads have let go of what they worked on (on Linux).",
+    ),
+    Patch(compiler.START_CALLBACK, _COMPILED, How.ADDED),
+    Patch(compiler.END_CALLBACK, _COMPILED, How.ADDED),
+    Patch(compiler.CLEAR_CALLBACKS, "Keeps our callbacks when the compiler is reset in a body."),
+    Patch(f"{_NN}register_module_forward_pre_hook", _CALLED_IN, How.ADDED, _ESTIMATED),
+    Patch(f"{_NN}register_module_forward_hook", _CALLED_IN, How.ADDED, _ESTIMATED),
+    Patch(f"{_OPTIM}register_optimizer_step_pre_hook", _STEP, How.ADDED, _ESTIMATED),
+    Patch(f"{_OPTIM}register_optimizer_step_post_hook", _STEP, How.ADDED, _ESTIMATED),
+    Patch(
+        "torch.get_rng_state",
+        "Counts what checkpointing allocates where nobody sees it.",
+        during=_ESTIMATED,
+    ),
+    Patch(
+        fake_tensors.FOREACH_TYPES,
+        "Lets optimizers treat fake tensors as they treat real ones.",
+        How.ADDED,
+        _ESTIMATED,
+    ),
+    Patch(
+        fake_tensors.FOREACH_DEVICES,
+        "Lets optimizers treat the CPU as the GPU that it stands for.",
+        during=_ESTIMATED,
+    ),
+)
+_LISTED: Final = frozenset(patch.name for patch in PATCHES)
+
+
+class Installed:
+    """What is in place now. `remove` takes it out, the last first, also where one fails.
+
+    As a context manager it does so at the end of the block.
+    """
+
+    def __init__(self) -> None:
+        self._undo = ExitStack()
+        self.names: list[str] = []
+
+    def replace(self, name: str, make: Callable[[Any], object]) -> None:
+        """Put what ``make`` returns for the original in the place of a name of the table."""
+        _require_listed(name)
+        where, _, attribute = name.rpartition(".")
+        owner = pkgutil.resolve_name(where)
+        # As it stands there: what a class gives for it may be bound, or come from a base class.
+        before = vars(owner).get(attribute, _MISSING)
+        replacement = make(getattr(owner, attribute))
+
+        def restore() -> None:
+            if before is _MISSING:
+                delattr(owner, attribute)
+            else:
+                setattr(owner, attribute, before)
+
+        self.note(name, restore)
+        setattr(owner, attribute, replacement)
+
+    def hook(self, name: str, function: Callable[..., Any], **options: bool) -> None:
+        """Register a function by a name of the table, which returns a handle."""
+        _require_listed(name)
+        self.note(name, pkgutil.resolve_name(name)(function, **options).remove)
+
+    def note(self, name: str, undo: Callable[[], object]) -> None:
+        """Say that what a name of the table stands for is put in place, and how to undo it."""
+        _require_listed(name)
+        self.finally_do(undo)
+        self.names.append(name)
+
+    def finally_do(self, last: Callable[[], object]) -> None:
+        """Have something done once all that comes after it is taken out."""
+        self._undo.callback(last)
+
+    def remove(self) -> None:
+        """Take everything out; does nothing where nothing is in place."""
+        self.names.clear()
+        self._undo.close()
+
+    def __enter__(self) -> Installed:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+
+_MISSING: Final = object()
+
+
+def _require_listed(name: str) -> None:
+    if name not in _LISTED:
+        raise ValueError(f"{name} is not in PATCHES")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import TracingPause
 from pytest_torchmem.record.torch_api import autograd, compiler
 
@@ -24,43 +24,35 @@ class CompilationWatch:
         self._done = done
         self._tracing = TracingPause()
         self._thread = threading.get_ident()
-        self._callbacks: Any = None
 
-    def install(self) -> None:
-        """Begin to listen, unless the compiler is not even imported or this listens already."""
+    def install(self, patches: Installed) -> None:
+        """Begin to listen, unless the compiler is not even imported."""
         callbacks = compiler.callbacks()
-        if callbacks is None or self._callbacks is not None:
+        if callbacks is None:
             return
-        self._callbacks = callbacks
-        self._register()
-        clear = callbacks.clear
+        patches.finally_do(self._tracing.resume)
 
-        def clear_others() -> None:
-            """What ``torch._dynamo.reset()`` calls, in the middle of a body."""
-            try:
-                clear()
-            finally:
-                self._register()
+        def clearing(clear: Callable[[], None]) -> Callable[[], None]:
+            def clear_others() -> None:
+                try:
+                    clear()
+                finally:
+                    callbacks.register_start_callback(self._begin)
+                    callbacks.register_end_callback(self._end)
 
-        callbacks.clear = clear_others
+            return clear_others
 
-    def _register(self) -> None:
-        self._callbacks.register_start_callback(self._begin)
-        self._callbacks.register_end_callback(self._end)
+        callbacks.register_start_callback(self._begin)
+        patches.note(compiler.START_CALLBACK, lambda: callbacks.remove_start_callback(self._begin))
+        callbacks.register_end_callback(self._end)
+        patches.note(compiler.END_CALLBACK, lambda: callbacks.remove_end_callback(self._end))
+        patches.replace(compiler.CLEAR_CALLBACKS, clearing)
 
-    def remove(self) -> None:
-        if self._callbacks is not None:
-            del self._callbacks.clear
-            self._callbacks.remove_start_callback(self._begin)
-            self._callbacks.remove_end_callback(self._end)
-            self._callbacks = None
-        self._tracing.resume()
-
-    def _begin(self, *args: Any) -> None:
+    def _begin(self, *args: object) -> None:
         # The threads of the autograd engine, where backward graphs may be compiled, never end.
         if threading.get_ident() == self._thread or autograd.in_backward():
             self._tracing.suspend()
 
-    def _end(self, *args: Any) -> None:
+    def _end(self, *args: object) -> None:
         self._done()
         self._tracing.resume()

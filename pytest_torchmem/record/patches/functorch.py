@@ -21,6 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pytest_torchmem.record.owners.autograd_graph import tensors_in
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import dispatcher, functorch, profiler
 
 #: The name of an event that stands for an operator which was not observed: mark and operator.
@@ -51,18 +52,16 @@ class FunctorchWatch:
         self._depth = 0
         self.entered = False
         self._mode: _Calls | None = None
-        self._undo: list[Callable[[], None]] = []
 
-    def install(self) -> None:
-        """Begin to watch the calling thread; `remove` restores everything."""
+    def install(self, patches: Installed) -> None:
+        """Begin to watch the calling thread, until ``patches`` are removed."""
         self._thread = threading.get_ident()
-        for module, begin, end in functorch.nesting():
-            self._wrap(module, begin, self._entered)
-            self._wrap(module, end, self._left)
+        patches.finally_do(self._leave)
+        for begin, end in functorch.NESTING:
+            patches.replace(begin, lambda function: self._noticing(function, self._entered))
+            patches.replace(end, lambda function: self._noticing(function, self._left))
 
-    def remove(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+    def _leave(self) -> None:
         if self._depth:
             self._depth = 0
             self._observe_again()
@@ -78,17 +77,16 @@ class FunctorchWatch:
             if self._depth:
                 profiler.observe_operators(False)
 
-    def _wrap(self, module: Any, name: str, noticed: Callable[[], None]) -> None:
-        original = getattr(module, name)
-
-        def watched(*args: Any) -> Any:
-            level = original(*args)
+    def _noticing(
+        self, function: Callable[..., object], noticed: Callable[[], None]
+    ) -> Callable[..., object]:
+        def watched(*args: object) -> object:
+            level = function(*args)
             if threading.get_ident() == self._thread:
                 noticed()
             return level
 
-        setattr(module, name, watched)
-        self._undo.append(lambda: setattr(module, name, original))
+        return watched
 
     def _entered(self) -> None:
         self._depth += 1

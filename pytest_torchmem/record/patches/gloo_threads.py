@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from pytest_torchmem.record.owners.ownership_log import quiet
+from pytest_torchmem.record.patches import Installed
 
 # Linux alone tells what a thread does. Torch 2.6 gives the threads no name yet.
 _THREADS: Final = Path("/proc/self/task")
@@ -29,31 +30,21 @@ _STEP_S: Final = 20e-6
 class GlooWatch:
     """Has each wait for a collective wait for gloo's threads, too."""
 
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+    def install(self, patches: Installed) -> None:
+        """Begin, until ``patches`` are removed."""
+        if torch.distributed.is_available() and _THREADS.is_dir():
+            patches.replace("torch.distributed.Work.wait", _waiting)
 
-    def install(self) -> None:
-        """Begin; `remove` restores everything."""
-        if not torch.distributed.is_available() or not _THREADS.is_dir():
-            return
-        work: Any = torch.distributed.Work
-        # As it stands there: what the class gives for it is not bound to an object any more.
-        wait = vars(work)["wait"]
-        called = work.wait
 
-        @wraps(called)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return called(*args, **kwargs)
-            finally:
-                await_gloo()
+def _waiting(wait: Callable[..., object]) -> Callable[..., object]:
+    @wraps(wait)
+    def watched(*args: object, **kwargs: object) -> object:
+        try:
+            return wait(*args, **kwargs)
+        finally:
+            await_gloo()
 
-        work.wait = watched
-        self._undo.append(lambda: setattr(work, "wait", wait))
-
-    def remove(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+    return watched
 
 
 @quiet

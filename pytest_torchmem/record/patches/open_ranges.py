@@ -8,12 +8,14 @@ below one.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.values.errors import RecordingError
 
 _TORCH: Final = f"{Path(torch.__file__).parent}/"
@@ -29,30 +31,20 @@ class OpenRanges:
     def __init__(self) -> None:
         self._open = 0
         self._around = 0
-        self._original: tuple[Any, Any] | None = None
 
-    def install(self) -> None:
+    def install(self, patches: Installed) -> None:
         """Begin to count. What torch is calling already, as ``mp.spawn`` does, is not counted."""
         self._around = _calls_by_torch()
-        annotation: Any = torch.autograd.profiler.record_function
-        enter, leave = self._original = (annotation.__enter__, annotation.__exit__)
+        annotation = "torch.autograd.profiler.record_function"
+        patches.replace(f"{annotation}.__enter__", lambda call: self._counting(1, call))
+        patches.replace(f"{annotation}.__exit__", lambda call: self._counting(-1, call))
 
-        def counted_enter(block: Any) -> Any:
-            self._open += 1
-            return enter(block)
+    def _counting(self, step: int, call: Callable[..., object]) -> Callable[..., object]:
+        def counted(block: object, *error: object) -> object:
+            self._open += step
+            return call(block, *error)
 
-        def counted_leave(block: Any, *error: Any) -> None:
-            self._open -= 1
-            leave(block, *error)
-
-        annotation.__enter__ = counted_enter
-        annotation.__exit__ = counted_leave
-
-    def remove(self) -> None:
-        if self._original is not None:
-            annotation: Any = torch.autograd.profiler.record_function
-            annotation.__enter__, annotation.__exit__ = self._original
-            self._original = None
+        return counted
 
     def require_none_open(self) -> None:
         """Raise `RecordingError` inside a ``record_function`` block or a call of torch."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import torch
 
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import dispatcher, profiler
 
 # Which of how many threads it is depends on what ran before.
@@ -36,21 +37,19 @@ class ThreadWatch:
         self._existing: list[threading.Thread] = []
         self._recorded: set[int] = set()
         self._calling: set[int] = set()
-        self._installed = False
 
-    def install(self) -> None:
+    def install(self, patches: Installed) -> None:
         """Begin to watch threads that start from now on."""
         here = threading.current_thread()
         self._existing = [thread for thread in threading.enumerate() if thread is not here]
         # Someone who profiles new threads would be thrown out.
         if threading.getprofile() is None:
+            patches.note("threading.setprofile", self._stop)
             threading.setprofile(self._on_event)
-            self._installed = True
 
-    def remove(self) -> None:
-        if self._installed and threading.getprofile() == self._on_event:
+    def _stop(self) -> None:
+        if threading.getprofile() == self._on_event:
             threading.setprofile(None)
-        self._installed = False
 
     def look_at(self, result: Any) -> None:
         """Look for torch's functions in threads that the Python tracer saw and nothing else did.

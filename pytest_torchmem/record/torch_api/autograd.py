@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any, Final
 
 import torch
@@ -26,13 +24,18 @@ CHECKED: Final[Checked] = {
 }
 
 
+#: Every Python call of the engine goes through the object of this name.
+ENGINE: Final = "torch.autograd.Variable._execution_engine"
+#: The functions that put hooks for saved tensors in force and end that.
+PACK_HOOKS: Final = (
+    "torch._C._autograd._push_saved_tensors_default_hooks",
+    "torch._C._autograd._pop_saved_tensors_default_hooks",
+)
+
+
 def engine() -> Any:
     """The object through which every Python call of the autograd engine goes."""
     return torch.autograd.Variable._execution_engine
-
-
-def set_engine(engine: Any) -> None:
-    torch.autograd.Variable._execution_engine = engine
 
 
 def await_engine(device: torch.device, watched: Any = None) -> None:
@@ -113,20 +116,3 @@ def unpacked_name(kind: type[Any], raw_name: str) -> str:
     """The attribute that unpacks what another one holds as it was saved."""
     name = raw_name.removeprefix("_raw")
     return name if hasattr(kind, name) else name.removeprefix("_")
-
-
-def watch_pack_hooks(pushed: Callable[[], None], popped: Callable[[], None]) -> None:
-    """Have ``pushed`` and ``popped`` called ahead of each change of the hooks for saved tensors."""
-    _watch("_push_saved_tensors_default_hooks", pushed)
-    _watch("_pop_saved_tensors_default_hooks", popped)
-
-
-def _watch(name: str, note: Callable[[], None]) -> None:
-    original = getattr(torch._C._autograd, name)
-
-    @wraps(original)
-    def watched(*args: Any) -> Any:
-        note()
-        return original(*args)
-
-    setattr(torch._C._autograd, name, watched)

@@ -42,6 +42,15 @@ def generated_file(graph_module: Any) -> str:
     return str(type(graph_module).forward.__code__.co_filename)
 
 
+_CALLBACKS: Final = "torch._dynamo.callback.callback_handler"
+#: Registers a function that is called when a compilation begins.
+START_CALLBACK: Final = f"{_CALLBACKS}.register_start_callback"
+#: Registers a function that is called when a compilation ends.
+END_CALLBACK: Final = f"{_CALLBACKS}.register_end_callback"
+#: Called by ``torch._dynamo.reset()``, in the middle of a body.
+CLEAR_CALLBACKS: Final = f"{_CALLBACKS}.clear"
+
+
 def callbacks() -> Any:
     """Where to register for the end of compilations; None while there is no compiler.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
@@ -110,26 +108,16 @@ def lacks_device(kind: str) -> bool:
     return accelerator is None or accelerator.type != kind or not torch.accelerator.is_available()
 
 
-@contextlib.contextmanager
-def optimizers_accept_fakes(*, cpu_stands_in: bool) -> Iterator[None]:
-    """Let optimizers choose the multi-tensor path for fake tensors as they do for real ones.
+#: A list of the types that optimizers update many at a time.
+FOREACH_TYPES: Final = "torch.optim.optimizer._foreach_supported_types"
+#: Returns the kinds of devices on which they do.
+FOREACH_DEVICES: Final = "torch.optim.optimizer._get_foreach_kernels_supported_devices"
 
-    With ``cpu_stands_in``, for those on the CPU too, which stand for tensors on a GPU.
-    """
-    types: Any = getattr(_optimizer, "_foreach_supported_types", None)
-    devices: Any = getattr(_optimizer, "_get_foreach_kernels_supported_devices", None)
-    if types is None or devices is None:
-        yield
-        return
-    before = list(types)
-    types.append(FakeTensor)
-    if cpu_stands_in:
-        _optimizer._get_foreach_kernels_supported_devices = lambda: [*devices(), "cpu"]
-    try:
-        yield
-    finally:
-        types[:] = before
-        _optimizer._get_foreach_kernels_supported_devices = devices
+
+def foreach_types() -> list[Any]:
+    """The list behind `FOREACH_TYPES`, to be changed in place."""
+    found: list[Any] = _optimizer._foreach_supported_types
+    return found
 
 
 def set_constant(fake: Any, value: Any) -> None:

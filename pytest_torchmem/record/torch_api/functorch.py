@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch._functorch import eager_transforms, vmap
 
 from pytest_torchmem.record.torch_api import Checked
 
@@ -44,18 +43,18 @@ def levels_of(tensor: Any) -> list[Any]:
     return levels
 
 
-def nesting() -> list[tuple[Any, str, str]]:
-    """Modules that enter and leave ``torch.func`` transforms, with the functions they call for it.
-
-    They are called by the names that they were imported under.
-    """
-    pairs = [
-        (eager_transforms, "_grad_increment_nesting", "_grad_decrement_nesting"),
-        (eager_transforms, "_jvp_increment_nesting", "_jvp_decrement_nesting"),
-        (eager_transforms, "_func_increment_nesting", "_func_decrement_nesting"),
-        (vmap, "_vmap_increment_nesting", "_vmap_decrement_nesting"),
-    ]
-    return [(m, begin, end) for m, begin, end in pairs if hasattr(m, begin) and hasattr(m, end)]
+_TRANSFORMS: Final = "torch._functorch.eager_transforms"
+#: The functions that enter and leave each kind of transform. They are called by the names that they
+#: were imported under.
+NESTING: Final = (
+    (f"{_TRANSFORMS}._grad_increment_nesting", f"{_TRANSFORMS}._grad_decrement_nesting"),
+    (f"{_TRANSFORMS}._jvp_increment_nesting", f"{_TRANSFORMS}._jvp_decrement_nesting"),
+    (f"{_TRANSFORMS}._func_increment_nesting", f"{_TRANSFORMS}._func_decrement_nesting"),
+    (
+        "torch._functorch.vmap._vmap_increment_nesting",
+        "torch._functorch.vmap._vmap_decrement_nesting",
+    ),
+)
 
 
 def within_transform() -> bool:

@@ -113,7 +113,7 @@ def _shrunk(summary: RunSummary, accepted: Collection[Change]) -> Iterator[str]:
         name = f"::{window.result.name}" if window.result.name else ""
         yield f"shrunk: {test.test}{name}: {window.notice}: tighten"
     more = f"... and {len(windows) - SHOWN} more; " if windows[SHOWN:] else ""
-    yield f"{more}--torchmem-update-baseline=shrunk stores what is lower now"
+    yield f"{more}--torchmem-update-baseline --torchmem-accept=shrunk stores what is lower now"
 
 
 def _nearest(summary: RunSummary, accepted: Collection[Change]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from pytest_torchmem.analysis.estimated.static import (
     not_primal,
     pair_peak_bytes,
 )
-from pytest_torchmem.analysis.estimated.static_categories import settle_categories
+from pytest_torchmem.analysis.estimated.static_facts import settle_categories
 from pytest_torchmem.values.contributors import Category, Phase, Source
 from pytest_torchmem.values.static_graph import (
     Lifetimes,
@@ -232,6 +232,20 @@ def test_gradient_is_what_the_backward_made_and_somebody_holds():
         Category.AUTOGRAD_DETAIL,
         Category.GRADIENT,
     ]
+
+
+def test_what_a_later_backward_pass_reads_of_an_earlier_one_is_activation():
+    graph = graph_of(
+        [1, 1],
+        op("mm", ()),
+        backward("mm", (0, 1), (), "Mm:1"),
+        op("pow", (), (0, 1)),
+        backward("mul", (), (0,), "Pow:2"),
+        op("end"),
+    )
+    # Both have a name in Python until the end.
+    ends = dict.fromkeys((0, 1), graph.row_count)
+    assert categories_of(graph, ends) == [Category.ACTIVATION, Category.GRADIENT]
 
 
 def test_what_a_backward_node_makes_for_itself_is_temporary():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.analysis.storages.categories import CATEGORY_PASSES, label_storages
+from pytest_torchmem.analysis.storages.categories import CATEGORY_PASSES, decide
+from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import MarkKind, Ownership, Role, Scope, Trace
 from tests.builders import Block, TraceBuilder
@@ -330,15 +331,18 @@ def test_a_product_into_a_given_tensor_has_no_output_but_a_workspace():
     assert label_of(profile, workspace) is Category.WORKSPACE
 
 
-def test_a_pass_labels_only_what_no_pass_before_it_did_and_never_edits_its_input():
+def test_a_pass_never_edits_its_input_and_the_first_claim_counts():
     b = TraceBuilder()
     held = b.existing(8, Ownership.PARAMETER, Ownership.BUFFER, Ownership.GRADIENT)
     b.read(held)
     with b.op("aten::mm", reads=[held]):
         b.alloc(4)
-    evidence = analyze(b.build()).recording
-    labels = label_storages(evidence)
+    profile = analyze(b.build())
+    facts, labels = MeasuredFacts(profile.recording), profile.labels
     for category_pass in CATEGORY_PASSES:
         before = labels.copy()
-        assert category_pass(evidence, labels).tolist() == before.tolist()
-        assert labels.tolist() == before.tolist()
+        for claim in category_pass(facts, labels):
+            assert labels.tolist() == before.tolist()
+            assert claim.reason
+    assert decide(facts, len(labels)).labels.tolist() == labels.tolist()
+    assert label_of(profile, held) is Category.PARAMETER

@@ -20,7 +20,7 @@ from benchmarks.label_accuracy import Row, measure
 from benchmarks.label_truth import allocation_log
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.contributors import Category, Phase
 
 FLOAT = 4
 # A float of 64 x 64: what the programs below are made of.
@@ -118,6 +118,21 @@ def test_a_checkpoint_moves_activations_into_the_backward_pass(x, use_reentrant)
     assert profile.peak.activation == 2 * SQUARE + state
 
 
+def test_a_sum_between_two_nodes_of_a_checkpoints_own_pass_is_handed_on(x):
+    layer = nn.Linear(64, 64)
+    x.requires_grad_()
+
+    def body():
+        checkpoint(layer, x, use_reentrant=True).sum().backward()
+
+    body()
+    # The bias is broadcast, so its gradient is summed up before it is added to the .grad.
+    sums = [e for e in profile_of(body).explain() if e.storage.operator == "aten::sum"]
+    assert {e.storage.category for e in sums if e.storage.phase is Phase.BACKWARD} == {
+        Category.AUTOGRAD_DETAIL
+    }
+
+
 def test_gradients_that_accumulate_stay_one_buffer(x):
     layer = linear()
 
@@ -137,6 +152,93 @@ def test_the_results_of_autograd_grad_are_gradients(x):
         held.extend(torch.autograd.grad(layer(x).sum(), list(layer.parameters())))
 
     assert profile_of(body).retained.gradient == SQUARE
+
+
+def test_a_gradient_that_the_next_graph_keeps_is_an_activation(x):
+    w = torch.ones(64, 64, requires_grad=True)
+
+    def body():
+        (g,) = torch.autograd.grad(torch.tanh(x @ w).sum(), w, create_graph=True)
+        g.pow(2).sum().backward()
+
+    body()
+    profile = profile_of(body)
+    # tanh's result, the gradient, and the exponent, a number that became a tensor.
+    assert profile.peak.activation == 2 * SQUARE + FLOAT
+    made = {e.storage.operator for e in profile.explain("activation") if e.born_ns is not None}
+    assert {"aten::tanh", "aten::mm"} <= made
+    assert [e.born_ns for e in profile.explain("gradient")] == [None]
+
+
+def test_a_gradient_that_no_graph_keeps_stays_one_though_it_has_a_graph(x):
+    w = torch.ones(64, 64, requires_grad=True)
+    held = []
+
+    def body():
+        held.extend(torch.autograd.grad(torch.tanh(x @ w).sum(), w, create_graph=True))
+
+    assert profile_of(body).retained.gradient == SQUARE
+
+
+def test_a_grad_of_a_module_stays_a_gradient_where_a_graph_keeps_it_too(x):
+    layer = linear()
+
+    def body():
+        torch.tanh(layer(x)).sum().backward(create_graph=True)
+        layer.weight.grad.pow(2).sum().backward()
+
+    # Both passes add up in new memory, because the first result has a graph.
+    explained = profile_of(body).explain("gradient", at="peak")
+    assert SQUARE in {e.storage.size_bytes for e in explained}
+    assert {e.reason for e in explained} == {"it was found in a .grad"}
+
+
+def penalized(fake_of) -> MemoryProfile:
+    """A gradient penalty as in WGAN-GP, with the norm of the gradient of a mixture in the loss."""
+    critic, real = linear(), torch.ones(64, 64)
+
+    def body():
+        mixed = (0.3 * real + 0.7 * fake_of()).requires_grad_()
+        (g,) = torch.autograd.grad(torch.tanh(critic(mixed)).sum(), mixed, create_graph=True)
+        (g.norm(2, dim=1) - 1).square().mean().backward()
+
+    body()
+    return profile_of(body)
+
+
+def bytes_in(profile: MemoryProfile, category: str, line_of: str) -> int:
+    return sum(
+        e.storage.size_bytes
+        for e in profile.explain(category)
+        if e.storage.source and e.storage.operator == line_of and e.storage.size_bytes == SQUARE
+    )
+
+
+def test_the_gradient_in_a_penalty_is_an_activation_and_so_is_a_mixture_of_computed_data():
+    generator = linear()
+    profile = penalized(lambda: generator(torch.ones(64, 64)).detach())
+    assert bytes_in(profile, "activation", "aten::add") == SQUARE
+    # The gradient of tanh's input, which its weight's gradient needs, and the mixture's.
+    assert bytes_in(profile, "activation", "aten::mm") == SQUARE
+    assert bytes_in(profile, "gradient", "aten::mm") == SQUARE
+
+
+def test_a_mixture_of_nothing_but_data_stays_data_though_autograd_keeps_it():
+    profile = penalized(lambda: torch.ones(64, 64))
+    assert bytes_in(profile, "input", "aten::add") == SQUARE
+    assert bytes_in(profile, "activation", "aten::mm") == SQUARE
+
+
+def test_the_packed_data_of_a_recurrent_layer_stays_data_though_autograd_keeps_it():
+    lstm, sequences = nn.LSTM(16, 32, batch_first=True), torch.ones(4, 10, 16)
+    pack = nn.utils.rnn.pack_padded_sequence
+
+    def body():
+        packed = pack(sequences, torch.tensor([10, 8, 6, 4]), batch_first=True)
+        lstm(packed)[0].data.sum().backward()
+
+    (data,) = [e for e in profile_of(body).explain("input") if e.storage.size_bytes == 28 * 16 * 4]
+    assert data.reason == "it was made from data alone, before the model reads it"
 
 
 def test_leaves_without_a_module_are_the_parameters(x):
@@ -338,9 +440,9 @@ def test_labels_and_peak_are_right_under_function_transforms(name):
 
 
 def test_a_wrong_label_would_be_seen(monkeypatch):
-    from pytest_torchmem.analysis.storages.storages import categories
+    from pytest_torchmem.analysis.storages import categories
 
-    without = tuple(p for p in categories.CATEGORY_PASSES if p is not categories.set_activations)
+    without = tuple(p for p in categories.CATEGORY_PASSES if p is not categories.find_activations)
     monkeypatch.setattr(categories, "CATEGORY_PASSES", without)
     row = graded(workloads.in_place_chain)
     assert row.ours.right_share < 0.999

@@ -96,7 +96,11 @@ def test_an_unfinished_body_changes_no_baseline(project):
     project.update()
     before = project.baseline().read_text()
     project.write(FAILS)
-    project.run("--torchmem-update-baseline=new,grown,shrunk,unused", "--torchmem-report=run.json")
+    project.run(
+        "--torchmem-update-baseline",
+        "--torchmem-accept=new,grown,shrunk,unused",
+        "--torchmem-report=run.json",
+    )
     assert project.baseline().read_text() == before
 
 

@@ -15,11 +15,18 @@ WORDS = {
     "summary": "long",
     "report": "run.xml",
     "report-timelines": "some",
-    "update-baseline": "nwe",
+    "accept": "nwe",
 }
 """What makes no sense for the options that take a word."""
 
-FLAGS = ("dry-run", "follow-renames", "fail-shrunk", "require-baseline", "strict")
+FLAGS = (
+    "update-baseline",
+    "dry-run",
+    "follow-renames",
+    "fail-shrunk",
+    "require-baseline",
+    "strict",
+)
 
 
 def test_each_option_has_a_help_text_and_an_ini_twin(project):
@@ -80,6 +87,7 @@ def test_no_ini_file_is_needed_to_be_told(project):
     ("given", "needed"),
     [
         ("--torchmem-repeat=3", "--torchmem-update-baseline"),
+        ("--torchmem-accept=new", "--torchmem-update-baseline"),
         ("--torchmem-dry-run", "--torchmem-update-baseline"),
         ("--torchmem-report-timelines=all", "--torchmem-report"),
     ],

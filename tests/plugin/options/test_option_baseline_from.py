@@ -68,7 +68,9 @@ def test_an_update_stores_for_the_environment_of_the_run(upgraded):
 
 def test_growth_against_another_environment_needs_a_new_entry_to_be_accepted(upgraded):
     result = upgraded.run(
-        "--torchmem-update-baseline=grown", "--torchmem-baseline-from=cpu-torch2.98"
+        "--torchmem-update-baseline",
+        "--torchmem-accept=grown",
+        "--torchmem-baseline-from=cpu-torch2.98",
     )
     result.assert_outcomes(failed=1)
 

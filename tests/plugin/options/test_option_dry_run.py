@@ -42,7 +42,9 @@ def test_an_entry_that_would_be_removed_is_shown_and_kept(project):
     project.write(body.format("a", 1) + body.format("b", 2))
     project.update()
     project.write(body.format("a", 1))
-    result = project.run("--torchmem-update-baseline=unused", "--torchmem-dry-run")
+    result = project.run(
+        "--torchmem-update-baseline", "--torchmem-accept=unused", "--torchmem-dry-run"
+    )
     result.stdout.fnmatch_lines(["unused * test_b * 2.0 MiB * - *", "-[[]*test_b*total*2097152],"])
     assert sorted(project.entries()) == ["test_a", "test_b"]
 

@@ -10,7 +10,7 @@ def test_shrinking_is_told_and_passes(sized, monkeypatch):
         [
             "shrunk: test_it.py::test_a: memory peaked at 70.0 MiB, 30 % below the baseline of "
             "100.0 MiB: tighten",
-            "--torchmem-update-baseline=shrunk stores what is lower now",
+            "--torchmem-update-baseline --torchmem-accept=shrunk stores what is lower now",
         ]
     )
 
@@ -27,7 +27,7 @@ def test_with_the_option_it_fails(sized, monkeypatch):
 def test_an_update_that_stores_it_passes(sized, monkeypatch):
     sized.update()
     monkeypatch.setenv("SIZE", "70")
-    arguments = ("--torchmem-fail-shrunk", "--torchmem-update-baseline=shrunk")
+    arguments = ("--torchmem-fail-shrunk", "--torchmem-update-baseline", "--torchmem-accept=shrunk")
     sized.run(*arguments).assert_outcomes(passed=1)
     sized.run("--torchmem-fail-shrunk").assert_outcomes(passed=1)
 

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from pytest_torchmem.record.owners.ownership import OwnershipWatch
 from pytest_torchmem.record.owners.ownership_log import OwnershipLog
 from pytest_torchmem.record.owners.places import places_of, storages_of
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.record.tree.strings import StringTable
@@ -30,6 +31,13 @@ class Watched:
         self.log = OwnershipLog(self.strings, StringTable())
         self.marks: list[tuple[MarkKind, str]] = []
         self.watch = OwnershipWatch(self.log, self._mark)
+        self.patches = Installed()
+
+    def install(self) -> None:
+        self.watch.install(self.patches)
+
+    def remove(self) -> None:
+        self.patches.remove()
 
     def _mark(self, kind: MarkKind, text: str) -> int:
         self.marks.append((kind, text))
@@ -62,9 +70,9 @@ class Watched:
 @pytest.fixture
 def seen() -> Iterator[Watched]:
     watched = Watched()
-    watched.watch.install()
+    watched.install()
     yield watched
-    watched.watch.remove()
+    watched.remove()
 
 
 def pointer(tensor: torch.Tensor | None) -> int:
@@ -137,9 +145,9 @@ def test_a_module_that_never_registers_anything_is_met(seen: Watched, how: str):
 
 
 def test_modules_that_were_there_are_found_by_a_scan(seen: Watched):
-    seen.watch.remove()
+    seen.remove()
     model = nn.Linear(2, 2)
-    seen.watch.install()
+    seen.install()
     assert pointer(model.weight) not in seen.pointers(Ownership.PARAMETER)
     seen.scan()
     assert (pointer(model.weight), "weight") in seen.owned(Ownership.PARAMETER)
@@ -277,12 +285,12 @@ def test_the_profiler_records_no_call_of_what_looks(seen: Watched):
 
 
 def test_the_state_of_an_optimizer_that_was_there_is_found(seen: Watched):
-    seen.watch.remove()
+    seen.remove()
     w = nn.Parameter(torch.ones(4))
     optimizer = torch.optim.Adam([w])
     w.sum().backward()
     optimizer.step()
-    seen.watch.install()
+    seen.install()
     seen.scan()
     state = {pointer(t) for t in optimizer.state[w].values()}
     assert state <= seen.pointers(Ownership.OPTIMIZER_STATE)
@@ -308,9 +316,9 @@ def hooks() -> tuple[object, ...]:
 def test_everything_is_restored_by_remove():
     before = hooks()
     watched = Watched()
-    watched.watch.install()
+    watched.install()
     assert all(now != then for now, then in zip(hooks(), before, strict=True))
-    watched.watch.remove()
+    watched.remove()
     assert hooks() == before
 
 

@@ -2,34 +2,87 @@
 
 from __future__ import annotations
 
-import pytest
+import threading
+from collections.abc import Iterator
 
-from pytest_torchmem.record.owners import pack_hooks
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from pytest_torchmem.record.owners.pack_hooks import PackHookWatch, surely_without
+from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd
+
+Node = torch.autograd.graph.Node
+
+
+@pytest.fixture(autouse=True)
+def as_before_2_10(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autograd, "READS_SAVED", False)
+    monkeypatch.setattr(PackHookWatch, "latest", None)
 
 
 @pytest.fixture
-def thread(monkeypatch: pytest.MonkeyPatch) -> pack_hooks._Thread:
-    numbers = iter(range(10, 100, 10))
-    monkeypatch.setattr(autograd, "next_sequence_number", lambda: next(numbers))
-    return pack_hooks._Thread()  # known from 10 on
+def patches() -> Iterator[Installed]:
+    with Installed() as installed:
+        yield installed
 
 
-def test_what_is_made_between_push_and_pop_is_hooked(thread: pack_hooks._Thread) -> None:
-    thread.push()  # at 20
-    thread.push()
-    thread.pop()
-    assert [thread.hooked(number) for number in (19, 20, 99)] == [False, True, True]
-    thread.pop()  # at 30
-    thread.push()  # at 40
-    found = [thread.hooked(number) for number in (19, 20, 29, 30, 39, 40)]
-    assert found == [False, True, True, False, False, True]
+def node() -> Node:
+    found = (torch.ones(1, requires_grad=True) * 2).grad_fn
+    assert found is not None
+    return found
 
 
-def test_hooks_that_were_there_before_leave_what_was_made_unknown(
-    thread: pack_hooks._Thread,
+def hooks() -> saved_tensors_hooks:
+    return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
+def test_what_is_made_between_push_and_pop_is_hooked(patches: Installed) -> None:
+    before = node()
+    PackHookWatch().install(patches)
+    free = node()
+    with hooks():
+        hooked = [node()]
+        with hooks():
+            hooked.append(node())
+        hooked.append(node())
+    between = node()
+    with hooks():
+        pass
+    again = node()
+    assert [surely_without(n) for n in (free, between, again)] == [True] * 3
+    assert [surely_without(n) for n in (before, *hooked)] == [False] * 4
+
+
+def test_hooks_that_were_there_before_leave_what_was_made_unknown(patches: Installed) -> None:
+    with hooks():
+        PackHookWatch().install(patches)
+        hooked = node()
+    free = node()
+    assert [surely_without(n) for n in (hooked, free)] == [False, True]
+
+
+def test_what_was_known_stays_known_and_nothing_that_is_made_later(patches: Installed) -> None:
+    assert not surely_without(node())
+    PackHookWatch().install(patches)
+    free = node()
+    patches.remove()
+    assert [surely_without(n) for n in (free, node())] == [True, False]
+
+
+def test_hooks_of_another_thread_are_not_meant(patches: Installed) -> None:
+    PackHookWatch().install(patches)
+    other = hooks()
+    thread = threading.Thread(target=other.__enter__)
+    thread.start()
+    thread.join()
+    assert surely_without(node())
+
+
+def test_nothing_is_watched_where_torch_lets_read_what_is_saved(
+    patches: Installed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    thread.pop()  # at 20
-    assert thread.known_from == 20
-    thread.push()  # at 30
-    assert [thread.hooked(number) for number in (29, 30)] == [False, True]
+    monkeypatch.setattr(autograd, "READS_SAVED", True)
+    PackHookWatch().install(patches)
+    assert patches.names == []

@@ -1,0 +1,86 @@
+"""Why a storage has its category: one line for each, and the way to find a label that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_torchmem.values.contributors import Category, Contributor, contributor_to_json
+from pytest_torchmem.values.errors import MarkerError
+
+#: The moment at which the footprint is largest, for the ``at`` of ``explain``.
+PEAK = "peak"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One storage of a footprint: when it lived, what it is for, and who decided that.
+
+    Attributes:
+        number: Which storage of the recording it is.
+        born_ns: When it was allocated, in nanoseconds since the first event; None if it was there
+            before. Of an estimate, the number of the operator.
+        died_ns: When it was freed; None if it is alive at the end.
+        storage: Its category, bytes, operator, module, source and phase.
+        decided_by: The category pass that decided, such as ``"activations"``; empty if none could.
+        reason: The evidence that the pass had, in words; empty if no pass could tell.
+    """
+
+    number: int
+    born_ns: int | None
+    died_ns: int | None
+    storage: Contributor
+    decided_by: str
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain builtins."""
+        return {
+            **contributor_to_json(self.storage),
+            "number": self.number,
+            "born_ns": self.born_ns,
+            "died_ns": self.died_ns,
+            "decided_by": self.decided_by,
+            "reason": self.reason,
+        }
+
+
+def in_order(
+    explanations: Iterable[Explanation], category: Category | None, module: str
+) -> tuple[Explanation, ...]:
+    """Return the explanations of one category and module in the order of birth.
+
+    ``category`` None stands for all; ``module`` is a part of a module's path.
+    """
+    found = [
+        e
+        for e in explanations
+        if (category is None or e.storage.category is category) and module in e.storage.module
+    ]
+    found.sort(key=lambda e: (e.born_ns is not None, e.born_ns or 0, e.number))
+    return tuple(found)
+
+
+def named_category(category: Category | str | None) -> Category | None:
+    """Return a category given as a member or by its value. Raises `MarkerError` for others."""
+    try:
+        return None if category is None else Category(category)
+    except ValueError:
+        names = ", ".join(c.value for c in Category)
+        raise MarkerError(f"{category!r} is no category; there are: {names}") from None
+
+
+def row_at(times_ns: Any, peak_row: int, at: int | str) -> int:
+    """Return the row of a timeline for a moment: `PEAK`, or nanoseconds since the first event.
+
+    A moment between two changes is the row of the first one. Changes at 10, 20 and 40 ns::
+
+        at      5  10  15  20  39  40  99
+        row     0   0   0   1   1   2   2
+    """
+    if at == PEAK:
+        return peak_row
+    if isinstance(at, str):
+        raise MarkerError(f"{at!r} is no moment; give {PEAK!r} or nanoseconds as an int")
+    return max(0, int(times_ns.searchsorted(at, side="right")) - 1)

@@ -1,0 +1,255 @@
+"""The answers of a recording to what the category passes ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchmem.analysis.events.op_tree import FORWARD, PHASES, RECOMPUTE
+from pytest_torchmem.analysis.storages.categories import Step
+from pytest_torchmem.analysis.storages.evidence import Evidence
+from pytest_torchmem.values.contributors import Category, Phase
+from pytest_torchmem.values.trace import Mutable, Ownership, Role
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from pytest_torchmem.analysis.storages.categories import Mask
+
+# Operators that make a library set up its scratch space.
+_GEMM_WORDS: Final = ("mm", "linear", "conv", "matmul", "dot", "mv", "scaled")
+_ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
+_ENGINE: Final = "autograd::engine::evaluate_function"
+# Larger is no number that became a tensor: a complex one has so many bytes.
+_NUMBER_BYTES: Final = 16
+# As what a storage is held, and in which role Python's objects show it, for each category.
+_HOLDINGS: Final = {
+    Category.PARAMETER: (
+        Ownership.PARAMETER,
+        (Role.MODULE_PARAMETER, Role.OPTIMIZER_PARAMETER),
+    ),
+    Category.BUFFER: (Ownership.BUFFER, ()),
+    Category.OPTIMIZER_STATE: (Ownership.OPTIMIZER_STATE, (Role.OPTIMIZER_STATE,)),
+    Category.GRADIENT: (Ownership.GRADIENT, (Role.MODULE_GRADIENT, Role.OPTIMIZER_GRADIENT)),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredFacts:
+    """`Facts` about a recording; each attribute is described there."""
+
+    evidence: Evidence
+
+    @property
+    def made(self) -> Mask:
+        return self.evidence.made
+
+    @property
+    def counted(self) -> Mask:
+        return self.evidence.counted
+
+    @property
+    def given(self) -> Mask:
+        return self.evidence.touched & self.evidence.read_in(FORWARD, RECOMPUTE)
+
+    def held_as(self, category: Category) -> Mask:
+        """Gradients within an operator of the forward pass are that operator's own business."""
+        ownership, roles = _HOLDINGS[category]
+        in_operators = category is not Category.GRADIENT
+        owned = self.evidence.owned(ownership, in_operators=in_operators)
+        return owned | self.evidence.mentioned(*roles)
+
+    @property
+    def leaves(self) -> Mask:
+        return self.evidence.owned(Ownership.LEAF)
+
+    @property
+    def buckets(self) -> Mask:
+        return self.evidence.buckets
+
+    @property
+    def returned(self) -> Mask:
+        return self.evidence.owned(Ownership.RETURNED, in_operators=False)
+
+    @cached_property
+    def roots(self) -> Mask:
+        return self.evidence.owned(Ownership.GRADIENT_ROOT)
+
+    @property
+    def has_modules(self) -> bool:
+        return len(self.evidence.tree.trace.module_calls) > 0
+
+    @property
+    def has_backward(self) -> bool:
+        return self.evidence.has_backward
+
+    def made_in(self, *phases: Phase) -> Mask:
+        made_then: Mask = np.isin(self.evidence.birth_phase, [PHASES.index(p) for p in phases])
+        return made_then
+
+    @property
+    def survives(self) -> Mask:
+        return self.evidence.outlives(self.evidence.birth_leaf)
+
+    @cached_property
+    def saved(self) -> Mask:
+        return self.evidence.owned(Ownership.SAVED)
+
+    @property
+    def read_by_backward(self) -> Mask:
+        return self.evidence.read_by_backward
+
+    @property
+    def workspaces(self) -> Mask:
+        """On a GPU an allocation without a tensor in it, within an operator that multiplies.
+
+        It has the size of a workspace, outlives the operator, and is not the operator's output.
+        """
+        evidence = self.evidence
+        trace, storages = evidence.tree.trace, evidence.storages
+        sizes = trace.meta.get("workspace_bytes", [])
+        unseen = np.zeros(len(storages), np.bool_)
+        allocated = storages.event >= 0
+        keyed = np.zeros(len(trace.events), np.bool_)
+        keyed[trace.allocations["event"]] = trace.allocations["keyed"]
+        unseen[allocated] = ~keyed[storages.event[allocated]]
+        multiplies = np.array([any(w in text for w in _GEMM_WORDS) for text in trace.strings], bool)
+        parents = np.where(allocated, trace.events["parent"][storages.event], -1)
+        in_gemm = (parents >= 0) & multiplies[trace.events["name"][parents]]
+        fits: Mask = np.isin(storages.size_bytes, sizes) & self.survives & unseen & in_gemm
+        return fits & ~self._is_output(parents)
+
+    def _is_output(self, parents: NDArray[np.int64]) -> Mask:
+        """Whether a storage is the first allocation of an operator that writes to no input.
+
+        ``parents`` are the events in which storages were allocated: int64, shape (S,), or -1. Four
+        storages; event 5 writes to none of its inputs, event 9 does (``out=``)::
+
+            parents          [5,    9,     5,     -1]
+            born             [6,    10,    7,     BEFORE]
+            first of each    [0, 1]                      rows, by birth
+            result           [True, False, False, False]
+        """
+        tree, storages = self.evidence.tree, self.evidence.storages
+        tensors = tree.trace.tensors
+        writes = np.zeros(len(tree.trace.events), np.bool_)
+        writes[tensors["event"][tensors["mutable"] != Mutable.NO]] = True
+        rows = np.flatnonzero(parents >= 0)
+        order = rows[np.argsort(storages.born[rows], kind="stable")]
+        _, first = np.unique(parents[order], return_index=True)
+        result = np.zeros(len(storages), np.bool_)
+        result[order[first]] = ~writes[parents[order[first]]]
+        return result
+
+    @property
+    def accumulated(self) -> Mask:
+        """An ``AccumulateGrad`` node keeps the gradient that it is handed, or adds to it::
+
+        torch::autograd::AccumulateGrad
+          aten::detach      its first argument becomes the .grad
+          aten::add_        so does this one's, which was the .grad before
+          aten::clone       makes a copy where the gradient cannot be taken over: the copy
+        """
+        trace, tree, storages = self.evidence.tree.trace, self.evidence.tree, self.evidence.storages
+        mask = np.zeros(len(storages), np.bool_)
+        names = {name: number for number, name in enumerate(trace.strings)}
+        if _ACCUMULATE not in names:
+            return mask
+        is_node = trace.events["name"] == names[_ACCUMULATE]
+        node = tree.innermost(is_node & (tree.backward_node >= 0))
+        keeps = [names[n] for n in ("aten::detach", "aten::add_") if n in names]
+        tensors = trace.tensors
+        parents = trace.events["parent"][tensors["event"]]
+        direct = (parents >= 0) & (node[tensors["event"]] == parents)
+        kept = direct & (tensors["argument"] == 0)
+        kept &= np.isin(trace.events["name"][tensors["event"]], keeps)
+        mask[storages.of_tensor[kept]] = True
+        inside = np.where(storages.event >= 0, node[storages.event], np.int32(-1))
+        return mask | self.evidence.outlives(inside)
+
+    @property
+    def handed_on(self) -> Mask:
+        """It outlives its node, and is not summed up first; or the engine made it between two.
+
+        Between two nodes the engine adds up the gradients that several nodes handed on. A backward
+        pass may run within a node of another one, as a checkpoint's does::
+
+            CheckpointFunctionBackward
+              autograd::engine::evaluate_function: AddmmBackward0
+                AddmmBackward0
+                aten::sum         between two nodes, though within a third one
+        """
+        storages, tree = self.evidence.storages, self.evidence.tree
+        node, engine = (
+            np.where(storages.event >= 0, rows[storages.event], np.int32(-1))
+            for rows in (tree.backward_node, self._engine_events)
+        )
+        # Of two events around a third one, the inner one has the larger row.
+        within_another = (node >= 0) & (engine > node) & self.evidence.outlives(engine)
+        between = ((node < 0) & self.survives) | within_another
+        return between | (self.evidence.outlives(node) & ~self._summed_up(node))
+
+    @cached_property
+    def _engine_events(self) -> NDArray[np.int32]:
+        """For each event the row of the innermost evaluation of a node, -1 for none: shape (E,)."""
+        trace = self.evidence.tree.trace
+        evaluates = np.array([text.startswith(_ENGINE) for text in trace.strings], np.bool_)
+        return self.evidence.tree.innermost(evaluates[trace.events["name"]])
+
+    def _summed_up(self, node: NDArray[np.int32]) -> Mask:
+        """Results of ``node`` that an ``aten::sum`` beside the node reads, and that die with it.
+
+        The tree of the backward of ``x * weight``::
+
+            autograd::engine::evaluate_function: MulBackward0
+              MulBackward0
+                aten::mul     x's gradient
+                aten::mul     weight's gradient, as large as x
+              aten::sum       weight's gradient, as large as weight
+        """
+        trace, tree = self.evidence.tree.trace, self.evidence.tree
+        is_sum = np.array([text == "aten::sum" for text in trace.strings], np.bool_)
+        engine = np.where(node >= 0, trace.events["parent"][node], np.int32(-1))
+        readers = trace.tensors["event"]
+        rows = is_sum[trace.events["name"][readers]] & (tree.backward_node[readers] < 0)
+        return self.evidence.in_rows(rows) & (engine >= 0) & ~self.evidence.outlives(engine)
+
+    def forward_steps(self) -> Iterator[Step]:
+        """The leaf operators of the forward pass within the window."""
+        evidence, tree = self.evidence, self.evidence.tree
+        event, storages, written = evidence.operands
+        numbers = self._numbers
+        rows = (tree.phase[event] == FORWARD) & (tree.leaf[event] >= 0)
+        reads: dict[int, set[int]] = {}
+        writes: dict[int, set[int]] = {}
+        columns = (tree.leaf[event[rows]], storages[rows], written[rows])
+        for leaf, storage, is_written in zip(*(c.tolist() for c in columns), strict=True):
+            mentioned = reads.setdefault(leaf, set())
+            if storage not in numbers:
+                mentioned.add(storage)
+            if is_written:
+                writes.setdefault(leaf, set()).add(storage)
+        makes: dict[int, list[int]] = {}
+        born = np.flatnonzero(evidence.made & (evidence.birth_leaf >= 0))
+        for leaf, storage in zip(evidence.birth_leaf[born].tolist(), born.tolist(), strict=True):
+            makes.setdefault(leaf, []).append(storage)
+        forward = np.array([*reads.keys() | makes.keys()], np.int64)
+        forward = forward[tree.phase[forward] == FORWARD]
+        forward = forward[np.argsort(tree.rank[forward])]
+        in_module = (evidence.module_call[forward] >= 0).tolist()
+        for leaf, inside in zip(forward.tolist(), in_module, strict=True):
+            yield Step(inside, reads.get(leaf, set()), writes.get(leaf, set()), makes.get(leaf, ()))
+
+    @property
+    def _numbers(self) -> set[int]:
+        """Numbers that became tensors for an operator: the 255 of ``x / 255`` is no data.
+
+        They are made before the operator begins, and no larger than a complex number.
+        """
+        evidence = self.evidence
+        small = evidence.storages.size_bytes <= _NUMBER_BYTES
+        return set(np.flatnonzero(evidence.made & (evidence.birth_leaf < 0) & small).tolist())

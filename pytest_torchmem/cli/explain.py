@@ -1,0 +1,75 @@
+"""``torchmem explain TRACE``: each storage on a line, with who decided on its category, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.storages.explanation import PEAK, Explanation
+from pytest_torchmem.cli.inputs import is_trace
+from pytest_torchmem.report.text.tables import aligned
+from pytest_torchmem.values.errors import MarkerError, TraceError
+from pytest_torchmem.values.findings import words
+from pytest_torchmem.values.trace import load_trace
+from pytest_torchmem.values.units import format_size
+
+_HEADERS: Final = (
+    *("born", "died", "size", "category", "operator", "module", "line", "decided by", "because"),
+)
+
+
+def explanations(
+    path: Path, device: str, category: str | None, module: str, at: str | None
+) -> tuple[Explanation, ...]:
+    """Return why the storages of a stored trace have their categories.
+
+    ``at`` is ``"peak"`` or a time in milliseconds, as the columns show it. Raises `TraceError` and
+    `MarkerError`.
+    """
+    if not is_trace(path):
+        raise TraceError(
+            f"{path} is no recording, and only one knows each storage: keep one with "
+            "torchmem.save_trace(path) in the test"
+        )
+    profile = analyze(load_trace(path), device or None)
+    return profile.explain(category, module, None if at is None else _moment(at))
+
+
+def _moment(at: str) -> int | str:
+    try:
+        return at if at == PEAK else round(float(at) * 1e6)
+    except ValueError:
+        raise MarkerError(
+            f"--at takes {PEAK!r} or a time in milliseconds such as 12.5, not {at!r}"
+        ) from None
+
+
+def as_text(found: Sequence[Explanation]) -> str:
+    """Return a table with a line for each storage, and their sum; times are in milliseconds."""
+    lines = aligned([_row(explanation) for explanation in found], _HEADERS, "rrr")
+    total = format_size(sum(e.storage.size_bytes for e in found))
+    return "\n".join([*lines, f"{len(found)} storages, {total} together; times in milliseconds"])
+
+
+def _row(explanation: Explanation) -> list[str]:
+    storage = explanation.storage
+    born, died = explanation.born_ns, explanation.died_ns
+    return [
+        "before" if born is None else f"{born / 1e6:.6f}",
+        "never" if died is None else f"{died / 1e6:.6f}",
+        format_size(storage.size_bytes),
+        words(storage.category.value),
+        storage.operator or "-",
+        storage.module or "-",
+        str(storage.source or "-"),
+        words(explanation.decided_by) or "nobody",
+        explanation.reason or "no pass could tell",
+    ]
+
+
+def as_json(found: Sequence[Explanation]) -> str:
+    """Return the same as a list with an object for each storage."""
+    return json.dumps([explanation.to_json() for explanation in found], indent=1)

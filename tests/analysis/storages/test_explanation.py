@@ -1,0 +1,140 @@
+"""Why a storage has its category: who decided, by what evidence, and which storages are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_torchmem.analysis.estimated.estimate import Estimate
+from pytest_torchmem.analysis.estimated.static import lifetimes_by_last_use
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.storages.categories import CATEGORY_PASSES
+from pytest_torchmem.values.contributors import Category, Phase
+from pytest_torchmem.values.errors import MarkerError
+from pytest_torchmem.values.static_graph import (
+    NodeKind,
+    StaticGraph,
+    StaticNode,
+    StaticRun,
+    StaticStorage,
+)
+from pytest_torchmem.values.trace import Ownership
+from tests.builders import TraceBuilder
+
+
+def a_step() -> MemoryProfile:
+    """A weight of 8 bytes, an activation of 32 in a module, scratch of 64, a gradient of 8."""
+    b = TraceBuilder()
+    weight = b.existing(8, Ownership.PARAMETER)
+    with b.module(1, "Net"):
+        with b.op("aten::mm", reads=[weight], sequence=0):
+            kept = b.alloc(32)
+        with b.op("aten::relu", reads=[kept], sequence=1):
+            scratch = b.alloc(64)
+    b.free(scratch)
+    with b.backward():
+        b.owner(kept, Ownership.SAVED)
+        with b.node("MmBackward0"), b.op("aten::mm", reads=[kept]):
+            gradient = b.alloc(8)
+    b.owner(gradient, Ownership.GRADIENT)
+    b.free(kept)
+    return analyze(b.build())
+
+
+def test_each_storage_says_who_decided_and_by_what_evidence():
+    told = [
+        (e.storage.size_bytes, e.storage.category.value, e.decided_by, e.reason)
+        for e in a_step().explain()
+    ]
+    assert told == [
+        (8, "parameter", "parameters", "a module or an optimizer holds it as a parameter"),
+        (32, "activation", "activations", "an autograd graph keeps it for backward"),
+        (64, "temporary", "temporaries", "the body made it, and nobody keeps it"),
+        (8, "gradient", "gradients", "it was found in a .grad"),
+    ]
+
+
+def test_a_storage_is_told_with_its_life_and_where_it_comes_from():
+    weight, kept, scratch, gradient = a_step().explain()
+    assert (weight.born_ns, weight.died_ns, gradient.died_ns) == (None, None, None)
+    assert weight.number != kept.number
+    assert kept.born_ns < scratch.born_ns < scratch.died_ns < gradient.born_ns < kept.died_ns
+    assert (kept.storage.operator, kept.storage.module) == ("aten::mm", "Net")
+    assert (scratch.storage.phase, gradient.storage.phase) == (Phase.FORWARD, Phase.BACKWARD)
+
+
+def test_what_nobody_could_tell_has_no_decision():
+    b = TraceBuilder()
+    b.existing(8)
+    unclear = b.existing(16)
+    with b.optimizer_step():
+        b.read(unclear)
+    (told,) = analyze(b.build()).explain()
+    assert told.storage.category is Category.UNKNOWN
+    assert (told.decided_by, told.reason) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "sizes"),
+    [
+        ({"category": "activation"}, [32]),
+        ({"category": Category.GRADIENT}, [8]),
+        ({"module": "Net"}, [32, 64]),
+        ({"module": "Other"}, []),
+        ({"at": "peak"}, [8, 32, 64]),
+        ({"at": 0}, [8]),
+        ({"at": 10**9}, [8, 8]),
+        ({"at": "peak", "category": "temporary"}, [64]),
+    ],
+)
+def test_storages_are_chosen_by_category_module_and_moment(asked, sizes):
+    assert [e.storage.size_bytes for e in a_step().explain(**asked)] == sizes
+
+
+def test_a_moment_is_the_state_after_the_change_at_it():
+    profile = a_step()
+    scratch = profile.explain("temporary")[0]
+    alive = profile.explain("temporary", at=scratch.born_ns)
+    assert alive == (scratch,)
+    assert profile.explain("temporary", at=scratch.born_ns - 1) == ()
+    assert profile.explain("temporary", at=scratch.died_ns) == ()
+
+
+def test_what_is_told_of_a_moment_adds_up_to_the_footprint():
+    profile = a_step()
+    for time_ns, total in zip(profile.timeline.times_ns, profile.timeline.total, strict=True):
+        told = profile.explain(at=int(time_ns))
+        assert sum(e.storage.size_bytes for e in told) == total
+
+
+@pytest.mark.parametrize("asked", [{"category": "activations"}, {"at": "end"}])
+def test_a_category_or_moment_that_means_nothing_is_refused(asked):
+    with pytest.raises(MarkerError, match=r"is no category|is no moment"):
+        a_step().explain(**asked)
+
+
+def test_every_pass_has_a_reason_for_every_claim():
+    profile = a_step()
+    grounds = profile.decisions.grounds
+    assert {g.decided_by for g in grounds} == {
+        p.__name__.removeprefix("find_") for p in CATEGORY_PASSES
+    }
+    assert all(ground.reason for ground in grounds)
+
+
+def test_an_estimate_explains_in_the_same_words():
+    nodes = (
+        StaticNode("x", NodeKind.INPUT, makes=(0,)),
+        StaticNode("mm", NodeKind.OPERATOR, "aten::mm", makes=(1,), uses=(0,)),
+        StaticNode("relu", NodeKind.OPERATOR, "aten::relu", makes=(2,), uses=(1,)),
+        StaticNode("mul", NodeKind.OPERATOR, phase=Phase.BACKWARD, uses=(1,)),
+    )
+    graph = StaticGraph(nodes, tuple(StaticStorage(size, "cpu") for size in (10, 20, 40)))
+    estimate = Estimate.of(StaticRun(graph, lifetimes_by_last_use(graph), "cpu"))
+    told = [(e.born_ns, e.died_ns, e.storage.category.value, e.reason) for e in estimate.explain()]
+    assert told == [
+        (None, None, "input", "the forward pass reads it, and it was there before"),
+        (1, 3, "activation", "an autograd graph keeps it for backward"),
+        (2, None, "temporary", "the body made it, and nobody keeps it"),
+    ]
+    assert [e.storage.size_bytes for e in estimate.explain(at="peak", category="input")] == [10]
+    assert [e.number for e in estimate.explain(at=1)] == [0, 1]

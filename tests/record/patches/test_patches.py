@@ -1,0 +1,213 @@
+"""What is put into torch and Python while a body runs is in one table, and is taken out again."""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_torchmem import estimate, measure
+from pytest_torchmem.record.patches import PATCHES, During, How, Installed
+from pytest_torchmem.record.patches.compilations import CompilationWatch
+from pytest_torchmem.record.recorder import Recorder
+from pytest_torchmem.record.torch_api import compiler, fake_tensors, profiler
+
+HOW_IT_WORKS = Path(__file__).parents[3] / "docs" / "how-it-works.md"
+compiler.import_compiler()
+
+
+def in_place() -> dict[str, object]:
+    """What stands under each replaced name now, and who is registered where hooks are."""
+    found: dict[str, object] = {}
+    for patch in PATCHES:
+        where, _, attribute = patch.name.rpartition(".")
+        if patch.how is How.REPLACED:
+            found[patch.name] = id(vars(pkgutil.resolve_name(where)).get(attribute))
+    for place in ("torch.nn.modules.module", "torch.optim.optimizer"):
+        for name, value in vars(pkgutil.resolve_name(place)).items():
+            if name.startswith("_global_") and isinstance(value, dict):
+                found[f"{place}.{name}"] = tuple(map(id, value.values()))
+    callbacks = compiler.callbacks()
+    found["compiler"] = (*callbacks.start_callbacks, *callbacks.end_callbacks)
+    found["foreach"] = tuple(fake_tensors.foreach_types())
+    found["profilers"] = (sys.getprofile(), threading.getprofile())
+    assert len(found) > 20
+    return found
+
+
+def work() -> None:
+    torch.func.grad(lambda x: (x * x).sum())(torch.ones(4))
+
+
+def train() -> None:
+    model = torch.nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(model.parameters()).step()
+
+
+def fail() -> None:
+    work()
+    raise KeyError("mine")
+
+
+@pytest.mark.parametrize("body", [work, train])
+def test_a_measurement_leaves_everything_as_it_was(body: Callable[[], None]) -> None:
+    before = in_place()
+    with measure(device="cpu"):
+        body()
+        within = in_place()
+    assert in_place() == before
+    assert sum(within[name] != before[name] for name in before) > 12
+
+
+def test_a_body_that_fails_leaves_everything_as_it_was() -> None:
+    before = in_place()
+    with pytest.raises(KeyError), measure(device="cpu"):
+        fail()
+    assert in_place() == before
+
+
+def test_an_estimate_leaves_everything_as_it_was() -> None:
+    before, within = in_place(), []
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        within.append(in_place())
+        return x * 2
+
+    estimate(program, torch.ones(2))
+    assert in_place() == before
+    assert within[0] != before
+
+    def failing(x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        estimate(failing, torch.ones(2))
+    assert in_place() == before
+
+
+def installed_by(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> list[str]:
+    """The names that are put in place while something is done, in order."""
+    names: list[str] = []
+    note = Installed.note
+
+    def noting(self: Installed, name: str, undo: Callable[[], object]) -> None:
+        names.append(name)
+        note(self, name, undo)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Installed, "note", noting)
+        act()
+    return names
+
+
+def recording() -> None:
+    recorder = Recorder(torch.device("cpu"))
+    recorder.start()
+    recorder.stop()
+
+
+NAMES_WHILE_MEASURING = [
+    patch.name for patch in PATCHES if patch.during is During.MEASURING and not patch.releases
+]
+
+
+def test_all_that_is_put_in_place_is_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_gloo = {"torch.distributed.Work.wait"} if not Path("/proc/self/task").is_dir() else set()
+    found = installed_by(monkeypatch, recording)
+    assert set(found) == {*NAMES_WHILE_MEASURING} - needs_gloo
+    assert [name for name in found if name in NAMES_WHILE_MEASURING] == found
+    with pytest.raises(ValueError, match="is not in PATCHES"):
+        Installed().replace("torch.ones", lambda ones: ones)
+
+
+def test_all_that_an_estimate_puts_in_place_is_in_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    on_gpu = installed_by(monkeypatch, lambda: estimate(model, torch.ones(1, 2), device="cuda"))
+    listed = {patch.name for patch in PATCHES if patch.during is During.ESTIMATING}
+    assert set(on_gpu) == listed
+
+
+def test_nothing_is_put_in_place_by_an_import() -> None:
+    assert torch.utils.swap_tensors.__module__ == "torch.utils"
+    assert not hasattr(torch.utils.swap_tensors, "__wrapped__")
+
+
+class BrokenError(Exception):
+    """Raised by an installation."""
+
+
+@pytest.mark.parametrize("count", range(0, len(NAMES_WHILE_MEASURING), 4))
+def test_an_installation_that_fails_leaves_everything_as_it_was(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, note, left = in_place(), Installed.note, [count]
+
+    def failing(self: Installed, name: str, undo: Callable[[], object]) -> None:
+        note(self, name, undo)
+        left[0] -= 1
+        if left[0] < 0:
+            raise BrokenError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Installed, "note", failing)
+        with pytest.raises(BrokenError):
+            Recorder(torch.device("cpu")).start()
+    assert in_place() == before
+    assert not profiler.profiler_is_active()
+
+
+def test_the_last_that_came_is_the_first_that_goes_also_where_one_fails() -> None:
+    gone: list[str] = []
+
+    def fails() -> None:
+        gone.append("second")
+        raise BrokenError
+
+    installed = Installed()
+    installed.note("threading.setprofile", lambda: gone.append("first"))
+    installed.note("threading.setprofile", fails)
+    installed.note("threading.setprofile", lambda: gone.append("third"))
+    with pytest.raises(BrokenError):
+        installed.remove()
+    assert gone == ["third", "second", "first"]
+    installed.remove()
+    assert len(gone) == 3
+
+
+def test_a_compiler_that_is_reset_keeps_our_callbacks_until_the_end() -> None:
+    callbacks = compiler.callbacks()
+    before = [*callbacks.start_callbacks], [*callbacks.end_callbacks]
+    with Installed() as installed:
+        CompilationWatch(lambda: None).install(installed)
+        callbacks.clear()
+        assert len(callbacks.start_callbacks) == len(callbacks.end_callbacks) == 1
+    callbacks.start_callbacks[:], callbacks.end_callbacks[:] = before
+
+
+def rows() -> Iterator[str]:
+    """The table of docs/how-it-works.md."""
+    for during in During:
+        for patch in PATCHES:
+            if patch.during is during:
+                how = patch.how.value + (f", {patch.releases}" if patch.releases else "")
+                yield f"| `{patch.name}` | {how} | {patch.why} |"
+
+
+def test_the_table_for_users_is_the_table_that_is_used() -> None:
+    text = HOW_IT_WORKS.read_text(encoding="utf-8")
+    section = text.partition("## What is put into torch while a body runs\n")[2].partition("\n## ")[
+        0
+    ]
+    assert [line for line in section.splitlines() if line.startswith("| `")] == list(rows())
+
+
+if __name__ == "__main__":
+    print(*rows(), sep="\n")

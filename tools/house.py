@@ -1,0 +1,211 @@
+"""Counts what CONTRIBUTING.md says of the package: sizes, docstrings, imports, what one test runs.
+
+python tools/house.py             # a Markdown table, the goals beside the counts
+python tools/house.py --files     # and the files of ours that one failing test runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from types import CodeType, FrameType
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "pytest_torchmem"
+LONG_LINES = 40
+
+# It breaks its limits and its baseline, on the CPU.
+TEST = """
+import os
+import pytest
+import torch
+
+SIZE = int(os.environ["SIZE"])
+LIMITS = {"total": "64KiB", "retained": 0} if SIZE > 1 else {"total": "1GiB"}
+CACHE = []
+
+@pytest.mark.memory_baseline
+@pytest.mark.memory_budget(**LIMITS)
+def test_step():
+    net = torch.nn.Linear(64, 64)
+    net(torch.ones(SIZE << 14, 64)).sum().backward()
+    CACHE.append(torch.ones(SIZE << 20))
+"""
+
+Trees = Mapping[Path, ast.Module]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def functions(tree: ast.AST) -> Iterator[Function]:
+    return (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def line_count(node: Function) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def documented(trees: Trees, public_only: bool) -> float:
+    """Return the share of functions, classes and modules that have a docstring."""
+    found = []
+    for tree in trees.values():
+        for node in ast.walk(tree):
+            if not isinstance(node, Function | ast.ClassDef | ast.Module):
+                continue
+            if public_only and getattr(node, "name", "").startswith("_"):
+                continue
+            found.append(ast.get_docstring(node) is not None)
+    return sum(found) / len(found)
+
+
+def uses_of_any(trees: Trees) -> int:
+    named = (n for tree in trees.values() for n in ast.walk(tree) if isinstance(n, ast.Name))
+    return sum(node.id == "Any" for node in named)
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    """Yield what a module imports when it runs; not what only a type checker reads."""
+    checked_only = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node not in checked_only:
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules_in_circles(trees: Trees) -> set[str]:
+    """Return the modules that import themselves, by way of others."""
+    names = {module_name(path): tree for path, tree in trees.items()}
+    edges = {name: {i for i in imported(tree) if i in names} for name, tree in names.items()}
+
+    def reached(name: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = list(edges[name] - {name})
+        while waiting:
+            one = waiting.pop()
+            if one not in seen:
+                seen.add(one)
+                waiting += edges[one]
+        return seen
+
+    return {name for name in names if name in reached(name)}
+
+
+def class_names_twice(trees: Trees) -> set[str]:
+    nodes = (node for tree in trees.values() for node in ast.walk(tree))
+    counts = Counter(n.name.lstrip("_") for n in nodes if isinstance(n, ast.ClassDef))
+    return {name for name, count in counts.items() if count > 1}
+
+
+def largest_folder(trees: Trees) -> tuple[int, str]:
+    """Return how many files the largest folder has beside its docstring, and its name."""
+    counts = Counter(path.parent for path in trees if path.name != "__init__.py")
+    folder, count = counts.most_common(1)[0]
+    return count, folder.relative_to(ROOT).as_posix()
+
+
+def run_by_a_failing_test() -> set[tuple[str, str, int]]:
+    """Return the functions of ours that one failing marked test runs: file, name, line."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "test_it.py").write_text(TEST, encoding="utf-8")
+        (Path(folder) / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+        traced_pytest(folder, "1", "--torchmem-update-baseline")
+        printed = traced_pytest(folder, "4")
+    found = (line.split("\t")[1:] for line in printed.splitlines() if line.startswith("ran\t"))
+    return {(file, name, int(line)) for file, name, line in found}
+
+
+def traced_pytest(folder: str, size: str, *arguments: str) -> str:
+    command = (sys.executable, __file__, "--traced", folder, *arguments)
+    environment = {**os.environ, "SIZE": size, "PYTHONPATH": str(ROOT)}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    ran = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    wanted = "1 passed" if arguments else "1 failed"
+    assert wanted in ran.stdout, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def run_traced(arguments: list[str]) -> None:
+    """Run pytest, and print each function of ours that it called."""
+    import pytest
+
+    seen: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        seen.add(frame.f_code)
+
+    threading.settrace(note)
+    sys.settrace(note)
+    options = ("-p", "pytest_torchmem.plugin.hooks", "-p", "no:cacheprovider", "-q")
+    pytest.main([*options, *arguments])
+    sys.settrace(None)
+    for code in seen:
+        # The bodies of modules and classes run at import, whoever needs them.
+        if code.co_filename.startswith(str(PACKAGE)) and code.co_flags & inspect.CO_OPTIMIZED:
+            print("ran", code.co_filename, code.co_name, code.co_firstlineno, sep="\t")
+
+
+def counts(trees: Trees, ran: set[tuple[str, str, int]]) -> Iterator[tuple[str, str, str]]:
+    """Yield what is counted, how much it is, and the goal; ``""`` where there is none."""
+    lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in trees]
+    lengths = [line_count(node) for tree in trees.values() for node in functions(tree)]
+    kilo_lines = sum(lines) / 1000
+    folder_count, folder = largest_folder(trees)
+    outside = {p: t for p, t in trees.items() if "torch_api" not in p.parts}
+    yield "files", f"{len(trees)}", ""
+    yield "lines", f"{sum(lines):,}", ""
+    yield "lines of a module, median and largest", f"{median(lines):.0f}, {max(lines)}", "about 400"
+    yield "lines of a function, median and largest", f"{median(lengths):.0f}, {max(lengths)}", ""
+    too_long = sum(length > LONG_LINES for length in lengths)
+    yield f"functions of more than {LONG_LINES} lines", f"{too_long}", "few"
+    yield "with a docstring", f"{documented(trees, False):.0%}", ""
+    yield "with a docstring, of the public ones", f"{documented(trees, True):.0%}", ""
+    yield "`Any` in 1,000 lines", f"{uses_of_any(trees) / kilo_lines:.1f}", ""
+    yield "`Any` outside `record/torch_api`", f"{uses_of_any(outside)}", "under 100"
+    yield "modules in circles of imports", f"{len(modules_in_circles(trees))}", "0"
+    yield "class names used twice", f"{len(class_names_twice(trees))}", "0"
+    yield "files in the largest folder", f"{folder_count} (`{folder}`)", "12"
+    yield "files that one failing marked test runs", f"{len({f for f, *_ in ran})}", "70"
+    yield "functions that it runs", f"{len(ran)}", ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", action="store_true", help="list what the failing test runs")
+    parser.add_argument("--traced", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.traced is not None:
+        run_traced(asked.traced)
+        return
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+    ran = run_by_a_failing_test()
+    print("| count | today | goal |\n|---|--:|--:|")
+    for name, today, goal in counts(trees, ran):
+        print(f"| {name} | {today} | {goal} |")
+    if asked.files:
+        per_file = Counter(file for file, *_ in ran)
+        for file, count in sorted(per_file.items()):
+            print(f"{count:4} {Path(file).relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
