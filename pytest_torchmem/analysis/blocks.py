@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchmem.values.contributors import Category, Contributor, Source
-from pytest_torchmem.values.picture import Block, Blocks, ModuleShare
+from pytest_torchmem.values.picture import Blocks, ModuleShare, StorageBlock
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +30,7 @@ FRAMES_DEEP: Final = 60
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lives:
+class StorageLives:
     """The storages of a footprint over the rows of its timeline.
 
     Attributes:
@@ -63,7 +63,7 @@ class _Stacks:
 
 
 def find_blocks(
-    lives: Lives,
+    lives: StorageLives,
     rows: NDArray[np.int64],
     totals: Sequence[int],
     stack_of: Callable[[int], Sequence[Source]],
@@ -84,7 +84,7 @@ def find_blocks(
     numbers = {maker: n for n, maker in enumerate(dict.fromkeys(makers[kept].tolist()))}
     stacks = _Stacks()
     blocks = tuple(
-        Block(
+        StorageBlock(
             int(lives.begins[place]),
             int(lives.ends[place]),
             int(lives.sizes[place]),
@@ -107,7 +107,9 @@ def find_blocks(
     )
 
 
-def find_modules(lives: Lives, peak_row: int, limit: int = MODULES) -> tuple[ModuleShare, ...]:
+def find_modules(
+    lives: StorageLives, peak_row: int, limit: int = MODULES
+) -> tuple[ModuleShare, ...]:
     """Return what each module holds of each category at ``peak_row``, the largest first.
 
     The shares add up to the footprint. While there are more than ``limit``, the smallest one that

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchmem.analysis.blocks import Lives, find_blocks, find_modules
+from pytest_torchmem.analysis.blocks import StorageLives, find_blocks, find_modules
 from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.values.contributors import Category, Contributor, Source
@@ -108,14 +108,16 @@ class Holdings:
         row_count: How many rows were chosen.
     """
 
-    lives: Lives
+    lives: StorageLives
     made: NDArray[np.bool_]
     first: NDArray[np.int64]
     after: NDArray[np.int64]
     row_count: int
 
     @classmethod
-    def over(cls, rows: NDArray[np.int64], lives: Lives, made: NDArray[np.bool_]) -> Holdings:
+    def over(
+        cls, rows: NDArray[np.int64], lives: StorageLives, made: NDArray[np.bool_]
+    ) -> Holdings:
         first, after = (np.searchsorted(rows, at) for at in (lives.begins, lives.ends))
         return cls(lives, made, first, after, len(rows))
 
@@ -179,7 +181,7 @@ def _held_in(profile: MemoryProfile, rows: NDArray[np.int64]) -> Holdings:
         (Contributor(c, 0, 0, o.operator, o.module, o.source, o.phase, o.labels), np.array(places))
         for (c, o), places in members.items()
     ]
-    lives = Lives(
+    lives = StorageLives(
         begins=np.searchsorted(profile.ranks, np.maximum(born, profile.window.begin)),
         ends=np.searchsorted(profile.ranks, died),
         sizes=profile.storages.size_bytes[found],

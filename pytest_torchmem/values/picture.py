@@ -75,7 +75,7 @@ class ModuleShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class StorageBlock:
     """One storage over time.
 
     Attributes:
@@ -107,14 +107,14 @@ class Blocks:
         count: How many storages there are, those without a block included.
     """
 
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[StorageBlock, ...] = ()
     who: tuple[Contributor, ...] = ()
     stacks: tuple[tuple[int, int], ...] = ()
     frames: tuple[Source, ...] = ()
     rest: tuple[int, ...] = ()
     count: int = 0
 
-    def stack(self, block: Block) -> Iterator[Source]:
+    def stack(self, block: StorageBlock) -> Iterator[Source]:
         """Yield the Python calls around a block, innermost first."""
         node = block.stack
         while node >= 0:
@@ -153,7 +153,7 @@ class Blocks:
         begins = _sums(flat[::_BLOCK_FIELDS])
         rows = zip(begins, *(flat[n::_BLOCK_FIELDS] for n in range(1, _BLOCK_FIELDS)), strict=True)
         return cls(
-            blocks=tuple(Block(begin, begin + lives, *rest) for begin, lives, *rest in rows),
+            blocks=tuple(StorageBlock(begin, begin + lives, *rest) for begin, lives, *rest in rows),
             who=tuple(contributor_from_json(who) for who in data["who"]),
             stacks=tuple(zip(stacks[::2], stacks[1::2], strict=True)),
             frames=tuple(

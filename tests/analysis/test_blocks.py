@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.blocks import FRAMES_DEEP, Lives, find_blocks, find_modules
+from pytest_torchmem.analysis.blocks import FRAMES_DEEP, StorageLives, find_blocks, find_modules
 from pytest_torchmem.measuring.body import BodyMeasurement
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.values.picture import Blocks
@@ -23,7 +23,7 @@ def lives_of(storages, groups=()):
     """Storages as (begin, end, bytes), all of one origin if no groups are given."""
     table = np.array(storages, np.int64).reshape(-1, 3)
     groups = groups or [(who(), np.arange(len(table)))]
-    return Lives(table[:, 0], table[:, 1], table[:, 2], groups)
+    return StorageLives(table[:, 0], table[:, 1], table[:, 2], groups)
 
 
 def totals_of(storages):
@@ -95,7 +95,7 @@ def test_many_storages_become_a_picture_of_bounded_size(count):
     begins = rng.integers(0, 2 * count, count)
     ends = begins + rng.integers(1, 1000, count)
     sizes = rng.integers(1, 1 << 30, count)
-    lives = Lives(begins, ends, sizes, [(who(), np.arange(count))])
+    lives = StorageLives(begins, ends, sizes, [(who(), np.arange(count))])
     rows = np.arange(0, 2 * count, 500)
     found = find_blocks(lives, rows, [0] * len(rows), lambda place: ())
     assert len(json.dumps(found.to_json())) < 60_000

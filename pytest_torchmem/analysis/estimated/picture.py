@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchmem.analysis.blocks import Lives
+from pytest_torchmem.analysis.blocks import StorageLives
 from pytest_torchmem.analysis.estimated.static import (
     build_estimated_timeline,
     grouped,
@@ -38,7 +38,7 @@ def sketch_estimate(run: StaticRun, moments: int = MOMENTS) -> Picture:
 def _held_by(run: StaticRun, rows: NDArray[np.int64]) -> Holdings:
     """Return the storages of an estimate, by category and origin."""
     lives = run.lifetimes
-    storages = Lives(
+    storages = StorageLives(
         begins=lives.first,
         ends=lives.end,
         sizes=np.array([s.size_bytes for s in run.graph.storages], np.int64),

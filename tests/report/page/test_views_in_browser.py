@@ -11,7 +11,7 @@ from pytest_torchmem.store.results import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.values.measured import unjudged
-from pytest_torchmem.values.picture import Block, Blocks, ModuleShare, Picture, Span
+from pytest_torchmem.values.picture import Blocks, ModuleShare, Picture, Span, StorageBlock
 from pytest_torchmem.values.units import KiB, MiB, format_size
 from tests.chromium import launched
 from tests.report.page.test_page_in_browser import COUNT_PIXELS, rgb
@@ -38,7 +38,7 @@ def drawn():
             ),
         },
         blocks=Blocks(
-            blocks=(Block(0, ROWS, 4 * MiB, 0), Block(20, 60, 8 * MiB - KiB, 1, 1)),
+            blocks=(StorageBlock(0, ROWS, 4 * MiB, 0), StorageBlock(20, 60, 8 * MiB - KiB, 1, 1)),
             who=(who(Category.PARAMETER, "net.head"), who(Category.ACTIVATION, "net.body")),
             stacks=((-1, 1), (0, 0)),
             frames=calls,
@@ -182,8 +182,8 @@ def test_a_module_stands_alone_by_a_click_on_its_block(blocks):
 
 def test_a_thousand_blocks_are_drawn_with_few_points(open_page):
     count = 1000
-    lives = tuple(Block(n, 2 * count - n, KiB, 0) for n in range(count))
-    crossing = tuple(Block(n, n + count, KiB, 0) for n in range(count))
+    lives = tuple(StorageBlock(n, 2 * count - n, KiB, 0) for n in range(count))
+    crossing = tuple(StorageBlock(n, n + count, KiB, 0) for n in range(count))
     for some in (lives, crossing):
         many = Blocks(some, (who(Category.INPUT, ""),), rest=(0,), count=100_000)
         levels = {Category.INPUT: (count * KiB,)}
