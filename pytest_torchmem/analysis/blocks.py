@@ -1,7 +1,8 @@
 """The storages of a footprint one by one, and what each module holds at the peak; both bounded.
 
 A recording of 100,000 storages becomes a picture of the same size as one of 1,000: the largest
-have a block, of equal ones those that live longest, and the others are one level beside them.
+have a block, half of the room being for those that are live at the peak; of equal ones those that
+live longest have it. All others are one level beside them.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def find_blocks(
     stack_of: Callable[[int], Sequence[Source]],
     limit: int = BLOCKS,
 ) -> Blocks:
-    """Return the ``limit`` largest storages as blocks, and what the others hold at ``rows``.
+    """Return ``limit`` storages at most as blocks, and what the others hold at ``rows``.
 
     ``totals`` is the footprint at each of them, ``stack_of`` gives the Python calls around
     the storage at a place. Blocks and the rest together are the footprint, at each row.
@@ -79,7 +80,12 @@ def find_blocks(
         makers[members] = number
     lived = np.flatnonzero((lives.ends > lives.begins) & (lives.sizes > 0) & (makers >= 0))
     lengths = lives.ends[lived] - lives.begins[lived]
-    largest = lived[np.lexsort((lived, -lengths, -lives.sizes[lived]))[:limit]]
+    ranked = lived[np.lexsort((lived, -lengths, -lives.sizes[lived]))]
+    peak_row = rows[int(np.argmax(totals))]
+    live = (lives.begins[ranked] <= peak_row) & (lives.ends[ranked] > peak_row)
+    at_peak = np.flatnonzero(live)[: limit // 2]
+    others = np.setdiff1d(np.arange(len(ranked)), at_peak)[: limit - len(at_peak)]
+    largest = ranked[np.concatenate([at_peak, others])]
     kept = largest[np.lexsort((largest, -lives.ends[largest], lives.begins[largest]))]
     numbers = {maker: n for n, maker in enumerate(dict.fromkeys(makers[kept].tolist()))}
     stacks = _Stacks()

@@ -95,7 +95,7 @@ class StorageBlock:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The largest storages one by one, and what the others hold together.
+    """The storages that matter most one by one, and what the others hold together.
 
     Attributes:
         blocks: By when they begin.

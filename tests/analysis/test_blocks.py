@@ -67,6 +67,13 @@ def test_the_largest_have_a_block_and_of_equal_ones_those_that_live_longest():
     assert found.count == 4
 
 
+def test_half_of_the_room_is_for_what_is_live_at_the_peak():
+    large = [(row, row + 1, 9) for row in range(4)]
+    at_peak = [(6, 8, 3) for _ in range(20)]
+    found = blocks_of([*large, *at_peak], limit=6)
+    assert [b.size_bytes for b in found.blocks] == [9, 9, 9, 3, 3, 3]
+
+
 def test_a_block_knows_its_origin_and_its_python_calls():
     outer, inner = Source("a.py", 3, "test"), Source("b.py", 7, "forward")
     groups = [(who("a"), np.array([0])), (who("b", Category.INPUT), np.array([1, 2]))]

@@ -160,13 +160,13 @@ const torchmemBlocks = (() => {
           if (width > 6 && frame.y(0) - frame.y(one.block.bytes) > 3) ctx.stroke(path);
         }
         drawRest(ctx, frame, layer, end);
-        if (at) {
-          const path = outline(frame, at);
-          ctx.lineWidth = 5;
-          ctx.strokeStyle = variable("--ground");
-          ctx.stroke(path);
-          ctx.lineWidth = 2.5;
-          ctx.strokeStyle = variable("--ink");
+      },
+      highlight(ctx, frame) {
+        if (!at) return;
+        const path = outline(frame, at);
+        for (const [width, colour] of [[5, "--ground"], [2.5, "--ink"]]) {
+          ctx.lineWidth = width;
+          ctx.strokeStyle = variable(colour);
           ctx.stroke(path);
         }
       },
@@ -190,8 +190,9 @@ const torchmemBlocks = (() => {
     }
 
     function choose(found, row) {
-      if (found !== at) plot.redraw();
+      const other = found !== at;
       at = found;
+      if (other) plot.highlight();
       show(found?.block ?? null, row);
     }
 

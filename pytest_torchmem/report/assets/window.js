@@ -93,7 +93,7 @@ const torchmemWindow = (run, tables, charts) => {
       make("div", { class: "moment" }, "point at a block, or click to keep it"),
       make("div", { class: "total" }, `${number(shown)} blocks`),
       make("p", { class: "faint" }, rest
-        ? `These are the largest of ${number(data.count)} allocations, and of equal ones those that live longest. The other ${number(rest)} are the grey layer on top, ${size(Math.max(...data.rest))} at most.`
+        ? `These are the largest of ${number(data.count)} allocations, half of them from the peak. The other ${number(rest)} are the grey layer on top, ${size(Math.max(...data.rest))} at most.`
         : "Each block is one allocation: as wide as it lives, as high as it is large."),
     ];
   }

@@ -202,6 +202,23 @@ def test_a_thousand_blocks_are_drawn_with_few_points(open_page):
         page.close()
 
 
+def test_pointing_at_a_block_draws_no_other_again(blocks):
+    blocks.evaluate("""() => {
+      window.fills = 0;
+      const fill = CanvasRenderingContext2D.prototype.fill;
+      CanvasRenderingContext2D.prototype.fill = function (...path) {
+        window.fills += 1;
+        fill.apply(this, path);
+      };
+    }""")
+    point(blocks, 0.4, 0.6)
+    point(blocks, 0.4, 0.1)
+    assert blocks.evaluate("fills") == 0
+    blocks.get_by_role("slider").press("+")
+    blocks.wait_for_timeout(60)
+    assert blocks.evaluate("fills") == 2
+
+
 def test_what_was_recorded_is_drawn_with_the_calls_of_the_body(open_page, profile):
     picture = sketch(profile)
     page = open_page(picture_page(picture, "cpu"))
