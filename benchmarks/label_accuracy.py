@@ -37,7 +37,7 @@ from benchmarks.label_truth import Declared, Truth, allocation_log, find_truth
 from benchmarks.workloads import Workload
 from benchmarks.workloads_models import TRANSFORMS, all_workloads
 from pytest_torchmem.analysis.pipeline import analyze
-from pytest_torchmem.analysis.storages.peaks import live_at
+from pytest_torchmem.analysis.storages.timeline import live_at
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.values.contributors import Category
 

@@ -1,7 +1,7 @@
-"""What torch's CUDA caching allocator would have made of memory that was measured or estimated.
+"""Questions to torch's CUDA caching allocator about memory that was measured or estimated.
 
-A footprint counts what storages asked for. What a GPU has to have free for them is decided by its
-allocator, which is simulated here: every answer is estimated, whatever the requests come from.
+A footprint counts the bytes that storages asked for. The allocator of a GPU reserves more than
+that. It is simulated here, so every answer is estimated, also where the requests were measured.
 """
 
 from __future__ import annotations

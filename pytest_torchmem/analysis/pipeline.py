@@ -33,10 +33,15 @@ from pytest_torchmem.analysis.storages.explanation import (
 )
 from pytest_torchmem.analysis.storages.gradient_buckets import without_old_buckets
 from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
-from pytest_torchmem.analysis.storages.peaks import build_timeline, find_peak, live_at, times_of
 from pytest_torchmem.analysis.storages.reconciliation import Reconciliation
 from pytest_torchmem.analysis.storages.storages import BEFORE, NEVER, Storages, find_storages
-from pytest_torchmem.analysis.storages.timeline import Timeline
+from pytest_torchmem.analysis.storages.timeline import (
+    Timeline,
+    build_timeline,
+    find_peak,
+    live_at,
+    times_of,
+)
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.errors import TraceError
 from pytest_torchmem.values.findings import Growth
@@ -106,7 +111,7 @@ class MemoryProfile(GpuQuestions):
 
     @property
     def ranks(self) -> NDArray[np.float64]:
-        """Where each row of the timeline stands in the recording: float64, shape (T,)."""
+        """The rank in the recording of each row of the timeline: float64, shape (T,)."""
         return self._timeline[1]
 
     @cached_property
@@ -180,7 +185,7 @@ class MemoryProfile(GpuQuestions):
 
     @cached_property
     def retained(self) -> Retained:
-        """What the window made and left alive, without the workspaces that libraries keep."""
+        """The storages that the window made and left alive, without the workspaces of libraries."""
         rows = np.flatnonzero(self._retained_at(self.window.end))
         amounts = np.bincount(
             self.labels[rows], self.storages.size_bytes[rows], minlength=len(Category)
@@ -192,7 +197,7 @@ class MemoryProfile(GpuQuestions):
     def left_behind(self, noted_ns: int = 0) -> tuple[LeftBehind, ...]:
         """Return each storage that the window made and that was alive at its end.
 
-        It is told of each whether it was alive at ``noted_ns``, too, by the clock of the recording.
+        Each one says, too, whether it was alive at ``noted_ns``, a time on the recording's clock.
         """
         noted = self.tree.rank_at(noted_ns)
         rows = np.flatnonzero(self._retained_at(self.window.end)).tolist()
@@ -218,7 +223,7 @@ class MemoryProfile(GpuQuestions):
 
     @cached_property
     def grown(self) -> tuple[Contributor, ...]:
-        """What the steps after the first one made, alive at the end of the last one."""
+        """The storages that steps after the first one made, alive at the end of the last one."""
         if len(self.step_ranks) < 2:
             return ()
         rows = self._retained_at(self.step_ranks[-1]) & (self.storages.born > self.step_ranks[0])
@@ -226,7 +231,7 @@ class MemoryProfile(GpuQuestions):
 
     @cached_property
     def step_ranks(self) -> tuple[float, ...]:
-        """Where the steps end, as ranks, of the loop whose steps leave most behind."""
+        """The ends of the steps, as ranks, in the loop whose steps leave most behind."""
         marks, names = self.tree.trace.marks, self.tree.trace.strings
         ranks = self.tree.mark_ranks()
         loops: dict[str, list[float]] = {}
@@ -248,13 +253,13 @@ class MemoryProfile(GpuQuestions):
 
     @property
     def unexplained_bytes(self) -> int:
-        """What does not reconcile, with the allocator's own total or with what is alive."""
+        """Bytes that do not reconcile, with the allocator's own total or with what is alive."""
         seen = self.reconciliation
         return max(seen.drift_bytes, seen.unrecorded_bytes) + seen.unseen_bytes
 
     @cached_property
     def reconciliation(self) -> Reconciliation:
-        """What the whole recording may not have seen."""
+        """The recording held against what others know: it tells what may be missing."""
         return Reconciliation(self.recording)
 
     @property
@@ -264,14 +269,14 @@ class MemoryProfile(GpuQuestions):
 
     @cached_property
     def operators(self) -> tuple[OperatorRow, ...]:
-        """What ran in the whole recording, by operator."""
+        """One row for each operator that ran in the whole recording."""
         return operator_table(self.tree, self.evidence.device)
 
     @property
     def own_cost_ns(self) -> int:
-        """How long settling, starting, stopping and reading the sources took; 0 if not known.
+        """The time that settling, starting, stopping and reading the sources took; 0 if not known.
 
-        What recording costs while the body runs is in the body's own time.
+        The cost of recording while the body runs is part of the body's own time.
         """
         return int(self.tree.trace.meta.get("own_cost_ns", 0))
 
@@ -292,7 +297,7 @@ class MemoryProfile(GpuQuestions):
         return tuple(self._live_at(float(rank)) for rank in out_of_memory_ranks(self.tree))
 
     def __sub__(self, before: MemoryProfile) -> tuple[Growth, ...]:
-        """What is live at this peak and was not at the other's, largest growth first."""
+        """Return the growth from the other's peak to this one, the largest contributor first."""
         return attribute_growth(self.peak.live, before.peak.live)
 
     def region(self, begin_mark: int, end_mark: int, steps_of: str = "") -> MemoryProfile:
@@ -338,7 +343,7 @@ class MemoryProfile(GpuQuestions):
         )
 
     def _retained_at(self, rank: float) -> NDArray[np.bool_]:
-        """What the window made and is alive; the workspaces that libraries keep are not its own."""
+        """Storages that the window made and that are alive; workspaces belong to their library."""
         alive = (self.storages.born <= rank) & (self.storages.died > rank)
         alive &= self.labels != Category.WORKSPACE.column
         mine: NDArray[np.bool_] = self.storages.device == self.evidence.device

@@ -1,4 +1,4 @@
-"""From a profile with its arrays to a `Picture` of bounded size."""
+"""A profile with its arrays becomes a `Picture` of bounded size."""
 
 from __future__ import annotations
 

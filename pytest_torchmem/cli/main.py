@@ -14,8 +14,8 @@ from typing import Final
 
 from pytest_torchmem import __version__
 from pytest_torchmem.cli import diff, explain, gpu, show
-from pytest_torchmem.cli.inputs import is_trace, read_measurements, read_report
-from pytest_torchmem.cli.traces import converted
+from pytest_torchmem.cli.inputs import read_measurements, read_report
+from pytest_torchmem.cli.recordings import Recording, converted, kind_of, read_recording
 from pytest_torchmem.report.text.tables import ANY_WIDTH
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.store.files import replace_file
@@ -221,7 +221,7 @@ def _explain(options: argparse.Namespace) -> Exit:
 
 def _report(options: argparse.Namespace) -> Exit:
     output: Path = options.output
-    if len(options.files) == 1 and is_trace(options.files[0]):
+    if len(options.files) == 1 and kind_of(options.files[0]) is Recording.TRACE:
         content = converted(options.files[0], output)
         if content is not None:
             try:
@@ -244,7 +244,7 @@ def _report(options: argparse.Namespace) -> Exit:
 
 def _fits(options: argparse.Namespace) -> Exit:
     found = [
-        (path, gpu.read_profile(path, options.device).fits(options.capacity, options.settings))
+        (path, read_recording(path, options.device).fits(options.capacity, options.settings))
         for path in options.traces
     ]
     print(gpu.fits_json(found) if options.format == "json" else gpu.fits_text(found))
@@ -252,7 +252,7 @@ def _fits(options: argparse.Namespace) -> Exit:
 
 
 def _reserved(options: argparse.Namespace) -> Exit:
-    run = gpu.read_profile(options.trace, options.device).simulate(options.settings)
+    run = read_recording(options.trace, options.device).simulate(options.settings)
     print(gpu.reserved_json(run) if options.format == "json" else gpu.reserved_text(run))
     return Exit.OK
 

@@ -93,6 +93,12 @@ class LimitError(TorchmemError, AssertionError):
         self.slug = slug
 
 
+class SnapshotError(TorchmemError):
+    """A file that is no snapshot of torch's allocator."""
+
+    slug = "bad-snapshot"
+
+
 class RankError(TorchmemError):
     """Results that are not those of all ranks of one job."""
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_torchmem.analysis.sampling import sketch, sketch_timeline
-from pytest_torchmem.analysis.storages.peaks import live_at
-from pytest_torchmem.analysis.storages.timeline import Timeline
+from pytest_torchmem.analysis.storages.timeline import Timeline, live_at
 from pytest_torchmem.measuring.body import BodyMeasurement
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.picture import Picture

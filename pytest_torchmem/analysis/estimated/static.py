@@ -1,4 +1,4 @@
-"""From a static graph to estimated memory: lifetimes, categories, the timeline, the peak.
+"""A static graph becomes estimated memory: lifetimes, categories, the timeline, the peak.
 
 The rules for graphs are those of ``torch/_inductor/fx_passes/memory_estimator.py`` (both of its
 generations), for any device: a storage is allocated by the node that first returns it and released
@@ -41,7 +41,7 @@ Releasable = Callable[[StaticNode], bool]
 
 
 def made_by_operator(node: StaticNode) -> bool:
-    """Whether the graph itself made what the node holds: inputs belong to the caller."""
+    """Return whether the graph itself made the node's storages: inputs belong to the caller."""
     return node.kind is NodeKind.OPERATOR
 
 
@@ -55,8 +55,13 @@ def lifetimes_by_last_use(
 ) -> Lifetimes:
     """Return when each storage lives if it is released as early as the graph permits.
 
-    What ``releasable`` denies of the node that made it lives to the end, and so does what the
-    output node uses and what nobody uses.
+    A storage lives to the end if ``releasable`` says no to the node that made it, if the output
+    node uses it, or if no node does. Two operators; the second one is the last to use storage 0::
+
+        row          0   1   2   3   4
+        operator       mm      exp
+        storage 0        x   x   x         first 1, end 4
+        storage 1                x   x     first 3, end 5: nobody uses it
     """
     first = np.zeros(len(graph.storages), dtype=np.int64)
     end = np.zeros(len(graph.storages), dtype=np.int64)
@@ -99,7 +104,7 @@ def memory_profile(
 
 @dataclass(frozen=True, slots=True)
 class Interactions:
-    """What a forward and its backward graph do to each other.
+    """A forward and its backward graph, and the storages that they share.
 
     Attributes:
         held_bytes: Outputs of the forward that backward does not take: they stay throughout.
@@ -285,7 +290,7 @@ def _live_at(run: StaticRun, row: int) -> NDArray[np.int64]:
 
 
 def _live_at_own_peaks(run: StaticRun, timeline: Timeline) -> Iterator[Contributor]:
-    """What each category held when it held most."""
+    """Yield, for each category, its storages at the row where it is largest."""
     for category in Category:
         sizes = timeline.of(category)
         if sizes.any():

@@ -1,1 +1,1 @@
-"""From tables to operators, modules and phases."""
+"""The operators, modules and phases of a recording."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CompiledLine:
-    """What a line of generated code stands for.
+    """The operator, source and modules that a line of generated code stands for.
 
     Attributes:
         operator: The operator, or several joined by ``+``; empty if the events name it themselves.
@@ -62,7 +62,7 @@ class CompiledCode:
         self.files = frozenset(file for file, _ in self._lines)
 
     def line(self, file: int, line: int) -> CompiledLine | None:
-        """What a line of the file with that number stands for; None if it is not generated."""
+        """Return the meaning of a line in a file, given by number; None if it is not generated."""
         return self._lines.get((file, line))
 
     def call(self, chain: Sequence[int]) -> CompiledCall | None:

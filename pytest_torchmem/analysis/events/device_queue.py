@@ -1,4 +1,4 @@
-"""How far the CPU runs ahead of a GPU: queue depth and idle time.
+"""Queue depth and idle time: the CPU runs ahead of a GPU, or the GPU waits for it.
 
 Defined as in ``BasicEvaluation`` of ``torch/profiler/_utils.py``: a kernel is queued from its
 launch until it starts; the device is idle between the end of an entry with an empty queue and the
@@ -104,7 +104,15 @@ def _idle_intervals(
 def _overlap(
     starts: NDArray[Any], ends: NDArray[Any], intervals: list[tuple[int, int]]
 ) -> NDArray[np.int64]:
-    """How much of each event lies in the union of the intervals."""
+    """Return the time that each event shares with the union of the intervals: int64, shape (E,).
+
+    One event from 0 to 10, intervals 2 to 4, 3 to 6 and 8 to 20::
+
+        merged      [2, 6], [8, 20]
+        begins      [2, 8]      stops [6, 20]      before [0, 4, 16]
+        until 0     0           until 10: before[1] + (10 - 8) = 6
+        shared      6
+    """
     merged: list[list[int]] = []
     for begin, end in sorted(interval for interval in intervals if interval[0] < interval[1]):
         if merged and begin <= merged[-1][1]:

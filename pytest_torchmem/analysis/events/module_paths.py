@@ -1,4 +1,4 @@
-"""From a module's ``id()`` to its path: ``GPT.layers.3.mlp``."""
+"""The path of a module, such as ``GPT.layers.3.mlp``, found from its ``id()``."""
 
 from __future__ import annotations
 

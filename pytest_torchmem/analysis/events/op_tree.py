@@ -58,7 +58,7 @@ class OpTree:
         return self.innermost(is_call)
 
     def mark_ranks(self) -> NDArray[np.float64]:
-        """Where each mark stands among the ranks: float64, shape (M,).
+        """Return the place of each mark among the ranks: float64, shape (M,).
 
         A mark that is not in the tree falls half-way between the events around its time.
         """
@@ -69,7 +69,7 @@ class OpTree:
         return ranks
 
     def rank_at(self, time_ns: int) -> float:
-        """Where a moment stands among the ranks: half-way between the events around it."""
+        """Return the place of a moment among the ranks: half-way between the events around it."""
         return float(self._ranks_at(np.array([time_ns]))[0])
 
     def _ranks_at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -107,7 +107,9 @@ def _called_by_engine(events: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _depths(parents: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.int32]:
-    # Depth is how many subtrees are open: each row opens one and closes those that end with it.
+    # Depth is the number of open subtrees: each row opens one and closes those that end with it.
+    # A root (rows 0 to 2) with two children: ends [3, 2, 3], closed before each row [0, 0, 1],
+    # depth [0, 1, 1].
     count = len(parents)
     closed = np.bincount(ends, minlength=count + 1)[: count + 1] if count else np.zeros(1, np.int64)
     depth: NDArray[np.int32] = (np.arange(count) - np.cumsum(closed)[:count]).astype(np.int32)
@@ -174,7 +176,7 @@ def _phases(tree: OpTree) -> NDArray[np.uint8]:
 
 
 def _called_again(tree: OpTree, in_backward: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which events are calls, in a backward pass, of modules that were called outside of one."""
+    """Return the calls, within a backward pass, of modules that were also called outside of one."""
     calls = tree.trace.module_calls
     within = in_backward[calls["event"]]
     again = within & np.isin(calls["module"], calls["module"][~within])
@@ -202,7 +204,14 @@ def _calls_backward(tree: OpTree) -> NDArray[np.bool_]:
 def _inside(
     tree: OpTree, ranks: NDArray[np.float64], begin: MarkKind, end: MarkKind
 ) -> NDArray[np.bool_]:
-    """Which events lie between a ``begin`` mark and its ``end``; pairs may nest."""
+    """Return the events between a ``begin`` mark and its ``end``; pairs may nest.
+
+    Four events with ranks 0 to 3, a ``begin`` at 0.5 and its ``end`` at 2.5::
+
+        steps             [0, +1, 0, -1, 0]     at the first rank behind each mark
+        sum so far        [0,  1, 1,  0]
+        inside, by rank   [no, yes, yes, no]
+    """
     kinds = tree.trace.marks["kind"]
     steps = np.zeros(len(tree.rank) + 1, np.int64)
     count = len(tree.rank)

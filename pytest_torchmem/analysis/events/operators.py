@@ -1,4 +1,4 @@
-"""What ran beside memory: a table of operators, their time, and the device's queue.
+"""Operators and the time that they took, beside the memory that they allocated.
 
 Self time, queue depth and idle time are those of ``torch/profiler/_utils.py``.
 """
@@ -61,7 +61,9 @@ def operator_table(tree: OpTree, device: int | None = None) -> tuple[OperatorRow
     own = np.zeros(len(events), np.int64)
     inside = (size > 0) & (owner >= 0)
     np.add.at(own, owner[inside], size[inside])
-    # Rows are in depth-first order, so a subtree is a stretch and its sum a difference.
+    # Rows are in depth-first order, so a subtree is a stretch and its sum a difference. A root that
+    # allocates 4 bytes, with two children that allocate 2 and 1: size [4, 2, 1], ends [3, 2, 3],
+    # sums [0, 4, 6, 7], totals 7 - 0, 6 - 4 and 7 - 6.
     sums = np.concatenate([[0], np.cumsum(size)])
     total = sums[events["end"]] - sums[:-1]
     outermost = _not_within_same_name(tree, rows)
@@ -93,25 +95,15 @@ def self_times(tree: OpTree) -> NDArray[np.int64]:
     return result
 
 
-def frees_outside_operators(tree: OpTree) -> NDArray[np.int64]:
-    """Rows of ``trace.allocations`` that free memory while no operator runs: int64, shape (R,).
-
-    These are the moments when a Python reference goes: a ``del``, a function that returns.
-    """
-    table = tree.trace.allocations
-    outside: NDArray[np.bool_] = (table["size_bytes"] < 0) & (tree.leaf[table["event"]] < 0)
-    return np.flatnonzero(outside)
-
-
 def out_of_memory_ranks(tree: OpTree) -> tuple[int, ...]:
-    """Where the allocator ran out of memory, as ranks."""
+    """Return the ranks at which the allocator ran out of memory."""
     rows = np.flatnonzero(tree.trace.events["kind"] == EventKind.OUT_OF_MEMORY)
     return tuple(np.sort(tree.rank[rows]).tolist())
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What ran at a moment: names from the outermost in, with how long each took."""
+    """The operators and annotations that ran at a moment, outermost first, and their durations."""
 
     names: tuple[str, ...]
     durations_ns: tuple[int, ...]
@@ -157,7 +149,7 @@ def _largest(
 
 
 def _not_within_same_name(tree: OpTree, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which operators are not called, however deep, by one of the same name."""
+    """Return, for each row, whether no operator of the same name is around it, however far out."""
     events = tree.trace.events
     parents, names = events["parent"].tolist(), events["name"].tolist()
     is_op = (events["kind"] == EventKind.TORCH_OP).tolist()

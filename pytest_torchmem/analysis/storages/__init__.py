@@ -1,1 +1,1 @@
-"""From events to storages, their categories and the footprint over time."""
+"""Storages, their categories, and the footprint over time."""

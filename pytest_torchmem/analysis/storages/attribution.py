@@ -1,4 +1,4 @@
-"""Where a storage comes from: operator, module, source line, phase, labels."""
+"""The origin of a storage: operator, module, source line, phase, labels."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _OWNED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What `Contributor` says of a storage beside its category and size."""
+    """The origin of a storage, as a `Contributor` names it."""
 
     operator: str = ""
     module: str = ""
@@ -88,7 +88,7 @@ class Attribution:
         return tuple(groups)
 
     def origin(self, storage: int, category: Category) -> Origin:
-        """Where one storage comes from."""
+        """Return the origin of one storage."""
         held = self._held_names.get((storage, _OWNED[category])) if category in _OWNED else None
         event = int(self.evidence.storages.event[storage])
         if event < 0 or not self.evidence.made[storage]:
@@ -285,9 +285,10 @@ class Attribution:
 
     @cached_property
     def _held_names(self) -> dict[tuple[int, int], str]:
-        """Under which name a module holds a storage, for each kind of holding.
+        """The name under which a module holds a storage, by storage and kind of holding.
 
-        A module is asked for its path when its tensor dies, when it has been put in its place.
+        A module made in the body gets its place in the model only later. So its path is that of the
+        moment when the tensor dies.
         """
         tree = self.evidence.tree
         owners = tree.trace.owners

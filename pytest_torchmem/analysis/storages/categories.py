@@ -1,4 +1,4 @@
-"""What each storage is for: an ordered chain of passes, the same for measured and estimated memory.
+"""The category of each storage: a chain of passes, the same for measured and estimated memory.
 
 A pass looks at the facts and makes claims: these storages are of that category, for this reason. A
 claim counts only for storages that no earlier claim was about. So the order ranks the evidence, and
@@ -83,7 +83,7 @@ class Facts(Protocol):
 
     @property
     def returned(self) -> Mask:
-        """``autograd.grad`` returned it, or nobody knows more than that it was kept."""
+        """``autograd.grad`` returned it; in an estimate, it outlives its backward pass."""
 
     @property
     def roots(self) -> Mask:
@@ -91,14 +91,14 @@ class Facts(Protocol):
 
     @property
     def has_modules(self) -> bool:
-        """Whether any module is called."""
+        """A module is called in the body."""
 
     def forward_steps(self) -> Iterable[Step]:
         """The operators of the forward pass, in the order in which they ran."""
 
     @property
     def has_backward(self) -> bool:
-        """Whether there is a backward pass, or may yet be one."""
+        """There is a backward pass, or may yet be one."""
 
     def made_in(self, *phases: Phase) -> Mask:
         """It was allocated in one of those phases."""
@@ -129,7 +129,7 @@ class Claim(NamedTuple):
 
 
 class Ground(NamedTuple):
-    """Who decided on a category, and why: the name of the pass and the reason of its claim."""
+    """The ground of a decision: the name of the pass, and the reason of its claim."""
 
     decided_by: str
     reason: str

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 class RankWindow:
     """A stretch of a recording, by ranks: from ``begin`` to ``end``, both included.
 
-    ``may_go_on`` says that the numbers are asked for before the body is over: whether a backward
-    pass follows, nobody can know yet.
+    ``may_go_on`` says that the body is not over at ``end``: a backward pass may follow.
     """
 
     begin: float
@@ -30,12 +29,12 @@ class RankWindow:
     may_go_on: bool = False
 
 
-# What an operator was called with that was not observed.
+# The arguments of an operator that was not observed.
 _OPERANDS: Final = (Ownership.USED, Ownership.WRITTEN)
 
 
 class Operands(NamedTuple):
-    """What operators were called with, one row for each mention. All columns have shape (I,).
+    """The arguments of operators, one row for each mention. All columns have shape (I,).
 
     Attributes:
         event: int32, row of the operator.
@@ -70,10 +69,11 @@ class Evidence:
     def touched(self) -> NDArray[np.bool_]:
         """Alive when the window begins, and used within it.
 
-        Compiled code names no inputs. But who calls a module uses all that it and its children
-        hold, and what a graph keeps or gives gradients to was used by what built the graph. A graph
-        that an earlier test left behind was not built in the window. Within ``torch.func``'s
-        transforms operators are not observed, and what they are called with is USED or WRITTEN.
+        Operators name their inputs; compiled code does not. So two more things count as a use. A
+        call of a module uses everything that the module and its children hold. A graph that was
+        built in the window has used what it keeps, and the leaves that it gives gradients to; a
+        graph that an earlier test left behind has not. And no operator is observed within
+        ``torch.func``'s transforms: there the recorder notes the arguments as USED or WRITTEN.
         """
         inside = self._tensor_ranks
         mentioned = (inside >= self.window.begin) & (inside <= self.window.end)
@@ -95,10 +95,10 @@ class Evidence:
     def foreign(self) -> NDArray[np.bool_]:
         """Used, but neither allocated in the recording nor there when it began.
 
-        It is the memory of another allocator, such as numpy's, or of another thread. Nobody knows
-        when it came and went, so it can be part of no footprint. DDP's buckets are known better.
-        Only the CPU's memory is looked at, and only where somebody looked at what is alive when the
-        recording began.
+        Such memory belongs to another allocator, such as numpy's, or to another thread. Nobody
+        knows when it came and went, so it can be part of no footprint. DDP's buckets look the same
+        and are known. Only the CPU's memory is judged, and only in a recording that lists the
+        storages that were alive at its start.
         """
         trace = self.tree.trace
         kinds = trace.marks["kind"][trace.owners["mark"]]
@@ -115,7 +115,7 @@ class Evidence:
 
     @cached_property
     def buckets(self) -> NDArray[np.bool_]:
-        """What DDP copies gradients to."""
+        """DDP copies gradients to it."""
         return self._mask(self.storages.of_tensor[bucket_mentions(self.tree.trace)])
 
     @cached_property
@@ -129,9 +129,9 @@ class Evidence:
 
     @cached_property
     def _left_behind(self) -> NDArray[np.bool_]:
-        """Rows of owners that say what graphs keep which were there before the recording.
+        """Rows of owners about graphs that were there before the recording: bool, shape (O,).
 
-        A backward pass within it makes them part of it all the same. Shape (O,).
+        Such a graph becomes part of the recording when a backward pass in it uses the graph.
         """
         trace, of_owner = self.tree.trace, self.storages.of_owner
         in_graph = np.isin(trace.owners["kind"], (Ownership.SAVED, Ownership.LEAF))
@@ -162,12 +162,12 @@ class Evidence:
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
-        """What the footprint of the window is made of."""
+        """It is part of the window's footprint."""
         return (self.made | self.touched) & self.mine
 
     @cached_property
     def mine(self) -> NDArray[np.bool_]:
-        """On the device that is looked at."""
+        """On the device of the evidence."""
         mine: NDArray[np.bool_] = self.storages.device == self.device
         return mine
 
@@ -192,9 +192,9 @@ class Evidence:
 
     @cached_property
     def has_backward(self) -> bool:
-        """Whether a backward pass began within the window, or may yet begin.
+        """A backward pass began within the window, or may yet begin.
 
-        It may as long as a graph is alive that keeps something of the window for it.
+        One may begin as long as a graph is alive that keeps a storage of the window.
         """
         marks = self.tree.trace.marks
         ranks = self.tree.mark_ranks()[marks["kind"] == MarkKind.BACKWARD_BEGIN]
@@ -207,7 +207,7 @@ class Evidence:
 
     @cached_property
     def _kept_by_graphs(self) -> NDArray[np.bool_]:
-        """Kept by a graph that is alive when the numbers are asked for."""
+        """Kept by a graph that is alive at the end of the recording, or of a region in it."""
         trace = self.tree.trace
         kinds = trace.marks["kind"][trace.owners["mark"]]
         asked = (MarkKind.STOP, MarkKind.REGION_END) if self.window.may_go_on else (MarkKind.STOP,)
@@ -229,7 +229,7 @@ class Evidence:
 
     @cached_property
     def _in_operator(self) -> NDArray[np.bool_]:
-        """Marks within a forward operator that autograd knows as one: bool, shape (M,)."""
+        """Marks within a forward operator with a node in the graph: bool, shape (M,)."""
         tree, events = self.tree, self.tree.trace.events
         watched = (events["kind"] == EventKind.TORCH_OP) & (events["sequence"] >= 0)
         inside = (tree.innermost(watched) >= 0) & (tree.backward_node < 0)
@@ -244,7 +244,7 @@ class Evidence:
 
     @cached_property
     def operands(self) -> Operands:
-        """What operators were called with, those that were not observed included."""
+        """The arguments of operators, those included that no profiler observed."""
         trace = self.tree.trace
         tensors = np.flatnonzero(trace.tensors["role"] == Role.OPERATOR_INPUT)
         at = trace.marks["event"][trace.owners["mark"]]

@@ -1,7 +1,7 @@
 """The buckets in which DDP reduces gradients.
 
-No object of Python's holds them, and so nobody can say at the start that they are there. What tells
-them is that DDP copies gradients to them::
+No Python object holds them, so the recorder cannot list them at the start. They are known by the
+operators with which DDP copies gradients to them::
 
     autograd::engine::evaluate_function: torch::autograd::AccumulateGrad
       torch::distributed::reducer::mul_out    the part of the bucket for this gradient
@@ -39,9 +39,13 @@ def bucket_mentions(trace: Trace) -> NDArray[np.int64]:
 
 
 def without_old_buckets(tree: OpTree, storages: Storages) -> Storages:
-    """Have buckets that were there before die when new ones are made in a forward pass.
+    """Return the storages, with each old bucket ending where a forward pass makes new buckets.
 
-    The profiler sees no free of what it did not see being made.
+    The profiler reports no free of a storage whose allocation it did not see. An old bucket that is
+    used last at rank 5, and new ones that are born at 3 and 8::
+
+        rebuilt     [3, 8, NEVER]
+        the first one after its last use: 8, so it died at 8
     """
     rows = bucket_mentions(tree.trace)
     last_use = np.full(len(storages), -np.inf)

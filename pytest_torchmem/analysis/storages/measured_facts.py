@@ -124,7 +124,7 @@ class MeasuredFacts:
         return fits & ~self._is_output(parents)
 
     def _is_output(self, parents: NDArray[np.int64]) -> Mask:
-        """Whether a storage is the first allocation of an operator that writes to no input.
+        """Return which storages are the first allocation of an operator that writes to no input.
 
         ``parents`` are the events in which storages were allocated: int64, shape (S,), or -1. Four
         storages; event 5 writes to none of its inputs, event 9 does (``out=``)::

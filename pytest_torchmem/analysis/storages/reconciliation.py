@@ -15,7 +15,7 @@ from pytest_torchmem.values.units import format_size
 
 @dataclass(frozen=True, eq=False)
 class Reconciliation:
-    """What a whole recording may lack. ``evidence`` is that of all of it, on one device."""
+    """The gaps of a recording. ``evidence`` covers all of it, on one device."""
 
     evidence: Evidence
 
@@ -41,7 +41,8 @@ class Reconciliation:
         rows = np.flatnonzero(
             (owners["kind"] == Ownership.SURVIVOR) & (owners["device"] == self.evidence.device)
         )
-        # What no storage of the recording is comes last: it was gone before anything began.
+        # A survivor without a storage in the recording has index -1, the entry that is appended: it
+        # counts as freed before the recording began.
         died = np.append(storages.died, BEFORE)[storages.of_owner[rows]]
         rows = rows[died <= self.evidence.window.end]
         within = [self._is_within(ptr, self.evidence.window.end) for ptr in owners["ptr"][rows]]
@@ -51,14 +52,14 @@ class Reconciliation:
 
     @cached_property
     def foreign_is_used(self) -> bool:
-        """Whether memory was used that is in no figure; see `Evidence.foreign`."""
+        """Memory was used that is in no figure; see `Evidence.foreign`."""
         evidence = self.evidence
         foreign = np.flatnonzero(evidence.foreign & evidence.mine).tolist()
         first: list[float] = evidence.first_mentions.tolist() if foreign else []
         return any(not self._is_within(evidence.storages.ptr[row], first[row]) for row in foreign)
 
     def _is_within(self, ptr: np.uint64, rank: float) -> bool:
-        """Whether a storage was alive that reaches over an address, as a file mapped as a whole."""
+        """Return whether an address was within a living storage, such as a mapped file."""
         storages = self.evidence.storages
         over = (storages.event >= 0) & (storages.device == self.evidence.device)
         over &= (storages.ptr <= ptr) & (ptr < storages.ptr + storages.size_bytes.astype(np.uint64))
@@ -67,7 +68,7 @@ class Reconciliation:
 
     @cached_property
     def unrecorded_bytes(self) -> int:
-        """How far the allocator's own peak rose above what the recording saw being allocated."""
+        """Bytes by which the allocator's own peak exceeds the allocations in the recording."""
         trace = self.evidence.tree.trace
         counted, before = trace.meta.get("counters"), trace.meta.get("counters_before")
         if not counted or not before:
@@ -81,7 +82,7 @@ class Reconciliation:
     def elsewhere(self) -> dict[str, int]:
         """Bytes that were allocated on other devices in all, by name; the CPU is no other device.
 
-        What a body on a GPU does on the CPU is nobody's surprise.
+        A body on a GPU always allocates on the CPU, too.
         """
         trace = self.evidence.tree.trace
         born = trace.allocations[trace.allocations["size_bytes"] > 0]
@@ -92,7 +93,7 @@ class Reconciliation:
         }
 
     def sentences(self) -> tuple[str, ...]:
-        """What the figures do not contain, or may not, in a sentence each."""
+        """Return a sentence for each kind of memory that the figures lack, or may lack."""
         spots = []
         if self.foreign_is_used:
             spots.append(

@@ -73,7 +73,8 @@ def find_storages(tree: OpTree) -> Storages:
     births = size > 0
     np.minimum.at(first_birth, place[births], rank[births])
     owner_rank = mark_rank[trace.owners["mark"]]
-    # Of all that was live at the start only what somebody owns may matter, mentioned or not.
+    # A storage that was alive at the start counts only if an operator mentions it, or a module, an
+    # optimizer or a graph owns it.
     held = ~np.isin(trace.owners["kind"], (Ownership.LIVE, Ownership.SURVIVOR))
     owned = held & (owner_rank < first_birth[owner_place])
     mentioned = tensor_rank < first_birth[tensor_place]
@@ -81,7 +82,7 @@ def find_storages(tree: OpTree) -> Storages:
     lives = _lifetimes(place, rank, size, event, early)
 
     of_tensor = lives.at(tensor_place, tensor_rank)
-    # A mark stands after everything that led to it: what was allocated just before is meant.
+    # A mark stands after the events that led to it, so it speaks of the last storage at the place.
     of_owner = lives.at(owner_place, owner_rank)
     return Storages(
         device=places.devices()[lives.place],
@@ -128,7 +129,16 @@ class _Lives:
     event: NDArray[np.int32]
 
     def at(self, place: NDArray[np.int64], rank: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The storage at each place that was last born at or before each rank; -1 if none was."""
+        """Return the storage that was born last, at or before each rank, at each place; or -1.
+
+        Place 0 holds two storages one after the other, born at ranks 3 and 8; place 1 holds one,
+        born at 5. With a shift of 100 instead of 2**32::
+
+            keys            [3, 8, 105]
+            place 0, rank 6    6 -> behind 3: storage 0
+            place 0, rank 9    9 -> behind 8: storage 1
+            place 1, rank 4  104 -> behind 8, which is at place 0: -1
+        """
         # Ranks are below 2**31, so place and rank pack into one sortable number.
         keys = self.place * 2.0**32 + self.born
         found = np.searchsorted(keys, place * 2.0**32 + rank, side="right") - 1
@@ -144,7 +154,18 @@ def _lifetimes(
     event: NDArray[np.int32],
     early: NDArray[np.int64],
 ) -> _Lives:
-    """Pair allocations with frees. ``early`` are places that were in use before the recording."""
+    """Pair allocations with frees. ``early`` are places that were in use before the recording.
+
+    Three events at place 0, which is early, and what they say about it::
+
+        rank 2   -16   the storage from before is freed: it had 16 bytes
+        rank 4   +24   a second storage is born
+        rank 7   +32   a third one in its place: the second one's free went unseen
+
+        born     [BEFORE, 4, 7]
+        died     [2,      7, NEVER]
+        size     [16,    24, 32]
+    """
     places: list[int] = early.tolist()
     born = [BEFORE] * len(places)
     died = [NEVER] * len(places)
@@ -157,14 +178,14 @@ def _lifetimes(
     for where, when, amount, row in zip(*columns, strict=True):
         index = open_at.pop(where, None)
         if index is not None:
-            # Either this is its free, or something was born in its place: then the free went
-            # unseen, and this is the first we hear of it.
+            # Either this is its free, or another storage is born in its place: then its free went
+            # unseen, and it ends here at the latest.
             died[index] = when
             sizes[index] = sizes[index] or max(0, -amount)
         if amount > 0:
             open_at[where] = len(places)
         elif index is not None or where in known:
-            # A free that two sources reported, or of something whose birth was not recorded.
+            # Two sources reported the same free, or the birth of the storage was not recorded.
             continue
         known.add(where)
         places.append(where)
@@ -183,7 +204,7 @@ def _lifetimes(
 
 
 def _asked_for(allocations: NDArray[Any]) -> NDArray[np.int64]:
-    """Bytes that each allocation asked for; its block's where that is not known. Frees negative."""
+    """Return the bytes that each allocation asked for, else its block's; negative for a free."""
     requested, block = allocations["requested_bytes"], allocations["size_bytes"]
     sizes: NDArray[np.int64] = np.where(requested > 0, requested, block)
     return sizes
@@ -192,7 +213,7 @@ def _asked_for(allocations: NDArray[Any]) -> NDArray[np.int64]:
 def _sizes(
     tree: OpTree, lives: _Lives, of_tensor: NDArray[np.int64], of_owner: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Bytes of each storage: its allocation's, else its owner's word, else the widest mention."""
+    """Return the bytes of each storage: from its allocation, its owner, or the widest mention."""
     trace = tree.trace
     mentioned = np.zeros(len(lives.place), np.int64)
     seen = of_tensor >= 0

@@ -1,13 +1,15 @@
-"""Bytes by category over time: the one type for measured and estimated memory."""
+"""Bytes by category over time, for measured and estimated memory; and the peak."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.values.contributors import Category, CategoryBytes
+from pytest_torchmem.values.results import Peak
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """How many bytes of each category were live, on one device, after each change.
+    """Bytes of each category that are live on one device, after each change.
 
     Attributes:
         times_ns: int64, shape (T,), not decreasing; the moment of each change. Estimated timelines
@@ -54,3 +56,64 @@ class Timeline:
         if not len(self.sizes):
             return CategoryBytes()
         return CategoryBytes(*(int(amount) for amount in self.sizes.max(axis=0)))
+
+
+def build_timeline(
+    evidence: Evidence, labels: NDArray[np.uint8]
+) -> tuple[Timeline, NDArray[np.float64]]:
+    """Return the window's timeline, and the rank of each of its rows: float64, shape (T,).
+
+    The first row is the beginning of the window: the storages from before that it touches. Three
+    storages in a window from 0 to 9: a (4 bytes, from before), b (2 bytes, 1 to 3), c (8, from 3)::
+
+        ranks     [0,   0 (a),  1 (b),  3 (c),  3 (b is freed)]
+        amounts   [0,   +4,     +2,     +8,     -2]
+        levels    [0,   4,      6,      14,     12]
+        rows          rank 0: 4     rank 1: 6       rank 3: 12
+
+    Changes at one rank are one row: those at the beginning, and the end of a storage in whose place
+    another one is born.
+    """
+    storages, window = evidence.storages, evidence.window
+    counted = np.flatnonzero(evidence.counted)
+    begin = np.maximum(storages.born[counted], window.begin)
+    died = storages.died[counted]
+    freed = died <= window.end
+    ranks = np.concatenate([[window.begin], begin, died[freed]])
+    sizes = storages.size_bytes[counted]
+    amounts = np.concatenate([[0], sizes, -sizes[freed]])
+    columns = np.concatenate([[0], labels[counted], labels[counted][freed]]).astype(np.int64)
+    order = np.argsort(ranks, kind="stable")
+    ranks = ranks[order]
+    changes = np.zeros((len(ranks), len(Category)), np.int64)
+    changes[np.arange(len(ranks)), columns[order]] = amounts[order]
+    last = np.append(np.flatnonzero(np.diff(ranks)), len(ranks) - 1)
+    levels = np.cumsum(changes, axis=0)[last]
+    ranks = ranks[last]
+    return Timeline(times_of(evidence, ranks), levels), ranks
+
+
+def times_of(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return ranks as nanoseconds since the first event: int64, of the same shape."""
+    starts: NDArray[Any] = np.sort(evidence.tree.trace.events["start_ns"])
+    if not len(starts):
+        return np.zeros(len(ranks), np.int64)
+    rows = np.clip(np.floor(ranks), 0, len(starts) - 1).astype(np.int64)
+    times: NDArray[np.int64] = (starts[rows] - starts[0]).astype(np.int64)
+    return times
+
+
+def find_peak(timeline: Timeline) -> Peak:
+    """Return the peak of a timeline, without what was live at it."""
+    if not len(timeline.times_ns):
+        return Peak(0, 0, CategoryBytes(), CategoryBytes())
+    row = timeline.peak_row
+    at_peak = timeline.at(row)
+    return Peak(at_peak.total, int(timeline.times_ns[row]), at_peak, timeline.largest)
+
+
+def live_at(evidence: Evidence, rank: float) -> NDArray[np.int64]:
+    """Storages of the footprint that are live after the change at ``rank``."""
+    storages = evidence.storages
+    alive = (storages.born <= rank) & (storages.died > rank)
+    return np.flatnonzero(alive & evidence.counted)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from pytest_torchmem.analysis.events.op_tree import OpTree
+from pytest_torchmem.values.errors import TraceError
 from pytest_torchmem.values.trace import EventKind, Mutable, Role
 
 if TYPE_CHECKING:
@@ -121,6 +122,66 @@ class DataFlowGraph:
         """Nodes within a node of the backward graph: bool, shape (V,)."""
         inside: NDArray[np.bool_] = self.tree.backward_node[self.node_event] >= 0
         return inside
+
+    def validate(self) -> None:
+        """Raise `TraceError` unless the nodes, in their order, make a data-flow graph.
+
+        Each version of a key is brought out once, and each node takes in the version that the last
+        node before it brought out, or version 0. Three nodes and their edges of one key::
+
+            empty     -> version 0
+            add_      takes version 0 in -> version 1
+            mul       takes version 1 in
+        """
+        latest: dict[int, int] = {}
+        made: set[tuple[int, int]] = set()
+        columns = (self.key, self.version, self.is_input, self.is_output, self.allocates)
+        for key, version, takes, brings, allocates in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            tensor = f"tensor {self.keys.id[key]}"
+            if takes and version != latest.get(key, 0):
+                raise TraceError(
+                    f"version {version} of {tensor} is used where version {latest.get(key, 0)} is "
+                    "the last"
+                )
+            if brings:
+                latest[key] = 0 if allocates else version + 1
+                if (key, latest[key]) in made:
+                    raise TraceError(f"version {latest[key]} of {tensor} is made twice")
+                made.add((key, latest[key]))
+
+    def dump(self) -> str:
+        """Return one line for each node: its name, the versions in, and the versions out.
+
+        Tensors are numbered in the order in which they appear::
+
+            aten::ones                                -> T0(v0)
+            aten::add_   T0(v0)                       -> T0(v1)
+            aten::mul    T0(v1)                       -> T1(v0)
+            [memory]     T0(v1)
+        """
+        strings, events = self.tree.trace.strings, self.tree.trace.events
+        names = [strings[name] for name in events["name"][self.node_event].tolist()]
+        taken, brought = (self._texts(of, len(names)) for of in (self.is_input, self.is_output))
+        wide = max(map(len, names), default=0), max(map(len, taken), default=0)
+        lines = [
+            f"{name:<{wide[0]}}  {ins:<{wide[1]}}  {'-> ' if outs else ''}{outs}".rstrip()
+            for name, ins, outs in zip(names, taken, brought, strict=True)
+        ]
+        return "\n".join(lines)
+
+    def _texts(self, edges: NDArray[np.bool_], count: int) -> list[str]:
+        """The tensors of some edges as text, for each node: the versions in, or those out."""
+        _, first = np.unique(self.key, return_index=True)
+        place = {int(self.key[row]): number for number, row in enumerate(np.sort(first).tolist())}
+        made = edges is self.is_output
+        versions = np.where(made & ~self.allocates, self.version + 1, self.version)
+        texts: list[list[str]] = [[] for _ in range(count)]
+        for row in np.flatnonzero(edges).tolist():
+            text = f"T{place[int(self.key[row])]}(v{int(versions[row])})"
+            texts[int(self.node[row])].append(text)
+        return [", ".join(text) for text in texts]
 
 
 def build_data_flow(tree: OpTree) -> DataFlowGraph:

@@ -178,13 +178,13 @@ def _accumulated_ids(graph: DataFlowGraph) -> NDArray[np.int64]:
 
 
 def set_parameters_using_python_tracer(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
-    """What modules and optimizers call their parameters."""
+    """Modules and optimizers name their parameters."""
     ids = flow.ids_of(Role.MODULE_PARAMETER, Role.OPTIMIZER_PARAMETER)
     return labels.with_ids(ids, Category.PARAMETER)
 
 
 def set_inputs(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
-    """What helps to make a gradient and does not depend on one."""
+    """An input helps to make a gradient and does not depend on one."""
     graph = flow.graph
     known = labels.of_versions(graph)
     produces = set(np.flatnonzero(np.isin(known, (_GRADIENT, _PARAMETER))).tolist())
@@ -247,12 +247,12 @@ def set_activations(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
 
 
 def set_optimizer_state(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
-    """What the Python tracer found in an optimizer's state."""
+    """The Python tracer found it in an optimizer's state."""
     return labels.with_ids(flow.ids_of(Role.OPTIMIZER_STATE), Category.OPTIMIZER_STATE)
 
 
 def set_autograd_detail(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
-    """What the backward pass makes and nothing else explains."""
+    """The backward pass makes it, and no other pass explains it."""
     graph = flow.graph
     known = labels.of_versions(graph).tolist()
     by_version = labels.by_version.copy()

@@ -11,7 +11,7 @@ import numpy as np
 
 from pytest_torchmem.analysis.events.op_tree import OpTree
 from pytest_torchmem.analysis.storages.timeline import Timeline
-from pytest_torchmem.analysis.torch_view.data_flow import DataFlowGraph, build_data_flow
+from pytest_torchmem.analysis.torch_view.data_flow import DataFlowGraph, TensorKeys, build_data_flow
 from pytest_torchmem.analysis.torch_view.torch_labels import NOTHING, label_versions
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import Role
@@ -38,7 +38,7 @@ _TORCH_INDEX[[Category.BUFFER.column, Category.WORKSPACE.column]] = len(TORCH_OR
 
 
 class Action(enum.IntEnum):
-    """What happened to a version, with torch's numbers."""
+    """The change to a version of a tensor, with torch's numbers."""
 
     PREEXISTING = 1
     CREATE = 2
@@ -54,6 +54,8 @@ ENTRY: Final = np.dtype(
         ("size_bytes", "i8"),
         ("before", "u1"),
         ("after", "u1"),
+        ("key", "i8"),
+        ("version", "i8"),
     ]
 )
 
@@ -74,7 +76,14 @@ class TorchMemoryProfile:
 
         ``time_ns`` is -1 for what was there before. ``before`` is the column of the category that
         the bytes leave, ``after`` of the one they come to; only one counts but for
-        INCREMENT_VERSION.
+        INCREMENT_VERSION. ``key`` is the index of the tensor key in ``graph.keys``, -1 for memory
+        without one. ``version`` is the one that the action is about: that which an
+        INCREMENT_VERSION writes over, and the last one for a DESTROY. A tensor that is made,
+        written to once and freed::
+
+            CREATE              key 0, version 0
+            INCREMENT_VERSION   key 0, version 0
+            DESTROY             key 0, version 1
         """
         entries: Any = np.concatenate([_unknown_entries(self.tree), _keyed_entries(self.graph)])
         ordered: NDArray[Any] = entries[np.lexsort((entries["action"], entries["time_ns"]))]
@@ -144,16 +153,18 @@ def _microseconds(times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _entries(
-    time: NDArray[Any],
+    keys: TensorKeys,
+    key: NDArray[np.int64],
     action: Action,
-    device: NDArray[Any],
-    size: NDArray[Any],
+    time_ns: NDArray[Any] | int,
+    version: NDArray[Any] | int = 0,
     before: NDArray[Any] | int = NOTHING,
     after: NDArray[Any] | int = NOTHING,
 ) -> NDArray[Any]:
-    rows = np.zeros(len(time), ENTRY)
-    rows["time_ns"], rows["action"], rows["device"] = time, action, device
-    rows["size_bytes"], rows["before"], rows["after"] = size, before, after
+    rows = np.zeros(len(key), ENTRY)
+    rows["time_ns"], rows["action"], rows["key"] = time_ns, action, key
+    rows["device"], rows["size_bytes"] = keys.device[key], keys.size_bytes[key]
+    rows["version"], rows["before"], rows["after"] = version, before, after
     return rows
 
 
@@ -162,7 +173,8 @@ def _unknown_entries(tree: OpTree) -> NDArray[Any]:
     trace = tree.trace
     table = trace.allocations[~trace.allocations["keyed"]]
     live: set[tuple[int, int]] = set()
-    rows: list[tuple[int, int, int, int, int, int]] = []
+    rows: list[tuple[int, ...]] = []
+    nobodys = (NOTHING, NOTHING, -1, 0)
     columns = (
         trace.events["start_ns"][table["event"]],
         table["device"],
@@ -174,11 +186,11 @@ def _unknown_entries(tree: OpTree) -> NDArray[Any]:
         if size > 0:
             action = Action.INCREMENT_VERSION if place in live else Action.CREATE
             live.add(place)
-            rows.append((time, action, device, size, NOTHING, NOTHING))
+            rows.append((time, action, device, size, *nobodys))
         else:
-            rows.append((time, Action.DESTROY, device, -size, NOTHING, NOTHING))
+            rows.append((time, Action.DESTROY, device, -size, *nobodys))
             if place not in live:
-                rows.append((-1, Action.PREEXISTING, device, -size, NOTHING, NOTHING))
+                rows.append((-1, Action.PREEXISTING, device, -size, *nobodys))
             live.discard(place)
     return np.array(rows, ENTRY)
 
@@ -193,39 +205,29 @@ def _keyed_entries(graph: DataFlowGraph) -> NDArray[Any]:
     before = np.flatnonzero((born < 0) & _in_snapshot(graph))
     bumps = graph.mutates & ~graph.allocates
     created, bumped, freed = (graph.key[where] for where in (graph.allocates, bumps, graph.frees))
-    return np.concatenate(
-        [
-            _entries(
-                np.full(len(before), -1),
-                Action.PREEXISTING,
-                keys.device[before],
-                keys.size_bytes[before],
-                after=labels[offsets[before]],
-            ),
-            _entries(
-                born[created],
-                Action.CREATE,
-                keys.device[created],
-                keys.size_bytes[created],
-                after=labels[offsets[created]],
-            ),
-            _entries(
-                start[graph.node_event[graph.node[bumps]]],
-                Action.INCREMENT_VERSION,
-                keys.device[bumped],
-                keys.size_bytes[bumped],
-                before=labels[graph.version_in[bumps]],
-                after=labels[graph.version_out[bumps]],
-            ),
-            _entries(
-                died[freed],
-                Action.DESTROY,
-                keys.device[freed],
-                keys.size_bytes[freed],
-                before=labels[offsets[freed + 1] - 1],
-            ),
-        ]
+    first, last = labels[offsets[:-1]], labels[offsets[1:] - 1]
+    parts = (
+        _entries(keys, before, Action.PREEXISTING, -1, after=first[before]),
+        _entries(keys, created, Action.CREATE, born[created], after=first[created]),
+        _entries(
+            keys,
+            bumped,
+            Action.INCREMENT_VERSION,
+            start[graph.node_event[graph.node[bumps]]],
+            graph.version[bumps],
+            before=labels[graph.version_in[bumps]],
+            after=labels[graph.version_out[bumps]],
+        ),
+        _entries(
+            keys,
+            freed,
+            Action.DESTROY,
+            died[freed],
+            np.diff(offsets)[freed] - 1,
+            before=last[freed],
+        ),
     )
+    return np.concatenate(parts)
 
 
 def _last_times(graph: DataFlowGraph, sign: int) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from torch.profiler._utils import BasicEvaluation, EventKey
 from pytest_torchmem import analyze
 from pytest_torchmem.analysis.events.device_queue import find_device_queue
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
-from pytest_torchmem.analysis.events.operators import frees_outside_operators, self_times
+from pytest_torchmem.analysis.events.operators import self_times
 from pytest_torchmem.record.tree.from_profiler import trace_of
 
 
@@ -51,18 +51,6 @@ def test_an_operator_within_one_of_its_name_counts_once() -> None:
     # Tensor.sum() runs aten::sum, which runs aten::sum.dim_IntList of the same name.
     assert rows["aten::sum"].calls == 2
     assert rows["aten::sum"].total_allocated_bytes == 4
-
-
-def test_a_free_by_a_dropped_reference_is_outside_every_operator() -> None:
-    def body() -> None:
-        x = torch.randn(100)
-        y = x * 2
-        del x
-        y.sum()
-
-    tree = build_op_tree(trace_of(profiled(body), "cpu"))
-    freed = tree.trace.allocations[frees_outside_operators(tree)]["size_bytes"]
-    assert freed.tolist().count(-400) == 2
 
 
 def test_what_ran_at_the_peak_is_named_from_the_outside_in() -> None:

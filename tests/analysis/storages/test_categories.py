@@ -6,16 +6,25 @@ import pytest
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.storages.categories import CATEGORY_PASSES, decide
+from pytest_torchmem.analysis.storages.explanation import Explanation
 from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import MarkKind, Ownership, Role, Scope, Trace
 from tests.builders import Block, TraceBuilder
 
 
+def explained(profile: MemoryProfile, block: Block) -> Explanation:
+    """The word on the last storage at the block's pointer."""
+    pointers = profile.storages.ptr.tolist()
+    return [e for e in profile.explain() if pointers[e.number] == block.ptr][-1]
+
+
 def label_of(profile: MemoryProfile, block: Block) -> Category:
-    """The label of the last storage at the block's pointer."""
-    rows = [row for row, ptr in enumerate(profile.storages.ptr.tolist()) if ptr == block.ptr]
-    return list(Category)[profile.labels[rows[-1]]]
+    return explained(profile, block).storage.category
+
+
+def reason_of(profile: MemoryProfile, block: Block) -> str:
+    return explained(profile, block).reason
 
 
 def label_in(builder: TraceBuilder, block: Block) -> Category:
@@ -88,7 +97,9 @@ def test_the_leaves_of_a_backward_pass_are_the_parameters_where_nobody_holds_any
     b.read(weight, name="aten::mm")
     with b.backward():
         b.owner(weight, Ownership.LEAF)
-    assert label_in(b, weight) is Category.PARAMETER
+    told = explained(analyze(b.build()), weight)
+    assert told.storage.category is Category.PARAMETER
+    assert told.reason == "a backward pass gives it a gradient, and nobody holds any parameters"
 
 
 def test_a_leaf_beside_a_module_is_data():
@@ -145,6 +156,7 @@ def saved_and_not(backward: bool) -> tuple[MemoryProfile, Block, Block]:
 def test_what_a_graph_keeps_is_activation_and_the_rest_temporary():
     profile, saved, other = saved_and_not(backward=True)
     assert label_of(profile, saved) is Category.ACTIVATION
+    assert reason_of(profile, saved) == "an autograd graph keeps it for backward"
     assert label_of(profile, other) is Category.TEMPORARY
 
 
@@ -164,6 +176,7 @@ def test_what_a_backward_node_reads_was_kept_for_it():
         pass
     profile = analyze(b.build())
     assert label_of(profile, kept) is Category.ACTIVATION
+    assert reason_of(profile, kept).endswith("an operator of the backward pass reads it")
     assert label_of(profile, scratch) is Category.TEMPORARY
 
 
@@ -232,7 +245,9 @@ def test_a_gradient_that_a_hook_used_up_is_known_from_its_accumulation():
             gradient = b.alloc(8)
         b.read()
     b.free(gradient)
-    assert label_in(b, gradient) is Category.GRADIENT
+    told = explained(analyze(b.build()), gradient)
+    assert told.storage.category is Category.GRADIENT
+    assert told.reason == "the node that accumulates into a leaf keeps it or adds to it"
 
 
 def test_the_gradient_of_a_checkpoints_input_is_on_its_way():
@@ -244,23 +259,29 @@ def test_the_gradient_of_a_checkpoints_input_is_on_its_way():
     assert label_in(b, gradient) is Category.AUTOGRAD_DETAIL
 
 
-def gradient_returned(inside_operator: bool) -> Category:
+def gradient_returned(inside_operator: bool, kept: bool) -> Category:
     b = TraceBuilder()
     with b.op("MyFunction", sequence=4 if inside_operator else -1, is_operator=False):
         with b.backward(), b.node("MulBackward0"), b.op("aten::mul"):
             gradient = b.alloc(8)
-        b.owner(gradient, Ownership.GRADIENT)
-    with b.backward():
-        b.owner(gradient, Ownership.SAVED)
+        b.owner(gradient, Ownership.RETURNED)
+    if kept:
+        with b.backward():
+            b.owner(gradient, Ownership.SAVED)
     return label_in(b, gradient)
 
 
 def test_what_autograd_grad_returned_to_the_body_is_gradient():
-    assert gradient_returned(inside_operator=False) is Category.GRADIENT
+    assert gradient_returned(inside_operator=False, kept=False) is Category.GRADIENT
+
+
+def test_what_autograd_grad_returned_and_the_next_graph_keeps_is_activation():
+    assert gradient_returned(inside_operator=False, kept=True) is Category.ACTIVATION
 
 
 def test_what_autograd_grad_returned_within_a_custom_function_is_that_functions_business():
-    assert gradient_returned(inside_operator=True) is Category.ACTIVATION
+    assert gradient_returned(inside_operator=True, kept=True) is Category.ACTIVATION
+    assert gradient_returned(inside_operator=True, kept=False) is not Category.GRADIENT
 
 
 def test_calling_a_module_touches_all_that_its_parts_hold():

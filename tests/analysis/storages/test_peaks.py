@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.analysis.storages.peaks import find_peak
-from pytest_torchmem.analysis.storages.timeline import Timeline
+from pytest_torchmem.analysis.storages.timeline import Timeline, find_peak
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import MarkKind, Ownership, load_trace
 from tests.builders import Block, TraceBuilder

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.profiler._memory_profiler import MemoryProfile, MemoryProfileTimeline
+from torch.profiler._memory_profiler import MemoryProfile, MemoryProfileTimeline, TensorKey
 
 from benchmarks.workloads import Declarations, Workload
 from benchmarks.workloads_models import all_workloads
@@ -52,6 +52,30 @@ def test_every_entry_equals_torchs(workload: Workload, tmp_path: Path) -> None:
     assert len(raw) > 4
     assert sorted(ours.raw("cpu")) == sorted(raw)
     assert ours.coalesced("cpu") == tuple(theirs._coalesce_timeline("cpu"))
+    ours.graph.validate()
+
+
+def test_entries_have_torchs_keys_and_versions(finished: Any) -> None:
+    ours = TorchMemoryProfile(build_op_tree(trace_of(finished, "cpu")))
+    keys = ours.graph.keys
+    mine = [
+        (
+            (int(e["time_ns"]), int(e["action"]), int(e["size_bytes"]), int(e["version"])),
+            (int(keys.id[e["key"]]), int(keys.allocation_id[e["key"]])) if e["key"] >= 0 else (),
+        )
+        for e in ours.entries
+    ]
+    theirs = [
+        (
+            (time, action.value, size, version),
+            (key.id, key.storage.allocation_id) if isinstance(key, TensorKey) else (),
+        )
+        for time, action, (key, version), size in MemoryProfile(
+            finished.profiler.kineto_results
+        ).timeline
+    ]
+    assert len({key for _, key in mine}) > 10
+    assert sorted(mine) == sorted(theirs)
 
 
 @pytest.mark.parametrize("suffix", ["json", "json.gz", "raw.json.gz"])
