@@ -10,7 +10,7 @@ from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import whole_entry
 from pytest_torchmem.cli.recordings import Recording, kind_of, run_of
-from pytest_torchmem.store.baseline_file import FORMATS, parse_entries
+from pytest_torchmem.store.baseline_file import read_any
 from pytest_torchmem.store.results import KIND, RunReport, parse_run
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError, ReportError
@@ -75,7 +75,9 @@ def read_measurements(path: Path, unjudged: bool = False) -> Measurements:
     data = _parsed(path)
     if _is_results(data):
         return _measurements(str(path), [parse_run(data, str(path))], unjudged)
-    return Measurements(str(path), dict(_baseline(path, path.name, data)))
+    if not isinstance(data, dict) or "entries" not in data:
+        raise ReportError(f"{path} is neither a results file nor a baseline")
+    return Measurements(str(path), dict(_baseline(path, path.name)))
 
 
 def _is_results(data: object) -> bool:
@@ -153,24 +155,17 @@ def _folder(folder: Path) -> Iterator[tuple[Key, BaselineEntry]]:
             parts = (*parts[:at], *parts[at + 2 :])
         if parts[:1] == (folder.name,):
             parts = parts[1:]
-        yield from _baseline(path, "/".join(parts), _parsed(path))
+        yield from _baseline(path, "/".join(parts))
 
 
-def _baseline(path: Path, module: str, data: object) -> Iterator[tuple[Key, BaselineEntry]]:
-    if not isinstance(data, dict) or not isinstance(data.get("entries"), dict | list):
-        raise ReportError(f"{path} is neither a results file nor a baseline")
-    if data.get("format") not in FORMATS:
-        raise ReportError(
-            f"the baseline {path} has format {data.get('format')!r}, and this version of "
-            f"pytest-torchmem reads {', '.join(map(str, FORMATS))}; install a newer one"
-        )
+def _baseline(path: Path, module: str) -> Iterator[tuple[Key, BaselineEntry]]:
     try:
-        environment = _environment(data["environment"])
-        entries = parse_entries(data)
+        environment, entries = read_any(path)
         for name in entries.lines:
-            yield Key(environment, _module(module), name), entries.entry(name, path)
-    except (BaselineError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ReportError(f"the baseline {path} is damaged: {error!r}") from None
+            key = Key(_environment(environment), _module(module), name)
+            yield key, entries.entry(name, path)
+    except BaselineError as error:
+        raise ReportError(error.sentence) from None
 
 
 def _module(name: str) -> str:
