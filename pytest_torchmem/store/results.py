@@ -77,13 +77,6 @@ class TestReport:
         windows = (*self.measured.windows, *self.measured.unjudged)
         return windows[0] if windows else None
 
-    def without_pictures(self) -> TestReport:
-        windows, unjudged = (
-            tuple(replace(window, picture=None) for window in some)
-            for some in (self.measured.windows, self.measured.unjudged)
-        )
-        return replace(self, measured=replace(self.measured, windows=windows, unjudged=unjudged))
-
     def to_json(self) -> dict[str, Any]:
         data = self.measured.to_json()
         return {**data, "file": self.file, "outcome": self.outcome, "line": self.line}
