@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem import __version__
-from pytest_torchmem.cli import diff, explain, gpu, show
+from pytest_torchmem.cli import diff, explain, gpu, show, simulate
 from pytest_torchmem.cli.inputs import read_measurements, read_report
 from pytest_torchmem.cli.recordings import Recording, converted, kind_of, read_recording
 from pytest_torchmem.report.page.history import history_page
@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_fits(commands)
     _add_reserved(commands)
+    _add_simulate(commands)
     return parser
 
 
@@ -192,6 +193,27 @@ def _add_reserved(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     command.set_defaults(run=_reserved)
 
 
+def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "simulate",
+        help="run a command on a simulated GPU",
+        description="Run a command with torch's own CUDA build on a simulated GPU: torchmem "
+        "simulate --gpu H100 -- python train.py. Memory is what that GPU's would be; kernels do "
+        "not run.",
+        epilog="exit codes: those of the command, 2 when it could not be started",
+    )
+    command.add_argument("--gpu", default="H100", help="default: H100; also H100x8, L4, T4, ...")
+    command.add_argument("--torch", default="", metavar="RELEASE", help="default: as installed")
+    command.add_argument(
+        "--fetch", action="store_true", help="fetch torch's CUDA build once, where it is missing"
+    )
+    command.add_argument(
+        "--patience", type=float, default=900, metavar="S", help="seconds a fetch may take (900)"
+    )
+    command.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
+    command.set_defaults(run=_simulate)
+
+
 def _add_gpu_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--settings", default="", help="as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True"
@@ -275,6 +297,15 @@ def _fits(options: argparse.Namespace) -> Exit:
 def _reserved(options: argparse.Namespace) -> Exit:
     run = read_recording(options.trace, options.device).simulate(options.settings)
     print(gpu.reserved_json(run) if options.format == "json" else gpu.reserved_text(run))
+    return Exit.OK
+
+
+def _simulate(options: argparse.Namespace) -> Exit:
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if options.fetch:
+        print(simulate.fetched(options.torch, options.patience))
+    if command or not options.fetch:
+        simulate.become(command, options.gpu, options.torch)
     return Exit.OK
 
 

@@ -50,6 +50,12 @@ class DeviceNameError(DeviceError):
     slug = "bad-argument"
 
 
+class SimulationError(TorchmemError):
+    """A GPU that cannot be simulated."""
+
+    slug = "not-simulated"
+
+
 class TraceError(TorchmemError):
     """A stored trace that cannot be read."""
 

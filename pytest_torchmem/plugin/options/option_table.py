@@ -51,6 +51,13 @@ OPTIONS: Final = (
         "DEVICE",
     ),
     Option(
+        "simulate",
+        "run on a simulated GPU, on a machine without one: H100, A100-40GB, H100x8, or "
+        "capability=9.0,memory=80GiB (also in the variable TORCHMEM_SIMULATE)",
+        "",
+        "GPU",
+    ),
+    Option(
         "tolerance",
         "by how much a number may exceed its baseline before the test fails (default: 2%%)",
         "2%",
@@ -262,6 +269,16 @@ def asks(item: pytest.Item) -> bool:
     if FIXTURE in getattr(item, "fixturenames", ()):
         return True
     return any(item.get_closest_marker(name) for name in (BUDGET, BASELINE))
+
+
+def simulation_asked(config: pytest.Config) -> str:
+    """Return the GPU that this run is to see as it was written; ``""`` for what is there.
+
+    It is asked before any conftest is loaded, and long before the settings are read.
+    """
+    typed = config.known_args_namespace.torchmem_simulate
+    asked = typed or os.environ.get("TORCHMEM_SIMULATE") or config.getini("torchmem_simulate")
+    return str(asked or "")
 
 
 def anything_set(config: pytest.Config) -> bool:

@@ -46,6 +46,7 @@ from pytest_torchmem.report.text.changes import (
 )
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
+from pytest_torchmem.simulate.process import simulated_here
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, ReportError
 from pytest_torchmem.values.measured import MeasuredTest, RunSummary
@@ -145,7 +146,9 @@ class Collector:
         if lines or self._lines:
             terminalreporter.ensure_newline()  # or the first line of the table would see to it
             rank = environment_rank()  # of a job, each rank says its own
-            terminalreporter.section(f"torchmem, {rank}" if rank.count > 1 else "torchmem")
+            told = [str(rank)] if rank.count > 1 else []
+            told += [f"simulated {gpu}"] if (gpu := simulated_here()) else []
+            terminalreporter.section(", ".join(["torchmem", *told]))
         for line in lines:
             terminalreporter.write_line(line.text, **dict.fromkeys(line.styles, True))
         for text in self._lines:
