@@ -177,7 +177,9 @@ def _torch_peak(
                 live[key] = Piece(old.size_bytes, name, old.number, old.before)
         else:
             number = numbers[time, size] if action is Action.CREATE else -1
-            owner = before.get(key.storage.ptr) if is_tensor and number < 0 else None
+            owner = (
+                before.get(key.storage.ptr) if isinstance(key, TensorKey) and number < 0 else None
+            )
             live[key] = Piece(size, name, number, owner)
             total += size
         if total > largest:

@@ -9,6 +9,7 @@ and its bodies call `use(...)`.
 import contextlib
 import sys
 import types
+from typing import Any
 
 from pytest_torchmem.analysis.judge.holders import Held
 from pytest_torchmem.values.contributors import (
@@ -24,7 +25,7 @@ from pytest_torchmem.values.results import Counters, Fate, Holder, Level, Peak, 
 from pytest_torchmem.values.trace import Trace
 
 MiB = 1 << 20
-state = {
+state: dict[str, Any] = {
     "rubbish": 0,
     "counted": 0,
     "used": [],

@@ -91,7 +91,7 @@ def test_every_example_is_run_or_known_to_be_a_fragment(page):
 
 @pytest.mark.parametrize(
     "page",
-    [p for p in PAGES if (runnable(p) or list(commands(p))) and p.name != OF_ITS_OWN_TEST],
+    [p for p in PAGES if (runnable(p) or list(commands(p))) and p.name != OF_ITS_OWN_TEST],  # type: ignore[arg-type]
     ids=lambda page: page.name,
 )
 def test_the_examples_of_a_page_run_and_print_what_it_says(page, tmp_path):

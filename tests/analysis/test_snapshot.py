@@ -56,7 +56,7 @@ def test_what_was_there_before_is_told_and_never_left_out():
     requests, run = run_of(
         ("alloc", 0, 30 * MiB), ("alloc", 1, 4 * MiB), ("free", 1, 0), ("free", 0, 0)
     )
-    snapshot = read_snapshot(snapshot_of(requests, run, 1))
+    snapshot = read_snapshot(snapshot_of(requests, run, 1))  # type: ignore[arg-type]
     result = snapshot.result()
     assert result.peak.total == 34 * MiB
     before, made = result.peak.live
@@ -70,7 +70,7 @@ def test_what_was_there_before_is_told_and_never_left_out():
 
 def test_a_whole_history_says_nothing_of_a_start():
     requests, run = run_of(("alloc", 0, 3 * MiB))
-    result = read_snapshot(snapshot_of(requests, run)).result()
+    result = read_snapshot(snapshot_of(requests, run)).result()  # type: ignore[arg-type]
     assert (result.notes, result.retained.total) == ((), 3 * MiB)
     assert result.counters is not None
     assert not result.counters.estimated
@@ -89,7 +89,7 @@ def test_a_site_is_the_user_s_line_the_outermost_operator_and_the_phase():
         frame("main", "/home/me/train.py", 9),
     ]
     requests, run = run_of(("alloc", 0, 3 * MiB))
-    data = snapshot_of(requests, run)
+    data = snapshot_of(requests, run)  # type: ignore[arg-type]
     data["device_traces"][0][-1]["frames"] = stack
     (found,) = read_snapshot(data).result().peak.live
     assert (found.operator, str(found.source)) == ("aten::add", "train.py:7")
@@ -98,7 +98,7 @@ def test_a_site_is_the_user_s_line_the_outermost_operator_and_the_phase():
 
 def test_what_is_there_at_both_ends_keeps_the_stack_of_its_block():
     requests, run = run_of(("alloc", 0, 3 * MiB), ("alloc", 1, 3 * MiB), ("free", 1, 0))
-    data = snapshot_of(requests, run, 1)
+    data = snapshot_of(requests, run, 1)  # type: ignore[arg-type]
     block = data["segments"][0]["blocks"][0]
     block["frames"] = [frame("at::_ops::mm::call()"), frame("build", "/home/me/net.py", 3)]
     before = next(c for c in read_snapshot(data).result().peak.live if c.phase is Phase.PREEXISTING)
@@ -107,7 +107,7 @@ def test_what_is_there_at_both_ends_keeps_the_stack_of_its_block():
 
 def test_segments_that_came_and_went_are_put_back_and_taken_away():
     requests, run = run_of(("alloc", 0, 30 * MiB))
-    data = snapshot_of(requests, run)
+    data = snapshot_of(requests, run)  # type: ignore[arg-type]
     gone = 1 << 50
     data["device_traces"] = [
         [
@@ -154,7 +154,7 @@ def settings_of(text):
 
 def test_a_history_with_a_gap_within_is_refused():
     requests, run = run_of(("alloc", 0, 3 * MiB), ("alloc", 1, 3 * MiB), ("free", 0, 0))
-    data = snapshot_of(requests, run)
+    data = snapshot_of(requests, run)  # type: ignore[arg-type]
     del data["device_traces"][0][-2:]
     with pytest.raises(RequestError, match="the history does not fit the segments: alloc of"):
         read_snapshot(data)
@@ -177,12 +177,12 @@ def test_other_data_are_no_snapshot(data, told):
 def test_a_device_that_is_not_there_is_named():
     requests, run = run_of(("alloc", 0, 3 * MiB))
     with pytest.raises(SnapshotError, match="has no device 1; it has 1"):
-        read_snapshot(snapshot_of(requests, run), 1)
+        read_snapshot(snapshot_of(requests, run), 1)  # type: ignore[arg-type]
 
 
 def test_the_busiest_device_is_taken():
     requests, run = run_of(("alloc", 0, 3 * MiB))
-    data = snapshot_of(requests, run)
+    data = snapshot_of(requests, run)  # type: ignore[arg-type]
     data["device_traces"].insert(0, [])
     data["segments"][0]["device"] = 1
     snapshot = read_snapshot(data)
@@ -191,6 +191,6 @@ def test_the_busiest_device_is_taken():
 
 def test_a_picture_names_who_held_what():
     requests, run = run_of(("alloc", 0, 3 * MiB), ("alloc", 1, 5 * MiB), ("free", 0, 0))
-    picture = read_snapshot(snapshot_of(requests, run)).picture()
+    picture = read_snapshot(snapshot_of(requests, run)).picture()  # type: ignore[arg-type]
     assert [track.contributor.size_bytes for track in picture.tracks] == [5 * MiB, 3 * MiB]
     assert np.array(picture.tracks[1].levels).max() == 3 * MiB

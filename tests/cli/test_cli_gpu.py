@@ -31,7 +31,7 @@ def test_a_trace_that_fits_is_a_success_and_a_sentence(trace, capsys):
 
 
 def test_a_trace_that_does_not_fit_ends_with_one(trace, capsys):
-    assert main(["fits", trace, "--capacity", "48MiB"]) == Exit.DOES_NOT_FIT == 1
+    assert main(["fits", trace, "--capacity", "48MiB"]) == Exit.DOES_NOT_FIT == 1  # type: ignore[comparison-overlap]
     assert capsys.readouterr().out.startswith("does not fit in 48.0 MiB (estimated): ")
 
 

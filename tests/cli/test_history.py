@@ -76,7 +76,7 @@ def test_the_page_is_one_file_that_runs_nothing(torchmem, told):
     assert "Ada &amp; b" in text
     tags = []
     parser = HTMLParser()
-    parser.handle_starttag = lambda tag, attributes: tags.append(tag)
+    parser.handle_starttag = lambda tag, attributes: tags.append(tag)  # type: ignore[assignment]
     parser.feed(text)
     assert tags.count("circle") == 5
     assert not {"script", "link", "img"} & set(tags)

@@ -84,7 +84,7 @@ class Recording:
     def as_requests(self) -> Requests:
         columns = {name: np.array(self.requests[name], np.int64) for name in _REQUEST_COLUMNS}
         columns["kind"] = columns["kind"].astype(np.int8)
-        return Requests(**columns, completions_given=self.completions_given)
+        return Requests(**columns, completions_given=self.completions_given)  # type: ignore[arg-type]
 
     def replay(self, *, by_address: bool) -> AllocatorRun:
         """Simulate the requests. ``by_address``: ties go to the lowest of the real addresses.

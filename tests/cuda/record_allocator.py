@@ -293,7 +293,7 @@ def _in_rows(
 ) -> tuple[RequestLog, list[int], dict[str, list[int]]]:
     if not driver.sampled_entries:
         return _Alignment(driver, entries).aligned()
-    history = read_history(entries)
+    history = read_history(entries)  # type: ignore[arg-type]
     if history.foreign_free_count or history.failure_count:
         raise SystemExit("the history does not hold everything that was asked for")
     requests = history.requests

@@ -110,7 +110,7 @@ def test_a_limit_error_crosses_processes_and_counts_as_a_failed_assertion():
     error = pickle.loads(pickle.dumps(LimitError("first", ("first", "second"))))
     assert isinstance(error, AssertionError)
     assert isinstance(error, TorchmemError)
-    assert (str(error), error.sentences) == ("first [over-limit]", ("first", "second"))
+    assert (str(error), error.sentences) == ("first [over-limit]", ("first", "second"))  # type: ignore[attr-defined]
 
 
 def test_what_the_body_raises_comes_out_and_all_is_restored():
@@ -178,7 +178,7 @@ def test_each_call_of_a_function_has_a_result():
         work(3)
     assert [result.peak.total for result in work.results] == [1 * MiB, 2 * MiB, 3 * MiB]
     assert [result.name for result in work.results[-2:]] == ["work", "work"]
-    assert (work.__name__, work.__doc__) == ("work", "Do it.")
+    assert (work.__name__, work.__doc__) == ("work", "Do it.")  # type: ignore[attr-defined]
 
 
 def test_a_function_can_be_decorated_without_parentheses_and_so_can_a_method():
@@ -190,7 +190,7 @@ def test_a_function_can_be_decorated_without_parentheses_and_so_can_a_method():
             make(self.size)
             return self.size
 
-    assert Model().step() == 2
+    assert Model().step() == 2  # type: ignore[call-arg]
     assert [result.name for result in Model.step.results] == ["Model.step"]
 
 

@@ -266,7 +266,7 @@ def test_real_meta_and_fake_tensors_give_the_same_numbers():
 
 def test_nothing_is_left_behind():
     model, x = Mlp(), torch.randn(8, 64)
-    model.cache = None
+    model.cache = None  # type: ignore[assignment]
     before = dict(model.named_parameters())
     values = {name: t.clone() for name, t in model.state_dict().items()}
 
@@ -350,7 +350,7 @@ def test_a_graph_that_the_program_keeps_or_makes_anew_gets_its_backward():
 
     def penalty(x):
         loss = model(x).pow(2).sum()
-        (gradient,) = torch.autograd.grad(loss, [model.layers[0].weight], create_graph=True)
+        (gradient,) = torch.autograd.grad(loss, [model.layers[0].weight], create_graph=True)  # type: ignore[arg-type]
         return loss + gradient.pow(2).sum()
 
     for program in (anew, penalty):

@@ -35,8 +35,8 @@ def in_parts(x):
 
 
 BAD = {
-    "number": (lambda: estimate(3, X), "needs a module or a function, got 3"),
-    "nothing": (lambda: estimate(None), "needs a module or a function, got None"),
+    "number": (lambda: estimate(3, X), "needs a module or a function, got 3"),  # type: ignore[arg-type]
+    "nothing": (lambda: estimate(None), "needs a module or a function, got None"),  # type: ignore[arg-type]
     "tensor": (lambda: estimate(X), "needs a module or a function, got a Tensor"),
     "class": (lambda: estimate(nn.Linear, X), "needs a module, got its class Linear"),
     "async": (lambda: estimate(later, X), "later does it later, as generators and async"),
@@ -46,12 +46,12 @@ BAD = {
     "keyword": (lambda: estimate(model(), X, y=X), "unexpected keyword argument 'y'"),
     "tuple": (lambda: estimate(model(), (X,)), "one tuple for Linear.*give the arguments one by"),
     "list": (lambda: estimate(model(), [X]), "one list for Linear.*give the arguments one by"),
-    "backward": (lambda: estimate(model(), X, backward="no"), "'no' is not True or False"),
+    "backward": (lambda: estimate(model(), X, backward="no"), "'no' is not True or False"),  # type: ignore[arg-type]
     "optimizer": (
         lambda: estimate(model(), X, optimizer="adam"),
         "optimizer: 'adam' is not an optimizer",
     ),
-    "device": (lambda: estimate(model(), X, device=3), "device: 3 is not a device"),
+    "device": (lambda: estimate(model(), X, device=3), "device: 3 is not a device"),  # type: ignore[arg-type]
     "graph": (
         lambda: estimate(torch.export.export(model(), (X,)), X),
         "no arguments for a graph",

@@ -164,10 +164,7 @@ with measure(device="cpu"):
 
 def named(blocks_of_page: list[str]) -> dict[str, str]:
     """Return the examples by the file that their first line names."""
-    return {
-        re.match(r"# (\S+)\n", block)[1]: block  # type: ignore[index]
-        for block in blocks_of_page
-    }
+    return {re.match(r"# (\S+)\n", block)[1]: block for block in blocks_of_page}
 
 
 @pytest.fixture(scope="module")

@@ -174,7 +174,7 @@ def storages_that_move() -> None:
     x.untyped_storage().resize_(20_000)
     other = torch.empty(0).set_(x.untyped_storage())
     other.fill_(1)
-    x.set_(torch.ones(100))
+    x.set_(torch.ones(100))  # type: ignore[call-overload]
     model = mlp()
     kept = [weight.detach().clone() for weight in model.parameters()]
     for weight in model.parameters():

@@ -246,4 +246,4 @@ class NameOfModuleCode:
 def test_a_name_that_is_gone_is_that_of_a_modules_code() -> None:
     with pytest.raises(UnicodeDecodeError):
         NameOfModuleCode().name  # noqa: B018
-    assert profiler.name_of(NameOfModuleCode()) == "package/module.py(0): <module>"
+    assert profiler.name_of(NameOfModuleCode()) == "package/module.py(0): <module>"  # type: ignore[arg-type]

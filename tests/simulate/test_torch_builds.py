@@ -64,16 +64,16 @@ def test_an_installed_cuda_build_is_seen_through_links(cpu_torch, monkeypatch):
     (cpu_torch / "lib" / "libtorch_cuda.so").touch()
     monkeypatch.setattr(torch_builds, "_with_runtime", lambda _v, _c, site, _d: site)
     site = torch_builds.torch_build()
-    library = site / "torch" / "lib" / "libtorch_cuda.so"
+    library = site / "torch" / "lib" / "libtorch_cuda.so"  # type: ignore[operator]
     assert library.is_symlink()
-    assert not (site / "torch" / "lib").is_symlink()  # or $ORIGIN would be the installed folder
+    assert not (site / "torch" / "lib").is_symlink()  # or $ORIGIN would be the installed folder  # type: ignore[operator]
     assert library.resolve() == cpu_torch / "lib" / "libtorch_cuda.so"
     assert torch_builds.torch_build() == site
 
 
 def test_no_compiler_is_told(monkeypatch):
-    monkeypatch.setattr(build.shutil, "which", lambda _name: None)
-    monkeypatch.setattr(build.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(build.shutil, "which", lambda _name: None)  # type: ignore[attr-defined]
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda _name: None)  # type: ignore[attr-defined]
     with pytest.raises(SimulationError, match="pip install ziglang"):
         build.find_compiler()
 

@@ -100,7 +100,7 @@ def test_storages_that_change_size():
     x.resize_(5000)
     x.untyped_storage().resize_(0)
     x.untyped_storage().resize_(20000)
-    x.set_(torch.zeros(10))
+    x.set_(torch.zeros(10))  # type: ignore[call-overload]
 
 
 @measured

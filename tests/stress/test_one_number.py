@@ -140,7 +140,7 @@ def test_a_difference_of_one_byte_would_be_seen(tmp_path: Path) -> None:
     test = {"test": "a", "outcome": "passed", "not_measured": "", "regions": []}
     reports = []
     for total, time_ns in ((8, 1), (8, 2), (9, 1)):
-        changed = {**result, "peak": {**result["peak"], "total": total, "time_ns": time_ns}}
+        changed = {**result, "peak": {**result["peak"], "total": total, "time_ns": time_ns}}  # type: ignore[dict-item]
         path = tmp_path / "report.json"
         path.write_text(json.dumps({"tests": [{**test, "windows": [{"result": changed}]}]}))
         reports.append(read(path))

@@ -152,6 +152,6 @@ def test_frees_of_blocks_from_before_the_history_are_counted_and_left_out():
 
 
 def test_failures_are_counted():
-    history = read_history([{"action": "oom", "device_free": 5, "size": 99, "stream": 0}])
+    history = read_history([{"action": "oom", "device_free": 5, "size": 99, "stream": 0}])  # type: ignore[typeddict-unknown-key]
     assert history.failure_count == 1
     assert history.address.dtype == np.int64

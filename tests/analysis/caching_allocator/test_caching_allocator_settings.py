@@ -161,7 +161,7 @@ def torch_divisions():
     if not hasattr(torch._C, "_accelerator_setAllocatorSettings"):
         pytest.skip("this torch does not parse allocator settings without CUDA")
     spec = importlib.util.find_spec("torch")
-    library = Path(spec.origin).parent / "lib" / "libc10.so"
+    library = Path(spec.origin).parent / "lib" / "libc10.so"  # type: ignore[arg-type]
     try:
         look_up = getattr(ctypes.CDLL(str(library)), _LOOK_UP)
     except (OSError, AttributeError):

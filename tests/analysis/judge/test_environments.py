@@ -59,7 +59,7 @@ def test_what_this_machine_is_has_all_parts(monkeypatch):
     assert usual["libraries"] == ""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert devices.environment("cpu")["libraries"] == "ONEDNN_MAX_CPU_ISA=AVX2"
-    monkeypatch.setattr(devices.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(devices.platform, "machine", lambda: "aarch64")  # type: ignore[attr-defined]
     assert environment_name(devices.environment("cpu")).startswith("cpu-arm64-torch")
-    monkeypatch.setattr(devices.platform, "machine", lambda: "AMD64")
+    monkeypatch.setattr(devices.platform, "machine", lambda: "AMD64")  # type: ignore[attr-defined]
     assert devices.environment("cpu")["capability"] == ""

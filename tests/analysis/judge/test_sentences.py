@@ -72,7 +72,7 @@ def test_the_holder_that_is_named_is_that_of_the_cause_not_the_largest():
         Held(Holder(20 * MiB, 1, Fate.HELD, "the fixture 'net'.grad"), OTHER),
         Held(
             Holder(8 * MiB, 1, Fate.HELD, "net.CACHE"),
-            replace(LEAK, source=replace(LEAK.source, file="elsewhere/net.py")),
+            replace(LEAK, source=replace(LEAK.source, file="elsewhere/net.py")),  # type: ignore[type-var]
         ),
     )
     entry = BaselineEntry.of(result(OTHER))

@@ -41,7 +41,7 @@ def amounts(contributors):
 
 
 def measured(*at_peak, retained=(), **changes):
-    at_peak = sorted(at_peak, key=lambda c: -c.size_bytes)
+    at_peak = sorted(at_peak, key=lambda c: -c.size_bytes)  # type: ignore[assignment]
     composition, kept = amounts(at_peak), amounts(retained)
     fields = {
         "name": "",

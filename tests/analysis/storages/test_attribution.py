@@ -268,7 +268,7 @@ def test_inserting_lines_changes_no_identity(tmp_path: Path):
         names: dict[str, Callable[[torch.Tensor], object]] = {}
         exec(compile(text, str(tmp_path / "code.py"), "exec"), names)
         ones = torch.ones(8)
-        found = made(lambda body=names["body"], ones=ones: body(ones))
+        found = made(lambda body=names["body"], ones=ones: body(ones))  # type: ignore[misc]
         identities.append({c.identity for c in found})
     assert identities[0] == identities[1]
     assert {identity[1] for identity in identities[0]} >= {"aten::exp", "aten::add"}

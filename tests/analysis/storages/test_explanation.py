@@ -57,7 +57,7 @@ def test_a_storage_is_told_with_its_life_and_where_it_comes_from():
     weight, kept, scratch, gradient = a_step().explain()
     assert (weight.born_ns, weight.died_ns, gradient.died_ns) == (None, None, None)
     assert weight.number != kept.number
-    assert kept.born_ns < scratch.born_ns < scratch.died_ns < gradient.born_ns < kept.died_ns
+    assert kept.born_ns < scratch.born_ns < scratch.died_ns < gradient.born_ns < kept.died_ns  # type: ignore[operator]
     assert (kept.storage.operator, kept.storage.module) == ("aten::mm", "Net")
     assert (scratch.storage.phase, gradient.storage.phase) == (Phase.FORWARD, Phase.BACKWARD)
 
@@ -95,7 +95,7 @@ def test_a_moment_is_the_state_after_the_change_at_it():
     scratch = profile.explain("temporary")[0]
     alive = profile.explain("temporary", at=scratch.born_ns)
     assert alive == (scratch,)
-    assert profile.explain("temporary", at=scratch.born_ns - 1) == ()
+    assert profile.explain("temporary", at=scratch.born_ns - 1) == ()  # type: ignore[operator]
     assert profile.explain("temporary", at=scratch.died_ns) == ()
 
 

@@ -163,7 +163,7 @@ class Program:
 
     def leave(self) -> None:
         if self.open:
-            self.open.pop().__exit__(None, None, None)
+            self.open.pop().__exit__(None, None, None)  # type: ignore[attr-defined]
 
     def run(self, actions: list[tuple]) -> None:
         for name, *arguments in actions:

@@ -112,7 +112,7 @@ def test_the_stand_in_is_called_as_the_real_engine_is(module, name):
     # Under a name of its own: the projects that other tests run in this process import theirs.
     path = Path(__file__).parents[2] / "fake_measure.py"
     spec = importlib.util.spec_from_file_location("stand_in", path)
-    stand_in = importlib.util.module_from_spec(spec)
+    stand_in = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     spec.loader.exec_module(stand_in)
     real, fake = getattr(module, name), getattr(stand_in, name)
     if not inspect.isclass(fake):

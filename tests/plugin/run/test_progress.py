@@ -20,7 +20,7 @@ def watched(reporter, count, step_s):
     ticks = iter(i * step_s for i in range(10_000))
     plugins = SimpleNamespace(get_plugin=lambda name: reporter)
     config = SimpleNamespace(pluginmanager=plugins)
-    return list(progress(range(count), "baselines", config, clock=lambda: next(ticks)))
+    return list(progress(range(count), "baselines", config, clock=lambda: next(ticks)))  # type: ignore[arg-type]
 
 
 def test_long_work_is_told_and_the_line_is_empty_again():
@@ -55,9 +55,9 @@ def test_what_goes_wrong_still_leaves_an_empty_line():
     ticks = iter(range(100))
     plugins = SimpleNamespace(get_plugin=lambda name: reporter)
     config = SimpleNamespace(pluginmanager=plugins)
-    items = progress(range(9), "baselines", config, clock=lambda: next(ticks))
+    items = progress(range(9), "baselines", config, clock=lambda: next(ticks))  # type: ignore[arg-type]
     next(items)
     next(items)
     with pytest.raises(OSError, match="full"):
-        items.throw(OSError("full"))
+        items.throw(OSError("full"))  # type: ignore[attr-defined]
     assert reporter.lines[-1] == ""

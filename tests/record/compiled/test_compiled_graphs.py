@@ -83,7 +83,7 @@ def test_of_several_nodes_on_a_line_the_named_one_counts():
 
 def test_a_node_outside_every_module_makes_the_line_belong_to_none():
     where = {"stack_trace": stack(60, "one inside, one outside")}
-    graph = traced(relu={**where, "nn_module_stack": {"1": 0}}, add=where)
+    graph = traced(relu={**where, "nn_module_stack": {"1": 0}}, add=where)  # type: ignore[arg-type]
     assert known_of(graph).traced_at(where["stack_trace"]).modules == ()
 
 
@@ -112,7 +112,7 @@ def test_the_innermost_frame_of_the_users_counts(moved: str):
 
 def test_collecting_wakes_no_proxy():
     class Proxy:
-        @property
+        @property  # type: ignore[misc]
         def __class__(self) -> type:
             pytest.fail("somebody asked a proxy what it is")
 

@@ -95,7 +95,7 @@ def compiled_before(backend: str) -> tuple[Contributor, ...]:
 def one(found: tuple[Contributor, ...], operator: str, module: str, phase: Phase) -> Contributor:
     (only,) = [
         c for c in found if (c.operator, c.module, c.phase) == (operator, module, phase)
-    ] or [None]
+    ] or [None]  # type: ignore[list-item]
     assert only is not None, [(c.operator, c.module, c.phase.value) for c in found]
     return only
 

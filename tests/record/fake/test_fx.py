@@ -66,7 +66,7 @@ def say_device(module: torch.fx.GraphModule, device: str) -> None:
     for node in module.graph.nodes:
         for leaf in tree_leaves(node.meta.get("val")):
             if isinstance(leaf, torch.Tensor):
-                leaf.fake_device = torch.device(device)
+                leaf.fake_device = torch.device(device)  # type: ignore[attr-defined]
 
 
 def torchs_profile(graph: torch.fx.Graph, releasable: Callable[[Any], bool]) -> list[int]:
@@ -219,7 +219,7 @@ class _Repaired:
     def nodes(self) -> Any:
         nodes = list(self._graph.nodes)
 
-        class Nodes(list):  # type: ignore[type-arg]
+        class Nodes(list):
             def __reversed__(self):
                 return iter([[nodes[-1]], *nodes[-2::-1]])
 

@@ -244,20 +244,20 @@ def test_the_interpreter_s_note_of_an_exception_is_no_name(models, monkeypatch):
 
 def numbers(models: types.ModuleType) -> Iterator[int]:
     tensor = torch.ones(8)
-    models.sizes = sizes(tensor)
+    models.sizes = sizes(tensor)  # type: ignore[attr-defined]
     yield len(tensor)
 
 
 async def awaited(models: types.ModuleType) -> None:
     tensor = torch.ones(8)
-    models.sizes = sizes(tensor)
-    await Pause()
+    models.sizes = sizes(tensor)  # type: ignore[attr-defined]
+    await Pause()  # type: ignore[misc]
     del tensor
 
 
 async def streamed(models: types.ModuleType) -> AsyncIterator[int]:
     tensor = torch.ones(8)
-    models.sizes = sizes(tensor)
+    models.sizes = sizes(tensor)  # type: ignore[attr-defined]
     yield len(tensor)
 
 
@@ -317,8 +317,8 @@ def test_a_cycle_is_named_by_the_class_that_closes_it():
 
 
 class Waking:
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         raise AssertionError("woken")
 
     def __getattr__(self, name: str) -> object:
@@ -330,9 +330,9 @@ def test_proxies_that_are_near_are_not_woken(models):
         pass
 
     owner, lazy = Owner(), Waking()
-    owner.tensor = lazy.tensor = torch.ones(8)
+    owner.tensor = lazy.tensor = torch.ones(8)  # type: ignore[attr-defined]
     models.proxy, models.dead = weakref.proxy(owner), weakref.proxy(Owner())
-    models.owner, models.lazy, size = owner, lazy, sizes(owner.tensor)
+    models.owner, models.lazy, size = owner, lazy, sizes(owner.tensor)  # type: ignore[attr-defined]
     models.held = [models.proxy, models.dead, lazy]
     del owner, lazy
     (found,) = find_holders(size)

@@ -104,7 +104,7 @@ def test_a_namespace_that_somebody_asked_for_stays():
 
 def test_not_every_object_is_looked_at():
     many = [[number] for number in range(2 * OBJECTS)]
-    many.append(torch.ones(3))
+    many.append(torch.ones(3))  # type: ignore[arg-type]
     near = torch.ones(3)
     (place,) = places_of(many[-1])
     assert way_to(place) == ""

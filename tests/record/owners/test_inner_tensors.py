@@ -29,10 +29,10 @@ class Wrapper(torch.Tensor):
         self.keep(inner)
 
     def keep(self, inner: torch.Tensor) -> None:
-        self.inner = inner
+        self.inner = inner  # type: ignore[assignment]
 
     def unwrapped(self) -> torch.Tensor:
-        return self.inner
+        return self.inner  # type: ignore[return-value]
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -79,8 +79,8 @@ def test_a_wrapper_is_where_the_tensors_in_its_attributes_are(wrapper: type[Wrap
 
 def test_wrappers_may_refer_to_each_other():
     one, other = Wrapper(torch.ones(4)), Wrapper(torch.ones(8))
-    one.partner, other.partner = other, one
-    one.self = one
+    one.partner, other.partner = other, one  # type: ignore[attr-defined]
+    one.self = one  # type: ignore[attr-defined]
     assert sizes_of(one) == [16, 32]
 
 
@@ -89,7 +89,7 @@ def test_attributes_of_a_tensor_with_data_of_its_own_are_not_its_memory():
         pass
 
     images = torch.ones(4).as_subclass(Labelled)
-    images.labels = torch.ones(100)
+    images.labels = torch.ones(100)  # type: ignore[attr-defined]
     assert sizes_of(images) == [16]
 
 

@@ -358,7 +358,7 @@ def test_the_highest_point_of_an_svg_is_the_peak():
         for point in polygon.get("points").split()
     ]
     marker = next(path.get("d") for path in root.iter(f"{SVG}path"))
-    x, y = map(float, re.match(r"M([\d.]+) ([\d.]+)", marker).groups())
+    x, y = map(float, re.match(r"M([\d.]+) ([\d.]+)", marker).groups())  # type: ignore[arg-type]
     assert y == pytest.approx(min(corner[1] for corner in corners), abs=0.1)
     assert any(abs(corner[0] - x) < 0.1 and abs(corner[1] - y) < 0.1 for corner in corners)
 
@@ -374,8 +374,8 @@ def lines_of(shown):
     top, bottom = min(corners), max(corners)
     per_pixel = shown.result.peak.total / (bottom - top)
     lines = [line for line in root.iter(f"{SVG}line") if line.get("stroke-dasharray")]
-    assert all(44 <= float(line.get("y1")) <= bottom for line in lines)
-    heights = {n.get("stroke"): (bottom - float(n.get("y1"))) * per_pixel for n in lines}
+    assert all(44 <= float(line.get("y1")) <= bottom for line in lines)  # type: ignore[arg-type]
+    heights = {n.get("stroke"): (bottom - float(n.get("y1"))) * per_pixel for n in lines}  # type: ignore[arg-type]
     return heights, [text.text for text in root.iter(f"{SVG}text")]
 
 
@@ -406,7 +406,7 @@ def test_a_category_s_limit_is_a_line_where_nothing_else_is_in_the_picture():
 def test_labels_of_lines_that_are_close_do_not_overlap():
     shown = replace(window("a", share=0.75), limits={"total": 75 * MiB})
     root = ElementTree.fromstring(timeline_svg(shown.picture, "t", marks_of(shown)))
-    places = {node.text: float(node.get("y")) for node in root.iter(f"{SVG}text")}
+    places = {node.text: float(node.get("y")) for node in root.iter(f"{SVG}text")}  # type: ignore[arg-type]
     assert places["baseline 74.1 MiB"] - places["limit 75.0 MiB"] >= 15
 
 
@@ -424,7 +424,7 @@ def test_a_long_title_is_cut_in_its_middle_and_whole_in_the_svg_s_title():
     name = f"tests/test_a.py::test_b[{'x' * 200}-last]"
     root = ElementTree.fromstring(timeline_svg(picture(), name))
     shown = next(root.iter(f"{SVG}text")).text
-    assert len(shown) <= 100
+    assert len(shown) <= 100  # type: ignore[arg-type]
     assert shown.startswith("tests/test_a.py::")
     assert shown.endswith("-last]")
     assert root.findtext(f"{SVG}title") == name

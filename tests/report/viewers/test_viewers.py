@@ -141,7 +141,7 @@ def test_a_finished_torch_profile_goes_to_both_viewers(tmp_path):
     import torch
 
     shapes = {"record_shapes": True, "profile_memory": True, "with_stack": True}
-    with torch.profiler.profile(**shapes) as finished:
+    with torch.profiler.profile(**shapes) as finished:  # type: ignore[arg-type]
         torch.nn.Linear(32, 32)(torch.ones(8, 32)).sum().backward()
     export_chrome_trace(finished, tmp_path / "x.json.gz")
     trace = json.loads(gzip.decompress((tmp_path / "x.json.gz").read_bytes()))
@@ -160,4 +160,4 @@ def test_a_profile_that_was_analysed_is_not_analysed_again(profile, tmp_path):
     ("time_ns", "text"), [(730e6, "730 ms"), (999.4e6, "999 ms"), (1460e6, "1.46 s"), (0, "0 ms")]
 )
 def test_the_time_axis_of_a_picture_has_no_exponents(time_ns, text):
-    assert svg._time(time_ns) == text
+    assert svg._time(time_ns) == text  # type: ignore[attr-defined]
