@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pytest_torchmem.analysis.judge.growth import attribute_growth
-from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, overall
 from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.findings import (
     COUNTERS,
@@ -24,6 +24,8 @@ from pytest_torchmem.values.findings import (
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_change, format_size
 
+# Numbers that memory of another thread would be part of, whatever it is for.
+_MAY_LACK: Final = ("total", "retained", Category.UNKNOWN.value)
 _SCRATCH: Final = ("temporary", "autograd_detail", "workspace", "unknown")
 _SCRATCH_FACTOR: Final = 8
 
@@ -54,6 +56,7 @@ def judge_baseline(
     if result.peak.total == 0 and entry.total > 0:
         missing = _nothing_read(result, f"the baseline has {format_size(entry.total)}")
         return Verdict(result, (missing,), Change.NOT_COMPARED, entry.total)
+    allowance = allowance.at(entry.total)
     changes: set[Change] = set()
     findings: list[Finding] = []
     of_other = f" for {environment}" if environment else ""
@@ -72,7 +75,7 @@ def judge_baseline(
             excess_bytes = measured_bytes - baseline_bytes
             finding = Finding(FindingKind.GROWN, key, numbers, excess_bytes, growths)
             findings.append(_with_cause(finding, result))
-    change = next((c for c in (Change.GROWN, Change.SHRUNK) if c in changes), Change.SAME)
+    change = overall(changes)
     notice = _largest_saving(result, entry) if change is Change.SHRUNK else ""
     return Verdict(result, rank(findings), change, entry.total, notice, environment)
 
@@ -157,10 +160,23 @@ def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
         limit = f"the limit of {format_size(limit_bytes)} on {words(key)}"
         return Finding(reading.kind, key, f"{limit} cannot be judged: {reading.reason}")
     if reading <= limit_bytes:
-        return None
+        return _judge_unseen(result, key, limit_bytes, limit_bytes - reading)
     numbers = _exceeds(result, key, reading, limit_bytes, "the limit of {}")
     finding = Finding(FindingKind.OVER_LIMIT, key, numbers, reading - limit_bytes)
     return _with_cause(finding, result)
+
+
+def _judge_unseen(result: Result, key: str, limit_bytes: int, margin_bytes: int) -> Finding | None:
+    """Return a finding where what nobody saw being made may be more than is left below a limit."""
+    if key not in _MAY_LACK or result.unexplained_bytes <= margin_bytes:
+        return None
+    return Finding(
+        FindingKind.UNSEEN,
+        key,
+        f"the limit of {format_size(limit_bytes)} on {words(key)} cannot be judged: "
+        f"{format_size(result.unexplained_bytes)} were not seen being made, by another thread or "
+        f"another allocator, and {format_size(margin_bytes)} are left below the limit",
+    )
 
 
 def _reading(result: Result, key: str) -> int | _Unread:

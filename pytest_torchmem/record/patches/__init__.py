@@ -14,7 +14,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Final
 
-from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors, functorch
+from pytest_torchmem.record.torch_api import autograd, compiler, dynamo, functorch, modules
 
 
 class During(Enum):
@@ -83,9 +83,14 @@ PATCHES: Final = (
         "torch.distributed.Work.wait",
         "Waits until gloo's threads have let go of what they worked on (on Linux).",
     ),
+    Patch(
+        "importlib._bootstrap._find_and_load",
+        "Keeps the millions of calls of an import out of the recording.",
+    ),
     Patch(compiler.START_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.END_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.CLEAR_CALLBACKS, "Keeps our callbacks when the compiler is reset in a body."),
+    *(Patch(name, "Takes hooks out while dynamo looks at frames.") for name in dynamo.SETTERS),
     Patch(f"{_NN}register_module_forward_pre_hook", _CALLED_IN, How.ADDED, _ESTIMATED),
     Patch(f"{_NN}register_module_forward_hook", _CALLED_IN, How.ADDED, _ESTIMATED),
     Patch(f"{_OPTIM}register_optimizer_step_pre_hook", _STEP, How.ADDED, _ESTIMATED),
@@ -96,13 +101,13 @@ PATCHES: Final = (
         during=_ESTIMATED,
     ),
     Patch(
-        fake_tensors.FOREACH_TYPES,
+        modules.FOREACH_TYPES,
         "Lets optimizers treat fake tensors as they treat real ones.",
         How.ADDED,
         _ESTIMATED,
     ),
     Patch(
-        fake_tensors.FOREACH_DEVICES,
+        modules.FOREACH_DEVICES,
         "Lets optimizers treat the CPU as the GPU that it stands for.",
         during=_ESTIMATED,
     ),
