@@ -86,7 +86,7 @@ class StoredEntries:
         found = self.numbers(key, path)
         if isinstance(found, BaselineEntry):
             return found
-        return entry_of(found, self.origins.get(key, ()))
+        return entry_of(key, found, self.origins.get(key, ()))
 
     def numbers(self, key: str, path: Path) -> Numbers | BaselineEntry:
         """Return the numbers of one entry; all of it where it is of an older format.
@@ -332,7 +332,7 @@ def _kept(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[
     if isinstance(found, BaselineEntry):
         return entry_lines(key, Numbers.of(found)), [origin_line(key, found)]
     numbers = found
-    return entry_lines(key, numbers), [line for line in origins if explains(line, numbers)][:1]
+    return entry_lines(key, numbers), [line for line in origins if explains(line, key, numbers)][:1]
 
 
 def root_of(path: Path, environment: Environment) -> Path:

@@ -68,7 +68,7 @@ class Numbers:
     def columns(self, kind: str) -> list[int]:
         """Return the numbers of a row."""
         own = {"total": self.total, "retained": self.retained}
-        return [own[name] if name in own else self.peaks[name] for name in COLUMNS[kind]]
+        return [own[name] if name in own else getattr(self.peaks, name) for name in COLUMNS[kind]]
 
     def sentence(self, room: int = WIDTH) -> str:
         """Return the sizes for people: ``17.3 MiB: activation 12.0 MiB, ...; 4.0 MiB retained``.

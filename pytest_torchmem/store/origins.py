@@ -79,11 +79,11 @@ def origin_line(key: str, entry: BaselineEntry) -> str:
     return encode([key, _all(Numbers.of(entry)), parts])
 
 
-def entry_of(numbers: Numbers, lines: Iterable[str]) -> BaselineEntry:
+def entry_of(key: str, numbers: Numbers, lines: Iterable[str]) -> BaselineEntry:
     """Return an entry with these numbers, and with what one of the lines says they were made of."""
-    with contextlib.suppress(*_WRONG):
-        for line in lines:
-            if explains(line, numbers):
+    for line in lines:
+        if explains(line, key, numbers):
+            with contextlib.suppress(*_WRONG):
                 return _from_parts(numbers, json.loads(line)[2])
     return BaselineEntry(
         numbers.total,
@@ -93,11 +93,9 @@ def entry_of(numbers: Numbers, lines: Iterable[str]) -> BaselineEntry:
     )
 
 
-def explains(line: str, numbers: Numbers) -> bool:
+def explains(line: str, key: str, numbers: Numbers) -> bool:
     """Return whether a line is of an entry with these numbers."""
-    with contextlib.suppress(*_WRONG):
-        return bool(json.loads(line)[1] == _all(numbers))
-    return False
+    return line.startswith(f"[{encode(key)}, {encode(_all(numbers))}, ")
 
 
 def _from_parts(numbers: Numbers, parts: Mapping[str, Any]) -> BaselineEntry:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.analysis.judge.spread import judge_spread
 from pytest_torchmem.analysis.judge.verdict import (
     judge_baseline,
     judge_blind_spots,
     judge_limits,
     judge_shrinking,
+    judge_spread,
 )
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.values.contributors import (
