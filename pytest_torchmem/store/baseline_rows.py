@@ -14,9 +14,10 @@ from typing import Any, Final, TypeAlias
 
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import CategoryBytes, whole_number
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.units import format_size
 
-Row: TypeAlias = list[Any]
+Row: TypeAlias = list[Json]
 """``[key, sentence]``, ``[name, "work", six numbers]`` or ``[name, "id", number, text]``."""
 
 WORK: Final = ("total", "activation", "temporary", "input", "autograd_detail", "workspace")
