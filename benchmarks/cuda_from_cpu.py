@@ -1,7 +1,7 @@
 """What a CPU tells of a GPU: the allocator simulated, from a recording of the same code on the CPU.
 
     python benchmarks/cuda_from_cpu.py [case ...] [--output FILE.md]                # on a GPU, or:
-    python -m tests.cuda.without_gpu python benchmarks/cuda_from_cpu.py
+    torchmem simulate -- python benchmarks/cuda_from_cpu.py
 
 Each case makes a model and its inputs and runs two training steps with AdamW. It is recorded on the
 CPU, and the simulated allocator is given what was recorded; and it is run on the device, in a new

@@ -15,7 +15,7 @@ analysing it) is told apart.
 * profiler alone: torch's profiler with shapes, memory and stacks, and nothing of ours beside it.
 
 The step is small: a fast GPU waits for Python most of the time, and then the ratio is that of host
-time, the least favourable one. On a CUDA device that is simulated (tests/cuda/without_gpu) kernels
+time, the least favourable one. On a CUDA device that is simulated (`torchmem simulate`) kernels
 take no time at all, and the ratio is that of host time alone; ask for ``--clock processor`` there.
 
 The last table is what the installed plugin adds to a run of pytest that does not use it: the

@@ -28,6 +28,7 @@ _HOME = {
     "gather_ranks": "pytest_torchmem.measuring.gather",
     "load_ranks": "pytest_torchmem.measuring.saving",
     "load_results": "pytest_torchmem.measuring.saving",
+    "load_snapshot": "pytest_torchmem.store.snapshots",
     "load_trace": "pytest_torchmem.values.trace",
     "measure": "pytest_torchmem.measuring.block",
     "save_results": "pytest_torchmem.measuring.saving",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     )
     from pytest_torchmem.measuring.gather import gather_ranks
     from pytest_torchmem.measuring.saving import load_ranks, load_results, save_results
+    from pytest_torchmem.store.snapshots import load_snapshot
     from pytest_torchmem.values.contributors import Category
     from pytest_torchmem.values.errors import LimitError, TorchmemError
     from pytest_torchmem.values.results import Result
@@ -74,6 +76,7 @@ __all__ = [
     "gather_ranks",
     "load_ranks",
     "load_results",
+    "load_snapshot",
     "load_trace",
     "measure",
     "save_results",

@@ -11,6 +11,7 @@ import pytest
 
 # What a project imports, pytester forgets after its run, and numpy cannot be loaded twice.
 import pytest_torchmem.values.trace  # noqa: F401
+from pytest_torchmem.store.baseline_rows import COLUMNS
 
 FAKE = Path(__file__).with_name("fake_measure.py")
 
@@ -55,11 +56,9 @@ class Project:
     def entries(self, name: str = "test_it") -> dict[str, Any]:
         entries: dict[str, Any] = {}
         for row in json.loads(self.baseline(name).read_text())["entries"][:-1]:
-            entry = entries.setdefault(row[0], {"live": [], "retained_live": []})
-            if row[1] in ("live", "retained_live"):
-                entry[row[1]].append(row[2])
-            else:
-                entry[row[1]] = row[2]
+            entry = entries.setdefault(row[0], {})
+            if row[1] in COLUMNS:
+                entry.update(zip(COLUMNS[row[1]], row[2:], strict=True))
         return entries
 
 

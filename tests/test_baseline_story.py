@@ -122,13 +122,25 @@ class Project:
     def stored(self, environment: str = CPU_12) -> list[str]:
         """Return the stored entries as ``test: MiB``."""
         path = self.path / "__torchmem__" / environment / "test_net.json"
-        rows = [line.split(", ") for line in path.read_text().splitlines() if '"total"' in line]
-        return [f"{row[0][2:-1]}: {int(row[2][:-2]) >> 20}" for row in rows]
+        rows = [line.split(", ") for line in path.read_text().splitlines() if '", "work", ' in line]
+        return [f"{row[0][2:-1]}: {int(row[2]) >> 20}" for row in rows]
 
     def diff(self) -> list[str]:
         """Return what differs from the last commit, without context."""
+        self.git("add", "-A", "-N", "__torchmem__")
         lines = self.git("diff", "-U0", "--", "__torchmem__").splitlines()
-        return [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+        changed = [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+        assert all(len(line) <= 1 + 120 for line in changed)
+        return changed
+
+    def accept(self, *arguments: str, entries: int, files: int = 0) -> str:
+        """Update, and hold the diff to what a reviewer is promised: six lines for each entry.
+
+        A new file has 15 lines beside those of its entries.
+        """
+        told = self.pytest(*(arguments or (UPDATE,)))
+        assert 0 < len(self.diff()) <= 6 * entries + 15 * files
+        return told
 
 
 @pytest.fixture
@@ -138,6 +150,7 @@ def project(tmp_path: Path) -> Project:
 
 def test_a_month(project: Project) -> None:
     first_baselines(project)
+    a_reviewer_reads_a_diff(project)
     two_branches_add_tests(project)
     two_branches_change_one_test(project)
     torch_is_upgraded(project)
@@ -154,11 +167,39 @@ def first_baselines(project: Project) -> None:
     project.test("forward")
     project.test("train", parameter=20, activation=80)
     assert "2 measurements have no baseline" in project.pytest()
-    project.pytest(UPDATE)
+    project.accept(entries=2, files=1)
     assert project.stored() == ["test_forward: 50", "test_train: 100"]
     project.commit("baselines")
     project.pytest("--torchmem-require-baseline")
     assert project.diff() == []
+
+
+def a_reviewer_reads_a_diff(project: Project) -> None:
+    """Lines that moved change nothing; two tests that grew change what a reviewer can read."""
+    moved = dict(project.tests)
+    project.tests = {name: text.replace("line=12", "line=31") for name, text in moved.items()}
+    project.save()
+    project.pytest(UPDATE)
+    assert project.diff() == []
+    project.test("forward", activation=45)
+    project.test("train", parameter=22, activation=85)
+    project.accept(entries=2)
+    assert project.diff() == [
+        '-["test_forward", "50.0 MiB: activation 40.0 MiB, parameter 10.0 MiB"],',
+        '-["test_forward", "work", 52428800, 41943040, 0, 0, 0, 0],',
+        '+["test_forward", "55.0 MiB: activation 45.0 MiB, parameter 10.0 MiB"],',
+        '+["test_forward", "work", 57671680, 47185920, 0, 0, 0, 0],',
+        '-["test_train", "100.0 MiB: activation 80.0 MiB, parameter 20.0 MiB"],',
+        '-["test_train", "work", 104857600, 83886080, 0, 0, 0, 0],',
+        '-["test_train", "state", 0, 20971520, 0, 0, 0, 0],',
+        '+["test_train", "107.0 MiB: activation 85.0 MiB, parameter 22.0 MiB"],',
+        '+["test_train", "work", 112197632, 89128960, 0, 0, 0, 0],',
+        '+["test_train", "state", 0, 23068672, 0, 0, 0, 0],',
+    ]
+    binary = [line for line in project.git("diff").splitlines() if line.startswith("Binary files")]
+    assert [line.split()[2] for line in binary] == [f"a/__torchmem__/{CPU_12}/test_net.origins"]
+    project.git("checkout", "-q", ".")
+    project.tests = moved
 
 
 def two_branches_add_tests(project: Project) -> None:
@@ -168,8 +209,10 @@ def two_branches_add_tests(project: Project) -> None:
         project.write(f"test_{branch}.py", "")  # something else that this branch does
         before = dict(project.tests)
         project.test(name)
-        project.pytest(UPDATE)
-        assert all(line.startswith(f'+["test_{name}", ') for line in project.diff())
+        project.accept(entries=1)
+        rows = [line for line in project.diff() if line.startswith(f'+["test_{name}", ')]
+        assert project.diff() == rows
+        assert len(rows) == 3
         project.git("checkout", "-q", "--", "test_net.py")  # merging code is another story
         project.commit(f"{name} has a baseline")
         project.tests = before
@@ -193,7 +236,7 @@ def two_branches_change_one_test(project: Project) -> None:
     for branch, activation in (("three", 50), ("four", 60)):
         project.git("checkout", "-q", "-b", branch, "main")
         project.test("loss", activation=activation)
-        project.pytest(UPDATE)
+        project.accept(entries=1)
         project.git("checkout", "-q", "--", "test_net.py")
         project.commit(f"loss needs {activation}")
     project.git("checkout", "-q", "main")
@@ -205,7 +248,7 @@ def two_branches_change_one_test(project: Project) -> None:
         "'test_loss' is there twice, as 70.0 MiB and as 60.0 MiB" in told
     )
     assert "1 failed, 3 passed" in told
-    project.pytest(UPDATE)
+    project.accept(entries=2)  # one line of each branch goes, and what is true comes
     assert "test_loss: 80" in project.stored()
     assert len(project.stored()) == 4
     project.commit("loss is measured again")
@@ -223,7 +266,7 @@ def torch_is_upgraded(project: Project) -> None:
     assert f"{CPU_13} was compared with the baseline of {CPU_12} (4 entries)" in told
     told = project.pytest(UPDATE, "--torchmem-dry-run")
     assert "dry run: 4 new; nothing written" in told
-    project.pytest(UPDATE)
+    project.accept(entries=4, files=1)
     assert [*project.stored(CPU_13)] == [
         "test_forward: 50",
         "test_generate: 55",
@@ -252,8 +295,8 @@ def a_test_is_renamed(project: Project) -> None:
     told = project.pytest()
     assert "test_forward_pass has the numbers of the unused test_forward" in told
     assert project.diff() == []
-    for device in ("cpu", "cuda"):
-        project.pytest("--torchmem-follow-renames", f"--torchmem-device={device}")
+    for device, entries in (("cpu", 1), ("cuda", 2)):
+        project.accept("--torchmem-follow-renames", f"--torchmem-device={device}", entries=entries)
     removed = sorted(line[1:] for line in project.diff() if line[0] == "-")
     added = sorted(line[1:] for line in project.diff() if line[0] == "+")
     assert [line.replace("test_forward", "test_forward_pass") for line in removed] == added
@@ -319,12 +362,11 @@ def an_improvement_is_tightened(project: Project) -> None:
     told = project.pytest()
     assert "memory peaked at 70.0 MiB, 30 % below the baseline of 100.0 MiB: tighten" in told
     project.pytest("--torchmem-fail-shrunk", ends=1)
-    project.pytest("--torchmem-update-baseline", "--torchmem-accept=shrunk")
+    project.accept(UPDATE, "--torchmem-accept=shrunk", entries=1)
     assert "test_train: 70" in project.stored(CPU_13)
     assert all(line[1:].startswith('["test_train", ') for line in project.diff())
-    project.pytest(
-        "--torchmem-device=cuda", "--torchmem-update-baseline", "--torchmem-accept=shrunk"
-    )
+    shrunk = (UPDATE, "--torchmem-accept=shrunk")
+    project.accept("--torchmem-device=cuda", *shrunk, entries=2)
     project.commit("tightened")
     project.test("train", parameter=20, activation=80)  # and what it was before fails now
     project.pytest(ends=1)
@@ -339,7 +381,7 @@ def an_entry_is_retired(project: Project) -> None:
     assert len(project.stored(CPU_13)) == 4  # a run of a part cannot know
     assert "unused: test_generate: no test asked for it; kept" in project.pytest(UPDATE)
     for device, environment in (("cpu", CPU_13), ("cuda", GPU_13)):
-        told = project.pytest(*remove, f"--torchmem-device={device}")
+        told = project.accept(*remove, f"--torchmem-device={device}", entries=2)
         assert "unused: test_generate: no test asked for it; removed" in told
         assert project.stored(environment) == [
             "test_forward_pass: 50",

@@ -16,13 +16,16 @@ PACKAGE = Path(__file__).resolve().parent.parent / "pytest_torchmem"
 ALLOWED = {
     "contexts": set(),
     "values": {"contexts"},
+    "simulate": {"values", "contexts"},
     "record": {"values", "contexts"},
     "analysis": {"values", "contexts"},
     "store": {"values", "contexts", "analysis"},
     "report": {"values", "contexts", "analysis", "store"},
-    "measuring": {"values", "contexts", "record", "analysis", "store", "report"},
-    "plugin": {"values", "contexts", "record", "analysis", "report", "store", "measuring"},
-    "cli": {"values", "contexts", "analysis", "report", "store", "measuring"},
+    "measuring": {"values", "contexts", "simulate", "record", "analysis", "store", "report"},
+    "plugin": {
+        *("values", "contexts", "simulate", "record", "analysis", "report", "store", "measuring"),
+    },
+    "cli": {"values", "contexts", "simulate", "analysis", "report", "store", "measuring"},
 }
 THIRD_PARTY = {"torch": "record", "pytest": "plugin", "_pytest": "plugin"}
 

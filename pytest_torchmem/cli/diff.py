@@ -17,7 +17,7 @@ from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.units import format_apart, format_change, format_size
 
 CAUSES: Final = 3
-ORDER: Final = (Change.GROWN, Change.SHRUNK, Change.NEW, Change.UNUSED, Change.SAME)
+ORDER: Final = (Change.GROWN, Change.SHRUNK, Change.NEW, Change.UNUSED, Change.WITHIN, Change.SAME)
 _STYLES: Final = {Change.GROWN: "31", Change.SHRUNK: "32", Change.NEW: "36", Change.UNUSED: "33"}
 
 
@@ -106,7 +106,7 @@ def as_text(diff: Diff, every: bool, colour: bool) -> str:
     """Return the differences for a terminal; ``every`` shows what is the same too."""
     lines = list(_headings(diff))
     for key, row in diff.rows:
-        if row.change is Change.SAME and not every:
+        if row.change in (Change.SAME, Change.WITHIN) and not every:
             continue
         word = f"{row.change.value:<7}"
         if colour and row.change in _STYLES:

@@ -9,7 +9,7 @@ from typing import Final
 
 from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.analysis.storages.explanation import PEAK, Explanation
-from pytest_torchmem.cli.inputs import is_trace
+from pytest_torchmem.cli.recordings import Recording, kind_of
 from pytest_torchmem.report.text.tables import aligned
 from pytest_torchmem.values.errors import MarkerError, TraceError
 from pytest_torchmem.values.findings import words
@@ -29,7 +29,7 @@ def explanations(
     ``at`` is ``"peak"`` or a time in milliseconds, as the columns show it. Raises `TraceError` and
     `MarkerError`.
     """
-    if not is_trace(path):
+    if kind_of(path) is not Recording.TRACE:
         raise TraceError(
             f"{path} is no recording, and only one knows each storage: keep one with "
             "torchmem.save_trace(path) in the test"

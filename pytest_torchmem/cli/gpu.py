@@ -1,4 +1,4 @@
-"""``torchmem fits TRACE`` and ``torchmem reserved TRACE``: what a GPU would make of a trace."""
+"""``torchmem fits`` and ``torchmem reserved``: what a GPU would make of a recording."""
 
 from __future__ import annotations
 
@@ -7,17 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_torchmem.analysis.caching_allocator import AllocatorRun, Fit
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.values.trace import load_trace
 from pytest_torchmem.values.units import format_size
-
-
-def read_profile(path: Path, device: str = "") -> MemoryProfile:
-    """Return a stored trace, analysed; ``device`` is by default the one it was recorded for.
-
-    Raises `TraceError`.
-    """
-    return analyze(load_trace(path), device or None)
 
 
 def fits_text(fits: Sequence[tuple[Path, Fit]]) -> str:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import whole_entry
-from pytest_torchmem.store.baseline_file import FORMATS, parse_entries
-from pytest_torchmem.store.results import KIND, RunReport, TestReport, parse_run
+from pytest_torchmem.cli.recordings import Recording, kind_of, run_of
+from pytest_torchmem.store.baseline_file import read_any
+from pytest_torchmem.store.results import KIND, RunReport, parse_run
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError, ReportError
-from pytest_torchmem.values.measured import MeasuredTest, Window
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.units import format_size
 
 _BASELINE_FOLDER: Final = "__torchmem__"
-_ZIP: Final = b"PK\x03\x04"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Measurements:
 
 
 def read_measurements(path: Path, unjudged: bool = False) -> Measurements:
-    """Return what is in a results file, a baseline file, or a folder of either.
+    """Return what is in a results file, a baseline file, a folder of either, or a snapshot.
 
     ``unjudged`` adds what a run measured and held against nothing, which is not for comparing.
     Raises `ReportError` where it is none of these.
@@ -67,10 +67,15 @@ def read_measurements(path: Path, unjudged: bool = False) -> Measurements:
         runs = _results_folder(path)
         found = _measurements(str(path), runs, unjudged) if runs else None
         return found or Measurements(str(path), dict(_folder(path)))
+    if kind_of(path) is Recording.SNAPSHOT:
+        # Two snapshots are compared with each other, whatever their files are called.
+        return _measurements(str(path), [run_of(path, "snapshot")], unjudged)
     data = _parsed(path)
     if _is_results(data):
         return _measurements(str(path), [parse_run(data, str(path))], unjudged)
-    return Measurements(str(path), dict(_baseline(path, path.name, data)))
+    if not isinstance(data, dict) or "entries" not in data:
+        raise ReportError(f"{path} is neither a results file nor a baseline")
+    return Measurements(str(path), dict(_baseline(path, path.name)))
 
 
 def _is_results(data: object) -> bool:
@@ -102,37 +107,14 @@ def _measurements(name: str, runs: list[RunReport], unjudged: bool) -> Measureme
 
 
 def read_report(path: Path) -> RunReport:
-    """Return the run in a results file, or of a stored trace. Raises `ReportError`."""
-    if is_trace(path):
-        return _of_trace(path)
+    """Return the run in a results file or a recording. Raises `ReportError`."""
+    if kind_of(path) is not None:
+        return run_of(path, path.name)
     return parse_run(_parsed(path), str(path))
 
 
-def is_trace(path: Path) -> bool:
-    """True for a file that `Trace.save` wrote, as far as its first bytes tell."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_ZIP)) == _ZIP
-    except OSError as error:
-        raise ReportError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
-def _of_trace(path: Path) -> RunReport:
-    from pytest_torchmem.analysis.pipeline import analyze
-    from pytest_torchmem.analysis.sampling import sketch
-    from pytest_torchmem.values.baseline import Change
-    from pytest_torchmem.values.trace import load_trace
-
-    trace = load_trace(path)
-    profile = analyze(trace)
-    result = profile.result()
-    window = Window("", result, {}, Change.NOT_COMPARED, 0, "", picture=sketch(profile))
-    test = MeasuredTest(path.name, "", {"device": result.device}, (window,))
-    return RunReport((TestReport(test),))
-
-
 def _parsed(path: Path) -> object:
-    if is_trace(path):
+    if kind_of(path) is not None:
         raise ReportError(
             f"{path} is a recording; torchmem report, fits and reserved read it, but this command "
             "needs results or baselines"
@@ -170,24 +152,17 @@ def _folder(folder: Path) -> Iterator[tuple[Key, BaselineEntry]]:
             parts = (*parts[:at], *parts[at + 2 :])
         if parts[:1] == (folder.name,):
             parts = parts[1:]
-        yield from _baseline(path, "/".join(parts), _parsed(path))
+        yield from _baseline(path, "/".join(parts))
 
 
-def _baseline(path: Path, module: str, data: object) -> Iterator[tuple[Key, BaselineEntry]]:
-    if not isinstance(data, dict) or not isinstance(data.get("entries"), dict | list):
-        raise ReportError(f"{path} is neither a results file nor a baseline")
-    if data.get("format") not in FORMATS:
-        raise ReportError(
-            f"the baseline {path} has format {data.get('format')!r}, and this version of "
-            f"pytest-torchmem reads {', '.join(map(str, FORMATS))}; install a newer one"
-        )
+def _baseline(path: Path, module: str) -> Iterator[tuple[Key, BaselineEntry]]:
     try:
-        environment = _environment(data["environment"])
-        entries = parse_entries(data)
+        environment, entries = read_any(path)
         for name in entries.lines:
-            yield Key(environment, _module(module), name), entries.entry(name, path)
-    except (BaselineError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ReportError(f"the baseline {path} is damaged: {error!r}") from None
+            key = Key(_environment(environment), _module(module), name)
+            yield key, entries.entry(name, path)
+    except BaselineError as error:
+        raise ReportError(error.sentence) from None
 
 
 def _module(name: str) -> str:

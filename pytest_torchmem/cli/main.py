@@ -13,17 +13,20 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem import __version__
-from pytest_torchmem.cli import diff, explain, gpu, show
-from pytest_torchmem.cli.inputs import is_trace, read_measurements, read_report
-from pytest_torchmem.cli.traces import converted
+from pytest_torchmem.cli import diff, explain, gpu, show, simulate
+from pytest_torchmem.cli.inputs import read_measurements, read_report
+from pytest_torchmem.cli.recordings import Recording, converted, kind_of, read_recording
+from pytest_torchmem.report.page.history import history_page
+from pytest_torchmem.report.text.history import history_plots, history_table
 from pytest_torchmem.report.text.tables import ANY_WIDTH
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.store.files import replace_file
+from pytest_torchmem.store.history import read_history
 from pytest_torchmem.store.results import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.errors import ReportError, SizeError, TorchmemError
-from pytest_torchmem.values.units import parse_fraction, parse_size
+from pytest_torchmem.values.units import parse_floor, parse_fraction
 
 
 class Exit(enum.IntEnum):
@@ -34,6 +37,7 @@ class Exit(enum.IntEnum):
     BAD_INPUT = 2
 
 
+_FLOOR: Final = "5% up to 1MiB"
 _EPILOG: Final = "exit codes: 0 nothing grew, 1 something grew (diff only), 2 bad input"
 _FITS_EPILOG: Final = "exit codes: 0 all fit, 1 one does not, 2 bad input"
 
@@ -62,9 +66,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_diff(commands)
     _add_show(commands)
     _add_explain(commands)
+    _add_history(commands)
     _add_report(commands)
     _add_fits(commands)
     _add_reserved(commands)
+    _add_simulate(commands)
     return parser
 
 
@@ -78,7 +84,7 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("before", type=Path, metavar="A")
     command.add_argument("after", type=Path, metavar="B")
     command.add_argument("--tolerance", default="2%", help="default: 2%%")
-    command.add_argument("--floor", default="1MiB", help="default: 1MiB")
+    command.add_argument("--floor", default=_FLOOR, help="default: 5%% up to 1MiB")
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.add_argument("--all", action="store_true", help="show what is the same, too")
     command.set_defaults(run=_diff)
@@ -109,6 +115,38 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command.add_argument("--device", default="", help="default: the one the trace was recorded for")
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.set_defaults(run=_explain)
+
+
+def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "history",
+        help="who accepted which number when",
+        description="Read the history of the committed baselines from git: a table of the latest "
+        "changes, or a plot for each test whose name contains TEST.",
+        epilog="exit codes: 0 printed or written, 2 bad input",
+    )
+    command.add_argument("test", nargs="?", default="", metavar="TEST")
+    command.add_argument("-C", "--folder", type=Path, default=Path(), help="default: this folder")
+    command.add_argument("-o", "--output", type=Path, help="write a page (.html) with all plots")
+    command.set_defaults(run=_history)
+
+
+def _history(options: argparse.Namespace) -> Exit:
+    history = tuple(i for i in read_history(options.folder) if options.test in i.test)
+    if not history:
+        raise ReportError(f"no test in the history has {options.test!r} in its name")
+    if options.output:
+        if options.output.suffix != ".html":
+            raise ReportError(f"{options.output}: a history is written as .html")
+        try:
+            replace_file(options.output, history_page(history))
+        except OSError as error:
+            raise ReportError(f"{options.output} cannot be written: {error}") from None
+        print(f"history written: {options.output}")
+        return Exit.OK
+    plain = "utf" not in (sys.stdout.encoding or "").lower()
+    print("\n".join(history_plots(history, plain) if options.test else history_table(history)))
+    return Exit.OK
 
 
 def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -155,6 +193,27 @@ def _add_reserved(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     command.set_defaults(run=_reserved)
 
 
+def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "simulate",
+        help="run a command on a simulated GPU",
+        description="Run a command with torch's own CUDA build on a simulated GPU: torchmem "
+        "simulate --gpu H100 -- python train.py. Memory is what that GPU's would be; kernels do "
+        "not run.",
+        epilog="exit codes: those of the command, 2 when it could not be started",
+    )
+    command.add_argument("--gpu", default="H100", help="default: H100; also H100x8, L4, T4, ...")
+    command.add_argument("--torch", default="", metavar="RELEASE", help="default: as installed")
+    command.add_argument(
+        "--fetch", action="store_true", help="fetch torch's CUDA build once, where it is missing"
+    )
+    command.add_argument(
+        "--patience", type=float, default=900, metavar="S", help="seconds a fetch may take (900)"
+    )
+    command.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
+    command.set_defaults(run=_simulate)
+
+
 def _add_gpu_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--settings", default="", help="as in PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True"
@@ -168,10 +227,10 @@ def _diff(options: argparse.Namespace) -> Exit:
     try:
         tolerance = parse_fraction(options.tolerance)
         named = "--floor"
-        floor_bytes = parse_size(options.floor)
+        floor = parse_floor(options.floor)
     except SizeError as error:
         raise SizeError(f"{named}: {error.sentence}") from None
-    allowance = Allowance(tolerance, floor_bytes)
+    allowance = Allowance(tolerance, *floor)
     before, after = read_measurements(options.before), read_measurements(options.after)
     found = diff.find_diff(before, after, allowance)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -205,7 +264,7 @@ def _explain(options: argparse.Namespace) -> Exit:
 
 def _report(options: argparse.Namespace) -> Exit:
     output: Path = options.output
-    if len(options.files) == 1 and is_trace(options.files[0]):
+    if len(options.files) == 1 and kind_of(options.files[0]) is Recording.TRACE:
         content = converted(options.files[0], output)
         if content is not None:
             try:
@@ -228,7 +287,7 @@ def _report(options: argparse.Namespace) -> Exit:
 
 def _fits(options: argparse.Namespace) -> Exit:
     found = [
-        (path, gpu.read_profile(path, options.device).fits(options.capacity, options.settings))
+        (path, read_recording(path, options.device).fits(options.capacity, options.settings))
         for path in options.traces
     ]
     print(gpu.fits_json(found) if options.format == "json" else gpu.fits_text(found))
@@ -236,8 +295,17 @@ def _fits(options: argparse.Namespace) -> Exit:
 
 
 def _reserved(options: argparse.Namespace) -> Exit:
-    run = gpu.read_profile(options.trace, options.device).simulate(options.settings)
+    run = read_recording(options.trace, options.device).simulate(options.settings)
     print(gpu.reserved_json(run) if options.format == "json" else gpu.reserved_text(run))
+    return Exit.OK
+
+
+def _simulate(options: argparse.Namespace) -> Exit:
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if options.fetch:
+        print(simulate.fetched(options.torch, options.patience))
+    if command or not options.fetch:
+        simulate.become(command, options.gpu, options.torch)
     return Exit.OK
 
 

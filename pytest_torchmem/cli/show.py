@@ -26,7 +26,9 @@ def table(measurements: Measurements) -> str:
         name = f"{key} on {key.environment}" if several else str(key)
         lines.append(f"{size:>{wide}}  {name}  ({_largest(entry.at_peak)})")
     environments = "; ".join(measurements.environments)
-    return "\n".join([*lines, f"{len(lines)} measured on {environments or 'nothing'}"])
+    notes = dict.fromkeys(n for _, window in _windows(measurements) for n in window.result.notes)
+    closing = f"{len(lines)} measured on {environments or 'nothing'}"
+    return "\n".join([*lines, closing, *(f"note: {note}" for note in notes)])
 
 
 def details(
@@ -43,6 +45,7 @@ def details(
         window = windows.get(str(key))
         lines += [f"  failed: {sentence}" for sentence in window.sentences] if window else []
         lines += _figures(entry)
+        lines += [f"  note: {note}" for note in window.result.notes] if window else []
         if window and window.picture:
             drawn = timeline_lines(window.picture, width, plain)
             lines += ["", "footprint, change by change:", *drawn]

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pytest_torchmem.analysis.caching_allocator import Requests
@@ -16,6 +16,7 @@ from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.judge.holders import Held, LeftBehind
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.contexts import Around
+from pytest_torchmem.simulate.scratch import scratch_sentences, unknown_scratch
 from pytest_torchmem.values.errors import RecordingError, is_torchmem_error
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Fate, Holder, Peak, Result, Retained
@@ -136,6 +137,7 @@ class BodyMeasurement(GpuQuestions):
         self._loop_count = 0
         self._recorder: Recorder | None = None
         self._profile: MemoryProfile | None = None
+        self._scratch: Mapping[str, int] = {}
 
     def start(self) -> None:
         """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
@@ -144,6 +146,7 @@ class BodyMeasurement(GpuQuestions):
         recorder = Recorder(self._device)
         recorder.start()
         self._recorder = recorder
+        self._scratch = unknown_scratch()
         _UnderWay.now = _UnderWay(self)
 
     def region(self, name: str, steps_of: str = "") -> Around[Region]:
@@ -181,7 +184,9 @@ class BodyMeasurement(GpuQuestions):
         trace = recorder.stop()
         self._recorder = None
         self._profile = analyze(trace)
-        return self._profile.result()
+        result = self._profile.result()
+        spots = (*result.blind_spots, *scratch_sentences(self._scratch))
+        return replace(result, blind_spots=spots)
 
     def cancel(self) -> None:
         """End the recording and restore everything; nothing is analysed."""

@@ -12,11 +12,26 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_torchmem.plugin.activation import COLLECTOR, IN_CALL, SELECTION, activate, is_active
-from pytest_torchmem.plugin.options.option_table import MARKERS, add_options, anything_set, asks
+from pytest_torchmem.plugin.options.option_table import (
+    MARKERS,
+    add_options,
+    anything_set,
+    asks,
+    simulation_asked,
+)
 from pytest_torchmem.plugin.run.selection import Selection, controls_workers
 
 if TYPE_CHECKING:
     from pytest_torchmem.plugin.item.fixture import Torchmem
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before output is captured, and before a conftest
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
+    if simulation_asked(early_config):
+        from pytest_torchmem.plugin.run.simulated import start_again
+
+        start_again(early_config)
+    return (yield)
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:

@@ -34,7 +34,10 @@ def find_device(name: str | None = None) -> torch.device:
         )
     device = torch.device(device.type, device.index or 0)
     if problem := _missing(str(device)):
-        raise DeviceError(f"{device} is not there: {problem}")
+        hint = ""
+        if device.type == "cuda" and not torch.cuda.is_available():
+            hint = "; --torchmem-simulate=H100 measures on a simulated GPU"
+        raise DeviceError(f"{device} is not there: {problem}{hint}")
     _require_counters(device)
     _require_reports(device)
     return device

@@ -17,18 +17,21 @@ from pytest_torchmem.contexts import Around
 from pytest_torchmem.record.allocator import AllocatorHistory, fill_requested
 from pytest_torchmem.record.compiled.source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
-from pytest_torchmem.record.owners.live_tensors import collect_garbage
+from pytest_torchmem.record.owners.live_tensors import settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipWatch
-from pytest_torchmem.record.owners.ownership_log import OwnershipLog
+from pytest_torchmem.record.owners.ownership_log import OwnershipLog, quiet
 from pytest_torchmem.record.owners.pack_hooks import PackHookWatch
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.compilations import CompilationWatch
+from pytest_torchmem.record.patches.compiled_regions import CompiledRegions
 from pytest_torchmem.record.patches.functorch import OPERATOR_NAME, FunctorchWatch
 from pytest_torchmem.record.patches.gloo_threads import GlooWatch
+from pytest_torchmem.record.patches.imports import ImportWatch
 from pytest_torchmem.record.patches.open_ranges import OpenRanges
 from pytest_torchmem.record.patches.swaps import SwapWatch
 from pytest_torchmem.record.patches.threads import ThreadWatch
-from pytest_torchmem.record.torch_api import autograd, compiler, profiler
+from pytest_torchmem.record.torch_api import autograd, profiler
+from pytest_torchmem.record.torch_api.dynamo import untraced
 from pytest_torchmem.record.tree.kineto import Tables, TreeReader
 from pytest_torchmem.record.tree.lost_allocations import with_lost
 from pytest_torchmem.record.tree.python_calls import library_paths
@@ -82,9 +85,13 @@ class Recorder:
         self._compilations = CompilationWatch(self._sources.learn)
         self._swaps = SwapWatch(self._between_sessions)
         self._gloo = GlooWatch()
+        self._imports = ImportWatch(self._listen_to_compiler)
         self._pack_hooks = PackHookWatch()
-        # Following what is owned is put off for a while by `paused`, and nothing else.
-        self._following, self._patches = Installed(), Installed()
+        self._regions = CompiledRegions(self._hooks_out, self._hooks_in)
+        # Following what is owned is put off for a while by `paused`, and hooks that dynamo would
+        # see while compiled code runs.
+        self._following, self._hooks = Installed(), Installed()
+        self._patches, self._listening = Installed(), Installed()
 
     def start(self) -> None:
         """Settle the device and begin. Raises `RecordingError` if another profiler is active.
@@ -98,8 +105,8 @@ class Recorder:
                 "be; measure outside it"
             )
         begin_ns = time.perf_counter_ns()
-        compiler.import_compiler()
-        collect_garbage()
+        # The allocator of a GPU counts what garbage holds.
+        settle_collector(collect=self._device.type != "cpu")
         with _collector_as_after_a_collection():
             settle(self._device)
             try:
@@ -124,10 +131,30 @@ class Recorder:
             self._functorch,
             self._swaps,
             self._gloo,
-            self._compilations,
+            self._imports,
         ):
             watch.install(self._patches)
+        self._listen_to_compiler()
+        self._hooks_in()
 
+    def _listen_to_compiler(self) -> None:
+        """Notice what the compiler does, once it is there."""
+        if not self._listening.names:
+            self._compilations.install(self._listening)
+            self._regions.install(self._listening)
+
+    @quiet
+    def _hooks_in(self) -> None:
+        if self._following.names and not self._hooks.names:
+            self._watch.install_hooks(self._hooks)
+            self._functorch.install_hooks(self._hooks)
+
+    @quiet
+    def _hooks_out(self) -> None:
+        self._watch.note_compiled()
+        self._hooks.remove()
+
+    @untraced
     def mark(self, kind: MarkKind, text: str = "") -> int:
         """Note a moment; returns its number."""
         if kind in _NUMBERS_END:
@@ -141,11 +168,13 @@ class Recorder:
                 pass
         return number
 
+    @untraced
     def sample_graphs(self, mark: int) -> None:
         """Log at ``mark`` what autograd graphs that are alive now keep for backward."""
         self._watch.sample(mark)
         self._watch.sample_graphs(mark)
 
+    @untraced
     def trace(self) -> Trace:
         """Return what was recorded so far, and go on.
 
@@ -158,6 +187,7 @@ class Recorder:
         finally:
             self._resume()
 
+    @untraced
     def stop(self) -> Trace:
         """End the recording, restore everything, and return all that was recorded."""
         try:
@@ -180,11 +210,13 @@ class Recorder:
 
         def begin() -> None:
             self._ranges.require_none_open()
+            self._hooks.remove()
             self._following.remove()
             self._pause()
 
         def end(_: None) -> None:
             self._watch.install(self._following)
+            self._hooks_in()
             self._resume()
 
         return Around(begin, end)
@@ -216,13 +248,17 @@ class Recorder:
 
     def _restore(self) -> None:
         atexit.unregister(self._cancel_at_exit)
+        self._listening.remove()
+        self._hooks.remove()
         self._history.stop()
         self._patches.remove()
         self._following.remove()
         self._watch.forget_storages()
 
+    @untraced
     def _resume(self) -> None:
         begin_ns = time.perf_counter_ns()
+        self._listen_to_compiler()
         self._history.begin()
         session = profiler.Profiler()
         session.start()
@@ -256,6 +292,7 @@ class Recorder:
             name.startswith("aten::") and "sparse" in name for name in names
         )
 
+    @untraced
     def _pause(self) -> Any:
         """End the session and read it; return what it consists of, to be dropped."""
         session, self._profiler, result = self._profiler, None, None

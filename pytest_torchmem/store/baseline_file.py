@@ -1,171 +1,206 @@
 """The text of a baseline file: how it is read, merged into and written.
 
-docs/baseline-format.md describes the format. Each line between the first and the last one is a row
-of its own that names its entry, so nothing changes on a line when a neighbour comes or goes, and
-git may put the rows of two branches in any order.
+docs/baseline-format.md describes the format. Each line of an entry names the entry. So nothing
+changes on a line when a neighbour comes or goes, and git may put the lines of two branches in any
+order.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from pytest_torchmem.analysis.judge.environments import Environment, complete, environment_name
 from pytest_torchmem.store.baseline_rows import (
-    MANY,
+    COLUMNS,
+    Numbers,
     Row,
-    check_row,
     encode,
     entry_lines,
-    lines_of_part,
-    row_lines,
-    rows_of,
-    single_lines,
+    name_of,
+    row_line,
 )
 from pytest_torchmem.store.files import locked, remove_litter, replace_file
-from pytest_torchmem.values.baseline import BaselineEntry, contributor_from_json
-from pytest_torchmem.values.contributors import Contributor
+from pytest_torchmem.store.old_rows import MANY, is_old, old_entry, rows_of
+from pytest_torchmem.store.origins import (
+    entry_of,
+    explains,
+    origin_line,
+    origins_path,
+    read_origins,
+    render_origins,
+)
+from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.units import format_apart
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 FORMATS: Final = {
     1: "0.1.0.dev: entries nested by test, each with total, at_peak, peaks, live, retained, "
     "retained_live",
-    2: "0.1.0: the same parts as rows, each of which names its entry; runtime and libraries in "
+    2: "0.1.0.dev: the same parts as rows, each of which names its entry; runtime and libraries in "
     "the environment",
+    3: "0.1.0: a sentence and two rows of numbers for each entry; what they were made of is in a "
+    "file beside it",
 }
 """Every format number ever written, and what it brought."""
 
 _END: Final = ["end"]
-_FIRST: Final = f'{{"format": {FORMAT},'
 _OPEN: Final = '"entries": ['
 _LAST: Final = encode(_END)
+_WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 class EntryError(BaselineError):
     """One entry cannot be used; the others of its file can. An update can put another there."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredEntries:
     """What a file holds: the lines of each entry, by its key.
 
     They are kept as text. Most are never looked at, and a line that is written back is the line
     that was read.
+
+    Attributes:
+        lines: The lines of each entry.
+        origins_path: The file that says what the numbers were made of; None where nobody asks.
     """
 
     lines: Mapping[str, list[str]] = field(default_factory=dict)
+    origins_path: Path | None = None
+
+    @cached_property
+    def origins(self) -> Mapping[str, list[str]]:
+        """What the numbers were made of: lines by key, read when somebody asks for an entry."""
+        return read_origins(self.origins_path) if self.origins_path else {}
 
     def entry(self, key: str, path: Path) -> BaselineEntry:
         """Return one entry. Raises `BaselineError` when it is damaged or there twice."""
-        numbers: dict[str, Any] = {}
-        start, lines = f"[{encode(key)}, ", self.lines[key]
+        found = self.numbers(key, path)
+        if isinstance(found, BaselineEntry):
+            return found
+        return entry_of(found, self.origins.get(key, ()))
+
+    def numbers(self, key: str, path: Path) -> Numbers | BaselineEntry:
+        """Return the numbers of one entry; all of it where it is of an older format.
+
+        Raises `BaselineError` when it is damaged or there twice.
+        """
         try:
-            for row in _rows(single_lines(start, lines)):
-                if numbers.setdefault(row[1], row[2]) != row[2]:
-                    raise _changed_twice(path, key, row[1], numbers[row[1]], row[2])
-            live, retained_live = (_StoredLater(start, part, lines, key, path) for part in MANY)
-            entry = BaselineEntry.from_numbers(numbers, live, retained_live)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            rows = [_decode(line[:-1]) for line in self.lines[key]]
+            parts = _parts(key, rows, path)
+            old = old_entry(parts) if "total" in parts else None
+            if old and not parts.keys() & COLUMNS.keys():
+                return old
+            numbers = Numbers.from_rows(parts)
+            if old:
+                _check_same(key, Numbers.of(old), numbers, path)
+            _check_sentences(key, rows, numbers)
+        except _WRONG as error:
             raise _damaged(path, key, str(error)) from None
-        parts_bytes = entry.at_peak.total
-        if parts_bytes != entry.total:
-            text = f"its parts are {parts_bytes} B together, its total is {entry.total} B"
-            raise _damaged(path, key, text)
-        return entry
+        return numbers
 
 
-class _StoredLater(Sequence[Contributor]):
-    """Contributors that are read when somebody asks for them, which few comparisons do."""
-
-    __slots__ = ("_key", "_lines", "_part", "_path", "_start", "_values")
-
-    def __init__(self, start: str, part: str, lines: list[str], key: str, path: Path) -> None:
-        self._start, self._part, self._lines = start, part, lines
-        self._key, self._path = key, path
-        self._values: tuple[Contributor, ...] | None = None
-
-    def _read(self) -> tuple[Contributor, ...]:
-        """Return all of them. Raises `BaselineError`."""
-        if self._values is None:
-            try:
-                rows = _rows(lines_of_part(self._start, self._part, self._lines))
-                self._values = tuple(contributor_from_json(row[2]) for row in rows)
-            except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-                raise _damaged(self._path, self._key, str(error)) from None
-        return self._values
-
-    def __len__(self) -> int:
-        return len(self._read())
-
-    def __iter__(self) -> Iterator[Contributor]:
-        return iter(self._read())
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._read()[index]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._read() == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(self._read())
-
-
-def _rows(lines: list[str]) -> list[Row]:
-    """Return the rows in some lines. Raises `ValueError` when one is none."""
-    rows: list[Row] = _decode(f"[{''.join(lines)[:-1]}]")
+def _parts(key: str, rows: list[Row], path: Path) -> dict[str, Any]:
+    """Return the values of rows by their kinds. Raises `EntryError` for two that differ."""
+    parts: dict[str, Any] = {}
     for row in rows:
         check_row(row)
-    return rows
+        if is_old(row) and row[1] in MANY:
+            parts.setdefault(row[1], []).append(row[2])
+        elif is_old(row) and parts.setdefault(row[1], row[2]) != row[2]:
+            raise _changed_twice(path, key, row[1], parts[row[1]], row[2])
+        elif row[1] in COLUMNS and parts.setdefault(row[1], row[2:]) != row[2:]:
+            pairs = zip(COLUMNS[row[1]], parts[row[1]], row[2:], strict=False)
+            raise _changed_twice(path, key, *next(pair for pair in pairs if pair[1] != pair[2]))
+    return parts
 
 
-def parse_entries(data: object) -> StoredEntries:
+def _check_same(key: str, one: Numbers, other: Numbers, path: Path) -> None:
+    """Raise `EntryError` where a merge left an entry in two formats and with two numbers."""
+    for kind, columns in COLUMNS.items():
+        for name, *both in zip(columns, one.columns(kind), other.columns(kind), strict=True):
+            if both[0] != both[1]:
+                raise _changed_twice(path, key, name, *both)
+
+
+def _check_sentences(key: str, rows: list[Row], numbers: Numbers) -> None:
+    """Raise `ValueError` where people read another thing than what is compared."""
+    expected = json.loads(entry_lines(key, numbers)[-1 - len(COLUMNS)][:-1])
+    for row in rows:
+        if len(row) == 2 and row != expected:
+            raise ValueError(f"it says {row[1]!r}, and its numbers are {expected[1]!r}")
+
+
+def check_row(row: object) -> None:
+    """Raise `ValueError` for anything that is not a row."""
+    if isinstance(row, list) and all(isinstance(text, str) for text in row[:2]):
+        if len(row) == 2 or is_old(row):
+            return
+        if row[1:2] in [["work"], ["state"]] or (row[1:2] == ["id"] and len(row) == 4):
+            return
+    raise ValueError(f"{row!r} is not a row of a baseline")
+
+
+def parse_entries(data: object, origins: Path | None = None) -> StoredEntries:
     """Return the entries in the parsed JSON of a file of any format.
 
     Raises `ValueError` when that is not what it is; a damaged entry is found when it is asked for.
     """
     entries = data.get("entries") if isinstance(data, dict) else None
     if isinstance(entries, dict):
-        return StoredEntries({k: row_lines(k, rows_of(k, entry)) for k, entry in entries.items()})
+        lines = {k: [row_line(r) for r in rows_of(k, entry)] for k, entry in entries.items()}
+        return StoredEntries(lines, origins)
     if not isinstance(entries, list) or not entries or entries[-1] != _END:
         raise ValueError("it is not a baseline file, or its last lines are missing")
-    rows: dict[str, list[Row]] = {}
+    named: dict[str, list[str]] = {}
     for row in entries[:-1]:
         if row != _END:  # a merge may bring the other side's
             check_row(row)
-            rows.setdefault(row[0], []).append(row)
-    return StoredEntries({key: row_lines(key, rows[key]) for key in rows})
+            named.setdefault(row[0], []).append(row_line(row))
+    return StoredEntries(_by_key(named), origins)
 
 
-def _split(text: str) -> tuple[dict[str, Any], StoredEntries] | None:
+def _by_key(named: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the lines of entries by their keys; a row may begin with a short name instead."""
+    found = dict(named)
+    for key in named:
+        if (name := name_of(key)) != key:
+            found[key] = found.pop(name, []) + found[key]
+    for name in [name for name in found if "~" in name]:
+        start = f"[{encode(name)}"
+        lines = (line for line in found[name] if line.startswith('"id"', len(start) + 2))
+        pieces = sorted(json.loads(line[:-1])[2:] for line in lines)
+        key = "".join(text for _, text in pieces)
+        if key and name_of(key) == name:
+            found[key] = found.pop(name)
+    return found
+
+
+def _split(text: str, origins: Path) -> tuple[dict[str, Any], StoredEntries] | None:
     """Return the head and the entries of a file that is laid out as we write it; None for others.
 
-    Nothing but the keys is parsed. This is why reading ten thousand entries is quick.
+    Nothing but the names is parsed. This is why reading ten thousand entries is quick.
     """
     lines = text.split("\n")
-    if [lines[0], *lines[2:3], *lines[-3:]] != [_FIRST, _OPEN, _LAST, "]}", ""]:
+    if _OPEN not in lines or lines[-3:] != [_LAST, "]}", ""]:
         return None
-    body = lines[3:-3]
-    if text.count("],\n") != len(body):  # each of them ends like this, and no other line does
-        return None
-    entries: dict[str, list[str]] = {}
-    start, rows = "\n", []
+    start = lines.index(_OPEN)
+    body = lines[start + 1 : -3]
+    named: dict[str, list[str]] = {}
     for line in body:
-        if not line.startswith(start):
-            quoted = line[1 : line.find('", "') + 1]
-            key = json.loads(quoted) if line.startswith('["') and quoted else ""
-            if not key or encode(key) != quoted:
-                return None
-            start = f"[{quoted}, "
-            rows = entries.setdefault(key, [])
-        rows.append(line)
-    head = _decode(f"{lines[0]}{lines[1].removesuffix(',')}}}")
-    return {**head, "entries": []}, StoredEntries(entries)
+        if not line.startswith('["') or not line.endswith("],"):
+            return None
+        named.setdefault(scanstring(line, 2)[0], []).append(line)
+    head = _decode("\n".join(lines[:start]).removesuffix(",") + "}")
+    return {**head, "entries": []}, StoredEntries(_by_key(named), origins)
 
 
 def read_file(path: Path, environment: Environment) -> StoredEntries:
@@ -177,14 +212,19 @@ def read_file(path: Path, environment: Environment) -> StoredEntries:
     return _read(path, _text(path), environment)
 
 
-def read_any(path: Path) -> tuple[dict[str, str], StoredEntries]:
-    """Return a file's environment and its entries, whichever environment it is of."""
-    data, entries = _load(path, _text(path))
+def parse_text(text: str, path: Path) -> tuple[dict[str, str], StoredEntries]:
+    """Return the environment and the entries in a text. Raises `BaselineError`."""
+    data, entries = _load(path, text)
+    _check_format(path, data)
     environment = data.get("environment") if isinstance(data, dict) else None
     if not isinstance(environment, dict) or not {"device", "torch"} <= set(environment):
         raise unreadable(path, "it is not a baseline file")
-    _check(path, data, environment)
     return {str(k): str(v) for k, v in environment.items()}, entries()
+
+
+def read_any(path: Path) -> tuple[dict[str, str], StoredEntries]:
+    """Return a file's environment and its entries, whichever environment it is of."""
+    return parse_text(_text(path), path)
 
 
 def _read(path: Path, text: str, environment: Environment) -> StoredEntries:
@@ -198,17 +238,20 @@ def _read(path: Path, text: str, environment: Environment) -> StoredEntries:
 def _text(path: Path) -> str:
     """Return the text of a file; ``""`` where there is no file. Raises `BaselineError`."""
     try:
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, str(error)) from None
+    if text.startswith("\ufeff"):
+        raise unreadable(path, "it begins with a byte order mark (BOM), which JSON has none of")
+    return text
 
 
 def _load(path: Path, text: str) -> tuple[object, Callable[[], StoredEntries]]:
     """Return what is in a file beside its entries, and how to get those."""
     try:
-        if split := _split(text):
+        if split := _split(text, origins_path(path)):
             data, stored = split
             return data, lambda: stored
         parsed = _parse(text)
@@ -222,7 +265,7 @@ def _load(path: Path, text: str) -> tuple[object, Callable[[], StoredEntries]]:
 
 def _entries(path: Path, data: object) -> StoredEntries:
     try:
-        return parse_entries(data)
+        return parse_entries(data, origins_path(path))
     except ValueError as error:
         raise unreadable(path, str(error)) from None
 
@@ -257,16 +300,39 @@ def changed_text(path: Path, environment: Environment, changes: FileChanges) -> 
     unless it was of another format. A file without entries has no text.
     """
     text = _text(path)
-    lines = dict(_read(path, text, environment).lines)
-    for old, new in changes.renamed.items():
-        if old in lines:
-            start = len(encode(old)) + 1
-            lines[new] = [f"[{encode(new)}{line[start:]}" for line in lines.pop(old)]
-    for key, entry in changes.written.items():
-        lines[key] = entry_lines(key, entry)
-    for key in changes.removed:
+    return text, render(environment, _changed(path, _read(path, text, environment), changes)[0])
+
+
+def _changed(
+    path: Path, stored: StoredEntries, changes: FileChanges
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Return the lines of a file and of its origins as they would be."""
+    lines: dict[str, list[str]] = {}
+    origins: dict[str, list[str]] = {}
+    moved = {old: new for old, new in changes.renamed.items() if old in stored.lines}
+    for key in stored.lines.keys() - changes.removed - changes.written.keys():
+        lines[key], origins[key] = _kept(path, stored, key)
+    entries = {new: stored.entry(old, path) for old, new in moved.items()}
+    for key in moved:
         lines.pop(key, None)
-    return text, render(environment, lines)
+        origins.pop(key, None)
+    for key, entry in {**entries, **changes.written}.items():
+        lines[key] = entry_lines(key, Numbers.of(entry))
+        origins[key] = [origin_line(key, entry)]
+    return lines, {key: some for key, some in origins.items() if some}
+
+
+def _kept(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[str]]:
+    """Return the lines of an entry that stays, in today's format; one that is damaged as it is."""
+    lines, origins = stored.lines[key], stored.origins.get(key, [])
+    try:
+        found = stored.numbers(key, path)
+    except EntryError:
+        return lines, origins
+    if isinstance(found, BaselineEntry):
+        return entry_lines(key, Numbers.of(found)), [origin_line(key, found)]
+    numbers = found
+    return entry_lines(key, numbers), [line for line in origins if explains(line, numbers)][:1]
 
 
 def root_of(path: Path, environment: Environment) -> Path:
@@ -285,11 +351,12 @@ def write_file(path: Path, environment: Environment, changes: FileChanges) -> No
     try:
         with locked(root_of(path, environment)):
             remove_litter(path.parent)
-            _, text = changed_text(path, environment, changes)
-            if text:
-                replace_file(path, text)
-            else:
-                path.unlink(missing_ok=True)
+            stored = _read(path, _text(path), environment)
+            lines, origins = _changed(path, stored, changes)
+            # The numbers come last: origins without their numbers are not used, and an update that
+            # is killed in between is made again.
+            _put(origins_path(path), render_origins(origins))
+            _put(path, render(environment, lines))
     except OSError as error:
         raise BaselineError(
             f"the baseline {path} cannot be written ({error.strerror or error}); "
@@ -297,17 +364,26 @@ def write_file(path: Path, environment: Environment, changes: FileChanges) -> No
         ) from None
 
 
+def _put(path: Path, text: str) -> None:
+    if text:
+        replace_file(path, text)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def render(environment: Environment, entries: Mapping[str, list[str]]) -> str:
     """Return the text of a file: the entries sorted by key, a row per line."""
     if not entries:
         return ""
-    lines = [_FIRST, f'"environment": {encode(complete(environment))},', _OPEN]
+    parts = [f"{encode(name)}: {encode(part)}" for name, part in complete(environment).items()]
+    columns = [f"{encode(kind)}: {encode(COLUMNS[kind])}," for kind in COLUMNS]
+    lines = [f'{{"format": {FORMAT},', '"environment": {', ",\n".join(parts), "},", *columns, _OPEN]
     for key in sorted(entries):
         lines += entries[key]
     return "\n".join([*lines, _LAST, "]}", ""])
 
 
-def _check(path: Path, data: object, environment: Environment) -> None:
+def _check_format(path: Path, data: object) -> None:
     if not isinstance(data, dict) or not isinstance(data.get("entries"), dict | list):
         raise unreadable(path, "it is not a baseline file")
     if data.get("format") not in list(FORMATS):
@@ -315,7 +391,11 @@ def _check(path: Path, data: object, environment: Environment) -> None:
             f"the baseline {path} has format {data.get('format')!r}, and this version of "
             f"pytest-torchmem reads {', '.join(map(str, FORMATS))}; install a newer one"
         )
-    stored = data.get("environment")
+
+
+def _check(path: Path, data: object, environment: Environment) -> None:
+    _check_format(path, data)
+    stored = data.get("environment") if isinstance(data, dict) else None
     if not isinstance(stored, dict) or complete(stored) != complete(environment):
         raise BaselineError(
             f"the baseline {path} was measured on {stored!r}, "
@@ -333,8 +413,8 @@ def unreadable(path: Path, reason: str) -> BaselineError:
 def _damaged(path: Path, key: str, reason: str) -> EntryError:
     return EntryError(
         f"the baseline {path}: the entry {key!r} is damaged ({reason}). Restore the rows that "
-        f"begin with [{encode(key)} from version control, or measure again and replace it with "
-        "--torchmem-update-baseline, which keeps the other entries"
+        f"begin with [{encode(name_of(key))} from version control, or measure again and replace it "
+        "with --torchmem-update-baseline, which keeps the other entries"
     )
 
 

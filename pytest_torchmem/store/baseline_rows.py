@@ -1,107 +1,138 @@
-"""The rows of a baseline file: one number, one composition or one contributor of one entry each.
+"""The rows of a baseline file: what a reviewer reads of an entry, and the bytes it stands for.
 
 docs/baseline-format.md describes them.
 """
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from operator import attrgetter
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from pytest_torchmem.values.baseline import BaselineEntry
-from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
+from pytest_torchmem.values.contributors import CategoryBytes, whole_number
+from pytest_torchmem.values.units import format_size
 
 Row: TypeAlias = list[Any]
-"""``[key, part, value]``."""
+"""``[key, sentence]``, ``[name, "work", six numbers]`` or ``[name, "id", number, text]``."""
 
-SINGLE: Final = ("total", "at_peak", "peaks", "retained")
-MANY: Final = ("live", "retained_live")
-_ORDER: Final = {part: place for place, part in enumerate((*SINGLE, *MANY))}
-_OF_MANY: Final = tuple(f'"{part}", ' for part in MANY)
+WORK: Final = ("total", "activation", "temporary", "input", "autograd_detail", "workspace")
+STATE: Final = ("retained", "parameter", "gradient", "optimizer_state", "buffer", "unknown")
+COLUMNS: Final = {"work": WORK, "state": STATE}
+"""The numbers in the rows of each kind. Most changes of code change one row of the two: what a step
+works with, or what a model holds."""
 
-encode: Final = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
-_quoted: Final = functools.lru_cache(maxsize=4096)(encode)
-_NAMES: Final = tuple(sorted(category.value for category in Category))
-_amounts_by_name: Final = attrgetter(*_NAMES)
+WIDTH: Final = 120
+"""The longest line, in characters."""
 
+_NAME_WIDTH: Final = 40
+_TITLE_WIDTH: Final = 72
+_ODD: Final = re.compile(r"[^\w\[\]().,:=+-]")
 
-def check_row(row: object) -> None:
-    """Raise `ValueError` for anything that is not a row."""
-    if (
-        not isinstance(row, list)
-        or len(row) != 3
-        or not isinstance(row[0], str)
-        or row[1] not in _ORDER
-    ):
-        raise ValueError(f"{row!r} is not a row of a baseline")
+encode: Final = json.JSONEncoder(ensure_ascii=False).encode
+_encode_close: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-def rows_of(key: str, entry: object) -> Iterable[Row]:
-    """Yield the rows of an entry in the layout of format 1. Raises `ValueError` for others."""
-    if not isinstance(entry, dict):
-        raise ValueError(f"the entry {key!r} is damaged")
-    for part in SINGLE:
-        if part in entry:
-            yield [key, part, entry[part]]
-    for part in MANY:
-        for value in entry.get(part, []):
-            yield [key, part, value]
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers of an entry that are compared.
+
+    Attributes:
+        total: The peak footprint.
+        peaks: Each category's own peak.
+        retained: What was still alive at the end.
+    """
+
+    total: int
+    peaks: CategoryBytes
+    retained: int
+
+    @classmethod
+    def of(cls, entry: BaselineEntry) -> Numbers:
+        return cls(entry.total, entry.peaks, entry.retained.total)
+
+    @classmethod
+    def from_rows(cls, rows: dict[str, list[Any]]) -> Numbers:
+        """Return the numbers in the rows of an entry. Raises `ValueError` or `TypeError`."""
+        amounts: dict[str, int] = {}
+        for kind, columns in COLUMNS.items():
+            if len(rows.get(kind, ())) != len(columns):
+                raise ValueError(f"its row {kind!r} is missing or not complete")
+            amounts.update(zip(columns, map(whole_number, rows[kind]), strict=True))
+        total, retained = amounts.pop("total"), amounts.pop("retained")
+        return cls(total, CategoryBytes(**amounts), retained)
+
+    def columns(self, kind: str) -> list[int]:
+        """Return the numbers of a row."""
+        own = {"total": self.total, "retained": self.retained}
+        return [own[name] if name in own else self.peaks[name] for name in COLUMNS[kind]]
+
+    def sentence(self, room: int = WIDTH) -> str:
+        """Return the sizes for people: ``17.3 MiB: activation 12.0 MiB, ...; 4.0 MiB retained``.
+
+        The categories are named at their own peaks, the largest first, as far as there is room.
+        """
+        end = f"; {format_size(self.retained)} retained" if self.retained else ""
+        text, between = format_size(self.total), ": "
+        ranked = sorted(self.peaks.items(), key=lambda pair: -pair[1])
+        for category, size_bytes in ranked:
+            more = f"{between}{category.value.replace('_', ' ')} {format_size(size_bytes)}"
+            if not size_bytes or len(text) + len(more) + len(end) > room:
+                break
+            text, between = text + more, ", "
+        return text + end
 
 
-def row_lines(key: str, rows: Iterable[Row]) -> list[str]:
-    """Return the lines of one entry from its rows, each with a comma at its end."""
-    # The sort is stable: contributors stay in the order of their size.
-    return [encode(row) + "," for row in sorted(rows, key=lambda row: _ORDER[row[1]])]
+def name_of(key: str) -> str:
+    """Return what the numbers of an entry begin with: its key, or its two ends where it is long.
+
+    A short name has a hash of the key between the ends.
+    """
+    if len(_escaped(key)) <= _NAME_WIDTH:
+        return key
+    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    plain = _ODD.sub("_", key)
+    return f"{plain[:22]}~{digest}~{plain[-8:]}"
 
 
-def entry_lines(key: str, entry: BaselineEntry) -> list[str]:
+def entry_lines(key: str, numbers: Numbers) -> list[str]:
     """Return the lines of one entry, each with a comma at its end.
 
-    They are what `json` makes of the same rows, which a test holds them to, in a third of the time.
+    The sentence begins with the whole key, if it has room for it. A longer key has rows of its own.
     """
-    return list(_entry_lines(f"[{encode(key)}", entry))
+    name = title = name_of(key)
+    lines = []
+    if len(_escaped(key)) <= _TITLE_WIDTH:
+        title = key
+    else:
+        pieces = enumerate(_pieces(key, name), 1)
+        lines = [row_line([name, "id", number, text]) for number, text in pieces]
+    sentence = numbers.sentence(WIDTH - len(row_line([title, ""])))
+    rows = ([name, kind, *numbers.columns(kind)] for kind in COLUMNS)
+    return [*lines, row_line([title, sentence]), *map(row_line, rows)]
 
 
-def _entry_lines(start: str, entry: BaselineEntry) -> Iterator[str]:
-    yield f'{start}, "total", {entry.total}],'
-    yield f'{start}, "at_peak", {_amounts_text(entry.at_peak)}],'
-    yield f'{start}, "peaks", {_amounts_text(entry.peaks)}],'
-    yield f'{start}, "retained", {_amounts_text(entry.retained)}],'
-    for contributor in entry.live:
-        yield f'{start}, "live", {_contributor_text(contributor)}],'
-    for contributor in entry.retained_live:
-        yield f'{start}, "retained_live", {_contributor_text(contributor)}],'
+def row_line(row: Row) -> str:
+    """Return the line of a row, with a comma at its end."""
+    text = encode(row) + ","
+    return text if len(text) <= WIDTH else _encode_close(row) + ","
 
 
-def _amounts_text(amounts: CategoryBytes) -> str:
-    pairs = zip(_NAMES, _amounts_by_name(amounts), strict=True)
-    return "{" + ", ".join([f'"{name}": {amount}' for name, amount in pairs if amount]) + "}"
+def _pieces(key: str, name: str) -> Iterator[str]:
+    """Yield a key in pieces, each of which has room in a line."""
+    room = WIDTH - len(row_line([name, "id", 1000, ""]))
+    piece = ""
+    for character in key:
+        if piece and len(_escaped(piece + character)) > room:
+            yield piece
+            piece = ""
+        piece += character
+    yield piece
 
 
-def _contributor_text(contributor: Contributor) -> str:
-    where = ""
-    if source := contributor.source:
-        where = (
-            f'"file": {_quoted(source.file)}, "function": {_quoted(source.function)}, '
-            f'"line": {source.line}, '
-        )
-    return (
-        f'{{"bytes": {contributor.size_bytes}, "category": "{contributor.category._value_}", '
-        f'"count": {contributor.count}, {where}"module": {_quoted(contributor.module)}, '
-        f'"operator": {_quoted(contributor.operator)}, "phase": "{contributor.phase._value_}"}}'
-    )
-
-
-def single_lines(start: str, lines: Iterable[str]) -> list[str]:
-    """Return those of an entry's lines whose part is there once; all begin with ``start``."""
-    after = len(start)
-    return [line for line in lines if not line.startswith(_OF_MANY, after)]
-
-
-def lines_of_part(start: str, part: str, lines: Iterable[str]) -> list[str]:
-    """Return those of an entry's lines that are of one part; all begin with ``start``."""
-    wanted, after = f'"{part}", ', len(start)
-    return [line for line in lines if line.startswith(wanted, after)]
+def _escaped(text: str) -> str:
+    """Return a text as it stands in a file, without the quotes."""
+    return encode(text)[1:-1].encode("utf-8", "backslashreplace").decode()

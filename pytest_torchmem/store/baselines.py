@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Final
@@ -23,7 +23,7 @@ from pytest_torchmem.values.results import Result
 
 FOLDER: Final = "__torchmem__"
 FOR_GIT: Final = {
-    ".gitattributes": "*.json merge=union\n",
+    ".gitattributes": "*.json merge=union\n*.origins merge=union -diff linguist-generated\n",
     ".gitignore": f"{LOCK}\n.*.json.*\n",
 }
 """Files that tell git about baselines. Each line of a baseline names its entry. So git can keep the
@@ -54,7 +54,7 @@ class BaselineStore:
 
     def __init__(self, rootdir: Path, folder: Path | None, fallbacks: Sequence[str] = ()) -> None:
         self._rootdir = rootdir
-        self._folder = folder
+        self.folder = folder
         self._fallbacks = tuple(fallbacks)
         self._files: dict[Path, StoredEntries | BaselineError] = {}
         self._others: dict[Path, tuple[Environment, StoredEntries] | None] = {}
@@ -65,20 +65,36 @@ class BaselineStore:
         """Return the file for one test module in one environment."""
         asked = module, tuple(environment.items())
         if asked not in self._paths:
-            self._paths[asked] = self._path(module, environment_name(environment))
+            self._paths[asked] = self.path_in(module, environment_name(environment))
         return self._paths[asked]
 
     def root(self, module: Path) -> Path:
         """Return the folder that holds a folder for each environment."""
-        return module.parent / FOLDER if self._folder is None else self._folder
+        return module.parent / FOLDER if self.folder is None else self.folder
 
-    def _path(self, module: Path, environment: str) -> Path:
+    def path_in(self, module: Path, environment: str) -> Path:
+        """Return the file for one test module in the environment of a name."""
         name = f"{module.stem if module.suffix == '.py' else module.name}.json"
         folder = self.root(module) / environment
-        if self._folder is not None:
+        if self.folder is not None:
             with contextlib.suppress(ValueError):
                 folder /= module.parent.relative_to(self._rootdir)
         return folder / name
+
+    def files(self, root: Path) -> Iterator[tuple[Path, Path]]:
+        """Yield the baseline files in a folder, each with the test module that it is of.
+
+        The module of ``test_x.json`` is ``test_x``, with or without ``.py``.
+        """
+        start = root.parent if self.folder is None else self._rootdir
+        for path in sorted(root.glob("*/**/*.json")):
+            if not path.name.startswith("."):
+                yield start.joinpath(*path.relative_to(root).parts[1:]).with_suffix(""), path
+
+    def environment_of(self, path: Path) -> str:
+        """Return the name of the environment that a baseline file is of."""
+        root = self.folder or next(p for p in path.parents if p.name == FOLDER)
+        return path.relative_to(root).parts[0]
 
     def keys(self, path: Path, environment: Environment) -> frozenset[str]:
         """Return the keys of all entries in a file. Raises `BaselineError`."""
@@ -98,7 +114,7 @@ class BaselineStore:
         if entry is not None:
             return Reference(entry)
         for name in self._fallbacks:
-            path = self._path(module, name)
+            path = self.path_in(module, name)
             other = self._other(path)
             if other and same_kind(environment, other[0]) and key in other[1].lines:
                 return Reference(other[1].entry(key, path), name)
@@ -106,7 +122,7 @@ class BaselineStore:
 
     def nearest(self, module: Path, environment: Environment, key: str) -> str:
         """Return the name of the nearest environment that has the entry; ``""`` without one."""
-        files = (self._other(self._path(module, name)) for name in self._environments(module))
+        files = (self._other(self.path_in(module, name)) for name in self._environments(module))
         near = nearest(environment, [file[0] for file in files if file and key in file[1].lines])
         return environment_name(near) if near else ""
 

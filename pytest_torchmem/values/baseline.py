@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import enum
-import functools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from pytest_torchmem.values.contributors import (
-    Category,
     CategoryBytes,
     Contributor,
-    Phase,
-    Source,
+    contributor_from_json,
+    contributor_to_json,
+    whole_number,
 )
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size
-
-Member = TypeVar("Member", bound=enum.Enum)
 
 KEPT_CONTRIBUTORS: Final = 20
 """How many of the largest contributors are stored: enough to name what is new, few to review."""
@@ -32,6 +30,7 @@ class Change(enum.Enum):
 
     NOT_COMPARED = "not compared"
     SAME = "same"
+    WITHIN = "within tolerance"
     NEW = "new"
     GROWN = "grown"
     SHRUNK = "shrunk"
@@ -40,10 +39,23 @@ class Change(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How far a number may be from its baseline: a share of it, or a few bytes for small ones."""
+    """How far a number may be from its baseline: a share of it, or a few bytes for small ones.
+
+    Attributes:
+        tolerance: A share of the number.
+        floor_bytes: What a number may differ by at least, however small it is.
+        floor_share: The share of the test's peak that the floor cannot exceed.
+    """
 
     tolerance: float
     floor_bytes: int
+    floor_share: float = math.inf
+
+    def at(self, peak_bytes: int) -> Allowance:
+        """Return the allowance for a test with this peak: in a small test the floor is small."""
+        if self.floor_share * peak_bytes >= self.floor_bytes:
+            return self
+        return replace(self, floor_bytes=int(self.floor_share * peak_bytes))
 
     def bytes_for(self, baseline_bytes: int) -> int:
         return max(int(baseline_bytes * self.tolerance), self.floor_bytes)
@@ -60,12 +72,18 @@ class Allowance:
             return Change.GROWN
         if measured_bytes < baseline_bytes - allowed:
             return Change.SHRUNK
-        return Change.SAME
+        return Change.SAME if measured_bytes == baseline_bytes else Change.WITHIN
+
+
+def overall(changes: Collection[Change]) -> Change:
+    """Return how a test differs from its baseline, from how each of its numbers does."""
+    order = (Change.GROWN, Change.SHRUNK, Change.WITHIN)
+    return next((change for change in order if change in changes), Change.SAME)
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineEntry:
-    """One stored measurement, small enough to review.
+    """One stored measurement.
 
     Attributes:
         total: The peak footprint in bytes.
@@ -74,6 +92,8 @@ class BaselineEntry:
         live: The largest contributors, each at its category's own peak, largest first.
         retained: What was still alive at the end, by category.
         retained_live: The largest contributors to it, largest first.
+        at_peak_live: The largest contributors at the moment of the total's peak, largest first;
+            empty for an entry that was stored before there were any.
     """
 
     total: int
@@ -82,6 +102,7 @@ class BaselineEntry:
     live: Sequence[Contributor] = ()
     retained: CategoryBytes = field(default_factory=CategoryBytes)
     retained_live: Sequence[Contributor] = ()
+    at_peak_live: Sequence[Contributor] = ()
 
     @classmethod
     def of(cls, result: Result) -> BaselineEntry:
@@ -92,43 +113,36 @@ class BaselineEntry:
             live=_largest(result.peak.live_by_category or result.peak.live),
             retained=result.retained.by_category,
             retained_live=_largest(result.retained.live),
+            at_peak_live=_largest(result.peak.live),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain builtins whose numbers are all integers."""
         return {
             "total": self.total,
-            "at_peak": _amounts(self.at_peak),
-            "peaks": _amounts(self.peaks),
-            "live": [_contributor_to_json(c) for c in self.live],
-            "retained": _amounts(self.retained),
-            "retained_live": [_contributor_to_json(c) for c in self.retained_live],
+            "at_peak": self.at_peak.to_json(),
+            "peaks": self.peaks.to_json(),
+            "live": [contributor_to_json(c) for c in self.live],
+            "retained": self.retained.to_json(),
+            "retained_live": [contributor_to_json(c) for c in self.retained_live],
+            "at_peak_live": [contributor_to_json(c) for c in self.at_peak_live],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BaselineEntry:
         """Return the entry. Raises KeyError, TypeError or ValueError for data of another shape."""
-        live, retained_live = (
-            tuple(contributor_from_json(c) for c in data[part])
-            for part in ("live", "retained_live")
+        live, retained_live, at_peak_live = (
+            tuple(contributor_from_json(c) for c in data.get(part, ()))
+            for part in ("live", "retained_live", "at_peak_live")
         )
-        return cls.from_numbers(data, live, retained_live)
-
-    @classmethod
-    def from_numbers(
-        cls,
-        data: Mapping[str, Any],
-        live: Sequence[Contributor],
-        retained_live: Sequence[Contributor],
-    ) -> BaselineEntry:
-        """Return the entry, its contributors given. Raises what `from_json` does."""
         return cls(
-            total=_integer(data["total"]),
-            at_peak=_category_bytes(data["at_peak"]),
-            peaks=_category_bytes(data["peaks"]),
+            total=whole_number(data["total"]),
+            at_peak=CategoryBytes.from_json(data["at_peak"]),
+            peaks=CategoryBytes.from_json(data["peaks"]),
             live=live,
-            retained=_category_bytes(data["retained"]),
+            retained=CategoryBytes.from_json(data["retained"]),
             retained_live=retained_live,
+            at_peak_live=at_peak_live,
         )
 
 
@@ -143,76 +157,3 @@ def _largest(live: Iterable[Contributor]) -> tuple[Contributor, ...]:
 def _order(contributor: Contributor) -> tuple[int, tuple[str, ...], int]:
     line = contributor.source.line if contributor.source else 0
     return (-contributor.size_bytes, contributor.identity, line)
-
-
-# Looking names up here is several times faster than asking the enum, and a project has a hundred
-# thousand contributors.
-_CATEGORIES: Final = {category.value: category for category in Category}
-_NOTHING: Final = CategoryBytes()
-_PHASES: Final = {phase.value: phase for phase in Phase}
-
-
-def _amounts(amounts: CategoryBytes) -> dict[str, int]:
-    return {name: amount for name in _CATEGORIES if (amount := getattr(amounts, name))}
-
-
-def _category_bytes(data: Mapping[str, Any]) -> CategoryBytes:
-    for name, amount in data.items():
-        if name not in _CATEGORIES or type(amount) is not int or amount < 0:
-            _member(_CATEGORIES, name)
-            _integer(amount)
-    return CategoryBytes(**data) if data else _NOTHING
-
-
-def _member(members: Mapping[str, Member], name: object) -> Member:
-    if not isinstance(name, str) or name not in members:
-        raise ValueError(f"{name!r} is not one of {', '.join(members)}")
-    return members[name]
-
-
-def _integer(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"expected a whole number of bytes, found {value!r}")
-    return value
-
-
-def _text(value: object) -> str:
-    if type(value) is not str:
-        raise TypeError(f"expected text, found {value!r}")
-    return value
-
-
-def _contributor_to_json(contributor: Contributor) -> dict[str, Any]:
-    # In the order of the keys, so that they need no sorting.
-    data: dict[str, Any] = {
-        "bytes": contributor.size_bytes,
-        "category": contributor.category._value_,
-        "count": contributor.count,
-    }
-    if source := contributor.source:
-        data.update(file=source.file, function=source.function, line=source.line)
-    data["module"] = contributor.module
-    data["operator"] = contributor.operator
-    data["phase"] = contributor.phase._value_
-    return data
-
-
-@functools.lru_cache(maxsize=4096)
-def _source(file: str, line: int, function: str) -> Source:
-    """One value stands for all contributors of a line: there are many."""
-    return Source(file, line, function)
-
-
-def contributor_from_json(data: Mapping[str, Any]) -> Contributor:
-    source = None
-    if "file" in data:
-        source = _source(_text(data["file"]), _integer(data["line"]), _text(data["function"]))
-    return Contributor(
-        category=_member(_CATEGORIES, data["category"]),
-        size_bytes=_integer(data["bytes"]),
-        count=_integer(data["count"]),
-        operator=_text(data["operator"]),
-        module=_text(data["module"]),
-        source=source,
-        phase=_member(_PHASES, data["phase"]),
-    )

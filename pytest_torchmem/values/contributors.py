@@ -6,10 +6,11 @@ Nothing here needs torch or numpy.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 
 class Category(enum.Enum):
@@ -36,6 +37,11 @@ _COLUMNS = {category: column for column, category in enumerate(Category)}
 # Iterating over an enum, or asking a member for its value, costs more than the sums made of them.
 _CATEGORIES = tuple(Category)
 _AMOUNTS = attrgetter(*(category.value for category in Category))
+_CATEGORIES_BY_NAME = {category.value: category for category in Category}
+_LARGEST = 1 << 62
+"""No machine has so many bytes; a file that says so is damaged."""
+
+Member = TypeVar("Member", bound=enum.Enum)
 
 
 class Phase(enum.Enum):
@@ -46,6 +52,9 @@ class Phase(enum.Enum):
     RECOMPUTE = "recompute"
     OPTIMIZER = "optimizer"
     PREEXISTING = "preexisting"
+
+
+_PHASES_BY_NAME = {phase.value: phase for phase in Phase}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,14 @@ class CategoryBytes:
     def to_json(self) -> dict[str, int]:
         """Return plain builtins, without the categories of zero bytes."""
         return {category.value: amount for category, amount in self.items() if amount}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CategoryBytes:
+        """Return the value that `to_json` gave. Raises what `contributor_from_json` does."""
+        for name, amount in data.items():
+            _member(_CATEGORIES_BY_NAME, name)
+            whole_number(amount)
+        return cls(**data)
 
     @property
     def total(self) -> int:
@@ -162,14 +179,47 @@ def contributor_to_json(contributor: Contributor) -> dict[str, Any]:
 
 
 def contributor_from_json(data: Mapping[str, Any]) -> Contributor:
-    """Return the value that `contributor_to_json` was given."""
+    """Return the value that `contributor_to_json` was given.
+
+    Baselines of formats 1 and 2 spelled the source as ``file``, ``function`` and ``line``. Raises
+    `KeyError`, `TypeError` or `ValueError` for data of another shape.
+    """
+    place = data.get("source")
+    if "file" in data:
+        place = data["file"], data["line"], data["function"]
     return Contributor(
-        category=Category(data["category"]),
-        size_bytes=data["bytes"],
-        count=data["count"],
-        operator=data["operator"],
-        module=data["module"],
-        source=None if data["source"] is None else Source(*data["source"]),
-        phase=Phase(data["phase"]),
-        labels=tuple(data["labels"]),
+        category=_member(_CATEGORIES_BY_NAME, data["category"]),
+        size_bytes=whole_number(data["bytes"]),
+        count=whole_number(data.get("count", 1)),
+        operator=_text(data.get("operator", "")),
+        module=_text(data.get("module", "")),
+        source=None if place is None else _source(*place),
+        phase=_member(_PHASES_BY_NAME, data["phase"]),
+        labels=tuple(map(_text, data.get("labels", ()))),
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _source(file: object, line: object, function: object) -> Source:
+    """One value stands for all contributors of a line: there are many."""
+    return Source(_text(file), whole_number(line), _text(function))
+
+
+def whole_number(value: object) -> int:
+    """Return a number of bytes or storages that a file holds. Raises `TypeError` for others."""
+    if type(value) is not int or not 0 <= value <= _LARGEST:
+        text = repr(value) if not isinstance(value, int) or value < 0 else "a larger one"
+        raise TypeError(f"expected a whole number of bytes, found {text}")
+    return value
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise TypeError(f"expected text, found {value!r}")
+    return value
+
+
+def _member(members: Mapping[str, Member], name: object) -> Member:
+    if not isinstance(name, str) or name not in members:
+        raise ValueError(f"{name!r} is not one of {', '.join(members)}")
+    return members[name]

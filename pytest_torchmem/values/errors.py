@@ -50,6 +50,12 @@ class DeviceNameError(DeviceError):
     slug = "bad-argument"
 
 
+class SimulationError(TorchmemError):
+    """A GPU that cannot be simulated."""
+
+    slug = "not-simulated"
+
+
 class TraceError(TorchmemError):
     """A stored trace that cannot be read."""
 
@@ -91,6 +97,12 @@ class LimitError(TorchmemError, AssertionError):
         super().__init__(sentence)
         self.sentences = sentences or (sentence,)
         self.slug = slug
+
+
+class SnapshotError(TorchmemError):
+    """A file that is no snapshot of torch's allocator."""
+
+    slug = "bad-snapshot"
 
 
 class RankError(TorchmemError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Final
 
@@ -25,8 +26,12 @@ _FACTORS: Final = {
     "gb": 10**9,
     "tb": 10**12,
 }
-_SIZE = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*([kmgt]?i?b)\s*", re.IGNORECASE)
+_MOST_DIGITS: Final = 32
+_LARGEST_FRACTION: Final = 1000.0
+
+_SIZE = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*((?:[kmgt]i?)?b)\s*", re.IGNORECASE)
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+_FLOOR = re.compile(r"\s*(\S+\s*%)\s+up\s+to\s+(.*)", re.IGNORECASE)
 _FRACTION = re.compile(r"\s*(0|0?\.\d+)\s*")
 
 
@@ -43,6 +48,8 @@ def parse_size(value: object) -> int:
         return value
     if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
         number, unit = match.groups()
+        if len(number) > _MOST_DIGITS:
+            raise SizeError(f"a number of {len(number)} digits is more than any machine has")
         if "." not in number:
             return int(number) * _FACTORS[unit.lower()]
         size_bytes = int(float(number) * _FACTORS[unit.lower()])
@@ -52,6 +59,12 @@ def parse_size(value: object) -> int:
     raise SizeError(
         f"cannot read {value!r} as a size; give an int in bytes or text such as '64MiB' or '2GB'"
     )
+
+
+def _finite(fraction: float) -> float:
+    if not fraction < _LARGEST_FRACTION:
+        raise SizeError(f"a tolerance is less than {_LARGEST_FRACTION:.0%}")
+    return fraction
 
 
 def reads_as_size(text: str) -> bool:
@@ -65,7 +78,7 @@ def parse_fraction(value: object) -> float:
     Raises `SizeError` for a negative number and for anything that is neither.
     """
     if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
-        return float(match.group(1)) / 100
+        return _finite(float(match.group(1)) / 100)
     if isinstance(value, str) and (match := _FRACTION.fullmatch(value)):
         return float(match.group(1))
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
@@ -79,6 +92,17 @@ def parse_fraction(value: object) -> float:
     raise SizeError(
         f"cannot read {value!r} as a tolerance; give text such as '2%' or a fraction such as 0.02"
     )
+
+
+def parse_floor(value: object) -> tuple[int, float]:
+    """Return a floor as bytes, and the share of a test's peak that it cannot exceed.
+
+    ``"1MiB"`` holds for every test; ``"5% up to 1MiB"`` is less for those with a peak under 20 MiB.
+    Raises `SizeError`.
+    """
+    if isinstance(value, str) and (match := _FLOOR.fullmatch(value)):
+        return parse_size(match.group(2)), parse_fraction(match.group(1))
+    return parse_size(value), math.inf
 
 
 def format_size(size_bytes: int) -> str:

@@ -5,7 +5,7 @@
 
 Needs a CUDA device, or torch's CUDA build on a simulated one, with the same allocator:
 
-    python -m tests.cuda.without_gpu python tests/cuda/record_allocator.py
+    torchmem simulate --gpu H100x2 -- python tests/cuda/record_allocator.py
 
 Each scenario runs in a process of its own, because settings are read once and because a recording
 has to begin with an empty allocator. Seeds are fixed; what stays random is how fast the GPU is

@@ -1,7 +1,7 @@
 """Record bodies on a GPU, for the analysis to be tried on where there is none.
 
     python tests/cuda/record_traces.py                            # needs a CUDA device, or:
-    python -m tests.cuda.without_gpu python tests/cuda/record_traces.py
+    torchmem simulate --gpu H100x2 -- python tests/cuda/record_traces.py
 
 Beside each trace goes what the allocator counted in a run without a recording.
 """

@@ -1,13 +1,14 @@
-"""The rows of a baseline file: written as text, and the same as JSON would be."""
+"""The rows of a baseline file: read back as they were written, whatever is in them."""
 
-import json
+import tempfile
+from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_torchmem.analysis.judge.environments import complete
 from pytest_torchmem.store.baseline_file import FileChanges, read_file, write_file
-from pytest_torchmem.store.baseline_rows import entry_lines, row_lines, rows_of
+from pytest_torchmem.store.baseline_rows import Numbers
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import (
     Category,
@@ -31,14 +32,40 @@ CONTRIBUTORS = st.builds(
     st.sampled_from(Phase),
 )
 MANY = st.lists(CONTRIBUTORS, max_size=3).map(tuple)
-ENTRIES = st.builds(BaselineEntry, SIZES, AMOUNTS, AMOUNTS, MANY, AMOUNTS, MANY)
+KEYS = st.text(st.characters(), min_size=1)  # also half a surrogate pair
 
 
-@given(st.text(min_size=1), ENTRIES)
-def test_the_text_of_an_entry_is_what_json_makes_of_its_rows(key, entry):
-    assert entry_lines(key, entry) == row_lines(key, rows_of(key, entry.to_json()))
-    rows = [json.loads(line[:-1]) for line in entry_lines(key, entry)]
-    assert rows == list(rows_of(key, entry.to_json()))[: len(rows)]
+@st.composite
+def entries(draw):
+    at_peak = draw(AMOUNTS)
+    return BaselineEntry(
+        at_peak.total, at_peak, draw(AMOUNTS), *draw(st.tuples(MANY, AMOUNTS, MANY, MANY))
+    )
+
+
+@settings(deadline=None)
+@given(st.dictionaries(KEYS, entries(), min_size=1, max_size=3))
+def test_whatever_is_written_is_read_back_and_written_as_it_was(stored):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.json"
+        write_file(path, CPU, FileChanges(stored))
+        texts = path.read_bytes(), path.with_suffix(".origins").read_bytes()
+        found = read_file(path, CPU)
+        assert {key: found.entry(key, path) for key in found.lines} == stored
+        assert max(map(len, texts[0].decode().split("\n"))) <= 130  # sizes of a million GiB
+        write_file(path, CPU, FileChanges())
+        assert (path.read_bytes(), path.with_suffix(".origins").read_bytes()) == texts
+
+
+def test_the_sizes_for_people_name_what_is_largest_as_far_as_there_is_room():
+    numbers = Numbers(
+        20 << 20, CategoryBytes(parameter=4 << 20, activation=12 << 20, temporary=1363148), 4 << 20
+    )
+    assert numbers.sentence() == (
+        "20.0 MiB: activation 12.0 MiB, parameter 4.0 MiB, temporary 1.3 MiB; 4.0 MiB retained"
+    )
+    assert numbers.sentence(60) == "20.0 MiB: activation 12.0 MiB; 4.0 MiB retained"
+    assert numbers.sentence(30) == "20.0 MiB; 4.0 MiB retained"
 
 
 def test_a_key_that_somebody_spelled_with_escapes_is_the_same_key(tmp_path):

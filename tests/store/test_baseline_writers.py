@@ -40,7 +40,7 @@ def test_four_processes_at_once_lose_nothing(tmp_path):
     stored = read_file(path, CPU)
     assert sorted(stored.lines) == sorted(f"test_{w}_{n}" for w in range(4) for n in range(25))
     assert all(stored.entry(f"test_3_{n}", path) == entry(n + 1) for n in range(25))
-    assert files(path.parent) == ["a.json"]
+    assert files(path.parent) == ["a.json", "a.origins"]
 
 
 def test_without_the_lock_an_entry_can_be_lost(tmp_path):
@@ -95,7 +95,7 @@ def test_what_killed_updates_left_is_removed_by_the_next_one(tmp_path):
     for name in kept:
         (tmp_path / name).write_text("of somebody else")
     write_file(tmp_path / "a.json", CPU, FileChanges({"test_a": entry(1)}))
-    assert files(tmp_path) == sorted(["a.json", *kept])
+    assert files(tmp_path) == sorted(["a.json", "a.origins", *kept])
 
 
 def test_git_is_told_to_leave_out_what_is_not_to_be_committed(tmp_path):
@@ -112,6 +112,7 @@ def test_git_is_told_to_leave_out_what_is_not_to_be_committed(tmp_path):
         ".gitattributes",
         ".gitignore",
         "a.json",
+        "a.origins",
     ]
 
 

@@ -5,13 +5,13 @@ An import costs more than a body. torch itself has done nothing when a process i
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
 import pytest
 
 import pytest_torchmem.record.recorder  # noqa: F401
-from pytest_torchmem.record.torch_api.compiler import import_compiler
 
 
 def main(tests: list[str], first: int, step: int) -> None:
@@ -25,5 +25,5 @@ def main(tests: list[str], first: int, step: int) -> None:
 
 
 if __name__ == "__main__":
-    import_compiler()
+    importlib.import_module("torch._dynamo")  # once, and not in each child
     main(sys.stdin.read().split(), int(sys.argv[1]), int(sys.argv[2]))

@@ -1,5 +1,7 @@
 """Sizes as people write and read them."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from pytest_torchmem.values.units import (
     format_apart,
     format_change,
     format_size,
+    parse_floor,
     parse_fraction,
     parse_size,
 )
@@ -86,3 +89,29 @@ def test_a_size_that_is_not_a_byte_is_refused():
     with pytest.raises(SizeError, match=r"'0\.3B' is less than a byte"):
         parse_size("0.3B")
     assert parse_size("0.0MiB") == 0
+
+
+@pytest.mark.parametrize(
+    ("floor", "parsed"),
+    [("1MiB", (MiB, math.inf)), (0, (0, math.inf)), ("5% up to 1MiB", (MiB, 0.05))],
+)
+def test_a_floor_is_a_size_or_a_share_up_to_a_size(floor, parsed):
+    assert parse_floor(floor) == parsed
+
+
+@pytest.mark.parametrize("text", ["5% up to", "5 up to 1MiB", "x% up to 1MiB", "5%", "up to 1MiB"])
+def test_any_other_floor_is_refused(text):
+    with pytest.raises(SizeError):
+        parse_floor(text)
+
+
+@pytest.mark.parametrize("text", ["1iB", "9" * 5000 + "B", "9" * 400 + ".0B", "1_" * 4000 + "1B"])
+def test_a_size_that_means_nothing_or_is_more_than_any_machine_has_is_refused(text):
+    with pytest.raises(SizeError):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["9" * 400 + "%", "100001%"])
+def test_a_tolerance_beyond_all_use_is_refused(text):
+    with pytest.raises(SizeError):
+        parse_fraction(text)

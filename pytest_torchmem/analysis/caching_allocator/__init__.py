@@ -4,8 +4,20 @@
 enough. No torch, no GPU; docs/caching-allocator.md says what is simulated and from which source.
 """
 
+from pytest_torchmem.analysis.caching_allocator.backwards import BackwardsLayout
 from pytest_torchmem.analysis.caching_allocator.device import OutOfMemory
-from pytest_torchmem.analysis.caching_allocator.history import History, read_history
+from pytest_torchmem.analysis.caching_allocator.history import (
+    History,
+    StackFrame,
+    TraceEntry,
+    default_pools,
+    read_history,
+)
+from pytest_torchmem.analysis.caching_allocator.layout import (
+    BlockState,
+    PlacedBlock,
+    PlacedSegment,
+)
 from pytest_torchmem.analysis.caching_allocator.requests import (
     DEFAULT_POOL,
     DEFAULT_STREAM,
@@ -16,10 +28,7 @@ from pytest_torchmem.analysis.caching_allocator.requests import (
 from pytest_torchmem.analysis.caching_allocator.reserved_peak import ReservedPeak
 from pytest_torchmem.analysis.caching_allocator.run import (
     AllocatorRun,
-    BlockState,
     Fit,
-    PlacedBlock,
-    PlacedSegment,
     fits,
     simulate,
 )
@@ -36,6 +45,7 @@ __all__ = [
     "AllocatorRun",
     "AllocatorSettings",
     "AllocatorSettingsError",
+    "BackwardsLayout",
     "BlockState",
     "Fit",
     "History",
@@ -47,6 +57,9 @@ __all__ = [
     "RequestLog",
     "Requests",
     "ReservedPeak",
+    "StackFrame",
+    "TraceEntry",
+    "default_pools",
     "fits",
     "read_history",
     "simulate",

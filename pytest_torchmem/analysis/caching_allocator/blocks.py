@@ -197,6 +197,21 @@ class DeviceMemory:
         self.alloc_count += 1
         return True
 
+    def restore_segment(self, address: int, size: int) -> None:
+        """Count a segment that was there before; later ones get higher addresses."""
+        self.restore_pages(size)
+        self.segment_count += 1
+        self.restore_range(address, size)
+
+    def restore_pages(self, size: int) -> None:
+        """Count ``size`` bytes that were reserved before."""
+        self.reserved += size
+
+    def restore_range(self, address: int, size: int = 0) -> None:
+        """Take note of addresses that are taken."""
+        self.segment_addresses.append(address)
+        self._next_address = max(self._next_address, address + size)
+
     def give_back(self, size: int) -> None:
         self.reserved -= size
         self.free_count += 1

@@ -109,7 +109,7 @@ class Device:
             size = (requested + (BLOCK_UNIT_BYTES - 1)) & -BLOCK_UNIT_BYTES
         home = self.homes.get((stream, pool, size <= SMALL_LIMIT_BYTES))
         if home is None:
-            home = self._new_home(stream, pool, is_small=size <= SMALL_LIMIT_BYTES)
+            home = self.home(stream, pool, is_small=size <= SMALL_LIMIT_BYTES)
         block = self._best_fit(home, size) or self._new_block(home, size)
         if block is None:
             self._blockless.add(key)
@@ -181,11 +181,14 @@ class Device:
     def release_pool(self, pool: int) -> None:
         self._released_pools.add(pool)
 
-    def waiting_blocks(self) -> list[Block]:
-        """Freed blocks that are not free yet: they wait for streams or for a capture's end."""
-        return [block for _, block, _ in self.waiting] + [block for _, block in self._deferred]
+    def waiting_blocks(self) -> list[tuple[int, Block]]:
+        """Return freed blocks that wait for streams or for a capture's end, with their keys."""
+        return [(key, block) for key, block, _ in self.waiting] + self._deferred
 
-    def _new_home(self, stream: int, pool: int, *, is_small: bool) -> FreeBlocks:
+    def home(self, stream: int, pool: int, *, is_small: bool) -> FreeBlocks:
+        """Return the free blocks that a stream may use of a pool, a new set the first time."""
+        if found := self.homes.get((stream, pool, is_small)):
+            return found
         half = self._pools.setdefault((pool, is_small), Pool(pool, is_small=is_small))
         home = FreeBlocks(half, stream)
         self.homes[stream, pool, is_small] = home

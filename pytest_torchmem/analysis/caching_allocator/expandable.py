@@ -24,7 +24,7 @@ from pytest_torchmem.analysis.caching_allocator.blocks import (
 from pytest_torchmem.analysis.caching_allocator.settings import SMALL_SEGMENT_BYTES, UNLIMITED_BYTES
 
 # Stands for "as much as the program could ever ask" when no capacity is given.
-_ENDLESS_RANGE_BYTES: Final = 1 << 44
+ENDLESS_RANGE_BYTES: Final = 1 << 44
 _address = attrgetter("address")
 
 
@@ -103,7 +103,7 @@ def _new_span(
     # An eighth more addresses than memory, so that holes in front can stay holes for a while.
     room = memory.capacity_bytes + memory.capacity_bytes // 8
     if memory.capacity_bytes == UNLIMITED_BYTES:
-        room = _ENDLESS_RANGE_BYTES
+        room = ENDLESS_RANGE_BYTES
     span_bytes = -(-room // page) * page
     if span_bytes < size:
         return None

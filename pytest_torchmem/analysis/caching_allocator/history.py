@@ -7,12 +7,13 @@ program would have reserved under other settings or on a smaller device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypedDict
 
 import numpy as np
 
+from pytest_torchmem.analysis.caching_allocator.layout import BlockState, PlacedSegment
 from pytest_torchmem.analysis.caching_allocator.requests import RequestLog, Requests
 
 if TYPE_CHECKING:
@@ -22,6 +23,30 @@ if TYPE_CHECKING:
 # for it: all that matters is that the block was not free at once.
 _SOME_OTHER_STREAM: Final = -1
 _GIVES_BACK: Final = ("segment_free", "segment_unmap")
+
+
+class StackFrame(TypedDict):
+    """A call on the stack, as torch writes it; C++ ones have no file of Python."""
+
+    name: str
+    filename: str
+    line: int
+
+
+class TraceEntry(TypedDict, total=False):
+    """One entry of torch's history; the keys that are read here."""
+
+    action: str
+    addr: int
+    size: int
+    stream: int
+    time_us: int
+    pool_id: Sequence[int]
+    frames: Sequence[StackFrame]
+
+
+Pools = dict[tuple[int, ...] | None, int]
+"""The number of each pool that torch named; nobody names the default pool before torch 2.5."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,13 +79,21 @@ class _Reader:
     row_count: list[int] = field(default_factory=list)
     live: dict[int, int] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)
-    pools: dict[object, int] = field(default_factory=lambda: {(0, 0): 0, None: 0})
+    pools: Pools = field(default_factory=dict)
     allocation_count: int = 0
     foreign_free_count: int = 0
     failure_count: int = 0
 
-    def alloc(self, entry: Mapping[str, Any]) -> None:
-        pool = self.pools.setdefault(_pool_of(entry), len(self.pools))
+    def begin_with(self, start: Iterable[PlacedSegment]) -> None:
+        """Take note of the blocks that are there before the first entry."""
+        for block in (block for segment in start for block in segment.blocks):
+            if block.state is BlockState.IN_USE:
+                self.live[block.address] = block.key
+            elif block.state is BlockState.WAITING:
+                self.waiting[block.address] = block.key
+
+    def alloc(self, entry: TraceEntry) -> None:
+        pool = number_of_pool(entry.get("pool_id"), self.pools)
         self.log.scopes = [(pool, frozenset())] if pool else []
         key = self.allocation_count
         self.allocation_count += 1
@@ -84,15 +117,25 @@ class _Reader:
             self.log.block_done(key)
 
 
-def read_history(entries: Sequence[Mapping[str, Any]]) -> History:
+def default_pools() -> Pools:
+    """Return a table that knows the default pool, under number 0."""
+    return {(0, 0): 0, None: 0}
+
+
+def read_history(
+    entries: Sequence[TraceEntry],
+    start: Iterable[PlacedSegment] = (),
+    pools: Pools | None = None,
+) -> History:
     """Return the requests in one device's history, ``_snapshot()["device_traces"][device]``.
 
-    The history must be complete and begin before the first allocation that matters. It does not
-    hold calls of ``empty_cache`` as such: memory that went back to the device is read as one,
-    which is also what the allocator does before it gives up; what garbage collection or
-    ``max_split_size_mb`` gave back earlier cannot be told from it.
+    ``start`` is what was there before, see `BackwardsLayout`, whose ``pools`` belong to it. The
+    history does not hold calls of ``empty_cache`` as such: memory that went back to the device is
+    read as one, which is also what the allocator does before it gives up; what garbage collection
+    or ``max_split_size_mb`` gave back earlier cannot be told from it.
     """
-    reader = _Reader()
+    reader = _Reader(pools=default_pools() if pools is None else pools)
+    reader.begin_with(start)
     action_before = ""
     for position, entry in enumerate(entries):
         action = entry["action"]
@@ -122,7 +165,7 @@ def read_history(entries: Sequence[Mapping[str, Any]]) -> History:
     )
 
 
-def _completes(entries: Sequence[Mapping[str, Any]], position: int) -> bool:
+def _completes(entries: Sequence[TraceEntry], position: int) -> bool:
     """Whether the free requested here was completed by the very next entry."""
     if position + 1 == len(entries):
         return True
@@ -131,6 +174,7 @@ def _completes(entries: Sequence[Mapping[str, Any]], position: int) -> bool:
     return bool(after["action"] == "free_completed" and same_block)
 
 
-def _pool_of(entry: Mapping[str, Any]) -> tuple[int, ...] | None:
-    pool = entry.get("pool_id")
-    return None if pool is None else tuple(pool)
+def number_of_pool(pool_id: object, pools: Pools) -> int:
+    """Return the number of a pool, a new one for a pool that was not met before."""
+    key = tuple(pool_id) if isinstance(pool_id, tuple | list) else None
+    return pools.setdefault(key, len(pools))

@@ -24,7 +24,8 @@ class ReservedPeak:
     Attributes:
         row: The request that more was reserved for.
         requested_bytes: What it asked for.
-        grown_bytes: How much more was reserved for it: a segment, or pages of an expandable one.
+        grown_bytes: How much more was reserved for it: a segment, or pages of an expandable one. 0
+            where a run began with the most reserved, and the moment is the fullest one.
         reserved_bytes: What was reserved then.
         active_bytes: How much of that was in use.
         inactive_split_bytes: Free parts of segments that were partly in use, the rest of a new one
@@ -57,6 +58,8 @@ class ReservedPeak:
         if share.startswith("fragmentation 0%"):
             return share
         reserved, free = format_size(self.reserved_bytes), format_size(self.free_bytes)
+        if not self.grown_bytes:
+            return f"{share}: of {reserved}, {free} were free at the fullest moment{self._kept}"
         return (
             f"{share}: of {reserved}, {free} were free when the last "
             f"{format_size(self.grown_bytes)} were reserved for an allocation of "

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchmem.analysis.caching_allocator.blocks import Block, DeviceMemory
+from pytest_torchmem.analysis.caching_allocator.blocks import DeviceMemory
 from pytest_torchmem.analysis.caching_allocator.device import Device, OutOfMemory
+from pytest_torchmem.analysis.caching_allocator.layout import PlacedSegment, layout_of, restore
 from pytest_torchmem.analysis.caching_allocator.requests import Request, Requests
 from pytest_torchmem.analysis.caching_allocator.reserved_peak import ReservedPeak
 from pytest_torchmem.analysis.caching_allocator.settings import (
@@ -26,43 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _DEFAULTS = AllocatorSettings()
-
-
-class BlockState(enum.Enum):
-    """What a block is at the end of a run."""
-
-    IN_USE = "in use"
-    WAITING = "waiting"
-    """Freed, but other streams that used it are not done."""
-    FREE = "free"
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedBlock:
-    """A block at the end of a run."""
-
-    address: int
-    size_bytes: int
-    state: BlockState
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedSegment:
-    """A segment at the end of a run; of an expandable one, a stretch of mapped pages.
-
-    Attributes:
-        address: Where it begins.
-        size_bytes: Its size, the sum of its blocks.
-        stream: The stream it serves.
-        pool: Its pool.
-        blocks: Its blocks in address order.
-    """
-
-    address: int
-    size_bytes: int
-    stream: int
-    pool: int
-    blocks: tuple[PlacedBlock, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,6 +145,7 @@ def simulate(
     settings: AllocatorSettings = _DEFAULTS,
     capacity_bytes: int | None = None,
     segment_addresses: Sequence[int] = (),
+    start: Sequence[PlacedSegment] = (),
 ) -> AllocatorRun:
     """Run torch's native CUDA caching allocator over requests to one device.
 
@@ -190,13 +153,16 @@ def simulate(
     context and whatever else lives there; None means that it never runs out. It is also the number
     that ``per_process_memory_fraction`` is a fraction of. ``segment_addresses`` are the addresses
     that successive cudaMalloc calls return, if known: releases that break ties by address then
-    break them the same way.
+    break them the same way. ``start`` is what the allocator held before, such as the ``segments``
+    of an earlier run; requests free its blocks by their keys.
 
     Raises `RequestError` for requests that no program could make, such as a second free, and
     `AllocatorSettingsError` when a fraction is set and there is no capacity.
     """
     memory = _device_memory(settings, capacity_bytes, tuple(segment_addresses))
     device = Device(settings, memory, completions_given=requests.completions_given)
+    restore(device, start)
+    start_reserved_bytes = memory.reserved
     rows = _serve(device, memory, requests)
     requested, allocated, active, reserved, inactive_split, segment_count, address = (
         np.array(column, dtype=np.int64)
@@ -214,9 +180,11 @@ def simulate(
         retry_count=device.retry_count,
         out_of_memory=tuple(device.out_of_memory),
         segment_addresses=tuple(memory.segment_addresses),
-        segments=_layout(device),
+        segments=layout_of(device),
         limit_bytes=memory.limit_bytes,
-        reserved_peak=_reserved_peak(requests, reserved, active, inactive_split),
+        reserved_peak=_reserved_peak(
+            requests, reserved, active, inactive_split, start_reserved_bytes
+        ),
     )
 
 
@@ -304,39 +272,21 @@ def _serve_rare(device: Device, row: int, kind: int, key: int, stream: int, pool
             raise RequestError(f"row {row} has kind {kind}, which is no request")
 
 
-def _layout(device: Device) -> tuple[PlacedSegment, ...]:
-    states = dict.fromkeys(device.live.values(), BlockState.IN_USE)
-    states.update(dict.fromkeys(device.waiting_blocks(), BlockState.WAITING))
-    for home in device.homes.values():
-        states.update(dict.fromkeys(home, BlockState.FREE))
-    chains: list[list[Block]] = []
-    for block in sorted(states, key=attrgetter("address")):
-        if chains and block.previous is chains[-1][-1]:
-            chains[-1].append(block)
-        else:
-            chains.append([block])
-    return tuple(
-        PlacedSegment(
-            address=chain[0].address,
-            size_bytes=sum(block.size for block in chain),
-            stream=chain[0].home.stream,
-            pool=chain[0].home.pool.number,
-            blocks=tuple(PlacedBlock(b.address, b.size, states[b]) for b in chain),
-        )
-        for chain in chains
-    )
-
-
 def _reserved_peak(
     requests: Requests,
     reserved: NDArray[np.int64],
     active: NDArray[np.int64],
     inactive_split: NDArray[np.int64],
+    start_bytes: int,
 ) -> ReservedPeak:
     if not reserved.any():
         return ReservedPeak()
     row = int(np.argmax(reserved))
-    before_bytes = int(reserved[row - 1]) if row else 0
+    before_bytes = int(reserved[row - 1]) if row else start_bytes
+    if reserved[row] == start_bytes:
+        # It was all reserved before. The fullest moment is the one that left least of it free.
+        row = int(np.argmax(np.where(reserved == start_bytes, active, -1)))
+        before_bytes = start_bytes
     return ReservedPeak(
         row=row,
         requested_bytes=int(requests.size_bytes[row]),

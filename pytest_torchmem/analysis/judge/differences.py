@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pytest_torchmem.analysis.judge.growth import attribute_growth
-from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, overall
 from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.results import Result
 
@@ -98,11 +98,9 @@ def compare(
     """Compare two entries of one test as a baseline is compared: total, categories, retained."""
     if before is None or after is None:
         return Comparison(Change.NEW if before is None else Change.UNUSED, before, after)
-    found = {
-        allowance.compare(now, then)
-        for now, then in zip(_numbers(after), _numbers(before), strict=True)
-    }
-    change = next((c for c in (Change.GROWN, Change.SHRUNK) if c in found), Change.SAME)
+    allowance = allowance.at(before.total)
+    pairs = zip(_numbers(after), _numbers(before), strict=True)
+    change = overall({allowance.compare(now, then) for now, then in pairs})
     return Comparison(change, before, after)
 
 

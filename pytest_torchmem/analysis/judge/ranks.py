@@ -17,8 +17,8 @@ from pytest_torchmem.values.units import (
     format_apart,
     format_change,
     format_size,
+    parse_floor,
     parse_fraction,
-    parse_size,
 )
 
 _OWNER: Final = "check"
@@ -81,7 +81,7 @@ class RankResults:
         spread: Size | None = None,
         before: RankResults | None = None,
         tolerance: object = "2%",
-        floor: object = "1MiB",
+        floor: object = "5% up to 1MiB",
         **limits: Size | None,
     ) -> None:
         """Raise `LimitError` unless every rank is as it must be; the first line names the rank.
@@ -154,6 +154,6 @@ def _on(rank: int, verdict: Verdict, count: int) -> str:
 
 def _allowance(tolerance: object, floor: object) -> Allowance:
     try:
-        return Allowance(parse_fraction(tolerance), parse_size(floor))
+        return Allowance(parse_fraction(tolerance), *parse_floor(floor))
     except SizeError as error:
         raise MarkerError(f"{_OWNER}: {error.sentence}") from None

@@ -14,6 +14,7 @@ from pytest_torchmem.values.units import format_size
 def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Finding, ...]:
     """Return a finding where runs of one body differ by more than a comparison would allow."""
     rows = [dict(_readings(result)) for result in results]
+    allowance = allowance.at(min(row["total"] for row in rows))
     spreads = []
     for key in rows[0]:
         values = [row[key] for row in rows]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pytest_torchmem.analysis.judge.growth import attribute_growth
-from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, overall
 from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.findings import (
     COUNTERS,
@@ -54,6 +54,7 @@ def judge_baseline(
     if result.peak.total == 0 and entry.total > 0:
         missing = _nothing_read(result, f"the baseline has {format_size(entry.total)}")
         return Verdict(result, (missing,), Change.NOT_COMPARED, entry.total)
+    allowance = allowance.at(entry.total)
     changes: set[Change] = set()
     findings: list[Finding] = []
     of_other = f" for {environment}" if environment else ""
@@ -72,7 +73,7 @@ def judge_baseline(
             excess_bytes = measured_bytes - baseline_bytes
             finding = Finding(FindingKind.GROWN, key, numbers, excess_bytes, growths)
             findings.append(_with_cause(finding, result))
-    change = next((c for c in (Change.GROWN, Change.SHRUNK) if c in changes), Change.SAME)
+    change = overall(changes)
     notice = _largest_saving(result, entry) if change is Change.SHRUNK else ""
     return Verdict(result, rank(findings), change, entry.total, notice, environment)
 

@@ -165,7 +165,7 @@ class Body:
         self.state = State.AFTER
         limits = self.asked.sizes()
         result = self._counted.within(limits) if self._counted else None
-        if result is None:
+        if result is None or (result.blind_spots and self.run.settings.strict):
             return False
         window = self._window(entry_key(self.nodeid), Verdict(result), limits, None)
         self._send(self._record((window,)))

@@ -14,7 +14,7 @@ from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import DeviceNameError, MarkerError, SizeError, is_torchmem_error
 from pytest_torchmem.values.findings import LIMIT_KEYS
-from pytest_torchmem.values.units import parse_fraction, parse_size
+from pytest_torchmem.values.units import parse_floor, parse_fraction
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -143,10 +143,9 @@ def read_allowance(owner: str, tolerance: object, floor: object, defaults: Allow
     Raises `MarkerError`, which begins with ``owner``.
     """
     try:
-        return Allowance(
-            defaults.tolerance if tolerance is None else parse_fraction(tolerance),
-            defaults.floor_bytes if floor is None else parse_size(floor),
-        )
+        share = defaults.tolerance if tolerance is None else parse_fraction(tolerance)
+        usual = defaults.floor_bytes, defaults.floor_share
+        return Allowance(share, *(usual if floor is None else parse_floor(floor)))
     except SizeError as error:
         raise MarkerError(f"{owner}: {error.sentence}") from None
 

@@ -51,6 +51,13 @@ OPTIONS: Final = (
         "DEVICE",
     ),
     Option(
+        "simulate",
+        "run on a simulated GPU, on a machine without one: H100, A100-40GB, H100x8, or "
+        "capability=9.0,memory=80GiB (also in the variable TORCHMEM_SIMULATE)",
+        "",
+        "GPU",
+    ),
+    Option(
         "tolerance",
         "by how much a number may exceed its baseline before the test fails (default: 2%%)",
         "2%",
@@ -58,8 +65,9 @@ OPTIONS: Final = (
     ),
     Option(
         "floor",
-        "a number less than this above its baseline never fails (default: 1MiB)",
-        "1MiB",
+        "a number less than this above its baseline never fails; a share is of the test's peak "
+        "(default: 5%% up to 1MiB)",
+        "5% up to 1MiB",
         "SIZE",
     ),
     Option(
@@ -90,7 +98,8 @@ OPTIONS: Final = (
     ),
     Option(
         "follow-renames",
-        "move an unused entry to the test of the same module that is new and has equal numbers",
+        "move an unused entry to the test of the same module that is new and has equal numbers, "
+        "and the baselines of a module that is gone to the new module that has its tests",
         False,
     ),
     Option(
@@ -260,6 +269,16 @@ def asks(item: pytest.Item) -> bool:
     if FIXTURE in getattr(item, "fixturenames", ()):
         return True
     return any(item.get_closest_marker(name) for name in (BUDGET, BASELINE))
+
+
+def simulation_asked(config: pytest.Config) -> str:
+    """Return the GPU that this run is to see as it was written; ``""`` for what is there.
+
+    It is asked before any conftest is loaded, and long before the settings are read.
+    """
+    typed = config.known_args_namespace.torchmem_simulate
+    asked = typed or os.environ.get("TORCHMEM_SIMULATE") or config.getini("torchmem_simulate")
+    return str(asked or "")
 
 
 def anything_set(config: pytest.Config) -> bool:

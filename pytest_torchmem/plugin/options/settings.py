@@ -22,7 +22,7 @@ from pytest_torchmem.plugin.options.option_table import (
 from pytest_torchmem.report.files import FOLDER, kind_of
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import DeviceNameError, ReportError, SizeError
-from pytest_torchmem.values.units import parse_fraction, parse_size
+from pytest_torchmem.values.units import parse_floor, parse_fraction
 
 
 class SummaryKind(enum.Enum):
@@ -49,7 +49,7 @@ class Timelines(enum.Enum):
 
 
 _Choice = TypeVar("_Choice", bound=enum.Enum)
-_Number = TypeVar("_Number", int, float)
+_Parsed = TypeVar("_Parsed")
 
 
 ACCEPTABLE: Final = (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)
@@ -112,7 +112,7 @@ def read_settings(config: pytest.Config) -> Settings:
     values = _Values(config)
     folder = values.text("baseline-dir")
     allowance = Allowance(
-        values.parsed("tolerance", parse_fraction), values.parsed("floor", parse_size)
+        values.parsed("tolerance", parse_fraction), *values.parsed("floor", parse_floor)
     )
     reports = _report_paths(values)
     kinds = [_report_kind(values, path) for path in reports]
@@ -190,7 +190,7 @@ class _Values:
                 f"{flag} does nothing without {other}; give that, too [bad-argument]"
             )
 
-    def parsed(self, name: str, parse: Callable[[object], _Number]) -> _Number:
+    def parsed(self, name: str, parse: Callable[[object], _Parsed]) -> _Parsed:
         try:
             return parse(self.raw(name))
         except SizeError as error:

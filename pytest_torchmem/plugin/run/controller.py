@@ -16,8 +16,15 @@ from pytest_torchmem.plugin.options.settings import SummaryKind
 from pytest_torchmem.plugin.run.endings import (
     Endings,
     github_lines,
+    on_ci,
     on_github,
     run_report,
+)
+from pytest_torchmem.plugin.run.orphans import (
+    baseline_folders,
+    find_orphans,
+    move,
+    remove,
 )
 from pytest_torchmem.plugin.run.pictures import room
 from pytest_torchmem.plugin.run.selection import Selection, ran_partially
@@ -27,9 +34,19 @@ from pytest_torchmem.plugin.run.workers import (
     reported_nodeid,
     trace_with,
 )
-from pytest_torchmem.report.text.changes import change_table, diff_lines, notices, rename_lines
+from pytest_torchmem.report.text.changes import (
+    change_table,
+    diff_lines,
+    explained_lines,
+    notices,
+    orphan_line,
+    rename_lines,
+    unguarded_line,
+    unused_lines,
+)
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
+from pytest_torchmem.simulate.process import simulated_here
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, ReportError
 from pytest_torchmem.values.measured import MeasuredTest, RunSummary
@@ -111,6 +128,10 @@ class Collector:
         self.summary += RunSummary(tests=tuple(self._tests.values()))
         self._update()
         self._lines += notices(self._as_typed(), self.run.settings.accepted)
+        if on_ci() and not self.run.settings.accepted:
+            unguarded = unguarded_line(self.summary)
+            title = "::warning title=memory has no baseline::" if on_github() else ""
+            self._lines += [title + unguarded] if unguarded else []
         self._report()
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -125,7 +146,9 @@ class Collector:
         if lines or self._lines:
             terminalreporter.ensure_newline()  # or the first line of the table would see to it
             rank = environment_rank()  # of a job, each rank says its own
-            terminalreporter.section(f"torchmem, {rank}" if rank.count > 1 else "torchmem")
+            told = [str(rank)] if rank.count > 1 else []
+            told += [f"simulated {gpu}"] if (gpu := simulated_here()) else []
+            terminalreporter.section(", ".join(["torchmem", *told]))
         for line in lines:
             terminalreporter.write_line(line.text, **dict.fromkeys(line.styles, True))
         for text in self._lines:
@@ -176,7 +199,11 @@ class Collector:
             frozenset(self._skipped),
             self._partial,
         )
+        followed = self._follow_modules()
         plans = plan_updates(self.summary, outcomes, settings, store)
+        plans = [plan for plan in plans if plan.module not in followed]
+        if not settings.accepted:
+            self._lines += unused_lines(plan.unused.keys() - plan.renames.keys() for plan in plans)
         for plan in progress(plans, "baselines", self.config):
             shown = relative_path(plan.path, self.config.invocation_params.dir)
             self._lines += rename_lines(plan.renames, shown, settings.follow_renames)
@@ -190,10 +217,40 @@ class Collector:
             except BaselineError as error:
                 self.add_problem(str(error))
             else:
+                self._lines += explained_lines(len(plan.explained), shown)
                 changes = tuple(plan.changes(shown, not settings.dry_run))
                 self.summary += RunSummary(changes=changes)
         if settings.dry_run:
             self._lines[:0] = change_table(self.summary.changes, room(self.config))
+
+    def _follow_modules(self) -> set[Path]:
+        """Say which baselines have no module any more, and move or remove them where told to.
+
+        Returns the modules that were given baselines.
+        """
+        if self._partial or not self.summary.windows:
+            return set()
+        settings, store = self.run.settings, self.run.store
+        orphans = find_orphans(baseline_folders(self.config, store), self.summary, store)
+        moved = [o for o in orphans if o.moved_to and settings.follow_renames]
+        removed = [o for o in orphans if not o.moved_to and Change.UNUSED in settings.accepted]
+        if not settings.dry_run:
+            try:
+                for orphan in moved:
+                    move(orphan, store)
+                for orphan in removed:
+                    remove(orphan)
+            except OSError as error:
+                self.add_problem(str(BaselineError(f"a baseline cannot be moved: {error}")))
+        for orphan in orphans:
+            done = not settings.dry_run and orphan in (*moved, *removed)
+            to = self._shown(orphan.moved_to) if orphan.moved_to else ""
+            name = self._shown(orphan.module)
+            self._lines.append(orphan_line(name, len(orphan.keys), to, done))
+        return {orphan.moved_to for orphan in moved if orphan.moved_to}
+
+    def _shown(self, path: Path) -> str:
+        return relative_path(path, self.config.invocation_params.dir)
 
 
 def _selects(config: pytest.Config) -> bool:

@@ -72,6 +72,11 @@ def _within(start: Path, rootdir: Path, measured: MeasuredTest) -> str:
     return measured.test.partition("::")[0]
 
 
+def on_ci() -> bool:
+    """True where a service runs the tests: all that are known set ``CI``."""
+    return os.environ.get("CI", "").lower() in ("true", "1")
+
+
 def on_github() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
 

@@ -12,6 +12,7 @@ from pytest_torchmem.analysis.judge.environments import Environment
 from pytest_torchmem.analysis.judge.renames import Renameable, find_renames
 from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.store.baseline_file import FileChanges, changed_text, root_of, write_file
+from pytest_torchmem.store.baseline_rows import Numbers
 from pytest_torchmem.store.baselines import BaselineStore, entry_key, tell_git
 from pytest_torchmem.values.baseline import BaselineEntry, Change
 from pytest_torchmem.values.errors import BaselineError
@@ -20,7 +21,7 @@ from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSum
 Place = tuple[Path, tuple[tuple[str, str], ...]]
 """A test module and an environment: one baseline file."""
 
-_COMPARED: Final = (Change.SAME, Change.NEW, Change.GROWN, Change.SHRUNK)
+_COMPARED: Final = (Change.SAME, Change.WITHIN, Change.NEW, Change.GROWN, Change.SHRUNK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class FilePlan:
     """What is to happen to one baseline file.
 
     Attributes:
+        module: The test module.
         path: The file.
         environment: What it is measured on.
         written: Windows whose numbers replace the entry of their key, or become a new one.
@@ -53,8 +55,11 @@ class FilePlan:
         removes: Unused entries are to be deleted.
         follows: Entries with a new name are to be moved.
         repaired: Keys of written windows whose entry is there, and cannot be used.
+        explained: Windows whose numbers stay, and whose entry does not yet say what they are made
+            of: one of an older format, or one whose origins were lost.
     """
 
+    module: Path
     path: Path
     environment: Environment
     written: tuple[Window, ...] = ()
@@ -63,11 +68,12 @@ class FilePlan:
     removes: bool = False
     follows: bool = False
     repaired: frozenset[str] = frozenset()
+    explained: tuple[Window, ...] = ()
 
     @property
     def file_changes(self) -> FileChanges:
         moved = self.renames if self.follows else {}
-        written = {w.key: BaselineEntry.of(w.result) for w in self.written}
+        written = {w.key: BaselineEntry.of(w.result) for w in (*self.explained, *self.written)}
         removed = frozenset(self.unused) - set(moved) if self.removes else frozenset()
         return FileChanges(
             {key: entry for key, entry in written.items() if key not in moved.values()},
@@ -115,11 +121,29 @@ def plan_updates(
         }
         unused = _Unused(path, environment, store).find(tests, outcomes, elsewhere)
         windows = [w for t in tests if t.test in outcomes.passed for w in t.windows]
-        plan = _plan(path, environment, windows, unused, settings)
+        plan = _plan(module, path, environment, windows, unused, settings)
         new = {w.key for w in plan.written if w.change is Change.NEW}
         there = _keys(path, environment, store) if new else frozenset()
-        plans.append(replace(plan, repaired=there & new))
+        explained = _unexplained(plan, windows, store) if settings.accepted else ()
+        plans.append(replace(plan, repaired=there & new, explained=explained))
     return plans
+
+
+def _unexplained(plan: FilePlan, windows: list[Window], store: BaselineStore) -> tuple[Window, ...]:
+    """Return windows with the stored numbers, whose entry does not say what they are made of."""
+    found = []
+    for window in windows:
+        if window.change is Change.SAME and not window.reference:
+            stored = store.entry(plan.path, plan.environment, window.key)
+            now = BaselineEntry.of(window.result)
+            if (
+                stored
+                and now.at_peak_live
+                and not stored.at_peak_live
+                and Numbers.of(stored) == Numbers.of(now)
+            ):
+                found.append(window)
+    return tuple(found)
 
 
 def _keys(path: Path, environment: Environment, store: BaselineStore) -> frozenset[str]:
@@ -131,6 +155,7 @@ def _keys(path: Path, environment: Environment, store: BaselineStore) -> frozens
 
 
 def _plan(
+    module: Path,
     path: Path,
     environment: Environment,
     windows: list[Window],
@@ -148,6 +173,7 @@ def _plan(
     moved = set(renames.values()) if settings.follow_renames else set()
     accepted = (w for w in windows if w.change in settings.accepted or w.key in moved)
     return FilePlan(
+        module,
         path,
         environment,
         tuple(accepted),

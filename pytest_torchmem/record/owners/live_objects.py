@@ -67,8 +67,11 @@ class Census:
         self._known, self._since_freeze = [], []
         self._seen, self._freeze_count = (), 0
 
-    def collect(self) -> None:
-        """Collect all garbage, and go on knowing what is alive."""
+    def settle(self, *, collect: bool) -> None:
+        """Leave the collector as after a collection, and go on knowing what is alive.
+
+        Garbage goes only if asked to.
+        """
         if not _HAS_GENERATIONS:
             gc.collect()
             return
@@ -78,7 +81,10 @@ class Census:
         others = _where_others_stand()
         self.find()
         middle, old, frozen = self._seen
-        gc.collect()
+        if collect or frozen:
+            gc.collect()
+        else:
+            _make_old()
         now = (middle, old + 1, frozen)
         undisturbed = _where_others_stand() == others and _collections() == now
         self._seen = now if undisturbed else ()
@@ -103,6 +109,19 @@ class Census:
         """What was found the last time and still lives, and what is young."""
         young = [thing for g in (0, 1) for thing in _selected(gc.get_objects(g), self._classes)]
         return _each_once(_alive(self._known), young)
+
+
+def _make_old() -> None:
+    """Begin all counts of the collector anew, and look at nothing.
+
+    What is frozen is not looked at by a collection, and is old when it is thawed. It must not be
+    called where the user has frozen something: that would be thawed, too.
+    """
+    gc.freeze()
+    try:
+        gc.collect()
+    finally:
+        gc.unfreeze()
 
 
 def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:

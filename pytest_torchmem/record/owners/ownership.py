@@ -26,6 +26,7 @@ from pytest_torchmem.record.owners.ownership_log import OwnershipLog, quiet
 from pytest_torchmem.record.owners.places import places_of, plain_tensors, storages_of
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd, functorch
+from pytest_torchmem.record.torch_api.dynamo import untraced
 from pytest_torchmem.record.torch_api.modules import buffers_of, children_of, parameters_of
 from pytest_torchmem.values.trace import CREATE_GRAPH, MarkKind, Ownership
 
@@ -41,11 +42,16 @@ class OwnershipWatch:
         self._mark = mark
         self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._graphs = GraphReader()
+        self._compiled_ran = False
         self._storages: dict[tuple[int, int], weakref.ref[Any]] = {}
         self._depth = 0
 
     def install(self, patches: Installed) -> None:
         """Begin to follow, until ``patches`` are removed; may be begun again after that."""
+        patches.replace(autograd.ENGINE, lambda engine: WatchedEngine(engine, self))
+
+    def install_hooks(self, patches: Installed) -> None:
+        """Do the same for what dynamo would see; see `compiled_regions`."""
         module, optimizer = "torch.nn.modules.module.", "torch.optim.optimizer."
         for name, function in {
             f"{module}register_module_parameter_registration_hook": self._on_parameter,
@@ -56,7 +62,10 @@ class OwnershipWatch:
         }.items():
             patches.hook(name, function)
         patches.replace("torch.nn.Module.__setstate__", self._seeing_copies)
-        patches.replace(autograd.ENGINE, lambda engine: WatchedEngine(engine, self))
+
+    def note_compiled(self) -> None:
+        """Learn that compiled code runs, where no hook is called."""
+        self._compiled_ran = True
 
     def _seeing_copies(
         self, set_state: Callable[[torch.nn.Module, Any], None]
@@ -96,8 +105,19 @@ class OwnershipWatch:
     @quiet
     def sample(self, mark: int) -> None:
         """Log what the known modules hold now."""
+        self._find_unhooked(mark)
         for module in list(self._modules):
             self._log_held(mark, module)
+
+    def _find_unhooked(self, mark: int) -> None:
+        """Learn what compiled code made or stepped, where no hook of ours is called."""
+        if self._compiled_ran:
+            self._compiled_ran = False
+            live = find_live()
+            # What the compiler makes of a step holds the optimizer's tensors as its buffers.
+            self._modules.update(m for m in live.modules if not isinstance(m, torch.fx.GraphModule))
+            for optimizer in live.optimizers:
+                self._log_optimizer(mark, optimizer)
 
     def _log_held(self, mark: int, module: torch.nn.Module, gradients: bool = True) -> None:
         for name, parameter in parameters_of(module).items():
@@ -135,6 +155,7 @@ class OwnershipWatch:
         The profiler saw most of that being made, and what it did not see is found by this. What is
         in a ``.grad`` is known from the backward pass.
         """
+        self._find_unhooked(mark)
         for module in list(self._modules):
             self._log_held(mark, module, gradients=False)
         live = find_live()
@@ -164,6 +185,7 @@ class OwnershipWatch:
         self._depth += 1
         return holdings.leaves
 
+    @untraced
     def follow_gradients(self, roots: Iterable[Any]) -> list[Any]:
         """Log the gradients that nodes hand on, where no operator is observed; return the hooks.
 
@@ -295,6 +317,7 @@ class OwnershipWatch:
             if (number(device), ptr) not in self._storages
         ]
 
+    @quiet
     def _on_freed(self, row: tuple[int, int, int], _: Any) -> None:
         mark = self._mark(MarkKind.STORAGE_FREED, "")
         self._log.owners.append((mark, Ownership.LIVE, *row, 0, 0))

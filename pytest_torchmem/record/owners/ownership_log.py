@@ -14,6 +14,7 @@ from pytest_torchmem.record.owners.inner_tensors import values_of
 from pytest_torchmem.record.owners.places import places_of, storages_of
 from pytest_torchmem.record.patches.python_tracing import TracingPause
 from pytest_torchmem.record.torch_api import dispatcher
+from pytest_torchmem.record.torch_api.dynamo import set_frame_callback
 from pytest_torchmem.record.tree.rows import Rows
 from pytest_torchmem.record.tree.strings import StringTable
 from pytest_torchmem.values.trace import MODULE_EDGE, OWNER, Ownership
@@ -64,12 +65,13 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
     """Keep what a method does from the body's function modes, the collector and the recording.
 
     What it makes on the way would start a collection that without us came later. And its calls
-    would be recorded, which takes longer than they do.
+    would be recorded, which takes longer than they do. Dynamo traces nothing of it.
     """
 
     @wraps(method)
     def quietly(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         tracing, enabled = TracingPause(), gc.isenabled()
+        traced_by = set_frame_callback(None)
         gc.disable()
         tracing.suspend()
         try:
@@ -79,5 +81,6 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
             tracing.resume()
             if enabled:
                 gc.enable()
+            set_frame_callback(traced_by)
 
     return quietly

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import TracingPause
 from pytest_torchmem.record.torch_api import autograd, compiler
+from pytest_torchmem.record.torch_api.dynamo import untraced
 
 
 class CompilationWatch:
@@ -48,11 +49,13 @@ class CompilationWatch:
         patches.note(compiler.END_CALLBACK, lambda: callbacks.remove_end_callback(self._end))
         patches.replace(compiler.CLEAR_CALLBACKS, clearing)
 
+    @untraced
     def _begin(self, *args: object) -> None:
         # The threads of the autograd engine, where backward graphs may be compiled, never end.
         if threading.get_ident() == self._thread or autograd.in_backward():
             self._tracing.suspend()
 
+    @untraced
     def _end(self, *args: object) -> None:
         self._done()
         self._tracing.resume()

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from pytest_torchmem.record.owners.autograd_graph import tensors_in
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import dispatcher, functorch, profiler
+from pytest_torchmem.record.torch_api.dynamo import untraced
 
 #: The name of an event that stands for an operator which was not observed: mark and operator.
 OPERATOR_NAME: Final = re.compile(r"pytest-torchmem operator (\d+) (.+)")
@@ -57,6 +58,9 @@ class FunctorchWatch:
         """Begin to watch the calling thread, until ``patches`` are removed."""
         self._thread = threading.get_ident()
         patches.finally_do(self._leave)
+
+    def install_hooks(self, patches: Installed) -> None:
+        """Do the same with what dynamo would see; see `compiled_regions`."""
         for begin, end in functorch.NESTING:
             patches.replace(begin, lambda function: self._noticing(function, self._entered))
             patches.replace(end, lambda function: self._noticing(function, self._left))
@@ -88,6 +92,7 @@ class FunctorchWatch:
 
         return watched
 
+    @untraced
     def _entered(self) -> None:
         self._depth += 1
         self.entered = True
@@ -96,6 +101,7 @@ class FunctorchWatch:
             self._mode = _Calls(self._called)
             self._mode.__enter__()
 
+    @untraced
     def _left(self) -> None:
         self._depth -= 1
         if self._depth == 0:
@@ -137,6 +143,7 @@ def operator_event(mark: int, operator: str) -> str:
     return f"pytest-torchmem operator {mark} {operator}"
 
 
+@untraced
 def _read_and_written(
     name: str, args: Any, kwargs: dict[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

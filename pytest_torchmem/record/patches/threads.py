@@ -19,6 +19,7 @@ import torch
 
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import dispatcher, profiler
+from pytest_torchmem.record.torch_api.dynamo import untraced
 
 # Which of how many threads it is depends on what ran before.
 _NUMBER: Final = re.compile(r"[-_]\d+")
@@ -81,6 +82,7 @@ class _Watched:
         self._names = names
         self._left = _PATIENCE
 
+    @untraced
     def __call__(self, frame: FrameType, event: str, function: Any) -> None:
         self._left -= 1
         of_torch = (event == "c_call" and _makes_tensors(function)) or (
@@ -102,7 +104,7 @@ def _makes_tensors(function: Any) -> bool:
 
 def _is_torch(event: Any) -> bool:
     """Whether an event of the Python tracer is a call of such a function."""
-    if not (match := _TRACED.match(event.name)):
+    if not (match := _TRACED.match(profiler.name_of(event))):
         return False
     method, owner, function = match.groups()
     if function:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import Any, Final
 
@@ -16,15 +15,6 @@ CHECKED: Final[Checked] = {
     "torch._dynamo.eval_frame.OptimizedModule._orig_mod": ("2.6.0", "2.15.0"),
     "torch._inductor.codecache": ("2.6.0", "2.15.0"),
 }
-
-
-def import_compiler() -> None:
-    """Import what the first optimizer or checkpoint of a process would import in any case.
-
-    That is some thousand modules. Recorded with Python stacks it takes half a minute instead of two
-    seconds.
-    """
-    importlib.import_module("torch._dynamo")
 
 
 def graph_module_classes() -> list[type[Any]]:

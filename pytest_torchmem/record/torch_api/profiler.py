@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import os
 import sys
 import tempfile
@@ -103,6 +104,41 @@ def allocations_in(result: Any) -> list[Any]:
     return found
 
 
+# As torch has it: a body may leave another class in its place.
+_FRONT_END: Final[Any] = torch.autograd.profiler.profile
+# What torch's Python tracer sets as the profile function.
+_TRACER: Final = "TraceContext"
+
+
+class _ProfileFunction:
+    """The calling thread's profile function, kept over a session.
+
+    Torch's Python tracer takes its place and leaves none. What a body sets while it is recorded
+    stays.
+    """
+
+    def __init__(self) -> None:
+        self._users: Any = None
+
+    def take(self) -> None:
+        self._users = sys.getprofile()
+        if isinstance(self._users, cProfile.Profile):
+            # It counts the calls that are open, and would miss that they return.
+            self._users.disable()
+
+    def before_stop(self) -> None:
+        now = sys.getprofile()
+        if type(now).__name__ != _TRACER:
+            self._users = now
+
+    def give_back(self) -> None:
+        users, self._users = self._users, None
+        if isinstance(users, cProfile.Profile):
+            users.enable()
+        elif users is not None:
+            sys.setprofile(users)
+
+
 class Profiler:
     """One session of the kineto profiler, without the front end's own bookkeeping.
 
@@ -110,9 +146,14 @@ class Profiler:
     """
 
     def __init__(self) -> None:
-        front_end = torch.autograd.profiler.profile(
-            use_cpu=True, use_kineto=True, record_shapes=True, profile_memory=True, with_stack=True
+        front_end = _FRONT_END(
+            use_cpu=True,
+            use_kineto=True,
+            record_shapes=True,
+            profile_memory=True,
+            with_stack=_paths_are_text(),
         )
+        self._profile_function = _ProfileFunction()
         self._config = front_end.config()
         self._activities = {torch.profiler.ProfilerActivity.CPU}
 
@@ -122,6 +163,7 @@ class Profiler:
             raise RuntimeError("another profiler session is active")
         with _without_own_log():
             torch.autograd._prepare_profiler(self._config, self._activities)
+            self._profile_function.take()
             torch.autograd._enable_profiler(self._config, self._activities)
 
     def stop(self) -> Any:
@@ -130,11 +172,23 @@ class Profiler:
         Raises `RecordingError` where torch cannot make sense of what it recorded: so it may be
         before 2.8 when a thread waits in a call of C as the session begins.
         """
+        self._profile_function.before_stop()
         try:
             with _without_own_log():
                 return torch.autograd._disable_profiler()
         except RuntimeError as error:
             raise RecordingError(f"torch's profiler failed: {str(error).splitlines()[0]}") from None
+        finally:
+            self._profile_function.give_back()
+
+
+def _paths_are_text() -> bool:
+    """False where the path of a source may not be UTF-8: torch's Python tracer raises there.
+
+    Without it, no event has a source line or a module.
+    """
+    paths = [path for path in sys.path if not path.isascii()]
+    return all(path.encode(errors="replace").decode() == path for path in paths)
 
 
 @contextmanager

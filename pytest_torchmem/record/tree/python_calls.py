@@ -104,7 +104,8 @@ def library_paths() -> list[str]:
     folders.add(str(Path(__file__).resolve().parents[2]))
     # torch may have been built from source and lie elsewhere.
     folders.add(str(Path(torch.__file__).parent))
-    return sorted(folders)
+    # A link may lead there, and the paths of frames are resolved.
+    return sorted(folders | {str(Path(folder).resolve()) for folder in folders})
 
 
 def full_path(name: str) -> str:

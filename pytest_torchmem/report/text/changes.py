@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from pytest_torchmem.analysis.judge.environments import environment_name
-from pytest_torchmem.report.text.tables import ANY_WIDTH, aligned
+from pytest_torchmem.report.text.tables import ANY_WIDTH, aligned, one_line
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.measured import BaselineChange, RunSummary
 from pytest_torchmem.values.units import format_size
@@ -94,6 +94,55 @@ def rename_lines(renames: Mapping[str, str], file: str, followed: bool) -> list[
         more = f"... and {len(told) - SHOWN} more; " if told[SHOWN:] else ""
         lines.append(f"{more}if renamed, --torchmem-follow-renames takes the entry along")
     return lines
+
+
+def explained_lines(count: int, file: str) -> list[str]:
+    """Return a line about entries whose numbers stay, and whose composition is stored anew."""
+    return [f"{_entries(count)} as before, now with what made them up ({file})"] if count else []
+
+
+def unguarded_line(summary: RunSummary) -> str:
+    """Return what must be known in CI: how many measurements were compared with nothing."""
+    count = sum(1 for _, window in summary.windows if window.change is Change.NEW)
+    if not count:
+        return ""
+    what = "1 measurement has" if count == 1 else f"{count} measurements have"
+    return (
+        f"{what} no baseline and pass{'es' if count == 1 else ''} in CI whatever it takes: commit "
+        "one, and run with --torchmem-require-baseline, which fails without"
+    )
+
+
+def unused_lines(unused: Iterable[Collection[str]]) -> list[str]:
+    """Return one line about the entries that no test of a whole run asked for."""
+    keys = sorted(key for some in unused for key in some)
+    if not keys:
+        return []
+    named = ", ".join(one_line(key) for key in keys[:3]) + (", ..." if keys[3:] else "")
+    return [
+        f"unused: no test asked for {_entries(len(keys))} of the baselines ({named}): "
+        "--torchmem-update-baseline --torchmem-accept=unused removes "
+        + ("it" if len(keys) == 1 else "them")
+    ]
+
+
+def orphan_line(module: str, entry_count: int, moved_to: str, done: bool) -> str:
+    """Return what becomes of the baselines of a module that is gone.
+
+    ``moved_to`` is the module that has most of its tests; ``done`` is true where the baselines were
+    moved there, or removed.
+    """
+    what = f"{one_line(module)} is gone and has baselines ({_entries(entry_count)}): "
+    if moved_to and done:
+        return f"{what}moved to {one_line(moved_to)}, which the next run compares with them"
+    if moved_to:
+        return (
+            f"{what}{one_line(moved_to)} has its tests and no baseline, and "
+            "--torchmem-follow-renames takes them along"
+        )
+    return what + (
+        "removed" if done else "--torchmem-update-baseline --torchmem-accept=unused removes them"
+    )
 
 
 def notices(summary: RunSummary, accepted: Collection[Change]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Final
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.analysis.judge.sentences import sentences
 from pytest_torchmem.analysis.judge.verdict import rank
-from pytest_torchmem.report.text.changes import NOTHING_USED, REPAIRED
+from pytest_torchmem.report.text.changes import NOTHING_USED, REPAIRED, percent
 from pytest_torchmem.report.text.tables import (
     ANY_WIDTH,
     ROWS,
@@ -260,11 +260,18 @@ def _status(window: Window) -> str:
     change_bytes = result.peak.total - window.baseline_bytes
     if window.change is Change.SAME:
         texts.append("same as baseline")
+    elif window.change is Change.WITHIN:
+        share = percent(window.baseline_bytes, result.peak.total)
+        moved = f"{format_change(change_bytes)} ({share})" if change_bytes else "peak as before"
+        texts.append(f"within tolerance, {moved}")
     elif window.change is Change.NEW:
         texts.append("new, no baseline")
     elif window.change in (Change.GROWN, Change.SHRUNK):
         texts.append(f"{window.change.value}, peak {format_change(change_bytes)}")
     return "; ".join(texts)
+
+
+_UNUSED_SHOWN: Final = 10
 
 
 def _changes_lines(summary: RunSummary) -> list[Line]:
@@ -277,10 +284,14 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
         lines.append(Line(f"{file}:"))
         for change in order:
             style = ("yellow",) if change is Change.GROWN else ()
-            items = (c for c in told if (c.file, c.change) == (file, change))
+            items = [c for c in told if (c.file, c.change) == (file, change)]
+            shown = items[:_UNUSED_SHOWN] if change is Change.UNUSED else items
             lines += [
-                Line(f"  {change.value}: {one_line(c.key)}: {_amount(c)}", style) for c in items
+                Line(f"  {change.value}: {one_line(c.key)}: {_amount(c)}", style) for c in shown
             ]
+            if left_out := len(items) - len(shown):
+                done = "removed" if items[0].written else "kept"
+                lines.append(Line(f"  ... and {left_out} more unused entries, {done}"))
     written = [change for change in summary.changes if change.written]
     if written:
         entries = _count(len(written), "entry", "entries")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from pytest_torchmem.analysis.caching_allocator import (
     PlacedSegment,
     Request,
     RequestLog,
+    Requests,
     fits,
     simulate,
 )
@@ -244,3 +246,31 @@ def test_what_fits_exactly_fits(log, conf):
     assert fit
     assert fit.spare_bytes == 0
     assert fit.retry_count == 0
+
+
+def part_of(requests, rows):
+    columns = (requests.kind, requests.key, requests.size_bytes, requests.stream, requests.pool)
+    return Requests(*(column[rows] for column in columns))
+
+
+def plain(requests):
+    """Leave out what no layout tells: allocations without a block, and uses by other streams."""
+    empty = requests.key[(requests.kind == Request.ALLOC) & (requests.size_bytes == 0)]
+    kinds = np.isin(requests.kind, [Request.ALLOC, Request.FREE, Request.EMPTY_CACHE])
+    named = requests.kind != Request.EMPTY_CACHE
+    return part_of(requests, kinds & ~(named & np.isin(requests.key, empty)))
+
+
+@unhurried
+@given(logs(), st.sampled_from(CONFS[:-1]), st.integers(0, 100))
+def test_a_run_goes_on_from_the_layout_of_another(log, conf, cut):
+    requests, parsed = plain(log.requests()), AllocatorSettings.parse(conf)
+    whole = simulate(requests, parsed)
+    first = simulate(part_of(requests, slice(0, cut)), parsed)
+    second = simulate(part_of(requests, slice(cut, None)), parsed, start=first.segments)
+    names = ["requested_bytes", "allocated_bytes", "active_bytes", "inactive_split_bytes"]
+    if not (parsed.expandable_segments and Request.EMPTY_CACHE in requests.kind):
+        # Holes before the first page of an expandable segment are in no layout.
+        names += ["reserved_bytes", "segment_count"]
+    for name in names:
+        assert getattr(second, name).tolist() == getattr(whole, name)[cut:].tolist(), name

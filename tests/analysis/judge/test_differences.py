@@ -68,7 +68,7 @@ def test_what_may_have_been_too_small_to_store_is_no_certain_growth():
 
 def test_the_allowance_decides_what_has_changed():
     before = entry(made(100 * MiB))
-    for size, change in ((103, Change.GROWN), (97, Change.SHRUNK), (101, Change.SAME)):
+    for size, change in ((103, Change.GROWN), (97, Change.SHRUNK), (101, Change.WITHIN)):
         assert compare(before, entry(made(size * MiB)), ALLOWANCE).change is change
 
 

@@ -183,8 +183,8 @@ def test_what_is_retained_is_compared_too():
     ("size", "change"),
     [
         (97 * MiB, Change.SHRUNK),
-        (98 * MiB, Change.SAME),
-        (102 * MiB, Change.SAME),
+        (98 * MiB, Change.WITHIN),
+        (102 * MiB, Change.WITHIN),
         (102 * MiB + 1, Change.GROWN),
     ],
 )

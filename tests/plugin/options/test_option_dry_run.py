@@ -25,8 +25,10 @@ def test_the_change_is_shown_as_a_table_and_as_a_diff(sized, monkeypatch):
             "grown * test_a * 100.0 MiB * 130.0 MiB * +30 % * __torchmem__/*/test_it.json",
             "dry run: 1 grown; nothing written",
             "--- a/__torchmem__/cpu-torch2.99/test_it.json",
-            "-[[]*test_a*total*104857600],",
-            "+[[]*test_a*total*136314880],",
+            "-[[]*test_a*, *100.0 MiB: *",
+            "-[[]*test_a*work*, 104857600, *],",
+            "+[[]*test_a*, *130.0 MiB: *",
+            "+[[]*test_a*work*, 136314880, *],",
         ]
     )
     result.stdout.no_fnmatch_line("baseline updated*")
@@ -45,7 +47,7 @@ def test_an_entry_that_would_be_removed_is_shown_and_kept(project):
     result = project.run(
         "--torchmem-update-baseline", "--torchmem-accept=unused", "--torchmem-dry-run"
     )
-    result.stdout.fnmatch_lines(["unused * test_b * 2.0 MiB * - *", "-[[]*test_b*total*2097152],"])
+    result.stdout.fnmatch_lines(["unused * test_b * 2.0 MiB * - *", "-[[]*test_b*, 2097152, *],"])
     assert sorted(project.entries()) == ["test_a", "test_b"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -85,7 +86,7 @@ def test_a_census_finds_what_a_look_at_all_objects_finds(quiet_collector: None, 
             case "collect":
                 gc.collect(random.randrange(3))
             case "clean":
-                census.collect()
+                census.settle(collect=random.random() < 0.5)
             case "find":
                 assert ids(census.find()) == ids(instances_of([Base]))
     assert ids(census.find()) == ids(instances_of([Base]))
@@ -108,7 +109,7 @@ def test_a_census_looks_at_everything_only_when_it_must(
     assert looks_at_everything(census, monkeypatch)
     assert not looks_at_everything(census, monkeypatch)
     gc.collect(0)
-    census.collect()
+    census.settle(collect=True)
     assert not looks_at_everything(census, monkeypatch)
     for generation in (1, 2):
         gc.collect(generation)
@@ -138,9 +139,34 @@ def test_a_census_knows_nothing_of_what_another_thread_made_while_it_collected(
     thread.start()
     gc.callbacks.append(let_it_run)
     try:
-        census.collect()
+        census.settle(collect=True)
         assert ids(census.find()) == ids(alive)
     finally:
         gc.callbacks.remove(let_it_run)
         turn.set()
         thread.join()
+
+
+def test_to_settle_frees_no_garbage_and_loses_nothing_from_sight(quiet_collector: None) -> None:
+    census = Census(Base)
+    thing = Base()
+    thing.__dict__["me"] = thing
+    left = weakref.ref(thing)
+    del thing
+    before = gc.get_freeze_count()
+    census.settle(collect=False)
+    assert gc.get_freeze_count() == before
+    assert left() is not None
+    assert any(found is left() for found in gc.get_objects())
+    census.settle(collect=True)
+    assert left() is None
+
+
+def test_what_a_user_froze_stays_frozen(quiet_collector: None) -> None:
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        Census(Base).settle(collect=False)
+        assert gc.get_freeze_count() >= frozen
+    finally:
+        gc.unfreeze()

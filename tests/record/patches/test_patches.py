@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pkgutil
 import sys
 import threading
@@ -18,7 +19,7 @@ from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import compiler, fake_tensors, profiler
 
 HOW_IT_WORKS = Path(__file__).parents[3] / "docs" / "how-it-works.md"
-compiler.import_compiler()
+importlib.import_module("torch._dynamo")
 
 
 def in_place() -> dict[str, object]:

@@ -19,7 +19,7 @@ ROOM = Path(torch_api.__file__).parent
 RECORD = ROOM.parent
 SUBJECTS = sorted(file.stem for file in ROOM.glob("*.py") if file.stem != "__init__")
 # Private names of Python's own and of pytest's.
-OTHERS = {"_getframe", "_current_frames", "_thread", "_pytest"}
+OTHERS = {"_getframe", "_current_frames", "_thread", "_bootstrap", "_find_and_load", "_pytest"}
 PRIVATE = re.compile(r"_(?!_)\w+")
 IN_TORCH = re.compile(r"torch(\.\w+)+")
 

@@ -1,0 +1,440 @@
+"""A snapshot of torch's own allocator, analysed: what it held at its peak, and who asked for it.
+
+``torch.cuda.memory._record_memory_history()`` makes torch write down each allocation and free with
+a stack, and ``_dump_snapshot`` writes that to a file beside the segments of the moment. Nobody
+knows from it what memory was for, so each storage is UNKNOWN; the operator and the line are known.
+
+Source of the format: ``torch/csrc/cuda/memory_snapshot.cpp`` and ``torch/cuda/_memory_viz.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchmem.analysis.caching_allocator import (
+    AllocatorRun,
+    AllocatorSettings,
+    BackwardsLayout,
+    History,
+    PlacedSegment,
+    Requests,
+    StackFrame,
+    TraceEntry,
+    default_pools,
+    read_history,
+    simulate,
+)
+from pytest_torchmem.analysis.caching_allocator.layout import NO_KEY
+from pytest_torchmem.analysis.caching_allocator.requests import Request
+from pytest_torchmem.analysis.gpu_questions import GpuQuestions
+from pytest_torchmem.analysis.sampling import (
+    MOMENTS,
+    Holdings,
+    chosen_rows,
+    sketch_timeline,
+    with_holders,
+)
+from pytest_torchmem.analysis.storages.timeline import Timeline
+from pytest_torchmem.values.contributors import (
+    Category,
+    CategoryBytes,
+    Contributor,
+    Phase,
+    Source,
+)
+from pytest_torchmem.values.errors import SnapshotError
+from pytest_torchmem.values.picture import Picture
+from pytest_torchmem.values.results import Counters, Peak, Result, Retained
+from pytest_torchmem.values.units import format_size
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# torch joins an operator and its overload with an underscore: ``add_Tensor``, ``sum_dim_IntList``.
+_OPERATOR: Final = re.compile(
+    r"at::_ops::(\w+?)(?:_(?:[A-Z]\w*|out|dim|int|self|start|dtype|device|memory_format|names)+)?::"
+)
+_LIBRARY: Final = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3\.\d+)[/\\]")
+_ENGINE: Final = "torch::autograd::Engine"
+_OPTIMIZER: Final = re.compile(r"[/\\]torch[/\\]optim[/\\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The place that an allocation was made from.
+
+    Attributes:
+        operator: The outermost ATen operator on the stack, or ``""``.
+        source: The innermost line of Python outside of libraries; None where there is none.
+        phase: BACKWARD below autograd's engine, OPTIMIZER below ``torch.optim``, PREEXISTING for
+            what was there before the history, FORWARD otherwise.
+    """
+
+    operator: str = ""
+    source: Source | None = None
+    phase: Phase = Phase.FORWARD
+
+
+@dataclass(frozen=True)
+class Snapshot(GpuQuestions):
+    """One device of a snapshot.
+
+    Attributes:
+        device: The device's number.
+        settings: The allocator's settings when the snapshot was taken.
+        start: What the allocator held before the first entry of the history.
+        history: What was asked of it since.
+        times_ns: int64, shape (T,); when each request was made, from the first one on.
+        sites: The site of each allocation by its key; keys of ``start`` are negative.
+    """
+
+    device: int
+    settings: AllocatorSettings
+    start: tuple[PlacedSegment, ...]
+    history: History
+    times_ns: NDArray[np.int64]
+    sites: Mapping[int, Site]
+
+    @property
+    def name(self) -> str:
+        """The device as torch names it: ``cuda:0``."""
+        return f"cuda:{self.device}"
+
+    @cached_property
+    def start_requested_bytes(self) -> int:
+        """The bytes that the program held before the first entry."""
+        return sum(block.requested_bytes for segment in self.start for block in segment.blocks)
+
+    @property
+    def begins_in_the_middle(self) -> bool:
+        """True where memory was in place before the first entry of the history."""
+        return bool(self.start)
+
+    @cached_property
+    def replay(self) -> AllocatorRun:
+        """The history, simulated from its own start under its own settings.
+
+        Of equal free blocks torch takes the one with the lowest address up to 2.11, and that of the
+        oldest segment from 2.13; the order that gives the recorded addresses is taken.
+        """
+        runs = (self._replayed(addresses) for addresses in (self.history.segment_addresses, ()))
+        return min(runs, key=self._misplaced_count)
+
+    @property
+    def misplaced_count(self) -> int:
+        """How many allocations the replay puts elsewhere than torch did: 0 where it is exact."""
+        return self._misplaced_count(self.replay)
+
+    @property
+    def allocator_requests(self) -> Requests:
+        """Every allocation and free: what was there before comes first, the largest before all."""
+        requests = self.history.requests
+        before = sorted(self._start_blocks(), key=lambda row: (-row[1], row[0]))
+        keys = np.array([key for key, _ in before], np.int64)
+        zeros = np.zeros(len(before), np.int64)
+        return Requests(
+            kind=np.concatenate([np.full(len(before), Request.ALLOC, np.int8), requests.kind]),
+            key=np.concatenate([keys, requests.key]),
+            size_bytes=np.concatenate(
+                [np.array([size for _, size in before], np.int64), requests.size_bytes]
+            ),
+            stream=np.concatenate([zeros, requests.stream]),
+            pool=np.concatenate([zeros, requests.pool]),
+            completions_given=requests.completions_given,
+        )
+
+    def simulate(
+        self, settings: AllocatorSettings | str = "", capacity: int | str | None = None
+    ) -> AllocatorRun:
+        """Return what the caching allocator would have made of it, from an empty cache on.
+
+        With nothing given it is the `replay`: its own settings, from its own start.
+        """
+        if not settings and capacity is None:
+            return self.replay
+        return super().simulate(settings, capacity)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Requested bytes over time; the first row is what was there before."""
+        total = np.concatenate([[self.start_requested_bytes], self.replay.requested_bytes])
+        sizes = np.zeros((len(total), len(Category)), np.int64)
+        sizes[:, Category.UNKNOWN.column] = total
+        return Timeline(np.concatenate([[0], self.times_ns]), sizes)
+
+    def contributors_at(self, row: int) -> tuple[Contributor, ...]:
+        """Return what was live after row ``row`` of the timeline, the largest origin first."""
+        lives = self._lives
+        live = np.flatnonzero((lives.first <= row) & (lives.after > row))
+        return _by_site(lives.sites, lives.size_bytes, live)
+
+    def result(self, name: str = "") -> Result:
+        """Return the history as a measured window: its peak, and what it made and kept."""
+        lives, timeline = self._lives, self.timeline
+        peak_row = timeline.peak_row
+        live = self.contributors_at(peak_row)
+        kept = np.flatnonzero((lives.first > 0) & (lives.after >= len(timeline.times_ns)))
+        retained = _by_site(lives.sites, lives.size_bytes, kept)
+        total = _unknown(int(timeline.total[peak_row]))
+        return Result(
+            name=name,
+            device=self.name,
+            estimated=False,
+            peak=Peak(total.unknown, int(timeline.times_ns[peak_row]), total, total, live, live),
+            retained=Retained(
+                sum(c.size_bytes for c in retained),
+                _unknown(sum(c.size_bytes for c in retained)),
+                retained,
+            ),
+            counters=self._counters(),
+            has_backward=any(site.phase is Phase.BACKWARD for site in self.sites.values()),
+            notes=tuple(self._notes()),
+        )
+
+    def picture(self) -> Picture:
+        """The timeline, sampled, with the origins that held most."""
+        timeline, lives = self.timeline, self._lives
+        rows = chosen_rows(timeline, MOMENTS)
+        members: dict[Site, list[int]] = defaultdict(list)
+        for index, site in enumerate(lives.sites):
+            members[site].append(index)
+        held = Holdings(
+            first=np.searchsorted(rows, lives.first, side="left"),
+            after=np.searchsorted(rows, lives.after, side="left"),
+            sizes=lives.size_bytes,
+            made=lives.first > 0,
+            groups=[(_contributor(site, 0, 0), np.array(at)) for site, at in members.items()],
+            row_count=len(rows),
+        )
+        calls: dict[str, int] = defaultdict(int)
+        for site in lives.sites:
+            calls[site.operator] += 1
+        return with_holders(sketch_timeline(timeline), held, calls, ())
+
+    def _replayed(self, addresses: Sequence[int]) -> AllocatorRun:
+        requests = self.history.requests
+        return simulate(requests, self.settings, None, tuple(addresses), self.start)
+
+    def _misplaced_count(self, run: AllocatorRun) -> int:
+        return int(np.count_nonzero(run.address != self.history.address))
+
+    def _start_blocks(self) -> Iterator[tuple[int, int]]:
+        for segment in self.start:
+            for block in segment.blocks:
+                if block.key != NO_KEY:
+                    yield block.key, block.requested_bytes
+
+    @cached_property
+    def _lives(self) -> _AllocationLives:
+        requests = self.history.requests
+        first = {key: 0 for key, _ in self._start_blocks()}
+        sizes = dict(self._start_blocks())
+        after: dict[int, int] = {}
+        columns = (requests.kind, requests.key, requests.size_bytes)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for row, (kind, key, size) in enumerate(rows, start=1):
+            if kind == Request.ALLOC:
+                first[key], sizes[key] = row, size
+            elif kind == Request.FREE:
+                after[key] = row
+        end = len(requests) + 1
+        keys = list(first)
+        return _AllocationLives(
+            np.array([first[key] for key in keys], np.int64),
+            np.array([after.get(key, end) for key in keys], np.int64),
+            np.array([sizes[key] for key in keys], np.int64),
+            [self.sites[key] for key in keys],
+        )
+
+    def _counters(self) -> Counters:
+        return replace(self.replay.peak, estimated=self.misplaced_count > 0)
+
+    def _notes(self) -> Iterator[str]:
+        if self.begins_in_the_middle:
+            yield (
+                f"the history begins in the middle: {format_size(self.start_requested_bytes)} were "
+                "in place before its first entry, and only what is still there at its end has a "
+                "stack"
+            )
+        if self.misplaced_count:
+            yield (
+                f"the replay puts {self.misplaced_count} allocations elsewhere than torch did, so "
+                "what it says of allocated and reserved bytes is estimated"
+            )
+        if self.history.failure_count:
+            count = self.history.failure_count
+            yield f"{count} allocations failed; the history has no size of them"
+
+
+@dataclass(frozen=True, slots=True)
+class _AllocationLives:
+    """Each allocation's life over the rows of the timeline: ``first`` to before ``after``."""
+
+    first: NDArray[np.int64]
+    after: NDArray[np.int64]
+    size_bytes: NDArray[np.int64]
+    sites: Sequence[Site]
+
+
+def read_snapshot(data: object, device: int | None = None) -> Snapshot:
+    """Return one device of what ``torch.cuda.memory._snapshot()`` gave, by default the busiest.
+
+    Raises `SnapshotError` for anything else, `RequestError` where the history does not fit the
+    segments.
+    """
+    try:
+        traces, segments, settings = _parts(data)
+        number = _busiest(traces) if device is None else device
+        if not 0 <= number < len(traces):
+            raise SnapshotError(f"the snapshot has no device {number}; it has {len(traces)}")
+        entries = traces[number]
+        mine = [segment for segment in segments if segment.get("device", 0) == number]
+        pools = default_pools()
+        start = BackwardsLayout(mine, settings, pools).take_back(entries)
+        history = read_history(entries, start, pools)
+        return Snapshot(
+            number,
+            settings,
+            start,
+            history,
+            _times_ns(entries, history),
+            {**_sites_of_start(start, mine), **_sites(entries)},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise SnapshotError(
+            f"this is no snapshot of torch's allocator: {type(error).__name__}: {error}; write one "
+            "with torch.cuda.memory._dump_snapshot(path) after _record_memory_history()"
+        ) from None
+
+
+def _parts(
+    data: object,
+) -> tuple[Sequence[Sequence[TraceEntry]], Sequence[Mapping[str, object]], AllocatorSettings]:
+    """Return the histories, the segments and the settings in a snapshot."""
+    if not isinstance(data, dict) or not isinstance(data.get("device_traces"), list):
+        raise SnapshotError(
+            "this is no snapshot of torch's allocator: it has no device_traces; write one with "
+            "torch.cuda.memory._dump_snapshot(path) after _record_memory_history()"
+        )
+    return data["device_traces"], data["segments"], _settings(data.get("allocator_settings") or {})
+
+
+def _settings(found: Mapping[str, object]) -> AllocatorSettings:
+    """Return the settings that torch says it has; the defaults where a release says nothing."""
+    settings = AllocatorSettings()
+    split = found.get("max_split_size", -1)
+    if isinstance(split, int) and split > 0:
+        settings = replace(settings, max_split_bytes=split)
+    threshold = found.get("garbage_collection_threshold", 0.0)
+    if isinstance(threshold, float):
+        settings = replace(settings, garbage_collection_threshold=threshold)
+    divisions = found.get("roundup_power2_divisions")
+    if isinstance(divisions, dict) and len(divisions) == len(settings.power2_divisions):
+        settings = replace(settings, power2_divisions=tuple(divisions.values()))
+    return replace(settings, expandable_segments=bool(found.get("expandable_segments", False)))
+
+
+def _busiest(traces: Sequence[Sequence[TraceEntry]]) -> int:
+    if not any(traces):
+        raise SnapshotError(
+            "the snapshot has no history: call torch.cuda.memory._record_memory_history() before "
+            "what is to be seen"
+        )
+    return max(range(len(traces)), key=lambda number: len(traces[number]))
+
+
+def _times_ns(entries: Sequence[TraceEntry], history: History) -> NDArray[np.int64]:
+    """When each request was made, from the first entry on: int64, shape (T,)."""
+    times = np.array([entry.get("time_us", 0) for entry in entries], np.int64) * 1000
+    times -= times[0] if len(times) else 0
+    first_entry = np.searchsorted(history.row_count, np.arange(1, len(history.requests) + 1))
+    return np.maximum.accumulate(times[first_entry]) if len(times) else times
+
+
+def _sites(entries: Sequence[TraceEntry]) -> dict[int, Site]:
+    """Return the site of each allocation of a history, by its key."""
+    reader = _SiteReader()
+    allocs = (entry for entry in entries if entry["action"] == "alloc")
+    return {key: reader.read(entry.get("frames", ())) for key, entry in enumerate(allocs)}
+
+
+def _sites_of_start(
+    start: Sequence[PlacedSegment], segments: Sequence[Mapping[str, object]]
+) -> dict[int, Site]:
+    """Return the site of what was there before: known where it is there at the end, too."""
+    reader = _SiteReader()
+    frames = dict(_frames_at_the_end(segments))
+    return {
+        block.key: replace(reader.read(frames.get(block.address, ())), phase=Phase.PREEXISTING)
+        for segment in start
+        for block in segment.blocks
+        if block.key != NO_KEY
+    }
+
+
+def _frames_at_the_end(
+    segments: Sequence[Mapping[str, object]],
+) -> Iterator[tuple[int, Sequence[StackFrame]]]:
+    for segment in segments:
+        blocks = segment["blocks"]
+        assert isinstance(blocks, Sequence)
+        for block in blocks:
+            if "address" in block:
+                yield block["address"], block.get("frames", ())
+
+
+class _SiteReader:
+    """Reads stacks; equal stacks are one object in a snapshot more often than not."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Sequence[StackFrame], Site]] = {}
+
+    def read(self, frames: Sequence[StackFrame]) -> Site:
+        known = self._known.get(id(frames))
+        if known is None:
+            # The frames are kept with the answer: another list could get the id of a dropped one.
+            known = self._known[id(frames)] = (frames, _site(frames))
+        return known[1]
+
+
+def _site(frames: Sequence[StackFrame]) -> Site:
+    operators = [match[1] for frame in frames if (match := _OPERATOR.match(frame["name"]))]
+    python = [frame for frame in frames if frame["filename"].endswith(".py")]
+    own = [frame for frame in python if not _LIBRARY.search(frame["filename"])] or python
+    source = Source(own[0]["filename"], own[0]["line"], own[0]["name"]) if own else None
+    phase = Phase.FORWARD
+    if any(frame["name"].startswith(_ENGINE) for frame in frames):
+        phase = Phase.BACKWARD
+    elif any(_OPTIMIZER.search(frame["filename"]) for frame in python):
+        phase = Phase.OPTIMIZER
+    return Site(f"aten::{operators[-1]}" if operators else "", source, phase)
+
+
+def _by_site(
+    sites: Sequence[Site], size_bytes: NDArray[np.int64], rows: NDArray[np.int64]
+) -> tuple[Contributor, ...]:
+    """Return the storages in ``rows`` by site, the largest first."""
+    sums: dict[Site, list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows.tolist():
+        amounts = sums[sites[row]]
+        amounts[0] += int(size_bytes[row])
+        amounts[1] += 1
+    found = [_contributor(site, *amounts) for site, amounts in sums.items()]
+    return tuple(sorted(found, key=lambda c: (-c.size_bytes, c.operator, str(c.source))))
+
+
+def _contributor(site: Site, size_bytes: int, count: int) -> Contributor:
+    return Contributor(
+        Category.UNKNOWN, size_bytes, count, site.operator, "", site.source, site.phase
+    )
+
+
+def _unknown(size_bytes: int) -> CategoryBytes:
+    return CategoryBytes(unknown=size_bytes)

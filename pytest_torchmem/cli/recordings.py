@@ -1,0 +1,78 @@
+"""Recordings: traces that were stored here, and snapshots that torch's allocator wrote."""
+
+from __future__ import annotations
+
+import enum
+import json
+from pathlib import Path
+
+from pytest_torchmem.analysis.gpu_questions import GpuQuestions
+from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.sampling import sketch
+from pytest_torchmem.report.viewers.memory_viz import pickled
+from pytest_torchmem.report.viewers.perfetto import chrome_trace
+from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.store.snapshots import load_snapshot
+from pytest_torchmem.values.baseline import Change
+from pytest_torchmem.values.errors import DeviceNameError
+from pytest_torchmem.values.measured import MeasuredTest, Window
+from pytest_torchmem.values.trace import load_trace
+
+
+class Recording(enum.Enum):
+    """The kinds of recordings, each with the first bytes of its files."""
+
+    TRACE = b"PK"
+    SNAPSHOT = b"\x80"
+
+
+def kind_of(path: Path) -> Recording | None:
+    """Return which kind of recording a file is; None for another file, or none that can be read."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(2)
+    except OSError:
+        return None
+    return next((kind for kind in Recording if begin.startswith(kind.value)), None)
+
+
+def read_recording(path: Path, device: str = "") -> GpuQuestions:
+    """Return a recording, analysed; ``device`` is by default the one it was recorded for.
+
+    Raises `TraceError`, and `SnapshotError` for a snapshot.
+    """
+    if kind_of(path) is not Recording.SNAPSHOT:
+        return analyze(load_trace(path), device or None)
+    return load_snapshot(path, _number(device) if device else None)
+
+
+def run_of(path: Path, name: str) -> RunReport:
+    """Return a recording as a run of one test called ``name``, with its timeline."""
+    if kind_of(path) is Recording.SNAPSHOT:
+        snapshot = load_snapshot(path)
+        result, picture = snapshot.result(), snapshot.picture()
+    else:
+        profile = analyze(load_trace(path))
+        result, picture = profile.result(), sketch(profile)
+    window = Window("", result, {}, Change.NOT_COMPARED, 0, "", picture=picture)
+    test = MeasuredTest(name, "", {"device": result.device}, (window,))
+    return RunReport((TestReport(test),))
+
+
+def converted(trace: Path, output: Path) -> bytes | None:
+    """Return the content of ``output`` if its name asks for a viewer's format, otherwise None.
+
+    ``.perfetto.json`` is for Perfetto, ``.pickle`` for memory_viz. Raises `TraceError`.
+    """
+    if output.name.endswith(".perfetto.json"):
+        return json.dumps(chrome_trace(analyze(load_trace(trace)))).encode()
+    if output.suffix == ".pickle":
+        return pickled(analyze(load_trace(trace)))
+    return None
+
+
+def _number(device: str) -> int:
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not (number or "0").isdecimal():
+        raise DeviceNameError(f"a snapshot has devices cuda:0 and so on, not {device!r}")
+    return int(number or "0")

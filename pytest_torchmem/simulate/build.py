@@ -1,0 +1,136 @@
+"""Build the simulated CUDA runtime: one library under the names of all that torch links with."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from pytest_torchmem.simulate.symbols import ElfFile
+from pytest_torchmem.values.errors import SimulationError
+
+SOURCES: Final = Path(__file__).with_name("runtime")
+LIBRARY: Final = "libsimulated_cuda.so"
+
+_NAMES_OF_CUDA: Final = re.compile(r"lib(cu\w+|nccl|nvrtc|nvToolsExt|nvshmem_host)\.so")
+# Nothing is linked with these; torch and Triton open them by name.
+_OPENED_BY_NAME: Final = {"libnvidia-ml.so.1", "libcuda.so.1", "libcuda.so"}
+# Most symbols name the version of a library; the others are known by how they begin.
+_UNVERSIONED: Final = re.compile(r"(cu[A-Z]|cuFile|cudnn|curand|nccl|cusparseLt|nvshmem|nvtx)\w+$")
+_VERSIONS_OF_OTHERS: Final = ("GLIBC", "CXXABI", "GOMP", "OMP", "GCC")
+_NO_VERSION: Final = "SIMULATED"
+
+
+def build(torch_libraries: Path, headers: Sequence[Path], macros: Iterable[str], out: Path) -> None:
+    """Write the library, and links that give it its names, into the folder ``out``.
+
+    ``torch_libraries`` is the ``lib`` folder of a CUDA build of torch, ``headers`` has the CUDA
+    runtime's own. What the sources do not define returns 0 and does nothing. The folder appears
+    whole or not at all. Raises `SimulationError` without a compiler, or with what it says.
+    """
+    compiler = find_compiler()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        made = Path(folder) / out.name
+        made.mkdir()
+        libraries = [ElfFile(path) for path in sorted(torch_libraries.glob("lib*.so"))]
+        looked_up = _looked_up(torch_libraries / "libc10_cuda.so")
+        objects = _compiled(compiler, headers, macros, Path(folder))
+        _link(compiler, objects, _asked_for(libraries), looked_up, made)
+        for name in _linked_with(libraries) | _OPENED_BY_NAME:
+            (made / name).symlink_to(LIBRARY)
+        if not out.exists():
+            made.rename(out)
+
+
+def find_compiler() -> list[str]:
+    """Return the command of a C++ compiler. Raises `SimulationError` where there is none."""
+    for name in ("g++", "clang++"):
+        if found := shutil.which(name):
+            return [found]
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "c++"]
+    raise SimulationError(
+        "the simulated CUDA runtime is built once with a C++ compiler, and there is none; "
+        "install g++, or `pip install ziglang`"
+    )
+
+
+def _compiled(
+    compiler: Sequence[str], headers: Sequence[Path], macros: Iterable[str], folder: Path
+) -> list[Path]:
+    objects = []
+    for source in sorted(SOURCES.glob("*.cpp")):
+        objects.append(folder / f"{source.stem}.o")
+        _run(
+            *(*compiler, "-std=c++17", "-O1", "-fPIC", "-c", source, "-o", objects[-1]),
+            *(f"-I{headers_folder}" for headers_folder in headers),
+            *(f"-D{macro}" for macro in macros),
+        )
+    return objects
+
+
+def _link(
+    compiler: Sequence[str],
+    objects: Sequence[Path],
+    by_version: dict[str, set[str]],
+    looked_up: set[str],
+    out: Path,
+) -> None:
+    """Link the library; every function that is asked for is in it, under its version."""
+    asked = {name for names in by_version.values() for name in names}
+    defined = {name for path in objects for name in ElfFile(path).functions()}
+    # What is mangled belongs to C++, but for the one function of torch that stands in for its own.
+    defined = {n for n in defined if not n.startswith("_Z") or n.startswith("_ZN3c10")}
+    by_version.setdefault(_NO_VERSION, set()).update(looked_up - asked, defined - asked)
+    rest = out.parent / "rest.cpp"
+    missing = sorted((asked | looked_up) - defined)
+    rest.write_text("\n".join(f'extern "C" long {name}(void) {{ return 0; }}' for name in missing))
+    versions = out.parent / "versions.map"
+    versions.write_text(
+        "\n".join(
+            f"{version} {{ global: {' '.join(f'{name};' for name in sorted(names))} }};"
+            for version, names in sorted(by_version.items())
+        )
+    )
+    _run(
+        *(*compiler, "-w", "-O1", "-fPIC", "-shared", *objects, rest, "-o", out / LIBRARY),
+        *("-ldl", f"-Wl,--version-script={versions}"),
+    )
+
+
+def _asked_for(libraries: Iterable[ElfFile]) -> dict[str, set[str]]:
+    """Return the symbols of CUDA that torch's libraries leave open, by the version they ask for."""
+    by_version: dict[str, set[str]] = {}
+    for library in libraries:
+        for name, version in library.left_open():
+            if version and not version.startswith(_VERSIONS_OF_OTHERS):
+                by_version.setdefault(version, set()).add(name)
+            elif not version and _UNVERSIONED.match(name):
+                by_version.setdefault(_NO_VERSION, set()).add(name)
+    return by_version
+
+
+def _looked_up(library: Path) -> set[str]:
+    """Return the functions of the driver that a library finds by name when it runs."""
+    names = re.findall(rb"\0((?:cu[A-Z]|nvml[A-Z])\w+)(?=\0)", library.read_bytes())
+    return {name.decode() for name in names}
+
+
+def _linked_with(libraries: Iterable[ElfFile]) -> set[str]:
+    names = {name for library in libraries for name in library.linked_with()}
+    return {name for name in names if _NAMES_OF_CUDA.match(name)}
+
+
+def _run(*command: object) -> None:
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SimulationError(f"{Path(str(command[0])).name} failed: {done.stderr.strip()}")

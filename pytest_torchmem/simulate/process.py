@@ -1,0 +1,66 @@
+"""The environment of a process that is to see a simulated GPU, and what such a process can know."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+from pytest_torchmem.simulate.gpus import Gpu, parse_gpu
+from pytest_torchmem.simulate.torch_builds import CHECKED, TorchBuild, cache_folder
+
+_GPU: Final = "TORCHMEM_SIMULATED"
+
+
+def variables(
+    text: str, built: TorchBuild, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the variables with which a process, and each that it starts, sees a GPU.
+
+    ``text`` names the GPU as a user wrote it. Raises `SimulationError`.
+    """
+    gpu = parse_gpu(text)
+    compiled = cache_folder() / "compiled" / built.version
+    return {
+        _GPU: text,
+        **_of_gpu(gpu),
+        "PYTHONPATH": _first(str(built.site), environment.get("PYTHONPATH", "")),
+        "LD_LIBRARY_PATH": _first(str(built.runtime), environment.get("LD_LIBRARY_PATH", "")),
+        # What was compiled for a GPU that runs nothing must not be found by one that does.
+        "USE_PYTORCH_KERNEL_CACHE": "0",
+        "TRITON_CACHE_DIR": str(compiled / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
+        "TRITON_LIBCUDA_PATH": str(built.runtime),
+        "CUDA_CACHE_DISABLE": "1",
+        # Whatever was hidden is hidden of another machine.
+        "CUDA_VISIBLE_DEVICES": ",".join(str(number) for number in range(gpu.count)),
+    }
+
+
+def _of_gpu(gpu: Gpu) -> dict[str, str]:
+    """Return what ``runtime/devices.cpp`` reads."""
+    major, minor = gpu.capability
+    return {
+        "SIMULATED_CUDA_NAME": gpu.shown,
+        "SIMULATED_CUDA_BYTES": str(gpu.memory_bytes),
+        "SIMULATED_CUDA_CAPABILITY": f"{major}{minor}",
+        "SIMULATED_CUDA_PROCESSORS": str(gpu.processors),
+        "SIMULATED_CUDA_DEVICES": str(gpu.count),
+    }
+
+
+def _first(entry: str, path: str) -> str:
+    return os.pathsep.join([entry, path] if path else [entry])
+
+
+def simulated_here() -> str:
+    """Return the GPU that this process was started to see, as it was written; ``""`` if none."""
+    return os.environ.get(_GPU, "")
+
+
+def notice(built: TorchBuild) -> str:
+    """Return what has to be said of a release that was not checked; ``""`` of the others."""
+    if built.version.rpartition(".")[0] in CHECKED:
+        return ""
+    known = ", ".join(CHECKED)
+    return f"the simulated GPU was not checked with torch {built.version}, but with {known}"

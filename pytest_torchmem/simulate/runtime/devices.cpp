@@ -1,0 +1,187 @@
+// The devices: how many, and the properties by which torch and Triton choose.
+
+#include "shared.h"
+
+#include <cstdio>
+#include <cstring>
+
+namespace simulated {
+namespace {
+
+constexpr int kDriverVersion = 13000;
+
+thread_local int device_of_thread = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+
+size_t setting(const char* name, size_t fallback) {
+  const char* text = std::getenv(name);
+  return text ? std::strtoull(text, nullptr, 10) : fallback;
+}
+
+// Shared memory of a multiprocessor in KiB; a block can have one less where it opts in.
+int shared_kib() {
+  switch (gpu().major * 10 + gpu().minor) {
+    case 70: return 96;
+    case 75: return 64;
+    case 80: case 87: return 164;
+    case 86: case 89: case 120: case 121: return 100;
+    default: return 228;
+  }
+}
+
+int threads_of_multiprocessor() {
+  switch (gpu().major * 10 + gpu().minor) {
+    case 75: return 1024;
+    case 86: case 87: case 89: case 120: case 121: return 1536;
+    default: return 2048;
+  }
+}
+
+int opt_in_bytes() {
+  const bool before_ampere = gpu().major < 8;
+  return (before_ampere ? shared_kib() : shared_kib() - 1) << 10;
+}
+
+}  // namespace
+
+const Gpu& gpu() {
+  static const Gpu found = [] {
+    const char* name = std::getenv("SIMULATED_CUDA_NAME");
+    const size_t capability = setting("SIMULATED_CUDA_CAPABILITY", 90);
+    return Gpu{name ? name : "simulated GPU",
+               setting("SIMULATED_CUDA_BYTES", size_t{80} << 30),
+               static_cast<int>(capability / 10),
+               static_cast<int>(capability % 10),
+               static_cast<int>(setting("SIMULATED_CUDA_PROCESSORS", 132)),
+               static_cast<int>(setting("SIMULATED_CUDA_DEVICES", 1))};
+  }();
+  return found;
+}
+
+int current_device() { return device_of_thread; }
+
+cudaError_t fail(cudaError_t error) {
+  last_error = error;
+  return error;
+}
+
+}  // namespace simulated
+
+using namespace simulated;
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* out) {
+  *out = gpu().count;
+  return *out ? cudaSuccess : fail(cudaErrorNoDevice);
+}
+
+cudaError_t cudaGetDevice(int* out) {
+  *out = device_of_thread;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= gpu().count) return fail(cudaErrorInvalidDevice);
+  device_of_thread = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
+  std::memset(out, 0, sizeof *out);
+  std::snprintf(out->name, sizeof out->name, "%s", gpu().name.c_str());
+  out->uuid.bytes[0] = static_cast<char>(device + 1);
+  out->totalGlobalMem = gpu().bytes;
+  out->major = gpu().major;
+  out->minor = gpu().minor;
+  out->multiProcessorCount = gpu().processors;
+  out->warpSize = 32;
+  out->maxThreadsPerBlock = 1024;
+  out->maxThreadsPerMultiProcessor = threads_of_multiprocessor();
+  out->maxBlocksPerMultiProcessor = 32;
+  for (int axis = 0; axis < 3; ++axis) {
+    out->maxThreadsDim[axis] = axis == 2 ? 64 : 1024;
+    out->maxGridSize[axis] = axis == 0 ? 2147483647 : 65535;
+  }
+  out->sharedMemPerBlock = 48 << 10;
+  out->sharedMemPerBlockOptin = opt_in_bytes();
+  out->sharedMemPerMultiprocessor = shared_kib() << 10;
+  out->regsPerBlock = out->regsPerMultiprocessor = 65536;
+  out->l2CacheSize = 50 << 20;
+  out->textureAlignment = 512;
+  out->unifiedAddressing = 1;
+  out->concurrentKernels = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* out, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor: *out = gpu().major; break;
+    case cudaDevAttrComputeCapabilityMinor: *out = gpu().minor; break;
+    case cudaDevAttrMultiProcessorCount: *out = gpu().processors; break;
+    case cudaDevAttrWarpSize: *out = 32; break;
+    case cudaDevAttrMaxThreadsPerBlock:
+    case cudaDevAttrMaxBlockDimX:
+    case cudaDevAttrMaxBlockDimY: *out = 1024; break;
+    case cudaDevAttrMaxBlockDimZ: *out = 64; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *out = threads_of_multiprocessor(); break;
+    case cudaDevAttrMaxGridDimX: *out = 2147483647; break;
+    case cudaDevAttrMaxGridDimY:
+    case cudaDevAttrMaxGridDimZ: *out = 65535; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *out = 48 << 10; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *out = opt_in_bytes(); break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *out = shared_kib() << 10; break;
+    case cudaDevAttrMaxRegistersPerBlock:
+    case cudaDevAttrMaxRegistersPerMultiprocessor: *out = 65536; break;
+    case cudaDevAttrClockRate: *out = 1700000; break;
+    case cudaDevAttrMemoryClockRate: *out = 2600000; break;
+    case cudaDevAttrGlobalMemoryBusWidth: *out = 5120; break;
+    case cudaDevAttrUnifiedAddressing: *out = 1; break;
+    default: *out = 0;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* out, int length, int device) {
+  std::snprintf(out, length, "0000:%02x:00.0", device);
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int* out, int, int) {
+  *out = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int* out) {
+  *out = kDriverVersion;
+  return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int* out) {
+  *out = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError() {
+  const cudaError_t error = last_error;
+  last_error = cudaSuccess;
+  return error;
+}
+
+cudaError_t cudaPeekAtLastError() { return last_error; }
+
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorMemoryAllocation ? "out of memory" : "error of the simulated device";
+}
+
+const char* cudaGetErrorName(cudaError_t error) {
+  return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorUnknown";
+}
+
+}  // extern "C"

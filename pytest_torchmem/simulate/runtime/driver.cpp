@@ -1,0 +1,267 @@
+// The driver's interface, as torch, NVRTC's users and Triton call it.
+
+#include "shared.h"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstring>
+
+using namespace simulated;
+
+extern "C" {
+
+static CUresult any_other(void) { return CUDA_SUCCESS; }
+
+static cudaError_t driver_entry(const char* name, void** out,
+                                cudaDriverEntryPointQueryResult* result) {
+  static void* self = [] {
+    Dl_info found{};
+    dladdr(reinterpret_cast<void*>(any_other), &found);
+    return dlopen(found.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+  }();
+  // The newest form of a function is the one that is asked for by its plain name.
+  for (const char* ending : {"", "_v2", "_v3"}) {
+    if ((*out = dlsym(self, (std::string(name) + ending).c_str()))) break;
+  }
+  if (!*out) *out = reinterpret_cast<void*>(any_other);
+  if (result) *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** out, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  return driver_entry(name, out, result);
+}
+
+#if CUDART_VERSION < 13000
+cudaError_t cudaGetDriverEntryPoint(const char* name, void** out, unsigned long long,
+                                    cudaDriverEntryPointQueryResult* result) {
+  return driver_entry(name, out, result);
+}
+#endif
+
+CUresult cuGetProcAddress_v2(const char* name, void** out, int, cuuint64_t,
+                             CUdriverProcAddressQueryResult* result) {
+  driver_entry(name, out, nullptr);
+  if (result) *result = CU_GET_PROC_ADDRESS_SUCCESS;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
+
+CUresult cuDriverGetVersion(int* out) {
+  cudaDriverGetVersion(out);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorString(CUresult, const char** out) {
+  *out = "error of the simulated driver";
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorName(CUresult, const char** out) {
+  *out = "CUDA_ERROR_UNKNOWN";
+  return CUDA_SUCCESS;
+}
+
+// --- devices and contexts -----------------------------------------------------------------------
+
+CUresult cuDeviceGet(CUdevice* out, int number) {
+  *out = number;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int* out) {
+  *out = gpu().count;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetName(char* out, int length, CUdevice) {
+  std::snprintf(out, length, "%s", gpu().name.c_str());
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceTotalMem_v2(size_t* out, CUdevice) {
+  *out = gpu().bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int* out, CUdevice_attribute attribute, CUdevice device) {
+  // The runtime and the driver number these alike.
+  cudaDeviceGetAttribute(out, static_cast<cudaDeviceAttr>(attribute), device);
+  return CUDA_SUCCESS;
+}
+
+static char context;
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
+  *flags = 0;
+  *active = 1;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice) {
+  *out = reinterpret_cast<CUcontext>(&context);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext* out) {
+  *out = reinterpret_cast<CUcontext>(&context);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice* out) {
+  *out = current_device();
+  return CUDA_SUCCESS;
+}
+
+// --- modules and kernels that were compiled while the program runs -------------------------------
+
+CUresult cuModuleLoad(CUmodule* out, const char*) { return static_cast<CUresult>(give_handle(out)); }
+CUresult cuModuleLoadData(CUmodule* out, const void*) {
+  return static_cast<CUresult>(give_handle(out));
+}
+CUresult cuModuleLoadDataEx(CUmodule* out, const void*, unsigned, CUjit_option*, void**) {
+  return static_cast<CUresult>(give_handle(out));
+}
+CUresult cuModuleGetFunction(CUfunction* out, CUmodule, const char*) {
+  return static_cast<CUresult>(give_handle(out));
+}
+
+CUresult cuFuncGetAttribute(int* out, CUfunction_attribute attribute, CUfunction) {
+  switch (attribute) {
+    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *out = 1024; break;
+    case CU_FUNC_ATTRIBUTE_NUM_REGS: *out = 32; break;
+    default: *out = 0;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, CUfunction, int, size_t) {
+  *out = 2;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuOccupancyMaxActiveClusters(int* out, CUfunction, const CUlaunchConfig*) {
+  *out = gpu().processors;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                        unsigned, CUstream stream, void**, void**) {
+  enqueue(reinterpret_cast<cudaStream_t>(stream), 5);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig* launched, CUfunction, void**, void**) {
+  enqueue(reinterpret_cast<cudaStream_t>(launched->hStream), 5);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchCooperativeKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                   unsigned, unsigned, CUstream stream, void**) {
+  enqueue(reinterpret_cast<cudaStream_t>(stream), 5);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+  wait_for(reinterpret_cast<cudaStream_t>(stream));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
+  copy_bytes(to, reinterpret_cast<void*>(from), bytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes) {
+  copy_bytes(reinterpret_cast<void*>(to), from, bytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream) {
+  return cuMemcpyHtoD_v2(to, from, bytes);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream) {
+  set_bytes(reinterpret_cast<void*>(to), value, count);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream) {
+  if (!value) set_bytes(reinterpret_cast<void*>(to), 0, 4 * count);
+  for (size_t at = 0; value && at < count; ++at) {
+    copy_bytes(reinterpret_cast<char*>(to) + 4 * at, &value, 4);
+  }
+  return CUDA_SUCCESS;
+}
+
+// --- NVRTC: the source of a kernel is taken, and nothing is made of it ----------------------------
+
+int nvrtcVersion(int* major, int* minor) {
+  *major = CUDART_VERSION / 1000;
+  *minor = CUDART_VERSION % 1000 / 10;
+  return 0;
+}
+
+int nvrtcCreateProgram(void** out, const char*, const char*, int, const char* const*,
+                       const char* const*) {
+  return give_handle(out);
+}
+
+static int one_byte(size_t* out) {
+  *out = 1;
+  return 0;
+}
+static int empty_text(char* out) {
+  *out = '\0';
+  return 0;
+}
+
+int nvrtcGetPTXSize(void*, size_t* out) { return one_byte(out); }
+int nvrtcGetCUBINSize(void*, size_t* out) { return one_byte(out); }
+int nvrtcGetProgramLogSize(void*, size_t* out) { return one_byte(out); }
+int nvrtcGetPTX(void*, char* out) { return empty_text(out); }
+int nvrtcGetCUBIN(void*, char* out) { return empty_text(out); }
+int nvrtcGetProgramLog(void*, char* out) { return empty_text(out); }
+
+int nvrtcGetLoweredName(void*, const char*, const char** out) {
+  *out = "kernel";
+  return 0;
+}
+
+const char* nvrtcGetErrorString(int) { return "error of the simulated NVRTC"; }
+
+// --- the management library: there is no fabric, and no other process -----------------------------
+
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char*, void** out) { return give_handle(out); }
+int nvmlDeviceGetHandleByIndex_v2(unsigned, void** out) { return give_handle(out); }
+int nvmlDeviceGetCount_v2(unsigned* out) {
+  *out = static_cast<unsigned>(gpu().count);
+  return 0;
+}
+int nvmlDeviceGetGpuFabricInfoV(void*, void* out) {
+  // The version comes first and is the caller's; a state of 0 says that there is no fabric.
+  std::memset(static_cast<char*>(out) + 4, 0, 28);
+  return 0;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, void*) { return 3; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return 3; }
+int nvmlSystemGetCudaDriverVersion_v2(int* out) { return cudaDriverGetVersion(out); }
+int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) {
+  *count = 0;
+  return 0;
+}
+
+// CUPTI says that it cannot record kernels; torch's profiler then goes on without them.
+int cuptiActivityRegisterCallbacks(void*, void*) { return 15; }
+int cuptiSubscribe(void*, void*, void*) { return 15; }
+int cuptiGetResultString(int, const char** out) {
+  *out = "CUPTI is not there";
+  return 0;
+}
+
+}  // extern "C"

@@ -1,0 +1,206 @@
+// CUDA's libraries: handles that are not null, versions, one algorithm for a product, and sizes.
+//
+// What a library would ask torch to allocate for it and what is not known here is 0, and counted:
+// `torchmem_unknown_scratch` says how often each library was asked.
+
+#include "shared.h"
+
+#include <atomic>
+
+using namespace simulated;
+
+extern "C" {
+
+// --- how often scratch memory of an unknown size was asked for -----------------------------------
+
+static std::atomic<long> unknown_scratch[4];
+
+long torchmem_unknown_scratch(int library) { return unknown_scratch[library]; }
+void torchmem_note_unknown_scratch(int library) { ++unknown_scratch[library]; }
+
+// --- cuBLAS ---------------------------------------------------------------------------------------
+
+int cublasCreate_v2(void** out) { return give_handle(out); }
+int cublasLtCreate(void** out) { return give_handle(out); }
+int cublasLtMatmulDescCreate(void** out) { return give_handle(out); }
+int cublasLtMatrixLayoutCreate(void** out) { return give_handle(out); }
+int cublasLtMatmulPreferenceCreate(void** out) { return give_handle(out); }
+
+int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, void*, int,
+                                   void* /*results, zeroed by the caller*/, int* count) {
+  *count = 1;
+  return 0;
+}
+
+size_t cublasLtGetVersion() { return 10000 * (CUDART_VERSION / 1000); }
+int cublasGetVersion_v2(void*, int* out) {
+  *out = 10000 * (CUDART_VERSION / 1000);
+  return 0;
+}
+
+// --- cuSPARSE, cuFFT, cuRAND ----------------------------------------------------------------------
+
+int cusparseCreate(void** out) { return give_handle(out); }
+int cufftCreate(int* out) {
+  static std::atomic<int> plans{0};
+  *out = ++plans;
+  return 0;
+}
+int cufftXtMakePlanMany(int, int, long long*, long long*, long long, long long, int, long long*,
+                        long long, long long, int, long long, size_t* scratch, int) {
+  torchmem_note_unknown_scratch(2);
+  *scratch = 0;
+  return 0;
+}
+
+// --- cuSOLVER: a function that asks for sizes writes them last ------------------------------------
+
+int cusolverDnCreate(void** out) { return give_handle(out); }
+int cusolverDnCreateParams(void** out) { return give_handle(out); }
+int cusolverDnCreateGesvdjInfo(void** out) { return give_handle(out); }
+
+static int no_scratch(int* out) {
+  torchmem_note_unknown_scratch(1);
+  *out = 0;
+  return 0;
+}
+static int no_scratch_anywhere(size_t* device, size_t* host) {
+  torchmem_note_unknown_scratch(1);
+  *device = *host = 0;
+  return 0;
+}
+
+using P = void*;
+
+#define FOR_TYPES(F) F(S) F(D) F(C) F(Z)
+#define SIZES(T)                                                                                   \
+  int cusolverDn##T##geqrf_bufferSize(P, int, int, P, int, int* out) { return no_scratch(out); }   \
+  int cusolverDn##T##getrf_bufferSize(P, int, int, P, int, int* out) { return no_scratch(out); }   \
+  int cusolverDn##T##potrf_bufferSize(P, int, int, P, int, int* out) { return no_scratch(out); }   \
+  int cusolverDn##T##sytrf_bufferSize(P, int, P, int, int* out) { return no_scratch(out); }        \
+  int cusolverDn##T##gesvd_bufferSize(P, int, int, int* out) { return no_scratch(out); }           \
+  int cusolverDn##T##gesvdj_bufferSize(P, int, int, int, int, P, int, P, P, int, P, int, int* out, \
+                                       P) {                                                        \
+    return no_scratch(out);                                                                        \
+  }                                                                                                \
+  int cusolverDn##T##gesvdjBatched_bufferSize(P, int, int, int, P, int, P, P, int, P, int,         \
+                                              int* out, P, int) {                                  \
+    return no_scratch(out);                                                                        \
+  }                                                                                                \
+  int cusolverDn##T##gesvdaStridedBatched_bufferSize(P, int, int, int, int, P, int, long long, P,  \
+                                                     long long, P, int, long long, P, int,         \
+                                                     long long, int* out, int) {                   \
+    return no_scratch(out);                                                                        \
+  }
+FOR_TYPES(SIZES)
+
+#define SIZES_OF_KIND(T, eig, orth)                                                              \
+  int cusolverDn##T##eig##evd_bufferSize(P, int, int, int, P, int, P, int* out) {                \
+    return no_scratch(out);                                                                      \
+  }                                                                                              \
+  int cusolverDn##T##eig##evjBatched_bufferSize(P, int, int, int, P, int, P, int* out, P, int) { \
+    return no_scratch(out);                                                                      \
+  }                                                                                              \
+  int cusolverDn##T##orth##gqr_bufferSize(P, int, int, int, P, int, P, int* out) {               \
+    return no_scratch(out);                                                                      \
+  }                                                                                              \
+  int cusolverDn##T##orth##mqr_bufferSize(P, int, int, int, int, int, P, int, P, P, int,         \
+                                          int* out) {                                            \
+    return no_scratch(out);                                                                      \
+  }
+SIZES_OF_KIND(S, sy, or)
+SIZES_OF_KIND(D, sy, or)
+SIZES_OF_KIND(C, he, un)
+SIZES_OF_KIND(Z, he, un)
+
+int cusolverDnXgeqrf_bufferSize(P, P, int64_t, int64_t, int, P, int64_t, int, P, int, size_t* device,
+                                size_t* host) {
+  return no_scratch_anywhere(device, host);
+}
+int cusolverDnXpotrf_bufferSize(P, P, int, int64_t, int, P, int64_t, int, size_t* device,
+                                size_t* host) {
+  return no_scratch_anywhere(device, host);
+}
+int cusolverDnXsyevd_bufferSize(P, P, int, int, int64_t, int, P, int64_t, int, P, int,
+                                size_t* device, size_t* host) {
+  return no_scratch_anywhere(device, host);
+}
+int cusolverDnXsyevBatched_bufferSize(P, P, int, int, int64_t, int, P, int64_t, int, P, int,
+                                      size_t* device, size_t* host, int64_t) {
+  return no_scratch_anywhere(device, host);
+}
+int cusolverDnXgeev_bufferSize(P, P, int, int, int64_t, int, P, int64_t, int, P, int, P, int64_t,
+                               int, P, int64_t, int, size_t* device, size_t* host) {
+  return no_scratch_anywhere(device, host);
+}
+int cusolverDnXsytrs_bufferSize(P, int, int64_t, int64_t, int, P, int64_t, P, int, P, int64_t,
+                                size_t* device, size_t* host) {
+  return no_scratch_anywhere(device, host);
+}
+
+// --- NCCL: communicators that are ready, of the ranks that were asked for ------------------------
+
+struct Communicator {
+  int count, rank, device;
+};
+
+static int give_communicator(void** out, int count, int rank) {
+  torchmem_note_unknown_scratch(3);
+  *out = new Communicator{count, rank, current_device()};
+  return 0;
+}
+
+int ncclGetVersion(int* out) {
+  *out = 22907;
+  return 0;
+}
+struct UniqueId {
+  char bytes[128];
+};
+int ncclGetUniqueId(UniqueId* out) {
+  *out = {};
+  return 0;
+}
+int ncclCommInitRank(void** out, int count, UniqueId, int rank) {
+  return give_communicator(out, count, rank);
+}
+int ncclCommInitRankConfig(void** out, int count, UniqueId, int rank, void*) {
+  return give_communicator(out, count, rank);
+}
+int ncclCommInitRankScalable(void** out, int count, int rank, int, UniqueId*, void*) {
+  return give_communicator(out, count, rank);
+}
+int ncclCommSplit(void* from, int, int, void** out, void*) {
+  const auto* whole = static_cast<Communicator*>(from);
+  return give_communicator(out, whole->count, whole->rank);
+}
+int ncclCommInitAll(void** out, int count, const int*) {
+  for (int rank = 0; rank < count; ++rank) give_communicator(out + rank, count, rank);
+  return 0;
+}
+int ncclCommDestroy(void* communicator) {
+  delete static_cast<Communicator*>(communicator);
+  return 0;
+}
+int ncclCommCount(const void* communicator, int* out) {
+  *out = static_cast<const Communicator*>(communicator)->count;
+  return 0;
+}
+int ncclCommUserRank(const void* communicator, int* out) {
+  *out = static_cast<const Communicator*>(communicator)->rank;
+  return 0;
+}
+int ncclCommCuDevice(const void* communicator, int* out) {
+  *out = static_cast<const Communicator*>(communicator)->device;
+  return 0;
+}
+int ncclCommGetAsyncError(void*, int* out) {
+  *out = 0;
+  return 0;
+}
+int ncclMemAlloc(void** out, size_t bytes) { return cudaMalloc(out, bytes); }
+int ncclMemFree(void* pointer) { return cudaFree(pointer); }
+const char* ncclGetErrorString(int) { return "error of the simulated NCCL"; }
+const char* ncclGetLastError(void*) { return ""; }
+
+}  // extern "C"

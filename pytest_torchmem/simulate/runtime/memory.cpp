@@ -1,0 +1,449 @@
+// Device memory: host memory that is counted and limited.
+//
+// Addresses rise, and a gap is filled first fit, as a driver does it: the caching allocator breaks
+// ties by address. A page is taken from the host when something is written to it. Kernels do not
+// run, so most never are; a block that torch hands out again reads zero, not what it held before.
+
+#include "shared.h"
+
+#include <dlfcn.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <vector>
+
+namespace simulated {
+namespace {
+
+struct Range {
+  size_t bytes;
+  int device;
+};
+
+struct Physical {
+  size_t bytes;
+  int device;
+};
+
+std::recursive_mutex guard;
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+std::map<uintptr_t, Range> ranges;
+std::vector<size_t> used_bytes(kMostDevices, 0);
+
+// Counts memory of a device as used, if it has that much.
+bool take(int device, size_t bytes) {
+  if (used_bytes[device] + bytes > gpu().bytes) return false;
+  used_bytes[device] += bytes;
+  return true;
+}
+
+// --- addresses: one span for all devices, whose gaps are known --------------------------------
+
+constexpr int kProtection = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+uintptr_t span_start = 0, span_end = 0;
+std::map<uintptr_t, size_t> gaps;
+
+void reserve_span() {
+  for (size_t bytes = size_t{1} << 45; bytes >= size_t{1} << 32; bytes >>= 1) {
+    void* start = mmap(nullptr, bytes, PROT_NONE, kProtection, -1, 0);
+    if (start == MAP_FAILED) continue;
+    span_start = whole_pages(reinterpret_cast<uintptr_t>(start));
+    span_end = reinterpret_cast<uintptr_t>(start) + bytes - kPage;
+    gaps[span_start] = span_end - span_start;
+    return;
+  }
+}
+
+void* address_space(size_t bytes) {
+  if (!span_start) reserve_span();
+  const size_t whole = whole_pages(bytes);
+  for (auto gap = gaps.begin(); gap != gaps.end(); ++gap) {
+    if (gap->second < whole) continue;
+    const auto [start, length] = *gap;
+    gaps.erase(gap);
+    if (length > whole) gaps[start + whole] = length - whole;
+    return reinterpret_cast<void*>(start);
+  }
+  return nullptr;
+}
+
+void give_back(uintptr_t start, size_t bytes) {
+  size_t whole = whole_pages(bytes);
+  mmap(reinterpret_cast<void*>(start), whole, PROT_NONE, kProtection | MAP_FIXED, -1, 0);
+  auto after = gaps.lower_bound(start);
+  if (after != gaps.end() && after->first == start + whole) {
+    whole += after->second;
+    after = gaps.erase(after);
+  }
+  if (after != gaps.begin()) {
+    auto before = std::prev(after);
+    if (before->first + before->second == start) {
+      before->second += whole;
+      return;
+    }
+  }
+  gaps[start] = whole;
+}
+
+bool open_to_use(uintptr_t start, size_t bytes) {
+  return mprotect(reinterpret_cast<void*>(start), whole_pages(bytes), PROT_READ | PROT_WRITE) == 0;
+}
+
+// --- what was written: everything else reads zero ---------------------------------------------
+
+std::map<uintptr_t, uintptr_t> written;  // start to end, apart from each other
+
+bool in_span(uintptr_t address) { return address >= span_start && address < span_end; }
+
+void note_written(uintptr_t start, uintptr_t end) {
+  auto next = written.upper_bound(start);
+  if (next != written.begin() && std::prev(next)->second >= start) {
+    --next;
+    start = next->first;
+    end = std::max(end, next->second);
+    next = written.erase(next);
+  }
+  while (next != written.end() && next->first <= end) {
+    end = std::max(end, next->second);
+    next = written.erase(next);
+  }
+  written[start] = end;
+}
+
+std::vector<std::pair<uintptr_t, uintptr_t>> written_within(uintptr_t start, uintptr_t end) {
+  std::vector<std::pair<uintptr_t, uintptr_t>> found;
+  auto next = written.upper_bound(start);
+  if (next != written.begin()) --next;
+  for (; next != written.end() && next->first < end; ++next) {
+    const uintptr_t from = std::max(start, next->first), to = std::min(end, next->second);
+    if (from < to) found.emplace_back(from, to);
+  }
+  return found;
+}
+
+void forget_written(uintptr_t start, uintptr_t end) {
+  for (const auto& [from, to] : written_within(start, end)) {
+    auto whole = std::prev(written.upper_bound(from));
+    const auto [first, last] = *whole;
+    written.erase(whole);
+    if (first < from) written[first] = from;
+    if (to < last) written[to] = last;
+  }
+}
+
+void make_zero(uintptr_t start, uintptr_t end) {
+  constexpr uintptr_t page = 4096;
+  for (const auto& [from, to] : written_within(start, end)) {
+    const uintptr_t first = (from + page - 1) / page * page, last = to / page * page;
+    if (to - from >= 16 * page && first < last) {
+      std::memset(reinterpret_cast<void*>(from), 0, first - from);
+      madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+      std::memset(reinterpret_cast<void*>(last), 0, to - last);
+    } else {
+      std::memset(reinterpret_cast<void*>(from), 0, to - from);
+    }
+  }
+  forget_written(start, end);
+}
+
+}  // namespace
+
+bool is_device(const void* pointer) {
+  Lock lock(guard);
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  auto after = ranges.upper_bound(address);
+  if (after == ranges.begin()) return false;
+  const auto& [start, range] = *std::prev(after);
+  return address < start + range.bytes;
+}
+
+void copy_bytes(void* to, const void* from, size_t bytes) {
+  if (!bytes) return;
+  Lock lock(guard);
+  const auto target = reinterpret_cast<uintptr_t>(to);
+  const auto source = reinterpret_cast<uintptr_t>(from);
+  const bool to_device = in_span(target);
+  const bool overlaps = target < source + bytes && source < target + bytes;
+  if (!to_device || !in_span(source) || overlaps) {
+    std::memmove(to, from, bytes);
+    if (to_device) note_written(target, target + bytes);
+    return;
+  }
+  const auto parts = written_within(source, source + bytes);
+  make_zero(target, target + bytes);
+  for (const auto& [start, end] : parts) {
+    const uintptr_t there = target + (start - source);
+    std::memcpy(reinterpret_cast<void*>(there), reinterpret_cast<void*>(start), end - start);
+    note_written(there, there + (end - start));
+  }
+}
+
+void set_bytes(void* to, int value, size_t bytes) {
+  Lock lock(guard);
+  const auto start = reinterpret_cast<uintptr_t>(to);
+  if (value == 0 && in_span(start)) {
+    make_zero(start, start + bytes);
+    return;
+  }
+  std::memset(to, value, bytes);
+  if (in_span(start)) note_written(start, start + bytes);
+}
+
+}  // namespace simulated
+
+using namespace simulated;
+
+extern "C" {
+
+cudaError_t cudaMalloc(void** out, size_t bytes) {
+  Lock lock(guard);
+  *out = nullptr;
+  if (!bytes) return cudaSuccess;
+  const int device = current_device();
+  if (!take(device, bytes)) return fail(cudaErrorMemoryAllocation);
+  *out = address_space(bytes);
+  if (!*out || !open_to_use(reinterpret_cast<uintptr_t>(*out), bytes)) {
+    used_bytes[device] -= bytes;
+    return fail(cudaErrorMemoryAllocation);
+  }
+  ranges[reinterpret_cast<uintptr_t>(*out)] = {bytes, device};
+  return cudaSuccess;
+}
+
+cudaError_t cudaFree(void* pointer) {
+  if (!pointer) return cudaSuccess;
+  Lock lock(guard);
+  const auto start = reinterpret_cast<uintptr_t>(pointer);
+  auto found = ranges.find(start);
+  if (found == ranges.end()) return fail(cudaErrorInvalidValue);
+  const auto [bytes, device] = found->second;
+  used_bytes[device] -= bytes;
+  ranges.erase(found);
+  forget_written(start, start + bytes);
+  give_back(start, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMallocAsync(void** out, size_t bytes, cudaStream_t) {
+  return cudaMalloc(out, bytes);
+}
+cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return cudaFree(pointer); }
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
+  Lock lock(guard);
+  *total = gpu().bytes;
+  *free = gpu().bytes - used_bytes[current_device()];
+  return cudaSuccess;
+}
+
+static std::map<uintptr_t, size_t> pinned;
+
+cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned) {
+  *out = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  if (!*out) return fail(cudaErrorMemoryAllocation);
+  Lock lock(guard);
+  pinned[reinterpret_cast<uintptr_t>(*out)] = bytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeHost(void* pointer) {
+  Lock lock(guard);
+  pinned.erase(reinterpret_cast<uintptr_t>(pointer));
+  std::free(pointer);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
+  Lock lock(guard);
+  pinned[reinterpret_cast<uintptr_t>(pointer)] = bytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void* pointer) {
+  Lock lock(guard);
+  pinned.erase(reinterpret_cast<uintptr_t>(pointer));
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostGetDevicePointer(void** out, void* pointer, unsigned) {
+  *out = pointer;
+  return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* pointer) {
+  Lock lock(guard);
+  std::memset(out, 0, sizeof *out);
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  auto after = ranges.upper_bound(address);
+  if (after != ranges.begin() &&
+      address < std::prev(after)->first + std::prev(after)->second.bytes) {
+    out->type = cudaMemoryTypeDevice;
+    out->device = std::prev(after)->second.device;
+    out->devicePointer = const_cast<void*>(pointer);
+    return cudaSuccess;
+  }
+  auto host = pinned.upper_bound(address);
+  if (host != pinned.begin() && address < std::prev(host)->first + std::prev(host)->second) {
+    out->type = cudaMemoryTypeHost;
+    out->device = current_device();
+    out->hostPointer = out->devicePointer = const_cast<void*>(pointer);
+  }
+  return cudaSuccess;
+}
+
+static void copy_on(cudaStream_t stream, void* to, const void* from, size_t bytes) {
+  // Right away: what comes before it on the stream has left its result already.
+  copy_bytes(to, from, bytes);
+  enqueue(stream, 5);
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  copy_on(nullptr, to, from, bytes);
+  wait_for(nullptr);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t stream) {
+  copy_on(stream, to, from, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes,
+                                cudaStream_t stream) {
+  copy_on(stream, to, from, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                              size_t width, size_t height, cudaMemcpyKind, cudaStream_t stream) {
+  for (size_t row = 0; row < height; ++row) {
+    copy_bytes(static_cast<char*>(to) + row * to_pitch,
+               static_cast<const char*>(from) + row * from_pitch, width);
+  }
+  enqueue(stream, 5);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+  set_bytes(to, value, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  set_bytes(to, value, bytes);
+  enqueue(stream, 5);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetSymbolAddress(void** out, const void*) {
+  static char memory[1 << 16];
+  *out = memory;
+  return cudaSuccess;
+}
+
+// --- the driver's virtual memory, which expandable segments stand on ---------------------------
+
+CUresult cuMemAddressReserve(CUdeviceptr* out, size_t bytes, size_t, CUdeviceptr,
+                             unsigned long long) {
+  Lock lock(guard);
+  *out = reinterpret_cast<CUdeviceptr>(address_space(bytes));
+  return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr start, size_t bytes) {
+  Lock lock(guard);
+  give_back(start, bytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes,
+                     const CUmemAllocationProp* properties, unsigned long long) {
+  Lock lock(guard);
+  const int device = properties->location.id;
+  if (!take(device, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  *out = reinterpret_cast<CUmemGenericAllocationHandle>(new Physical{bytes, device});
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  Lock lock(guard);
+  auto* physical = reinterpret_cast<Physical*>(handle);
+  used_bytes[physical->device] -= physical->bytes;
+  delete physical;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemMap(CUdeviceptr start, size_t bytes, size_t, CUmemGenericAllocationHandle handle,
+                  unsigned long long) {
+  Lock lock(guard);
+  if (!open_to_use(start, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  ranges[start] = {bytes, reinterpret_cast<Physical*>(handle)->device};
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemUnmap(CUdeviceptr start, size_t bytes) {
+  Lock lock(guard);
+  void* address = reinterpret_cast<void*>(start);
+  mmap(address, whole_pages(bytes), PROT_NONE, kProtection | MAP_FIXED, -1, 0);
+  forget_written(start, start + bytes);
+  ranges.erase(ranges.lower_bound(start), ranges.lower_bound(start + bytes));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationGranularity(size_t* out, const CUmemAllocationProp*,
+                                       CUmemAllocationGranularity_flags) {
+  *out = kPage;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
+  cudaMemGetInfo(free, total);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {
+  const bool had = cudaMalloc(reinterpret_cast<void**>(out), bytes) == cudaSuccess;
+  return had ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer) {
+  cudaFree(reinterpret_cast<void*>(pointer));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuPointerGetAttribute(void* out, CUpointer_attribute attribute, CUdeviceptr pointer) {
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: *static_cast<CUdeviceptr*>(out) = pointer; break;
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *static_cast<unsigned*>(out) = CU_MEMORYTYPE_DEVICE; break;
+    default: *static_cast<unsigned*>(out) = 0;
+  }
+  return CUDA_SUCCESS;
+}
+
+// --- torch's own report of each block that it hands out ----------------------------------------
+
+// c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, c10::Device). The caching
+// allocator calls it for each block, profiled or not. This library is loaded before libc10.so, so
+// the call comes here first: a block that is handed out again is new memory to those who read it.
+void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void* pointer, int64_t bytes,
+                                                           size_t allocated, size_t reserved,
+                                                           uint16_t device) {
+  using Report = void (*)(void*, int64_t, size_t, size_t, uint16_t);
+  static const auto report = reinterpret_cast<Report>(
+      dlsym(dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD),
+            "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"));
+  const auto start = reinterpret_cast<uintptr_t>(pointer);
+  if (bytes > 0 && in_span(start)) {
+    Lock lock(guard);
+    make_zero(start, start + bytes);
+  }
+  report(pointer, bytes, allocated, reserved, device);
+}
+
+}  // extern "C"

@@ -1,0 +1,53 @@
+// What the parts of the simulated CUDA runtime share: the GPU, the clock, and handles.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+#include <string>
+
+namespace simulated {
+
+constexpr size_t kPage = size_t{2} << 20;
+constexpr int kMostDevices = 64;
+
+// The GPU that all devices are, from the environment of the process.
+struct Gpu {
+  std::string name;
+  size_t bytes;
+  int major, minor;
+  int processors;
+  int count;
+};
+const Gpu& gpu();
+
+int current_device();
+cudaError_t fail(cudaError_t error);
+
+inline size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+template <typename Handle>
+int give_handle(Handle* out) {
+  *out = reinterpret_cast<Handle>(std::calloc(1, 4096));
+  return 0;
+}
+
+// --- memory.cpp: device memory is host memory that is counted ---------------------------------
+
+// Moves bytes; of device memory only what was written is moved, and what is zero takes no page.
+void copy_bytes(void* to, const void* from, size_t bytes);
+void set_bytes(void* to, int value, size_t bytes);
+bool is_device(const void* pointer);
+
+// --- streams.cpp ------------------------------------------------------------------------------
+
+// Puts a piece of work on a stream, behind what is there.
+void enqueue(cudaStream_t stream, double microseconds);
+// The host waits for a stream, as it does for a copy to its own memory.
+void wait_for(cudaStream_t stream);
+
+}  // namespace simulated

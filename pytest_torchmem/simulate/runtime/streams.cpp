@@ -1,0 +1,249 @@
+// Streams and events, in an order that does not depend on the machine's speed.
+//
+// Kernels take no time, and a host that runs ahead of its GPU is the usual case. So work counts as
+// done when the host waits for it, and not before, but for one bound: a driver holds no more than
+// 1,024 pieces of work back, then it makes the host wait. What `record_stream` defers is deferred
+// the same in each run. `torch.cuda._sleep` and each kernel last for a stated time between events.
+
+#include "shared.h"
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <vector>
+
+namespace simulated {
+namespace {
+
+constexpr uint64_t kMostPending = 1024;
+
+struct Stream {
+  int device = 0;
+  int priority = 0;
+  bool capturing = false;
+  uint64_t last = 0;      // the number of its last piece of work
+  uint64_t done = 0;      // up to here the host has waited
+  double elapsed_us = 0;  // what its work takes
+  struct Wait {
+    Stream* other;
+    uint64_t number;
+  };
+  std::vector<Wait> waits;  // for other streams, until the host waits for this one
+};
+
+struct Event {
+  Stream* stream = nullptr;
+  uint64_t number = 0;
+  double at_us = 0;
+};
+
+std::recursive_mutex guard;
+using Lock = std::lock_guard<std::recursive_mutex>;
+uint64_t numbered = 0;
+// torch makes its streams once and keeps them.
+std::deque<Stream> streams(kMostDevices);
+std::atomic<unsigned long long> capture_count{0};
+
+Stream* stream_of(cudaStream_t stream) {
+  const auto value = reinterpret_cast<uintptr_t>(stream);
+  // The legacy and the per-thread default stream are written as 0, 1 and 2.
+  if (value <= 2) return &streams[current_device()];
+  return reinterpret_cast<Stream*>(stream);
+}
+
+Event* event_of(cudaEvent_t event) { return reinterpret_cast<Event*>(event); }
+
+bool is_done(const Stream* stream, uint64_t number) {
+  return number <= stream->done || number + kMostPending <= numbered;
+}
+
+void wait_until(Stream* stream, uint64_t number) {
+  if (number <= stream->done) return;
+  stream->done = number;
+  auto waits = std::move(stream->waits);
+  stream->waits.clear();
+  for (const auto& wait : waits) wait_until(wait.other, wait.number);
+}
+
+cudaError_t give_stream(cudaStream_t* out, int priority) {
+  Lock lock(guard);
+  streams.emplace_back();
+  streams.back().device = current_device();
+  streams.back().priority = priority;
+  *out = reinterpret_cast<cudaStream_t>(&streams.back());
+  return cudaSuccess;
+}
+
+cudaError_t give_event(cudaEvent_t* out) {
+  *out = reinterpret_cast<cudaEvent_t>(new Event);
+  return cudaSuccess;
+}
+
+}  // namespace
+
+void enqueue(cudaStream_t stream, double microseconds) {
+  Lock lock(guard);
+  Stream* busy = stream_of(stream);
+  busy->last = ++numbered;
+  busy->elapsed_us += microseconds;
+}
+
+void wait_for(cudaStream_t stream) {
+  Lock lock(guard);
+  Stream* waited = stream_of(stream);
+  wait_until(waited, waited->last);
+}
+
+}  // namespace simulated
+
+using namespace simulated;
+
+extern "C" {
+
+cudaError_t cudaDeviceSynchronize() {
+  Lock lock(guard);
+  const int device = current_device();
+  for (size_t at = 0; at < streams.size(); ++at) {
+    const bool is_default = at < kMostDevices;
+    if (is_default ? static_cast<int>(at) == device : streams[at].device == device) {
+      wait_until(&streams[at], streams[at].last);
+    }
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t* out) { return give_stream(out, 0); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned) { return give_stream(out, 0); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned, int priority) {
+  return give_stream(out, priority);
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* out) {
+  *out = stream_of(stream)->priority;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  Lock lock(guard);
+  const Stream* asked = stream_of(stream);
+  return is_done(asked, asked->last) ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  wait_for(stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  Lock lock(guard);
+  Stream* waiting = stream_of(stream);
+  const Event* awaited = event_of(event);
+  if (!awaited->stream || awaited->stream == waiting) return cudaSuccess;
+  waiting->elapsed_us = std::max(waiting->elapsed_us, awaited->at_us);
+  if (is_done(awaited->stream, awaited->number)) return cudaSuccess;
+  waiting->waits.push_back({awaited->stream, awaited->number});
+  waiting->last = ++numbered;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* out) { return give_event(out); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned) { return give_event(out); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event_of(event);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  Lock lock(guard);
+  Stream* recorded = stream_of(stream);
+  *event_of(event) = {recorded, recorded->last, recorded->elapsed_us};
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
+  return cudaEventRecord(event, stream);
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  Lock lock(guard);
+  const Event* asked = event_of(event);
+  const bool done = !asked->stream || is_done(asked->stream, asked->number);
+  return done ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  Lock lock(guard);
+  if (Stream* stream = event_of(event)->stream) wait_until(stream, event_of(event)->number);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float* out, cudaEvent_t from, cudaEvent_t to) {
+  *out = static_cast<float>((event_of(to)->at_us - event_of(from)->at_us) / 1000);
+  return cudaSuccess;
+}
+
+// --- capture: what is captured takes its memory while it is captured ---------------------------
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* out) {
+  const bool capturing = stream_of(stream)->capturing;
+  *out = capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+static cudaError_t capture_info(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                unsigned long long* id, cudaGraph_t* graph) {
+  if (id) *id = capture_count;
+  if (graph) *graph = nullptr;
+  return cudaStreamIsCapturing(stream, status);
+}
+
+#if CUDART_VERSION >= 13000
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id, cudaGraph_t* graph,
+                                     const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+  return capture_info(stream, status, id, graph);
+}
+
+#else
+cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                        unsigned long long* id, cudaGraph_t* graph,
+                                        const cudaGraphNode_t**, size_t*) {
+  return capture_info(stream, status, id, graph);
+}
+#endif
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  stream_of(stream)->capturing = true;
+  ++capture_count;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* out) {
+  stream_of(stream)->capturing = false;
+  give_handle(out);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* out, cudaGraph_t, unsigned long long) {
+  give_handle(out);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* out, cudaGraph_t, unsigned long long) {
+  give_handle(out);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t stream) {
+  enqueue(stream, 5);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t*, size_t* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,232 @@
+"""Torch's CUDA build: the one that is installed, or one fetched beside a build for the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from pytest_torchmem.simulate.build import LIBRARY, SOURCES, build
+from pytest_torchmem.values.errors import SimulationError
+
+CHECKED: Final = ("2.6", "2.11", "2.13")
+"""The releases of torch that the simulated runtime was run with."""
+
+FETCH_COMMAND: Final = "torchmem simulate --fetch"
+_SIZE: Final = "0.5 to 0.9 GB to fetch, twice that on disk, once for each release"
+# The headers of the CUDA runtime, as torch's wheels of that CUDA release would install them.
+_HEADERS: Final = {
+    "13": ("nvidia-cuda-runtime=={}.*", "nvidia-cuda-crt=={}.*"),
+    "12": ("nvidia-cuda-runtime-cu12=={}.*", "nvidia-cuda-nvcc-cu12=={}.*"),
+}
+
+
+def cache_folder() -> Path:
+    """Return the folder for all that is fetched and built."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pytest-torchmem" / "simulate"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBuild:
+    """A CUDA build of torch.
+
+    Attributes:
+        version: Its release, such as 2.13.0.
+        cuda: The CUDA release that it was built for, such as 13.0.
+        site: The folder that has to come first among those that Python imports from.
+        runtime: The folder of the simulated runtime that it is to find.
+    """
+
+    version: str
+    cuda: str
+    site: Path
+    runtime: Path
+
+
+def require_platform() -> None:
+    """Raise `SimulationError` where no GPU can be simulated."""
+    system, machine = platform.system(), platform.machine()
+    if (system, machine) != ("Linux", "x86_64"):
+        raise SimulationError(
+            f"a GPU is simulated on Linux x86-64 only, and this is {system} {machine}: torch has "
+            "a CUDA build that the runtime was made for nowhere else; a container or a Linux "
+            "runner of continuous integration does"
+        )
+
+
+def torch_build(version: str = "") -> TorchBuild:
+    """Return the CUDA build of the torch that is installed, or of another release, ready to run.
+
+    What is there is linked or was fetched before; the runtime is built where it is missing.
+    Raises `SimulationError`.
+    """
+    require_platform()
+    package, installed, cuda = _installed_torch()
+    version = version or installed
+    if version == installed and cuda:
+        site = _linked(package, installed)
+        return _with_runtime(version, cuda, site, _distribution("torch"))
+    site = _fetched_site(version)
+    if not (site / "fetched").exists():
+        raise SimulationError(
+            f"torch {version} is installed for the CPU, and a GPU is simulated with torch's CUDA "
+            f"build of that release; `{FETCH_COMMAND}` fetches it ({_SIZE}) into {site.parent}"
+        )
+    _, cuda = _version_of(site / "torch")
+    found = next(iter(metadata.distributions(name="torch", path=[str(site)])), None)
+    return _with_runtime(version, cuda, site, found)
+
+
+def fetch(version: str = "", patience_s: float = 900) -> TorchBuild:
+    """Fetch torch's CUDA build, unless it is there, and return it ready to run.
+
+    pip says on the way how large each file is. Raises `SimulationError`.
+    """
+    require_platform()
+    _, installed, cuda = _installed_torch()
+    version = version or installed
+    site = _fetched_site(version)
+    if (version != installed or not cuda) and not (site / "fetched").exists():
+        shutil.rmtree(site, ignore_errors=True)
+        _pip(site, [f"torch=={version}"], patience_s)
+        if not (site / "torch" / "lib" / "libtorch_cuda.so").exists():
+            shutil.rmtree(site)
+            raise SimulationError(f"the package index has torch {version} without CUDA only")
+        needs = next(iter(metadata.distributions(name="torch", path=[str(site)]))).requires or ()
+        triton = [re.match(r"triton\W*==\s*([\d.]+)", need) for need in needs]
+        _pip(site, [f"triton=={found[1]}" for found in triton if found], patience_s)
+        (site / "fetched").touch()
+    return torch_build(version)
+
+
+def _installed_torch() -> tuple[Path, str, str]:
+    """Return the folder, release and CUDA release of the torch that would be imported."""
+    found = importlib.util.find_spec("torch")
+    if found is None or not found.origin:
+        raise SimulationError("torch is not installed here")
+    folder = Path(found.origin).parent
+    return (folder, *_version_of(folder))
+
+
+def _version_of(package: Path) -> tuple[str, str]:
+    """Return a torch's release and, where it was built for CUDA, that one's."""
+    text = (package / "version.py").read_text(encoding="utf-8")
+    release = re.search(r"^__version__ = '([^+']+)", text, re.M)
+    cuda = re.search(r"^cuda\b.*= '([\d.]+)'", text, re.M)
+    if release is None:
+        raise SimulationError(f"{package}/version.py names no release of torch")
+    return release[1], cuda[1] if cuda else ""
+
+
+def _distribution(name: str) -> metadata.Distribution | None:
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _fetched_site(version: str) -> Path:
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return cache_folder() / f"torch-{version}-{python}" / "site"
+
+
+def _linked(package: Path, version: str) -> Path:
+    """Return a folder with links to an installed torch.
+
+    Its libraries look for CUDA's beside themselves before they heed any variable. Seen through a
+    link they are elsewhere, and nothing is beside them.
+    """
+    if package.parent.parent.parent == cache_folder():
+        return package.parent
+    stamp = (package / "version.py").stat().st_mtime_ns
+    key = sha256(f"{package} {stamp}".encode()).hexdigest()[:12]
+    site = cache_folder() / "links" / f"torch-{version}-{key}"
+    if not site.exists():
+        made = site.with_name(f"{site.name}.{os.getpid()}")
+        for folder in (package, package / "lib"):
+            target = made / "torch" / folder.relative_to(package)
+            target.mkdir(parents=True, exist_ok=True)
+            for path in folder.iterdir():
+                if path != package / "lib":
+                    (target / path.name).symlink_to(path)
+        try:
+            made.rename(site)
+        except OSError:  # another process was faster
+            shutil.rmtree(made)
+    return site
+
+
+def _with_runtime(
+    version: str, cuda: str, site: Path, distribution: metadata.Distribution | None
+) -> TorchBuild:
+    libraries = site / "torch" / "lib"
+    macros = _versions_of_libraries(distribution)
+    key = sha256(f"{libraries.resolve()} {cuda} {macros}".encode())
+    for source in sorted(SOURCES.iterdir()):
+        key.update(source.read_bytes())
+    runtime = cache_folder() / f"runtime-{version}-{key.hexdigest()[:12]}"
+    if not (runtime / LIBRARY).exists():
+        build(libraries, _headers(cuda), macros, runtime)
+    return TorchBuild(version, cuda, site, runtime)
+
+
+def _versions_of_libraries(distribution: metadata.Distribution | None) -> list[str]:
+    """Return cuDNN's and NCCL's release as torch was built for them: it chooses paths by them."""
+    macros = []
+    for need in (distribution.requires or ()) if distribution else ():
+        if found := re.match(r"nvidia-(cudnn|nccl)-cu\d+==(\d+)\.(\d+)\.(\d+)", need):
+            name, (major, minor, patch) = found[1], map(int, found.groups()[1:])
+            number = 10000 * major + 100 * minor + patch
+            macros.append(f"{name.upper()}_VERSION={number}")
+    return macros
+
+
+def _headers(cuda: str) -> list[Path]:
+    """Return the folders of the CUDA runtime's headers, fetched (6 MB) where they are missing."""
+    folder = cache_folder() / f"headers-{cuda}"
+    if not folder.exists():
+        names = _HEADERS.get(cuda.split(".")[0])
+        if names is None:
+            raise SimulationError(f"CUDA {cuda} is not known yet; known are 12 and 13")
+        _pip(folder, [name.format(cuda) for name in names], 300)
+    found = {path.parent for path in folder.rglob("cuda_runtime_api.h")}
+    return sorted(found | {path.parent.parent for path in folder.rglob("crt/host_defines.h")})
+
+
+def _pip(target: Path, requirements: Sequence[str], patience_s: float) -> None:
+    """Install packages alone into a folder, from the package index and not from local files."""
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")
+    }
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target"]
+    try:
+        done = subprocess.run(
+            [*command, str(target), *requirements],
+            env={**passed, "PIP_CONFIG_FILE": os.devnull},
+            stdout=sys.stderr,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=patience_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        problem = f"more than {patience_s:.0f} s"
+    else:
+        if not done.returncode:
+            return
+        problem = done.stderr.strip()
+    shutil.rmtree(target, ignore_errors=True)
+    raise SimulationError(f"{' and '.join(requirements)} could not be fetched: {problem}")

@@ -1,0 +1,196 @@
+"""Snapshots of torch's allocator: the start of their history, their peak, and who made it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_torchmem.analysis.caching_allocator import RequestLog, Requests, simulate
+from pytest_torchmem.analysis.snapshot import read_snapshot
+from pytest_torchmem.values.contributors import Phase
+from pytest_torchmem.values.errors import RequestError, SnapshotError
+from pytest_torchmem.values.units import KiB, MiB
+from tests.analysis.snapshots import entry, frame, segments_of, snapshot_of
+
+SIZES = st.one_of(
+    st.integers(1, 4 * KiB), st.integers(1, 12 * MiB), st.integers(10 * MiB, 70 * MiB)
+)
+
+
+def run_of(*steps: tuple[str, int, int]) -> tuple[Requests, object]:
+    log = RequestLog()
+    for what, key, size in steps:
+        log.alloc(key, size) if what == "alloc" else log.free(key)
+    return log.requests(), simulate(log.requests())
+
+
+@st.composite
+def programs(draw):
+    log, live = RequestLog(), []
+    for key in range(draw(st.integers(1, 60))):
+        if live and draw(st.integers(0, 2)) == 0:
+            log.free(live.pop(draw(st.integers(0, len(live) - 1))))
+        log.alloc(key, draw(SIZES))
+        live.append(key)
+    return log.requests()
+
+
+@settings(deadline=None)
+@given(programs(), st.integers(0, 80))
+def test_a_history_that_begins_in_the_middle_is_replayed_from_its_own_start(requests, first):
+    first = min(first, len(requests) - 1)
+    whole = simulate(requests)
+    snapshot = read_snapshot(snapshot_of(requests, whole, first))
+    assert snapshot.begins_in_the_middle == (first > 0)
+    assert snapshot.misplaced_count == 0
+    for name in ("requested_bytes", "allocated_bytes", "reserved_bytes"):
+        assert getattr(snapshot.replay, name).tolist() == getattr(whole, name)[first:].tolist()
+    before = int(whole.requested_bytes[first - 1]) if first else 0
+    assert snapshot.start_requested_bytes == before
+    assert snapshot.result().peak.total == max(before, *whole.requested_bytes[first:].tolist())
+
+
+def test_what_was_there_before_is_told_and_never_left_out():
+    requests, run = run_of(
+        ("alloc", 0, 30 * MiB), ("alloc", 1, 4 * MiB), ("free", 1, 0), ("free", 0, 0)
+    )
+    snapshot = read_snapshot(snapshot_of(requests, run, 1))
+    result = snapshot.result()
+    assert result.peak.total == 34 * MiB
+    before, made = result.peak.live
+    assert (before.size_bytes, before.phase, before.source) == (30 * MiB, Phase.PREEXISTING, None)
+    assert (made.size_bytes, str(made.source)) == (4 * MiB, "model.py:2")
+    assert result.notes[0].startswith("the history begins in the middle: 30.0 MiB were in place")
+    assert result.retained.total == 0
+    assert snapshot.simulate("expandable_segments:True").peak.requested == 34 * MiB
+    assert not snapshot.fits("33MiB")
+
+
+def test_a_whole_history_says_nothing_of_a_start():
+    requests, run = run_of(("alloc", 0, 3 * MiB))
+    result = read_snapshot(snapshot_of(requests, run)).result()
+    assert (result.notes, result.retained.total) == ((), 3 * MiB)
+    assert result.counters is not None
+    assert not result.counters.estimated
+    assert result.counters.reserved == 20 * MiB
+
+
+def test_a_site_is_the_user_s_line_the_outermost_operator_and_the_phase():
+    stack = [
+        frame("c10::cuda::CUDACachingAllocator::malloc"),
+        frame("at::_ops::empty_memory_format::call(c10::SymInt)"),
+        frame("at::_ops::add_Tensor::redispatch(c10::DispatchKeySet)"),
+        frame("at::_ops::add_Tensor::call(at::Tensor const&)"),
+        frame("forward", "/opt/lib/python3.12/site-packages/torch/nn/modules/linear.py", 125),
+        frame("step", "/home/me/train.py", 7),
+        frame("torch::autograd::Engine::evaluate_function(std::shared_ptr<torch>)"),
+        frame("main", "/home/me/train.py", 9),
+    ]
+    requests, run = run_of(("alloc", 0, 3 * MiB))
+    data = snapshot_of(requests, run)
+    data["device_traces"][0][-1]["frames"] = stack
+    (found,) = read_snapshot(data).result().peak.live
+    assert (found.operator, str(found.source)) == ("aten::add", "train.py:7")
+    assert found.phase is Phase.BACKWARD
+
+
+def test_what_is_there_at_both_ends_keeps_the_stack_of_its_block():
+    requests, run = run_of(("alloc", 0, 3 * MiB), ("alloc", 1, 3 * MiB), ("free", 1, 0))
+    data = snapshot_of(requests, run, 1)
+    block = data["segments"][0]["blocks"][0]
+    block["frames"] = [frame("at::_ops::mm::call()"), frame("build", "/home/me/net.py", 3)]
+    before = next(c for c in read_snapshot(data).result().peak.live if c.phase is Phase.PREEXISTING)
+    assert (before.operator, str(before.source)) == ("aten::mm", "net.py:3")
+
+
+def test_segments_that_came_and_went_are_put_back_and_taken_away():
+    requests, run = run_of(("alloc", 0, 30 * MiB))
+    data = snapshot_of(requests, run)
+    gone = 1 << 50
+    data["device_traces"] = [
+        [
+            entry("free_requested", gone, 40 * MiB),
+            entry("free_completed", gone, 40 * MiB),
+            entry("segment_free", gone, 40 * MiB),
+            *data["device_traces"][0],
+        ]
+    ]
+    snapshot = read_snapshot(data)
+    assert snapshot.start_requested_bytes == 40 * MiB
+    assert snapshot.replay.reserved_bytes.tolist()[-1] == 30 * MiB
+    assert snapshot.result().peak.total == 40 * MiB
+
+
+def test_pages_of_expandable_segments_are_taken_back():
+    log = RequestLog()
+    log.alloc(0, 30 * MiB)
+    log.alloc(1, 30 * MiB)
+    whole = simulate(log.requests(), settings_of("expandable_segments:True"))
+    base = whole.segment_addresses[0]
+    data = {
+        "segments": segments_of(whole),
+        "device_traces": [
+            [
+                entry("segment_map", base + 40 * MiB, 20 * MiB),
+                entry("alloc", base + 30 * MiB, 30 * MiB, frames=[]),
+            ]
+        ],
+        "allocator_settings": {"expandable_segments": True},
+    }
+    snapshot = read_snapshot(data)
+    (segment,) = snapshot.start
+    assert (segment.size_bytes, segment.is_expandable) == (40 * MiB, True)
+    assert snapshot.misplaced_count == 0
+    assert snapshot.replay.reserved_bytes.tolist() == [60 * MiB]
+
+
+def settings_of(text):
+    from pytest_torchmem.analysis.caching_allocator import AllocatorSettings
+
+    return AllocatorSettings.parse(text)
+
+
+def test_a_history_with_a_gap_within_is_refused():
+    requests, run = run_of(("alloc", 0, 3 * MiB), ("alloc", 1, 3 * MiB), ("free", 0, 0))
+    data = snapshot_of(requests, run)
+    del data["device_traces"][0][-2:]
+    with pytest.raises(RequestError, match="the history does not fit the segments: alloc of"):
+        read_snapshot(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ([], "it has no device_traces"),
+        ({"device_traces": [[]], "segments": []}, "has no history"),
+        ({"device_traces": [[{"action": "alloc"}]], "segments": []}, "KeyError"),
+        ({"device_traces": [[{"addr": 1}]], "segments": [{}]}, "KeyError"),
+    ],
+)
+def test_other_data_are_no_snapshot(data, told):
+    with pytest.raises(SnapshotError, match=told):
+        read_snapshot(data)
+
+
+def test_a_device_that_is_not_there_is_named():
+    requests, run = run_of(("alloc", 0, 3 * MiB))
+    with pytest.raises(SnapshotError, match="has no device 1; it has 1"):
+        read_snapshot(snapshot_of(requests, run), 1)
+
+
+def test_the_busiest_device_is_taken():
+    requests, run = run_of(("alloc", 0, 3 * MiB))
+    data = snapshot_of(requests, run)
+    data["device_traces"].insert(0, [])
+    data["segments"][0]["device"] = 1
+    snapshot = read_snapshot(data)
+    assert (snapshot.name, snapshot.timeline.total.tolist()) == ("cuda:1", [0, 3 * MiB])
+
+
+def test_a_picture_names_who_held_what():
+    requests, run = run_of(("alloc", 0, 3 * MiB), ("alloc", 1, 5 * MiB), ("free", 0, 0))
+    picture = read_snapshot(snapshot_of(requests, run)).picture()
+    assert [track.contributor.size_bytes for track in picture.tracks] == [5 * MiB, 3 * MiB]
+    assert np.array(picture.tracks[1].levels).max() == 3 * MiB

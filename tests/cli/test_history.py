@@ -1,0 +1,100 @@
+"""torchmem history: who accepted which number when, read from git."""
+
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+from pytest_torchmem.store.baseline_file import FileChanges, write_file
+from pytest_torchmem.values.baseline import BaselineEntry
+from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.units import MiB
+from tests.cli.files import CPU
+
+PLACE = "tests/__torchmem__/cpu-torch2.13"
+
+
+def git(folder, *arguments):
+    who = ("-c", "user.name=Ada & b", "-c", "user.email=a@example.org")
+    subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def accept(folder, sizes, message, name="test_net", removed=()):
+    entries = {
+        key: BaselineEntry(
+            size * MiB, CategoryBytes(activation=size * MiB), CategoryBytes(activation=size * MiB)
+        )
+        for key, size in sizes.items()
+    }
+    path = folder / PLACE / f"{name}.json"
+    write_file(path, CPU, FileChanges(entries, frozenset(removed)))
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", message)
+
+
+@pytest.fixture
+def told(tmp_path):
+    git(tmp_path, "init", "-q", "-b", "main")
+    accept(tmp_path, {"test_a": 100, "test_b": 5}, "first <script>")
+    accept(tmp_path, {"test_a": 130}, "a wider net")
+    git(tmp_path, "mv", f"{PLACE}/test_net.json", f"{PLACE}/test_moved.json")
+    git(tmp_path, "commit", "-q", "-m", "moved")
+    accept(tmp_path, {"test_a": 65}, "half of it", "test_moved", removed=["test_b"])
+    return tmp_path
+
+
+def test_the_latest_changes_of_all_tests_come_first(torchmem, told):
+    code, out, _ = torchmem("history", "-C", told)
+    assert code == 0
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    name = "tests/test_{}.py::{} cpu-torch2.13"
+    told_lines = [
+        ("removed -", name.format("moved", "test_b"), "half of it"),
+        ("-50 % 65.0 MiB", name.format("moved", "test_a"), "half of it"),
+        ("+30 % 130.0 MiB", name.format("moved", "test_a"), "a wider net"),
+        ("new 5.0 MiB", name.format("moved", "test_b"), "first <script>"),
+        ("new 100.0 MiB", name.format("moved", "test_a"), "first <script>"),
+    ]
+    assert len(lines) == 1 + len(told_lines)
+    for line, (change, test, subject) in zip(lines[1:], told_lines, strict=True):
+        assert f"Ada & b {change} {test} " in line
+        assert line.endswith(subject)
+
+
+def test_a_test_has_a_bar_for_each_size_that_was_accepted(torchmem, told):
+    _, out, _ = torchmem("history", "test_moved.py::test_a", "-C", told)
+    bars = [max(line.count("#"), line.count("\u2588")) for line in out.splitlines()[2:]]
+    assert bars == [23, 30, 15]
+    assert out.splitlines()[0] == "tests/test_moved.py::test_a on cpu-torch2.13"
+
+
+def test_the_page_is_one_file_that_runs_nothing(torchmem, told):
+    page = told / "history.html"
+    assert torchmem("history", "-C", told, "-o", page)[0] == 0
+    text = page.read_text()
+    assert "first &lt;script&gt;" in text
+    assert "Ada &amp; b" in text
+    tags = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: tags.append(tag)
+    parser.feed(text)
+    assert tags.count("circle") == 5
+    assert not {"script", "link", "img"} & set(tags)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [(("nothing",), "has 'nothing' in its name"), (("-o", "x.png"), "is written as .html")],
+)
+def test_what_cannot_be_shown_says_so(torchmem, told, arguments, reason):
+    code, _, err = torchmem("history", "-C", told, *arguments)
+    assert code == 2
+    assert reason in err
+
+
+def test_without_a_repository_or_a_baseline_it_says_so(torchmem, tmp_path):
+    assert "git cannot read the history" in torchmem("history", "-C", tmp_path)[2]
+    git(tmp_path, "init", "-q")
+    assert torchmem("history", "-C", tmp_path)[0] == 2
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "nothing")
+    assert "git knows no baseline" in torchmem("history", "-C", tmp_path)[2]

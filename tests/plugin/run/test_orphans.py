@@ -1,0 +1,149 @@
+"""Nothing is lost in silence: modules that moved or went, tests that were renamed and changed."""
+
+import pytest
+
+BODY = """
+@pytest.mark.memory_baseline
+def test_a(): use({} * MiB)
+
+@pytest.mark.memory_baseline
+def test_b(): use(7 * MiB)
+"""
+REMOVE = ("--torchmem-update-baseline", "--torchmem-accept=unused")
+TOLD = " ".join(REMOVE)
+
+
+@pytest.fixture
+def moved(project):
+    """A module that moved, and of which one test needs more now."""
+    project.write(BODY.format(9), "test_old")
+    project.write("@pytest.mark.memory_baseline\ndef test_c(): use(MiB)\n", "test_other")
+    project.update().assert_outcomes(passed=3)
+    (project.path / "test_old.py").unlink()
+    project.write(BODY.format(400), "deep/test_new")
+    return project
+
+
+def test_a_plain_run_says_in_one_line_that_a_module_moved(moved):
+    before = moved.baseline("test_old").read_bytes()
+    told = moved.run()
+    told.assert_outcomes(passed=3)
+    lines = [line for line in told.outlines if "test_old" in line]
+    assert lines == [
+        "test_old.py is gone and has baselines (2 entries): deep/test_new.py has its tests and no "
+        "baseline, and --torchmem-follow-renames takes them along"
+    ]
+    assert moved.baseline("test_old").read_bytes() == before
+
+
+@pytest.mark.parametrize("arguments", [(), ("--torchmem-update-baseline",)])
+def test_followed_it_is_compared_with_its_old_numbers_and_what_grew_fails(moved, arguments):
+    told = moved.run("--torchmem-follow-renames", *arguments)
+    told.stdout.fnmatch_lines(["test_old.py is gone *: moved to deep/test_new.py, which *"])
+    assert not moved.baseline("test_old").exists()
+    assert not moved.baseline("test_old").with_suffix(".origins").exists()
+    told = moved.run()
+    told.assert_outcomes(passed=2, failed=1)
+    told.stdout.fnmatch_lines(["*400.0 MiB, 391.0 MiB over the baseline of 9.0 MiB *"])
+    told.stdout.no_fnmatch_line("*is gone*")
+
+
+def test_what_could_be_followed_is_not_removed_as_unused(moved):
+    moved.run(*REMOVE).stdout.fnmatch_lines(["*--torchmem-follow-renames takes them along"])
+    assert moved.baseline("test_old").exists()
+
+
+def test_a_dry_run_moves_and_removes_nothing(moved):
+    dry = (*REMOVE, "--torchmem-dry-run", "--torchmem-follow-renames")
+    moved.run(*dry)
+    assert moved.baseline("test_old").exists()
+    (moved.path / "deep/test_new.py").unlink()
+    moved.run(*dry[:3]).stdout.fnmatch_lines(["test_old.py is gone *unused removes them"])
+    assert moved.baseline("test_old").exists()
+
+
+def test_the_baselines_of_a_module_that_is_gone_are_removed_as_unused(moved):
+    (moved.path / "deep/test_new.py").unlink()
+    told = moved.run()
+    told.stdout.fnmatch_lines([f"test_old.py is gone and has baselines (2 entries): {TOLD} *"])
+    moved.run(*REMOVE).stdout.fnmatch_lines(["test_old.py is gone *: removed"])
+    assert not moved.baseline("test_old").exists()
+    assert moved.baseline("test_other").exists()
+
+
+def test_with_one_folder_for_all_baselines_it_is_the_same(project):
+    folder = "--torchmem-baseline-dir=stored"
+    project.write(BODY.format(9), "unit/test_old")
+    project.update(folder)
+    (project.path / "unit/test_old.py").rename(project.path / "test_new.py")
+    project.run(folder, "--torchmem-follow-renames")
+    assert (project.path / "stored/cpu-torch2.99/test_new.json").exists()
+    project.run(folder, "--torchmem-require-baseline").assert_outcomes(passed=2)
+
+
+def test_of_two_that_could_be_it_none_is_taken(moved):
+    moved.write(BODY.format(9), "deep/test_newer")
+    moved.run("--torchmem-follow-renames").stdout.fnmatch_lines(
+        ["test_old.py is gone *removes them"]
+    )
+    assert moved.baseline("test_old").exists()
+
+
+@pytest.mark.parametrize("selection", [("-k", "test_c"), ("test_other.py::test_c",)])
+def test_a_run_of_a_part_says_nothing_of_it(moved, selection):
+    moved.run(*selection).stdout.no_fnmatch_line("*is gone*")
+    moved.run(*REMOVE, *selection)
+    assert moved.baseline("test_old").exists()
+
+
+def test_a_test_that_was_renamed_and_changed_leaves_an_entry_that_a_plain_run_names(project):
+    project.write(BODY.format(9))
+    project.update()
+    project.write(BODY.format(10).replace("test_a", "test_z"))
+    project.run().stdout.fnmatch_lines(
+        [f"unused: no test asked for 1 entry of the baselines (test_a): {TOLD} removes it"]
+    )
+
+
+def test_thousands_of_unused_entries_are_ten_lines(project):
+    body = "@pytest.mark.memory_baseline\n@pytest.mark.parametrize('n', range({}))\n"
+    body += "def test_a(n): use(MiB)\n"
+    project.write(body.format(60))
+    project.update()
+    project.write(body.format(3))
+    plain = [line for line in project.run().outlines if line.startswith("unused")]
+    assert len(plain) == 1
+    told = project.run(*REMOVE)
+    assert len([line for line in told.outlines if line.startswith("  unused: ")]) == 10
+    told.stdout.fnmatch_lines(["  ... and 47 more unused entries, removed"])
+    assert len(project.entries()) == 3
+
+
+def test_an_id_that_utf8_cannot_hold_loses_no_update(project):
+    option = "disable_test_id_escaping_and_forfeit_all_rights_to_community_support = True"
+    project.ini(option)
+    project.write(
+        "@pytest.mark.memory_baseline\n@pytest.mark.parametrize('text', ['sur\\udcff', 'plain'])\n"
+        "def test_a(text): use(MiB)\n".replace("\\udcff", "\\\\udcff")
+    )
+    arguments = ("--torchmem-update-baseline", "--torchmem-report=out.json", "-s")
+    told = project.run_apart(*arguments)
+    told.assert_outcomes(passed=2)
+    assert "INTERNALERROR" not in told.stdout.str() + told.stderr.str()
+    assert (project.path / "out.json").exists()
+    project.run_apart("--torchmem-require-baseline").assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize(
+    ("variable", "start"), [("CI", "1 m"), ("GITHUB_ACTIONS", "::warning *::1 m")]
+)
+def test_in_ci_a_missing_baseline_is_loud(project, monkeypatch, variable, start):
+    project.write("@pytest.mark.memory_baseline\ndef test_a(): use(MiB)\n")
+    monkeypatch.delenv("CI", raising=False)
+    loud = "*passes in CI whatever it takes: *--torchmem-require-baseline*"
+    project.run().stdout.no_fnmatch_line(loud)
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv(variable, "true")
+    project.run().stdout.fnmatch_lines([f"{start}easurement has no baseline and {loud[1:]}"])
+    project.update()
+    project.run().stdout.no_fnmatch_line(loud)

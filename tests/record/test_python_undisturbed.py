@@ -1,0 +1,168 @@
+"""Python itself goes on as without a measurement: profile functions, imports, names of files."""
+
+from __future__ import annotations
+
+import cProfile
+import importlib
+import os
+import pstats
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_torchmem.record.tree.python_calls import library_paths
+from tests.measured import measured
+
+
+@pytest.fixture
+def own_profile_function() -> Iterator[None]:
+    before = sys.getprofile()
+    yield
+    sys.setprofile(before)
+
+
+def first() -> None:
+    """A function that a profile can show."""
+
+
+def second() -> None:
+    """Another one."""
+
+
+def test_a_profile_function_is_given_back(own_profile_function: None) -> None:
+    called: list[str] = []
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        called.append(f"{event} {frame.f_code.co_name}")
+
+    sys.setprofile(profile)
+    measured(lambda: torch.ones(5))
+    assert sys.getprofile() is profile
+    second()
+    sys.setprofile(None)
+    assert "call second" in called
+
+
+def test_what_a_body_sets_as_profile_function_stays(own_profile_function: None) -> None:
+    def profile(frame: Any, event: str, _: Any) -> None:
+        """Notes nothing."""
+
+    measured(lambda: sys.setprofile(profile))
+    assert sys.getprofile() is profile
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="cProfile listens in another way")
+def test_cprofile_goes_on_after_a_measurement(own_profile_function: None) -> None:
+    profile = cProfile.Profile()
+    profile.enable()
+    first()
+    measured(lambda: torch.ones(5))
+    second()
+    profile.disable()
+    names = {name for _, _, name in pstats.Stats(profile).stats}  # type: ignore[attr-defined]
+    assert {"first", "second"} <= names
+
+
+def test_a_source_path_that_is_not_utf8_fails_no_body(tmp_path: Path) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    try:
+        Path(folder).mkdir()
+    except OSError:
+        pytest.skip("the file system takes no such name")
+    Path(folder, "made_in_latin.py").write_text(
+        "import torch\ndef make(): return torch.ones(256)\n"
+    )
+    sys.path.insert(0, folder)
+    try:
+        made = importlib.import_module("made_in_latin")
+        kept: list[torch.Tensor] = []
+        assert measured(lambda: kept.append(made.make())).retained.total == 1024
+    finally:
+        sys.path.remove(folder)
+        del sys.modules["made_in_latin"]
+
+
+def test_torch_behind_a_link_is_no_code_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(torch.__file__).parent
+    (tmp_path / "torch").symlink_to(folder)
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    assert str(folder.resolve()) in library_paths()
+
+
+def test_a_body_imports_while_another_thread_lives(tmp_path: Path) -> None:
+    for number in range(30):
+        text = "def f(): pass\n" * 5
+        (tmp_path / f"imported_{number}.py").write_text(text)
+    stop = threading.Event()
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    sys.path.insert(0, str(tmp_path))
+    try:
+
+        def body() -> None:
+            torch.ones(10)
+            for number in range(30):
+                importlib.import_module(f"imported_{number}")
+
+        assert measured(body).peak.total >= 40
+    finally:
+        sys.path.remove(str(tmp_path))
+        stop.set()
+        other.join()
+        for number in range(30):
+            sys.modules.pop(f"imported_{number}", None)
+
+
+def test_an_import_is_counted_and_its_calls_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "makes_tensors.py").write_text("import torch\nKEPT = torch.ones(1024)\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        result = measured(lambda: importlib.import_module("makes_tensors"))
+        assert result.retained.total == 4096
+    finally:
+        sys.path.remove(str(tmp_path))
+        del sys.modules["makes_tensors"]
+
+
+def test_a_failed_import_shows_no_frame_of_ours() -> None:
+    def body() -> None:
+        with pytest.raises(ModuleNotFoundError) as caught:
+            import no_such_module_anywhere  # noqa: F401
+        found.extend(entry.path for entry in caught.traceback)
+
+    found: list[Any] = []
+    measured(body)
+    assert [str(path) for path in found] == [__file__]
+
+
+def test_a_body_may_leave_another_class_in_the_profilers_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured(lambda: monkeypatch.setattr(torch.autograd.profiler, "profile", None))
+    assert measured(lambda: torch.ones(256)).peak.total == 1024
+
+
+_MEASURE = """
+import sys, torch
+from pytest_torchmem import measure
+with measure("step", device="cpu") as step:
+    x = torch.ones(8, requires_grad=True)
+    (x * x).sum().backward()
+assert step.peak.total
+print(*(name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules))
+"""
+
+
+def test_measuring_imports_no_compiler() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""

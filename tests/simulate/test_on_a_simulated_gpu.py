@@ -1,0 +1,188 @@
+"""What programs see on a simulated GPU: run with ``torchmem simulate --gpu H100x2 -- pytest``."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import pytest_torchmem
+from pytest_torchmem.values.units import GiB, MiB
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+CUDA = "cuda"
+
+
+def sees(pytester, code, *command):
+    """Return the lines that a program prints where another GPU is simulated."""
+    path = pytester.makepyfile(program=code)
+    run = pytester.run(*(sys.executable, "-m", "pytest_torchmem", "simulate"), *command, path)
+    assert run.ret == 0, run.stderr.str()
+    return run.outlines
+
+
+def test_another_gpu_has_its_own_properties(pytester):
+    code = """
+        import torch
+        found = torch.cuda.get_device_properties(0)
+        print(torch.cuda.device_count(), found.name, found.major, found.minor)
+        x = torch.ones(64, 64, device="cuda")
+        x @ x
+        print(torch.cuda.memory_stats()["requested_bytes.all.current"] - 64 * 64 * 4)
+    """
+    lines = sees(pytester, code, "--gpu", "A100-40GBx3", "--", "python")
+    assert lines[-2] == "3 simulated A100-40GB 8 0"
+    assert int(lines[-1]) == 8519680  # cuBLAS's workspace before Hopper
+
+
+@pytest.mark.parametrize("arguments", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_pytest_starts_again_and_measures(pytester, arguments):
+    pytester.makepyfile(
+        """
+        import os, pytest, torch
+
+        @pytest.mark.memory_budget("4MiB", device="cuda")
+        def test_too_large():
+            assert torch.cuda.get_device_name() == "simulated L4"
+            torch.empty(8 << 20, dtype=torch.uint8, device="cuda")
+        """
+    )
+    plain = ("-p", "no:asyncio", "-p", "no:cacheprovider")
+    run = pytester.runpytest_subprocess("--torchmem-simulate=L4", *plain, *arguments)
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+    run.stdout.fnmatch_lines(["*torchmem, simulated L4*", "*1 failed*"])
+
+
+def test_a_signal_ends_pytest_as_it_always_does(pytester):
+    pytester.makepyfile(f"import os\n\ndef test_it(): os.kill(os.getpid(), {int(signal.SIGTERM)})")
+    run = pytester.runpytest_subprocess("--torchmem-simulate=L4", "-p", "no:asyncio")
+    assert run.ret == -signal.SIGTERM
+
+
+def test_kernel_caches_of_real_gpus_are_left_alone():
+    assert os.environ["USE_PYTORCH_KERNEL_CACHE"] == "0"
+    assert "pytest-torchmem" in os.environ["TRITON_CACHE_DIR"]
+    torch.special.bessel_j0(torch.ones(4, device=CUDA))  # a kernel that NVRTC would compile
+
+
+def test_memory_that_is_handed_out_again_reads_zero():
+    first = torch.full((1000,), 7.0).to(CUDA)
+    address = first.data_ptr()
+    del first
+    again = torch.empty(1000, device=CUDA)
+    assert again.data_ptr() == address
+    assert not again.cpu().any()
+
+
+def test_what_was_copied_is_read_back():
+    values = torch.arange(100_000)
+    there = values.to(CUDA)
+    assert torch.equal(there.clone().cpu(), values)
+    assert torch.equal(there[500:90_000].cpu(), values[500:90_000])
+    there[10:20].copy_(torch.zeros(10, dtype=torch.int64))
+    assert there.cpu()[8:22].tolist() == [8, 9, *[0] * 10, 20, 21]
+
+
+def test_addresses_rise():
+    torch.cuda.empty_cache()
+    blocks = [torch.empty(30 * MiB, dtype=torch.uint8, device=CUDA) for _ in range(4)]
+    addresses = [block.data_ptr() for block in blocks]
+    assert addresses == sorted(addresses)
+
+
+def test_memory_of_the_size_of_the_gpu_costs_the_host_nothing():
+    def resident_bytes():
+        with Path("/proc/self/statm").open() as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident_bytes()
+    large = torch.zeros(20 * GiB, dtype=torch.uint8, device=CUDA)
+    copied = large.clone()
+    assert resident_bytes() - before < 100 * MiB
+    del large, copied
+    torch.cuda.empty_cache()
+
+
+def test_memory_runs_out_at_the_size_of_the_gpu():
+    total = torch.cuda.get_device_properties(0).total_memory
+    with pytest.raises(torch.OutOfMemoryError, match=f"total capacity of {total / GiB:.2f} GiB"):
+        torch.empty(total + 1, dtype=torch.uint8, device=CUDA)
+
+
+def test_what_another_stream_uses_stays_until_the_host_waits():
+    side = torch.cuda.Stream()
+    block = torch.empty(3 * MiB, dtype=torch.uint8, device=CUDA)
+    address = block.data_ptr()
+    with torch.cuda.stream(side):
+        block.add_(1)
+    block.record_stream(side)
+    del block
+    assert torch.empty(3 * MiB, dtype=torch.uint8, device=CUDA).data_ptr() != address
+    torch.cuda.synchronize()
+    torch.empty(1, device=CUDA)  # the allocator looks at its events
+    assert torch.empty(3 * MiB, dtype=torch.uint8, device=CUDA).data_ptr() == address
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3])
+def test_convolutions_run(dimensions):
+    layer = getattr(nn, f"Conv{dimensions}d")(4, 8, 3, padding=1).to(CUDA)
+    x = torch.zeros(2, 4, *[16] * dimensions, device=CUDA, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(("kind", "gates"), [("RNN", 1), ("LSTM", 4), ("GRU", 3)])
+def test_rnns_run_and_their_weights_have_their_size(kind, gates, bidirectional):
+    torch.cuda.empty_cache()
+    layer = getattr(nn, kind)(8, 16, 2, bidirectional=bidirectional).to(CUDA)
+    count = sum(parameter.numel() for parameter in layer.parameters())
+    assert layer.weight_ih_l0.untyped_storage().nbytes() == 4 * count
+    assert layer.weight_ih_l0.shape[0] == 16 * gates
+    out, _ = layer(torch.zeros(5, 2, 8, device=CUDA, requires_grad=True))
+    out.sum().backward()
+
+
+def test_attention_of_cudnn_runs():
+    q = torch.zeros(2, 4, 128, 64, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
+    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.CUDNN_ATTENTION):
+        functional.scaled_dot_product_attention(q, q, q).sum().backward()
+    assert q.grad is not None
+
+
+@pytest.mark.parametrize("name", ["qr", "svd", "eigh", "inv", "cholesky", "det", "eigvals"])
+def test_linear_algebra_runs(name):
+    getattr(torch.linalg, name)(torch.eye(8, device=CUDA))
+
+
+def test_what_a_library_would_take_for_itself_makes_a_lower_bound():
+    layer, x = nn.Conv2d(4, 8, 3).to(CUDA), torch.zeros(2, 4, 16, 16, device=CUDA)
+    with pytest_torchmem.measure(device=CUDA) as convolution:
+        layer(x)
+    with pytest_torchmem.measure(device=CUDA) as product:
+        x + x
+    assert not product.result.blind_spots
+    (said,) = convolution.result.blind_spots
+    assert said.startswith("the figures are a lower bound: cuDNN was called")
+
+
+def test_strict_fails_a_lower_bound(pytester):
+    pytester.makepyfile(
+        """
+        import pytest, torch
+
+        @pytest.mark.memory_budget("1GiB", device="cuda")
+        def test_a_convolution():
+            torch.nn.Conv2d(4, 8, 3, device="cuda")(torch.zeros(2, 4, 16, 16, device="cuda"))
+        """
+    )
+    plain = ("-p", "no:asyncio", "-p", "no:cacheprovider", "--torchmem-simulate=L4")
+    assert pytester.runpytest_subprocess(*plain).ret == pytest.ExitCode.OK
+    run = pytester.runpytest_subprocess(*plain, "--torchmem-strict")
+    assert run.ret == pytest.ExitCode.TESTS_FAILED
+    run.stdout.fnmatch_lines(["*lower bound: cuDNN was called*"])

@@ -1,0 +1,130 @@
+"""Finding torch's CUDA build, and what is said where there is none."""
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_torchmem.simulate import build, process, torch_builds
+from pytest_torchmem.simulate.gpus import parse_gpu
+from pytest_torchmem.simulate.symbols import ElfFile
+from pytest_torchmem.simulate.torch_builds import TorchBuild
+from pytest_torchmem.values.errors import SimulationError
+
+LIBRARY_USER = """
+int written_elsewhere(void);
+int mine(void) { return written_elsewhere(); }
+"""
+
+
+@pytest.fixture
+def cpu_torch(tmp_path, monkeypatch):
+    """A torch for the CPU, installed where nothing was fetched yet."""
+    package = tmp_path / "installed" / "torch"
+    package.mkdir(parents=True)
+    (package / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda: str | None = None\n")
+    (package / "__init__.py").touch()
+    monkeypatch.setattr(
+        torch_builds, "_installed_torch", lambda: (package, *torch_builds._version_of(package))
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return package
+
+
+@pytest.mark.parametrize(
+    ("system", "machine"), [("Darwin", "arm64"), ("Windows", "AMD64"), ("Linux", "aarch64")]
+)
+def test_another_platform_is_refused_in_words(system, machine, monkeypatch):
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    with pytest.raises(SimulationError, match=f"Linux x86-64 only, and this is {system} {machine}"):
+        torch_builds.torch_build()
+
+
+@pytest.mark.usefixtures("cpu_torch")
+def test_a_torch_for_the_cpu_is_told_with_the_command_and_the_size():
+    with pytest.raises(SimulationError) as raised:
+        torch_builds.torch_build()
+    assert "torch 2.13.0 is installed for the CPU" in str(raised.value)
+    assert "`torchmem simulate --fetch` fetches it (0.5 to 0.9 GB" in str(raised.value)
+
+
+def test_what_pip_says_is_told_when_a_fetch_fails(cpu_torch, monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, stderr="no network\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(SimulationError, match=r"torch==2\.13\.0 could not be fetched: no network"):
+        torch_builds.fetch()
+
+
+def test_an_installed_cuda_build_is_seen_through_links(cpu_torch, monkeypatch):
+    (cpu_torch / "version.py").write_text("__version__ = '2.13.0+cu130'\ncuda: str = '13.0'\n")
+    (cpu_torch / "lib").mkdir()
+    (cpu_torch / "lib" / "libtorch_cuda.so").touch()
+    monkeypatch.setattr(torch_builds, "_with_runtime", lambda _v, _c, site, _d: site)
+    site = torch_builds.torch_build()
+    library = site / "torch" / "lib" / "libtorch_cuda.so"
+    assert library.is_symlink()
+    assert not (site / "torch" / "lib").is_symlink()  # or $ORIGIN would be the installed folder
+    assert library.resolve() == cpu_torch / "lib" / "libtorch_cuda.so"
+    assert torch_builds.torch_build() == site
+
+
+def test_no_compiler_is_told(monkeypatch):
+    monkeypatch.setattr(build.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(SimulationError, match="pip install ziglang"):
+        build.find_compiler()
+
+
+def test_what_a_library_leaves_open_is_read(tmp_path):
+    source, library = tmp_path / "user.c", tmp_path / "libuser.so"
+    source.write_text(LIBRARY_USER)
+    made = subprocess.run(
+        [*build.find_compiler(), "-x", "c", "-shared", "-fPIC", source, "-o", library, "-lm"],
+        check=False,
+    )
+    assert not made.returncode
+    elf = ElfFile(library)
+    assert ("written_elsewhere", "") in set(elf.left_open())
+    assert "mine" not in dict(elf.left_open())
+
+
+def test_the_environment_of_a_process_names_the_gpu_and_comes_first():
+    built = TorchBuild("2.13.0", "13.0", Path("/site"), Path("/runtime"))
+    before = {"PYTHONPATH": "/mine", "LD_LIBRARY_PATH": ""}
+    made = process.variables("A100-40GBx2", built, before)
+    assert made["SIMULATED_CUDA_NAME"] == parse_gpu("A100-40GB").shown == "simulated A100-40GB"
+    assert made["SIMULATED_CUDA_CAPABILITY"] == "80"
+    assert made["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert made["PYTHONPATH"] == "/site:/mine"
+    assert made["LD_LIBRARY_PATH"] == "/runtime"
+    assert made["USE_PYTORCH_KERNEL_CACHE"] == "0"
+
+
+def test_a_release_that_was_not_checked_is_told():
+    built = TorchBuild("2.99.0", "13.0", Path("/site"), Path("/runtime"))
+    assert "not checked with torch 2.99.0, but with 2.6" in process.notice(built)
+    assert not process.notice(TorchBuild("2.13.1", "13.0", Path(), Path()))
+
+
+def test_pytest_refuses_a_gpu_that_nobody_knows(pytester):
+    run = pytester.runpytest_subprocess("--torchmem-simulate=H1000")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    run.stderr.fnmatch_lines(["*--torchmem-simulate=H1000: no GPU is called 'H1000'*"])
+
+
+def test_a_program_that_calls_pytest_is_told_to_be_started_anew(pytester):
+    pytester.makepyfile(
+        runner="import pytest; raise SystemExit(pytest.main(['--torchmem-simulate=H100']))"
+    )
+    run = pytester.run(sys.executable, "runner.py")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    run.stderr.fnmatch_lines(["*torchmem simulate --gpu H100 -- COMMAND*not-simulated*"])
+
+
+def test_the_command_refuses_what_it_cannot_start(pytester):
+    run = pytester.run(sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", "H100")
+    assert run.ret == 2
+    run.stderr.fnmatch_lines(["torchmem: a command is needed*"])
