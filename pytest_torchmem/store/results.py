@@ -77,13 +77,6 @@ class TestReport:
         windows = (*self.measured.windows, *self.measured.unjudged)
         return windows[0] if windows else None
 
-    def without_pictures(self) -> TestReport:
-        windows, unjudged = (
-            tuple(replace(window, picture=None) for window in some)
-            for some in (self.measured.windows, self.measured.unjudged)
-        )
-        return replace(self, measured=replace(self.measured, windows=windows, unjudged=unjudged))
-
     def to_json(self) -> dict[str, Any]:
         data = self.measured.to_json()
         return {**data, "file": self.file, "outcome": self.outcome, "line": self.line}
@@ -124,11 +117,22 @@ class RunReport:
         return RunSummary(tests, self.changes, self.problems)
 
     def ranked(self) -> list[TestReport]:
-        """Return the tests, those that a reader must see first; equals by the size of the peak."""
-        return sorted(
-            self.tests,
-            key=lambda t: (STATUSES.index(t.status), -t.peak_bytes, t.measured.test),
-        )
+        """Return the tests, those that a reader must see first.
+
+        Equals stand by how much they grew over their baseline, then by the size of the peak.
+        """
+
+        def place(test: TestReport) -> tuple[int, int, int, str]:
+            before_bytes = test.body.baseline_bytes if test.body else 0
+            grown_bytes = test.peak_bytes - before_bytes if before_bytes else 0
+            return (
+                STATUSES.index(test.status),
+                -max(0, grown_bytes),
+                -test.peak_bytes,
+                test.measured.test,
+            )
+
+        return sorted(self.tests, key=place)
 
     def counts(self) -> dict[str, int]:
         """Return how many tests have each status, in the order of `STATUSES`."""

@@ -157,7 +157,7 @@ with measure("step", device="cpu") as step:
     x = torch.ones(8, requires_grad=True)
     (x * x).sum().backward()
 assert step.peak.total
-print(*(name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules))
+print(*(name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules))
 """
 
 

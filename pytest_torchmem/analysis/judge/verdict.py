@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 from pytest_torchmem.analysis.judge.growth import attribute_growth
@@ -24,6 +25,8 @@ from pytest_torchmem.values.findings import (
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_change, format_size
 
+# Numbers that memory of another thread would be part of, whatever it is for.
+_MAY_LACK: Final = ("total", "retained", Category.UNKNOWN.value)
 _SCRATCH: Final = ("temporary", "autograd_detail", "workspace", "unknown")
 _SCRATCH_FACTOR: Final = 8
 
@@ -158,10 +161,23 @@ def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
         limit = f"the limit of {format_size(limit_bytes)} on {words(key)}"
         return Finding(reading.kind, key, f"{limit} cannot be judged: {reading.reason}")
     if reading <= limit_bytes:
-        return None
+        return _judge_unseen(result, key, limit_bytes, limit_bytes - reading)
     numbers = _exceeds(result, key, reading, limit_bytes, "the limit of {}")
     finding = Finding(FindingKind.OVER_LIMIT, key, numbers, reading - limit_bytes)
     return _with_cause(finding, result)
+
+
+def _judge_unseen(result: Result, key: str, limit_bytes: int, margin_bytes: int) -> Finding | None:
+    """Return a finding where what nobody saw being made may be more than is left below a limit."""
+    if key not in _MAY_LACK or result.unexplained_bytes <= margin_bytes:
+        return None
+    return Finding(
+        FindingKind.UNSEEN,
+        key,
+        f"the limit of {format_size(limit_bytes)} on {words(key)} cannot be judged: "
+        f"{format_size(result.unexplained_bytes)} were not seen being made, by another thread or "
+        f"another allocator, and {format_size(margin_bytes)} are left below the limit",
+    )
 
 
 def _reading(result: Result, key: str) -> int | _Unread:
@@ -320,3 +336,67 @@ def origin(contributor: Contributor, key: str = "total") -> str:
     if contributor.source:
         parts.append(f"({contributor.source})")
     return " ".join(parts) or "of unknown origin"
+
+
+def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Finding, ...]:
+    """Return a finding where runs of one body differ by more than a comparison would allow."""
+    rows = [dict(_readings(result)) for result in results]
+    allowance = allowance.at(min(row["total"] for row in rows))
+    spreads = []
+    for key in rows[0]:
+        values = [row[key] for row in rows]
+        excess_bytes = max(values) - min(values) - allowance.bytes_for(min(values))
+        if excess_bytes > 0:
+            spreads.append((excess_bytes, key, values))
+    if not spreads:
+        return ()
+    excess_bytes, key, values = max(spreads, key=lambda spread: spread[0])
+    shown = ", ".join(format_size(value) for value in values)
+    numbers = (
+        f"{words(key)} is not stable, and nothing is stored: {len(values)} runs had {shown}, "
+        f"a spread of {format_size(max(values) - min(values))} ({allowance.text_for(min(values))})"
+    )
+    numbers += _hint(values, allowance)
+    return (Finding(FindingKind.UNSTABLE, key, numbers, excess_bytes),)
+
+
+def _hint(values: Sequence[int], allowance: Allowance) -> str:
+    """Return what the order of the numbers says about their cause; ``""`` where it says nothing."""
+    rest = values[1:]
+    if len(rest) > 1 and max(rest) - min(rest) <= allowance.bytes_for(min(rest)):
+        return "; only the first run differs: warm up with memory_budget(warmup=1)"
+    if len(rest) > 1 and all(earlier < later for earlier, later in pairwise(values)):
+        return "; each has more than the one before: the runs share the test's fixtures"
+    return ""
+
+
+def _readings(result: Result) -> Iterable[tuple[str, int]]:
+    yield "total", result.peak.total
+    yield from ((category.value, size) for category, size in result.peak.by_category.items())
+    yield "retained", result.retained.total
+
+
+def sentences(verdicts: Iterable[Verdict], name_regions: bool = True) -> tuple[str, ...]:
+    """Return everything that failed, the first line of the failure first.
+
+    A tensor that is left behind is part of what is retained, of its category's peak and of the
+    total. The first of those sentences names it; the others become one, which follows.
+    """
+    told: dict[object, list[str]] = {}
+    for verdict in verdicts:
+        where = verdict.where if name_regions else ""
+        for finding in verdict.findings:
+            known = told.setdefault(_shared_cause(finding), [])
+            known.append(where + (finding.numbers if known else finding.shown))
+    return tuple(sentence for known in told.values() for sentence in _in_two(*known))
+
+
+def _shared_cause(finding: Finding) -> object:
+    """What the finding has in common with others of one cause; itself if it names none."""
+    return finding.causes[0].told_as if finding.causes else id(finding)
+
+
+def _in_two(first: str, *others: str) -> Iterable[str]:
+    yield first
+    if others:
+        yield f"of the same cause, {'; '.join(others)}"

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import pytest
 
+from pytest_torchmem.plugin.stash import PAYLOAD
 from pytest_torchmem.values.measured import MeasuredTest
 
-PAYLOAD: Final = pytest.StashKey[dict[str, Any]]()
 TRACE: Final = "trace"
 _ATTRIBUTE: Final = "torchmem"
 _GROUP: Final = re.compile(r"@[^\]/:]*$")

@@ -19,7 +19,7 @@ from pytest_torchmem.record.fake.recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.scratch import uncounted
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import compiler, fake_tensors
+from pytest_torchmem.record.torch_api import compiler, fake_tensors, modules
 from pytest_torchmem.values.static_graph import (
     Category,
     EstimateError,
@@ -344,11 +344,11 @@ def _let_optimizers_take_fakes(patches: Installed, *, cpu_stands_in: bool) -> No
 
     With ``cpu_stands_in``, for those on the CPU too, which stand for tensors on a GPU.
     """
-    types = fake_tensors.foreach_types()
+    types = modules.foreach_types()
     types.append(fake_tensors.FakeTensor)
-    patches.note(fake_tensors.FOREACH_TYPES, lambda: types.remove(fake_tensors.FakeTensor))
+    patches.note(modules.FOREACH_TYPES, lambda: types.remove(fake_tensors.FakeTensor))
     if cpu_stands_in:
-        patches.replace(fake_tensors.FOREACH_DEVICES, lambda devices: lambda: [*devices(), "cpu"])
+        patches.replace(modules.FOREACH_DEVICES, lambda devices: lambda: [*devices(), "cpu"])
 
 
 @contextlib.contextmanager

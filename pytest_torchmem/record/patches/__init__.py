@@ -14,7 +14,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Final
 
-from pytest_torchmem.record.torch_api import autograd, compiler, dynamo, fake_tensors, functorch
+from pytest_torchmem.record.torch_api import autograd, compiler, dynamo, functorch, modules
 
 
 class During(Enum):
@@ -101,13 +101,13 @@ PATCHES: Final = (
         during=_ESTIMATED,
     ),
     Patch(
-        fake_tensors.FOREACH_TYPES,
+        modules.FOREACH_TYPES,
         "Lets optimizers treat fake tensors as they treat real ones.",
         How.ADDED,
         _ESTIMATED,
     ),
     Patch(
-        fake_tensors.FOREACH_DEVICES,
+        modules.FOREACH_DEVICES,
         "Lets optimizers treat the CPU as the GPU that it stands for.",
         during=_ESTIMATED,
     ),

@@ -9,7 +9,6 @@ import torch
 # Fake tensors have no public home: torch.compile and torch.export use them, nobody documents them.
 from torch._subclasses import fake_tensor as _fake_tensor
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
-from torch.optim import optimizer as _optimizer
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
@@ -25,8 +24,6 @@ CHECKED: Final[Checked] = {
     "torch._subclasses.fake_tensor.UnsupportedOperatorException": ("2.6.0", "2.15.0"),
     "torch.cuda._is_compiled": ("2.6.0", "2.15.0"),
     "torch.ops.aten._local_scalar_dense": ("2.6.0", "2.15.0"),
-    "torch.optim.optimizer._foreach_supported_types": ("2.6.0", "2.15.0"),
-    "torch.optim.optimizer._get_foreach_kernels_supported_devices": ("2.6.0", "2.15.0"),
     "torch.utils._python_dispatch.TorchDispatchMode": ("2.6.0", "2.15.0"),
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass": ("2.6.0", "2.15.0"),
     "torch.utils._pytree.tree_leaves": ("2.6.0", "2.15.0"),
@@ -106,18 +103,6 @@ def lacks_device(kind: str) -> bool:
         return not torch.cuda._is_compiled() or torch.cuda.device_count() == 0
     accelerator = torch.accelerator.current_accelerator()
     return accelerator is None or accelerator.type != kind or not torch.accelerator.is_available()
-
-
-#: A list of the types that optimizers update many at a time.
-FOREACH_TYPES: Final = "torch.optim.optimizer._foreach_supported_types"
-#: Returns the kinds of devices on which they do.
-FOREACH_DEVICES: Final = "torch.optim.optimizer._get_foreach_kernels_supported_devices"
-
-
-def foreach_types() -> list[Any]:
-    """The list behind `FOREACH_TYPES`, to be changed in place."""
-    found: list[Any] = _optimizer._foreach_supported_types
-    return found
 
 
 def set_constant(fake: Any, value: Any) -> None:

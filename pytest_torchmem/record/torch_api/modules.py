@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch.optim import optimizer as _optimizer
 
 from pytest_torchmem.record.torch_api import Checked
 
@@ -12,6 +13,8 @@ CHECKED: Final[Checked] = {
     "torch.nn.Module._buffers": ("2.6.0", "2.15.0"),
     "torch.nn.Module._modules": ("2.6.0", "2.15.0"),
     "torch.nn.Module._parameters": ("2.6.0", "2.15.0"),
+    "torch.optim.optimizer._foreach_supported_types": ("2.6.0", "2.15.0"),
+    "torch.optim.optimizer._get_foreach_kernels_supported_devices": ("2.6.0", "2.15.0"),
 }
 
 #: The attributes in which a module keeps what it holds.
@@ -33,4 +36,16 @@ def buffers_of(module: torch.nn.Module) -> dict[str, Any]:
 def children_of(module: torch.nn.Module) -> dict[str, Any]:
     """The module's own dict of modules, by name; None stands for one that is left out."""
     found: dict[str, Any] = module._modules
+    return found
+
+
+#: A list of the types that optimizers update many at a time.
+FOREACH_TYPES: Final = "torch.optim.optimizer._foreach_supported_types"
+#: Returns the kinds of devices on which they do.
+FOREACH_DEVICES: Final = "torch.optim.optimizer._get_foreach_kernels_supported_devices"
+
+
+def foreach_types() -> list[Any]:
+    """The list behind `FOREACH_TYPES`, to be changed in place."""
+    found: list[Any] = _optimizer._foreach_supported_types
     return found

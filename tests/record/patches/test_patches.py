@@ -16,7 +16,7 @@ from pytest_torchmem import estimate, measure
 from pytest_torchmem.record.patches import PATCHES, During, How, Installed
 from pytest_torchmem.record.patches.compilations import CompilationWatch
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.torch_api import compiler, fake_tensors, profiler
+from pytest_torchmem.record.torch_api import compiler, modules, profiler
 
 HOW_IT_WORKS = Path(__file__).parents[3] / "docs" / "how-it-works.md"
 importlib.import_module("torch._dynamo")
@@ -35,7 +35,7 @@ def in_place() -> dict[str, object]:
                 found[f"{place}.{name}"] = tuple(map(id, value.values()))
     callbacks = compiler.callbacks()
     found["compiler"] = (*callbacks.start_callbacks, *callbacks.end_callbacks)
-    found["foreach"] = tuple(fake_tensors.foreach_types())
+    found["foreach"] = tuple(modules.foreach_types())
     found["profilers"] = (sys.getprofile(), threading.getprofile())
     assert len(found) > 20
     return found

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.results import Result
 
 SIZE = 1 << 16
@@ -163,3 +165,21 @@ def test_nothing_is_left_behind():
     measured(lambda: in_thread(lambda: inside.append(torch.ones(4)) or sys.getprofile()))
     assert threading.getprofile() is None
     assert sys.getprofile() is None
+
+
+def test_what_another_thread_leaves_passes_no_limit_in_silence() -> None:
+    kept: list[torch.Tensor] = []
+
+    def body() -> None:
+        torch.empty(8)
+        other = threading.Thread(target=lambda: kept.append(torch.empty(1 << 20)))
+        other.start()
+        other.join()
+
+    result = measured(body)
+    assert result.unexplained_bytes == 4 << 20
+    (finding,) = judge_limits(result, {"retained": 1 << 20})
+    assert finding.kind is FindingKind.UNSEEN
+    assert "cannot be judged: 4.0 MiB were not seen being made" in finding.sentence
+    assert judge_limits(result, {"retained": 4 << 20}) == ()
+    assert judge_limits(result, {"activation": 1 << 20, "total": 8 << 20})[0].key == "activation"

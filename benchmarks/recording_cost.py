@@ -1,0 +1,161 @@
+"""What recording adds to a body, in processor time and in memory: bare and measured, in turns.
+
+    python benchmarks/recording_cost.py [--repeat 3] [--output FILE.md]
+
+Each row is a body that runs in a process of its own, once bare and once measured, in turns. Shown
+are medians: the seconds and the growth of the resident memory's peak from just before the body to
+the end of its analysis, and what measuring adds to each. The first test of a process is the first
+time that a body is measured there; a small test is the median of those after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import torch
+from tabulate import tabulate
+from torch import nn
+
+from pytest_torchmem.measuring.body import BodyMeasurement
+
+OPERATORS = 20_000
+
+
+def small_test() -> Callable[[], object]:
+    model, x = nn.Linear(64, 64), torch.ones(8, 64)
+    return lambda: model(x).sum().backward()
+
+
+def small_test_beside_transformers() -> Callable[[], object]:
+    importlib.import_module("transformers").GPT2LMHeadModel  # noqa: B018 - it is imported when asked for
+    return small_test()
+
+
+def tiny_operators() -> Callable[[], object]:
+    x = torch.ones(3)
+
+    def body() -> None:
+        for _ in range(OPERATORS):
+            x + 1
+
+    return body
+
+
+def an_import() -> Callable[[], object]:
+    def body() -> None:
+        torch.ones(3)
+        importlib.import_module("scipy.stats")
+        importlib.import_module("sklearn.ensemble")
+
+    return body
+
+
+def a_compilation() -> Callable[[], object]:
+    return lambda: torch.compile(nn.Linear(2, 2), backend="eager")(torch.ones(1, 2))
+
+
+BODIES = {
+    "first small test": (small_test, 0),
+    "small test": (small_test, 20),
+    "small test, transformers imported": (small_test_beside_transformers, 20),
+    f"{OPERATORS:,} tiny operators": (tiny_operators, 0),
+    "import of scipy.stats and sklearn.ensemble": (an_import, 0),
+    "first torch.compile": (a_compilation, 0),
+}
+
+
+def run(name: str, measured: bool) -> tuple[float, float]:
+    """Return the seconds of a body in this process, and the MiB that its peak of memory rose by."""
+    make, warmups = BODIES[name]
+    body = make()
+    seconds = []
+    before = _peak_mib()
+    for _ in range(1 + warmups):
+        begin = time.process_time()
+        if measured:
+            measurement = BodyMeasurement("cpu")
+            measurement.start()
+            body()
+            measurement.stop()
+        else:
+            body()
+        seconds.append(time.process_time() - begin)
+    return statistics.median(seconds[1:] or seconds), _peak_mib() - before
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def apart(name: str, measured: bool) -> tuple[float, float]:
+    """Return what `run` does in a new process."""
+    command = [sys.executable, "-W", "ignore", __file__, "--only", name]
+    done = subprocess.run(
+        command + ["--measured"] * measured, check=True, capture_output=True, text=True
+    )
+    seconds, mib = json.loads(done.stdout.splitlines()[-1])
+    return seconds, mib
+
+
+def table(repeat: int) -> str:
+    rows = []
+    for name in BODIES:
+        runs = [(apart(name, False), apart(name, True)) for _ in range(repeat)]
+        (bare, bare_mib), (full, full_mib) = (
+            [statistics.median(values) for values in zip(*side, strict=True)]
+            for side in zip(*runs, strict=True)
+        )
+        ratio = statistics.median(m[0] / b[0] for b, m in runs)
+        added = f"+{1000 * (full - bare):,.0f} ms"
+        rows.append(
+            [
+                name,
+                f"{1000 * bare:,.1f} ms",
+                added,
+                f"{ratio:,.1f}x",
+                f"+{full_mib - bare_mib:,.0f} MiB",
+            ]
+        )
+    return tabulate(rows, ["body", "bare", "measured", "ratio", "peak RSS"], "github")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What recording adds to a body")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--only", choices=BODIES)
+    parser.add_argument("--measured", action="store_true")
+    options = parser.parse_args()
+    if options.only:
+        print(json.dumps(run(options.only, options.measured)))
+        return
+    text = "\n".join(
+        [
+            "# What recording adds to a body",
+            "",
+            f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores, "
+            f"{date.today()}. Made by `python benchmarks/recording_cost.py "
+            f"--repeat {options.repeat}`.",
+            "",
+            table(options.repeat),
+            "",
+        ]
+    )
+    print(text)
+    if options.output:
+        options.output.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
