@@ -96,7 +96,8 @@ def entry_of(key: str, numbers: Numbers, lines: Iterable[str]) -> BaselineEntry:
 
 def explains(line: str, key: str, numbers: Numbers) -> bool:
     """Return whether a line is of an entry with these numbers."""
-    return line.startswith(f"[{encode(key)}, {encode(_all(numbers))}, ")
+    start = f"[{encode(key)}, {encode(_all(numbers))}, "
+    return line.startswith(start.encode("utf-8", "backslashreplace").decode())
 
 
 def _from_parts(numbers: Numbers, parts: Mapping[str, Json]) -> BaselineEntry:
