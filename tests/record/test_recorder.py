@@ -70,7 +70,7 @@ def test_a_profiler_of_the_bodys_own_makes_it_unmeasured_not_zero() -> None:
 def test_a_profiler_that_fails_makes_it_unmeasured_and_the_next_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    end = torch.autograd._disable_profiler
+    end = torch._C._autograd._disable_profiler
 
     def fail() -> None:
         end()
@@ -80,7 +80,7 @@ def test_a_profiler_that_fails_makes_it_unmeasured_and_the_next_is_measured(
     measurement = BodyMeasurement("cpu")
     measurement.start()
     with monkeypatch.context() as patched:
-        patched.setattr(torch.autograd, "_disable_profiler", fail)
+        patched.setattr(torch._C._autograd, "_disable_profiler", fail)
         with pytest.raises(
             RecordingError, match=r"profiler failed: !stack.empty\(\) INT.* FAILED \["
         ):
