@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -54,6 +54,8 @@ from pytest_torchmem.values.trace import (
 _MARK_NAME = re.compile(r"pytest-torchmem mark (\d+)")
 # These need no place in the tree; the clock is good enough to order them.
 _OFF_TREE = frozenset({MarkKind.MODULE_SEEN, MarkKind.CALL})
+# Processor time after which a session is ended at the next mark: some 20,000 small operators.
+_LONG_SESSION_S: Final = 0.25
 # What is alive at these is what somebody is told of.
 _NUMBERS_END = frozenset({MarkKind.STEP, MarkKind.REGION_END, MarkKind.STOP})
 
@@ -76,6 +78,7 @@ class Recorder:
         self._segments: list[Tables] = []
         self._profiler: profiler.Profiler | None = None
         self._own_ns = 0
+        self._session_began_s = 0.0
         self._ranges = OpenRanges()
         self._threads = ThreadWatch()
         self._functorch = FunctorchWatch(
@@ -263,6 +266,7 @@ class Recorder:
         session = profiler.Profiler()
         session.start()
         self._profiler = session
+        self._session_began_s = time.thread_time()
         self._own_ns += time.perf_counter_ns() - begin_ns
 
     def _let_go(self, kind: MarkKind) -> None:
@@ -271,10 +275,14 @@ class Recorder:
         It refers weakly to what operators and modules were called with. Most objects give their
         memory back all the same. Compressed sparse tensors do not, nor do the wrappers that a
         module has for parameters within a transform.
+
+        A long session begins anew, too: stopping one takes 3 KiB for each of its events, which are
+        given back then.
         """
         if self._profiler is None or not self._ranges.none_open():
             return
-        if kind is MarkKind.STOP or not self._segments or self._may_keep():
+        long = time.thread_time() - self._session_began_s > _LONG_SESSION_S
+        if kind is MarkKind.STOP or not self._segments or long or self._may_keep():
             # What a collection frees between two sessions nobody would see.
             collecting = gc.isenabled()
             gc.disable()
