@@ -70,16 +70,16 @@ def medium_models() -> Iterator[Recorded]:
     """24 layers, one step after five that were not recorded."""
     for pattern, name in (("forward-only", "inference"), ("full-training-step", "training")):
         for length in (128, 256, 512, 1024):
-            autocast = str(length >= 512).lower()
+            casts = length == 512 or (length == 1024 and name == "training")
             snapshot = f"results/medium_{length}_{name}_memory_snapshot.pickle"
             yield Recorded(
-                f"24 layers, {name}, {length} tokens" + (", autocast" if length >= 512 else ""),
+                f"24 layers, {name}, {length} tokens" + (", autocast" if casts else ""),
                 *("2.11.0", "B200", "cs336_systems/nsys_profile.py"),
                 (
                     *("--d_model", "1024", "--d_ff", "4096", "--num_layers", "24"),
                     *("--num_heads", "16", "--context_length", str(length)),
                     *("--memory-profiler", "pytorch", "--pattern", pattern),
-                    *("--model_name", "medium", "--autocast", autocast),
+                    *("--model_name", "medium", "--autocast", str(casts).lower()),
                 ),
                 *(snapshot, f"../{snapshot}"),
             )

@@ -48,8 +48,10 @@ def check_page(browser: Any, path: Path, run: Run, opened: str) -> None:
         window = body(shown)
         peak = window["result"]["peak"]["total"]
         against = format_change(peak - window["baseline_bytes"])
-        if not window["baseline_bytes"]:
+        if window["change"] not in ("same", "grown", "shrunk"):
             against = limit_status(window) or "no baseline"
+        elif peak == window["baseline_bytes"]:
+            against = "same"
         assert rows[name][3:] == [format_size(peak), against], name
     check_window(page, body(test))
     assert trouble == []

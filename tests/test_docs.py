@@ -11,6 +11,7 @@ import pytest
 
 from tests.documents import DOCS, ROOT, blocks, run, run_examples
 
+PACKAGE = ROOT / "pytest_torchmem"
 PAGES = sorted(DOCS.glob("*.md"))
 OF_ITS_OWN_TEST = "outside-pytest.md"
 """Its examples are files with names; tests/measuring/test_outside_pytest.py runs them."""
@@ -47,9 +48,33 @@ def dead_links(page: Path) -> list[str]:
     return [link for link in links if ":" not in link and not (page.parent / link).exists()]
 
 
+def missing_files(page: Path) -> list[str]:
+    """The files of the repository or the package that a page names and that are not there."""
+    named = re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text(encoding="utf-8"))
+    return [n for n in named if not any((top / n).exists() for top in (ROOT, PACKAGE))]
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+def test_every_file_that_is_named_is_there(page):
+    assert missing_files(page) == []
+
+
+def test_a_file_that_has_moved_would_be_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("`record/recorder.py`, `tests/builders.py` and `record/gone.py`\n")
+    assert missing_files(page) == ["record/gone.py"]
+
+
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
 def test_every_link_leads_to_a_file(page):
     assert dead_links(page) == []
+
+
+def test_the_index_names_every_page_and_the_decisions_are_numbered_once():
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in PAGES if f"]({page.name})" not in index] == ["README.md"]
+    numbers = [page.name.partition("-")[0] for page in DOCS.glob("decisions/*.md")]
+    assert len(numbers) == len(set(numbers))
 
 
 def test_a_dead_link_would_be_noticed(tmp_path):

@@ -219,18 +219,18 @@ class MemoryProfile(GpuQuestions):
 
         Of several loops it is the one whose steps leave most behind.
         """
-        return tuple(self._made_until(rank) for rank in self._loop)
+        return tuple(self._made_until(rank) for rank in self.step_ranks)
 
     @cached_property
     def grown(self) -> tuple[Contributor, ...]:
         """The storages that steps after the first one made, alive at the end of the last one."""
-        if len(self._loop) < 2:
+        if len(self.step_ranks) < 2:
             return ()
-        rows = self._retained_at(self._loop[-1]) & (self.storages.born > self._loop[0])
+        rows = self._retained_at(self.step_ranks[-1]) & (self.storages.born > self.step_ranks[0])
         return self.attribution.contributors(np.flatnonzero(rows).tolist())
 
     @cached_property
-    def _loop(self) -> tuple[float, ...]:
+    def step_ranks(self) -> tuple[float, ...]:
         """The ends of the steps, as ranks, in the loop whose steps leave most behind."""
         marks, names = self.tree.trace.marks, self.tree.trace.strings
         ranks = self.tree.mark_ranks()

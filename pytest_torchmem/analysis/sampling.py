@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchmem.analysis.blocks import StorageLives, find_blocks, find_modules
 from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.analysis.storages.timeline import Timeline
-from pytest_torchmem.values.contributors import Category, Contributor
+from pytest_torchmem.values.contributors import Category, Contributor, Source
 from pytest_torchmem.values.picture import OperatorUse, Picture, Span, Track
 from pytest_torchmem.values.trace import EventKind, MarkKind
 
@@ -39,17 +40,31 @@ def sketch(profile: MemoryProfile, moments: int = MOMENTS) -> Picture:
     rows = chosen_rows(timeline, moments)
     held = _held_in(profile, rows)
     calls = _calls(profile)
-    return with_holders(sketch_timeline(timeline, moments), held, calls, find_spans(profile))
+    storages = np.flatnonzero(profile.evidence.counted).tolist()
+    return with_holders(
+        sketch_timeline(timeline, moments),
+        held,
+        calls,
+        find_spans(profile),
+        lambda place: profile.attribution.stack(storages[place]),
+    )
 
 
 def with_holders(
-    picture: Picture, held: Holdings, calls: Mapping[str, int], spans: Iterable[Span]
+    picture: Picture,
+    held: Holdings,
+    calls: Mapping[str, int],
+    spans: Iterable[Span],
+    stack_of: Callable[[int], Sequence[Source]],
 ) -> Picture:
+    rows = np.array(picture.rows, np.int64)
     return replace(
         picture,
         tracks=tuple(held.tracks()),
         operators=tuple(held.operators(calls, picture.peak)),
         spans=tuple(spans),
+        modules=find_modules(held.lives, picture.rows[picture.peak]),
+        blocks=find_blocks(held.lives, rows, picture.totals, stack_of),
     )
 
 
@@ -86,25 +101,34 @@ class Holdings:
     """Storages over the chosen rows, and the groups that they belong to.
 
     Attributes:
-        first: The first chosen row that each storage is live at: int64, shape (S,).
+        lives: The storages.
+        made: Whether each was made within the window: bool, shape (S,).
+        first: The first chosen row that each is live at: int64, shape (S,).
         after: The first chosen row after its end.
-        sizes: Its bytes.
-        made: Whether it was made within the window.
-        groups: Storages of one origin: a contributor without its numbers, and their places.
         row_count: How many rows were chosen.
     """
 
+    lives: StorageLives
+    made: NDArray[np.bool_]
     first: NDArray[np.int64]
     after: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    made: NDArray[np.bool_]
-    groups: Sequence[tuple[Contributor, NDArray[np.int64]]]
     row_count: int
+
+    @classmethod
+    def over(
+        cls, rows: NDArray[np.int64], lives: StorageLives, made: NDArray[np.bool_]
+    ) -> Holdings:
+        first, after = (np.searchsorted(rows, at) for at in (lives.begins, lives.ends))
+        return cls(lives, made, first, after, len(rows))
 
     def tracks(self) -> Iterator[Track]:
         """Yield the groups that are among the largest at any row, the largest first."""
-        groups = sorted(self.groups, key=lambda g: -int(self.sizes[g[1]].sum()))[: 50 * TRACKS]
-        levels = np.array([self._over_time(members, self.sizes[members]) for _, members in groups])
+        groups = sorted(self.lives.groups, key=lambda g: -int(self.lives.sizes[g[1]].sum()))[
+            : 50 * TRACKS
+        ]
+        levels = np.array(
+            [self._over_time(members, self.lives.sizes[members]) for _, members in groups]
+        )
         if not len(levels):
             return
         depth = min(_NAMED_PER_MOMENT, len(levels))
@@ -134,11 +158,11 @@ class Holdings:
         allocated: dict[str, int] = defaultdict(int)
         live: dict[str, int] = defaultdict(int)
         at_peak = (self.first <= peak) & (self.after > peak)
-        for who, members in self.groups:
+        for who, members in self.lives.groups:
             made = members[self.made[members]]
             if who.operator and len(made):
-                allocated[who.operator] += int(self.sizes[made].sum())
-                live[who.operator] += int(self.sizes[made][at_peak[made]].sum())
+                allocated[who.operator] += int(self.lives.sizes[made].sum())
+                live[who.operator] += int(self.lives.sizes[made][at_peak[made]].sum())
         uses = [OperatorUse(o, calls.get(o, 0), allocated[o], live[o]) for o in allocated]
         uses.sort(key=lambda use: (-use.at_peak_bytes, -use.allocated_bytes, use.operator))
         return uses[:OPERATORS]
@@ -147,7 +171,6 @@ class Holdings:
 def _held_in(profile: MemoryProfile, rows: NDArray[np.int64]) -> Holdings:
     """Return the storages of a footprint, by category and origin."""
     found = np.flatnonzero(profile.evidence.counted)
-    ranks, window = profile.ranks[rows], profile.window
     born, died = profile.storages.born[found], profile.storages.died[found]
     members = defaultdict(list)
     labels = profile.labels[found].tolist()
@@ -158,14 +181,13 @@ def _held_in(profile: MemoryProfile, rows: NDArray[np.int64]) -> Holdings:
         (Contributor(c, 0, 0, o.operator, o.module, o.source, o.phase, o.labels), np.array(places))
         for (c, o), places in members.items()
     ]
-    return Holdings(
-        first=np.searchsorted(ranks, np.maximum(born, window.begin), side="left"),
-        after=np.searchsorted(ranks, died, side="left"),
+    lives = StorageLives(
+        begins=np.searchsorted(profile.ranks, np.maximum(born, profile.window.begin)),
+        ends=np.searchsorted(profile.ranks, died),
         sizes=profile.storages.size_bytes[found],
-        made=profile.evidence.made[found],
         groups=groups,
-        row_count=len(rows),
     )
+    return Holdings.over(rows, lives, profile.evidence.made[found])
 
 
 def _calls(profile: MemoryProfile) -> dict[str, int]:
@@ -177,14 +199,17 @@ def _calls(profile: MemoryProfile) -> dict[str, int]:
 
 
 def find_spans(profile: MemoryProfile) -> Iterator[Span]:
-    """Yield what the marks within the window delimit; a pair closes the innermost open one."""
+    """Yield what the marks within the window delimit; a pair closes the innermost open one.
+
+    Of steps only those are told that `MemoryProfile.steps` has the bytes of.
+    """
     trace = profile.tree.trace
     start_ns = int(trace.events["start_ns"].min()) if len(trace.events) else 0
     ranks = profile.tree.mark_ranks()
     inside = (ranks >= profile.window.begin) & (ranks <= profile.window.end)
     opened: dict[MarkKind, list[tuple[str, int]]] = defaultdict(list)
     closing = {end: (begin, kind) for begin, (kind, end) in _SPANS.items()}
-    for mark in trace.marks[inside]:
+    for mark, rank in zip(trace.marks[inside], ranks[inside].tolist(), strict=True):
         kind = MarkKind(int(mark["kind"]))
         time_ns = int(mark["time_ns"]) - start_ns
         if kind in _SPANS:
@@ -194,7 +219,7 @@ def find_spans(profile: MemoryProfile) -> Iterator[Span]:
             begin, word = closing[kind]
             name, begin_ns = opened[begin].pop()
             yield Span(word, name, begin_ns, time_ns)
-        elif kind is MarkKind.STEP:
+        elif kind is MarkKind.STEP and rank in profile.step_ranks:
             yield Span("step", "", time_ns, time_ns)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from pytest_torchmem.analysis.blocks import StorageLives
 from pytest_torchmem.analysis.caching_allocator import (
     AllocatorRun,
     AllocatorSettings,
@@ -205,18 +206,17 @@ class Snapshot(GpuQuestions):
         members: dict[Site, list[int]] = defaultdict(list)
         for index, site in enumerate(lives.sites):
             members[site].append(index)
-        held = Holdings(
-            first=np.searchsorted(rows, lives.first, side="left"),
-            after=np.searchsorted(rows, lives.after, side="left"),
+        storages = StorageLives(
+            begins=lives.first,
+            ends=lives.after,
             sizes=lives.size_bytes,
-            made=lives.first > 0,
             groups=[(_contributor(site, 0, 0), np.array(at)) for site, at in members.items()],
-            row_count=len(rows),
         )
+        held = Holdings.over(rows, storages, lives.first > 0)
         calls: dict[str, int] = defaultdict(int)
         for site in lives.sites:
             calls[site.operator] += 1
-        return with_holders(sketch_timeline(timeline), held, calls, ())
+        return with_holders(sketch_timeline(timeline), held, calls, (), lambda place: ())
 
     def _replayed(self, addresses: Sequence[int]) -> AllocatorRun:
         requests = self.history.requests

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import Comparison, Difference, compare
 from pytest_torchmem.analysis.judge.verdict import origin
 from pytest_torchmem.cli.inputs import Key, Measurements
+from pytest_torchmem.report.page.comparison import ComparedTest, comparison_page
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.findings import words
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.units import format_apart, format_change, format_size
 
 CAUSES: Final = 3
@@ -29,11 +31,13 @@ class Diff:
         before: The first input.
         after: The second.
         rows: One for each test of either, what grew most first.
+        then: The key that a test had before, where both have it.
     """
 
     before: Measurements
     after: Measurements
     rows: tuple[tuple[Key, Comparison], ...]
+    then: Mapping[Key, Key] = field(default_factory=dict)
 
     @property
     def grown(self) -> bool:
@@ -60,7 +64,7 @@ def find_diff(before: Measurements, after: Measurements, allowance: Allowance) -
     ]
     named = [(key, row) for key, row in rows if key is not None]
     named.sort(key=lambda r: (ORDER.index(r[1].change), -abs(r[1].size_bytes), str(r[0])))
-    return Diff(before, after, tuple(named))
+    return Diff(before, after, tuple(named), {now: then for then, now in pairs if now and then})
 
 
 def _pairs(before: Measurements, after: Measurements) -> Iterator[tuple[Key | None, Key | None]]:
@@ -118,6 +122,23 @@ def as_text(diff: Diff, every: bool, colour: bool) -> str:
     return "\n".join([*lines, counts(diff)])
 
 
+def as_page(diff: Diff) -> str:
+    """Return the differences as an HTML page, with both timelines where both inputs have one."""
+    tests = [
+        ComparedTest(
+            name=str(key),
+            environment=key.environment,
+            comparison=row,
+            causes=(*map(cause, row.differences[:CAUSES]), *_own_peaks(row)),
+            before=diff.before.windows.get(diff.then.get(key, key)),
+            after=diff.after.windows.get(key),
+        )
+        for key, row in diff.rows
+    ]
+    names = diff.before.name, diff.after.name
+    return comparison_page(*names, tests, "; ".join(_headings(diff)))
+
+
 def _headings(diff: Diff) -> Iterator[str]:
     if diff.environments_differ:
         for side in (diff.before, diff.after):
@@ -156,7 +177,7 @@ def _own_peaks(row: Comparison) -> Iterator[str]:
 
 def as_json(diff: Diff) -> str:
     """Return the differences as JSON; docs/results-schema.md describes it."""
-    rows: list[dict[str, Any]] = [
+    rows: list[dict[str, Json]] = [
         {
             "test": str(key),
             "environment": key.environment,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -41,12 +41,14 @@ class Measurements:
         entries: Each measurement.
         run: The run they come from; None for baselines.
         estimated: Those whose numbers were not measured.
+        windows: What a run measured of each; nothing for baselines.
     """
 
     name: str
     entries: Mapping[Key, BaselineEntry]
     run: RunReport | None = None
     estimated: frozenset[Key] = frozenset()
+    windows: Mapping[Key, Window] = field(default_factory=dict)
 
     def size(self, key: Key, size_bytes: int) -> str:
         """Return a size of one of the measurements, with the word where it is estimated."""
@@ -103,6 +105,7 @@ def _measurements(name: str, runs: list[RunReport], unjudged: bool) -> Measureme
         {key: whole_entry(result) for key, result in results},
         runs[0] if len(runs) == 1 else None,
         frozenset(key for key, result in results if result.estimated),
+        dict(windows),
     )
 
 

@@ -87,6 +87,9 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command.add_argument("--floor", default=_FLOOR, help="default: 5%% up to 1MiB")
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.add_argument("--all", action="store_true", help="show what is the same, too")
+    command.add_argument(
+        "-o", "--output", type=Path, help="write a page, too: timelines over each other (.html)"
+    )
     command.set_defaults(run=_diff)
 
 
@@ -230,13 +233,26 @@ def _diff(options: argparse.Namespace) -> Exit:
         floor = parse_floor(options.floor)
     except SizeError as error:
         raise SizeError(f"{named}: {error.sentence}") from None
+    if options.output and options.output.suffix != ".html":
+        raise ReportError(f"{options.output}: differences are written as a page; end it in .html")
     allowance = Allowance(tolerance, *floor)
     before, after = read_measurements(options.before), read_measurements(options.after)
     found = diff.find_diff(before, after, allowance)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     as_json = options.format == "json"
     print(diff.as_json(found) if as_json else diff.as_text(found, options.all, colour))
+    if options.output:
+        _write_page(options.output, diff.as_page(found))
     return Exit.GROWN if found.grown else Exit.OK
+
+
+def _write_page(path: Path, text: str) -> None:
+    try:
+        replace_file(path, text)
+    except OSError as error:
+        raise ReportError(f"{path} cannot be written: {error.strerror or error}") from None
+    # Not among the differences, which a program may read.
+    print(f"report written: {path}", file=sys.stderr)
 
 
 def _show(options: argparse.Namespace) -> Exit:

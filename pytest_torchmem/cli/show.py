@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from pytest_torchmem.cli.inputs import Measurements, windows_of
 from pytest_torchmem.report.page.sparkline import timeline_lines
-from pytest_torchmem.report.text.tables import ANY_WIDTH, live_table
+from pytest_torchmem.report.text.tables import ANY_WIDTH, largest, live_table
 from pytest_torchmem.report.text.terminal import holder_lines
 from pytest_torchmem.values.baseline import BaselineEntry
-from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.units import format_size
@@ -24,7 +23,7 @@ def table(measurements: Measurements) -> str:
     lines = []
     for (key, entry), size in zip(ranked, sizes, strict=True):
         name = f"{key} on {key.environment}" if several else str(key)
-        lines.append(f"{size:>{wide}}  {name}  ({_largest(entry.at_peak)})")
+        lines.append(f"{size:>{wide}}  {name}  ({largest(entry.at_peak, 3)})")
     environments = "; ".join(measurements.environments)
     notes = dict.fromkeys(n for _, window in _windows(measurements) for n in window.result.notes)
     closing = f"{len(lines)} measured on {environments or 'nothing'}"
@@ -74,8 +73,3 @@ def _figures(entry: BaselineEntry) -> Iterator[str]:
 def _windows(measurements: Measurements) -> Iterator[tuple[str, Window]]:
     for key, window in windows_of(measurements.run, unjudged=True) if measurements.run else ():
         yield str(key), window
-
-
-def _largest(at_peak: CategoryBytes) -> str:
-    ranked = sorted(at_peak.items(), key=lambda pair: -pair[1])[:3]
-    return ", ".join(f"{words(c.value)} {format_size(size)}" for c, size in ranked if size)

@@ -22,8 +22,7 @@ from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import with_counters
 from pytest_torchmem.analysis.judge.holders import explain_retained
 from pytest_torchmem.analysis.judge.limits import Size, read_limits, sizes_now
-from pytest_torchmem.analysis.judge.sentences import sentences
-from pytest_torchmem.analysis.judge.verdict import judge_limits
+from pytest_torchmem.analysis.judge.verdict import judge_limits, sentences
 from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.measuring.body import BodyMeasurement, MeasuredNumbers, Region, running
 from pytest_torchmem.measuring.environment import allocator_settings
@@ -299,7 +298,7 @@ def _around(function: Callable[..., Any], block: Callable[[], Measure], warmup: 
     return called
 
 
-def _require_function(function: Any) -> None:
+def _require_function(function: object) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise MarkerError(
             f"measure cannot decorate the generator {function.__name__!r}: its caller's code runs "

@@ -16,7 +16,7 @@ from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.judge.holders import Held, LeftBehind
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.contexts import Around
-from pytest_torchmem.simulate.scratch import scratch_sentences, unknown_scratch
+from pytest_torchmem.simulate.gaps import NO_GAPS, gap_sentences, gaps_so_far
 from pytest_torchmem.values.errors import RecordingError, is_torchmem_error
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Fate, Holder, Peak, Result, Retained
@@ -137,7 +137,7 @@ class BodyMeasurement(GpuQuestions):
         self._loop_count = 0
         self._recorder: Recorder | None = None
         self._profile: MemoryProfile | None = None
-        self._scratch: Mapping[str, int] = {}
+        self._gaps = NO_GAPS
 
     def start(self) -> None:
         """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
@@ -146,7 +146,7 @@ class BodyMeasurement(GpuQuestions):
         recorder = Recorder(self._device)
         recorder.start()
         self._recorder = recorder
-        self._scratch = unknown_scratch()
+        self._gaps = gaps_so_far()
         _UnderWay.now = _UnderWay(self)
 
     def region(self, name: str, steps_of: str = "") -> Around[Region]:
@@ -185,7 +185,7 @@ class BodyMeasurement(GpuQuestions):
         self._recorder = None
         self._profile = analyze(trace)
         result = self._profile.result()
-        spots = (*result.blind_spots, *scratch_sentences(self._scratch))
+        spots = (*result.blind_spots, *gap_sentences(self._gaps))
         return replace(result, blind_spots=spots)
 
     def cancel(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from pytest_torchmem.simulate.scratch import scratch_sentences, unknown_scratch
+from pytest_torchmem.simulate.gaps import gap_sentences, gaps_so_far
 from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.results import Counters, Level, Peak, Result, Retained
 
@@ -44,7 +44,7 @@ class CounterMeasurement:
             self._history.start()
             self._history.begin()
         self._reader.start()
-        self._scratch = unknown_scratch()
+        self._gaps = gaps_so_far()
 
     def stop(self) -> Result:
         """Return the counters' peaks; the footprint is at most ``peak.total``."""
@@ -87,5 +87,5 @@ class CounterMeasurement:
             retained=Retained(retained_bytes, nothing),
             counters=counters,
             level=self.level,
-            blind_spots=scratch_sentences(self._scratch),
+            blind_spots=gap_sentences(self._gaps),
         )

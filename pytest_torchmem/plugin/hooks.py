@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_torchmem.plugin.activation import COLLECTOR, IN_CALL, SELECTION, activate, is_active
 from pytest_torchmem.plugin.options.option_table import (
     MARKERS,
     add_options,
@@ -19,10 +18,33 @@ from pytest_torchmem.plugin.options.option_table import (
     asks,
     simulation_asked,
 )
-from pytest_torchmem.plugin.run.selection import Selection, controls_workers
+from pytest_torchmem.plugin.run.selection import Selection, controls_workers, is_worker
+from pytest_torchmem.plugin.stash import COLLECTOR, IN_CALL, RUN, SELECTION
 
 if TYPE_CHECKING:
     from pytest_torchmem.plugin.item.fixture import Torchmem
+
+
+def is_active(config: pytest.Config) -> bool:
+    """Return whether anything asked for a measurement in this run."""
+    return RUN in config.stash
+
+
+def activate(config: pytest.Config) -> None:
+    """Read the settings, and begin to gather what tests measure; once in a run.
+
+    Raises `pytest.UsageError` for an option without meaning.
+    """
+    if is_active(config):
+        return
+    from pytest_torchmem.plugin.item.body import Run
+    from pytest_torchmem.plugin.options.settings import read_settings
+    from pytest_torchmem.plugin.run.controller import Collector
+
+    run = config.stash[RUN] = Run(config, read_settings(config))
+    if not is_worker(config):
+        collector = config.stash[COLLECTOR] = Collector(config, run, config.stash[SELECTION])
+        config.pluginmanager.register(collector, "torchmem-collector")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before output is captured, and before a conftest

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import ReportError
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Rank, RunSummary, Window
 
 KIND: Final = "torchmem-results"
@@ -77,19 +78,12 @@ class TestReport:
         windows = (*self.measured.windows, *self.measured.unjudged)
         return windows[0] if windows else None
 
-    def without_pictures(self) -> TestReport:
-        windows, unjudged = (
-            tuple(replace(window, picture=None) for window in some)
-            for some in (self.measured.windows, self.measured.unjudged)
-        )
-        return replace(self, measured=replace(self.measured, windows=windows, unjudged=unjudged))
-
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         data = self.measured.to_json()
         return {**data, "file": self.file, "outcome": self.outcome, "line": self.line}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TestReport:
+    def from_json(cls, data: Mapping[str, Json]) -> TestReport:
         measured = MeasuredTest.from_json(data)
         return cls(measured, data["outcome"], data["line"], data["file"])
 
@@ -124,18 +118,29 @@ class RunReport:
         return RunSummary(tests, self.changes, self.problems)
 
     def ranked(self) -> list[TestReport]:
-        """Return the tests, those that a reader must see first; equals by the size of the peak."""
-        return sorted(
-            self.tests,
-            key=lambda t: (STATUSES.index(t.status), -t.peak_bytes, t.measured.test),
-        )
+        """Return the tests, those that a reader must see first.
+
+        Equals stand by how much they grew over their baseline, then by the size of the peak.
+        """
+
+        def place(test: TestReport) -> tuple[int, int, int, str]:
+            before_bytes = test.body.baseline_bytes if test.body else 0
+            grown_bytes = test.peak_bytes - before_bytes if before_bytes else 0
+            return (
+                STATUSES.index(test.status),
+                -max(0, grown_bytes),
+                -test.peak_bytes,
+                test.measured.test,
+            )
+
+        return sorted(self.tests, key=place)
 
     def counts(self) -> dict[str, int]:
         """Return how many tests have each status, in the order of `STATUSES`."""
         found = [test.status for test in self.tests]
         return {status: found.count(status) for status in STATUSES if status in found}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
         return {
             "kind": KIND,
@@ -164,7 +169,7 @@ class RunReport:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RunReport:
+    def from_json(cls, data: Mapping[str, Json]) -> RunReport:
         return cls(
             tests=tuple(TestReport.from_json(test) for test in data["tests"]),
             created=data["created"],

@@ -56,6 +56,14 @@ def test_a_picture_crosses_as_plain_values(levels, moments):
     assert Picture.from_json(json.loads(json.dumps(picture.to_json()))) == picture
 
 
+@pytest.mark.parametrize("row", [1, 503, 998])
+def test_the_lowest_moment_survives_any_sampling(row):
+    levels = [[5] * COLUMNS for _ in range(1000)]
+    levels[row] = [0] * COLUMNS
+    picture = sketch_timeline(timeline_of(levels), moments=10)
+    assert picture.totals[picture.rows.index(row)] == 0
+
+
 def test_a_long_timeline_becomes_a_small_picture():
     changes = np.random.default_rng(0).integers(0, 1 << 40, (100_000, COLUMNS))
     picture = sketch_timeline(timeline_of(changes))

@@ -74,6 +74,13 @@ def test_tests_of_one_name_in_two_modules_are_kept_apart(torchmem, tmp_path):
     assert torchmem("diff", one, two)[1] == "2 same\n"
 
 
+def test_a_test_is_paired_with_neither_of_two_modules_that_have_its_name(torchmem, tmp_path):
+    one = results(tmp_path / "a.json", {"a/test_m.py::test_x": 9 * MiB, "b/test_m.py::test_x": MiB})
+    two = results(tmp_path / "b.json", {"c/test_m.py::test_x": 9 * MiB})
+    assert torchmem("diff", one, two)[1].endswith("1 new, 2 unused\n")
+    assert torchmem("diff", two, one)[1].endswith("2 new, 1 unused\n")
+
+
 def test_other_environments_are_compared_and_said_to_be_other(torchmem, tmp_path):
     one = results(tmp_path / "a.json", A, CPU)
     two = results(tmp_path / "b.json", A, GPU)

@@ -171,6 +171,35 @@ def test_what_a_library_would_take_for_itself_makes_a_lower_bound():
     assert said.startswith("the figures are a lower bound: cuDNN was called")
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
+)
+def test_a_tensor_of_one_value_holds_it(dtype):
+    assert torch.full((1001,), 7, dtype=dtype, device=CUDA).cpu().eq(7).all()
+    ones = torch.ones(1001, dtype=dtype, device=CUDA)
+    assert ones.cpu().eq(1).all()
+    assert ones.zero_().cpu().eq(0).all()
+
+
+def test_the_scale_of_a_grad_scaler_is_what_it_was_given():
+    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+    scaler.scale(torch.zeros(1, device=CUDA))
+    assert scaler.get_scale() == 1024.0
+
+
+def test_what_only_a_kernel_could_have_written_is_told_when_it_is_read():
+    x = torch.tensor([1.0, 2.0]).to(CUDA)
+    with pytest_torchmem.measure(device=CUDA) as known:
+        copied = x.clone()
+        zero = torch.zeros(3, device=CUDA)
+        assert [copied[1].item(), zero[2].item()] == [2.0, 0.0]
+    assert not known.result.blind_spots
+    with pytest_torchmem.measure(device=CUDA) as unknown:
+        (x + x).sum().item()
+    (said,) = unknown.result.blind_spots
+    assert said.startswith("values that a kernel would have computed were read once")
+
+
 def test_strict_fails_a_lower_bound(pytester):
     pytester.makepyfile(
         """

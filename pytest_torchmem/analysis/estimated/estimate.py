@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pytest_torchmem.analysis.blocks import StorageLives
 from pytest_torchmem.analysis.caching_allocator import (
     Requests,
 )
@@ -118,17 +119,16 @@ def sketch_estimate(run: StaticRun, moments: int = MOMENTS) -> Picture:
     timeline = build_estimated_timeline(run)
     held = _held_by(run, chosen_rows(timeline, moments))
     calls = Counter(n.operator for n in run.graph.nodes if n.kind is NodeKind.OPERATOR)
-    return with_holders(sketch_timeline(timeline, moments), held, calls, ())
+    return with_holders(sketch_timeline(timeline, moments), held, calls, (), lambda place: ())
 
 
 def _held_by(run: StaticRun, rows: NDArray[np.int64]) -> Holdings:
     """Return the storages of an estimate, by category and origin."""
     lives = run.lifetimes
-    return Holdings(
-        first=np.searchsorted(rows, lives.first, side="left"),
-        after=np.searchsorted(rows, lives.end, side="left"),
+    storages = StorageLives(
+        begins=lives.first,
+        ends=lives.end,
         sizes=np.array([s.size_bytes for s in run.graph.storages], np.int64),
-        made=lives.first > 0,
         groups=[(who, np.array(places)) for who, places in grouped(run, storages_here(run))],
-        row_count=len(rows),
     )
+    return Holdings.over(rows, storages, lives.first > 0)

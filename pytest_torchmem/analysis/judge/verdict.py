@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 from pytest_torchmem.analysis.judge.growth import attribute_growth
@@ -335,3 +336,67 @@ def origin(contributor: Contributor, key: str = "total") -> str:
     if contributor.source:
         parts.append(f"({contributor.source})")
     return " ".join(parts) or "of unknown origin"
+
+
+def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Finding, ...]:
+    """Return a finding where runs of one body differ by more than a comparison would allow."""
+    rows = [dict(_readings(result)) for result in results]
+    allowance = allowance.at(min(row["total"] for row in rows))
+    spreads = []
+    for key in rows[0]:
+        values = [row[key] for row in rows]
+        excess_bytes = max(values) - min(values) - allowance.bytes_for(min(values))
+        if excess_bytes > 0:
+            spreads.append((excess_bytes, key, values))
+    if not spreads:
+        return ()
+    excess_bytes, key, values = max(spreads, key=lambda spread: spread[0])
+    shown = ", ".join(format_size(value) for value in values)
+    numbers = (
+        f"{words(key)} is not stable, and nothing is stored: {len(values)} runs had {shown}, "
+        f"a spread of {format_size(max(values) - min(values))} ({allowance.text_for(min(values))})"
+    )
+    numbers += _hint(values, allowance)
+    return (Finding(FindingKind.UNSTABLE, key, numbers, excess_bytes),)
+
+
+def _hint(values: Sequence[int], allowance: Allowance) -> str:
+    """Return what the order of the numbers says about their cause; ``""`` where it says nothing."""
+    rest = values[1:]
+    if len(rest) > 1 and max(rest) - min(rest) <= allowance.bytes_for(min(rest)):
+        return "; only the first run differs: warm up with memory_budget(warmup=1)"
+    if len(rest) > 1 and all(earlier < later for earlier, later in pairwise(values)):
+        return "; each has more than the one before: the runs share the test's fixtures"
+    return ""
+
+
+def _readings(result: Result) -> Iterable[tuple[str, int]]:
+    yield "total", result.peak.total
+    yield from ((category.value, size) for category, size in result.peak.by_category.items())
+    yield "retained", result.retained.total
+
+
+def sentences(verdicts: Iterable[Verdict], name_regions: bool = True) -> tuple[str, ...]:
+    """Return everything that failed, the first line of the failure first.
+
+    A tensor that is left behind is part of what is retained, of its category's peak and of the
+    total. The first of those sentences names it; the others become one, which follows.
+    """
+    told: dict[object, list[str]] = {}
+    for verdict in verdicts:
+        where = verdict.where if name_regions else ""
+        for finding in verdict.findings:
+            known = told.setdefault(_shared_cause(finding), [])
+            known.append(where + (finding.numbers if known else finding.shown))
+    return tuple(sentence for known in told.values() for sentence in _in_two(*known))
+
+
+def _shared_cause(finding: Finding) -> object:
+    """What the finding has in common with others of one cause; itself if it names none."""
+    return finding.causes[0].told_as if finding.causes else id(finding)
+
+
+def _in_two(first: str, *others: str) -> Iterable[str]:
+    yield first
+    if others:
+        yield f"of the same cause, {'; '.join(others)}"

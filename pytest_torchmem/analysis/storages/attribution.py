@@ -108,6 +108,32 @@ class Attribution:
             labels=self._labels(event),
         )
 
+    def stack(self, storage: int) -> tuple[Source, ...]:
+        """Return the Python calls around an allocation, innermost first; () where none is known.
+
+        In a backward pass they are those of the forward operator. The outermost one is a function
+        of the user's: what called that, a test runner for instance, explains nothing.
+        """
+        event = int(self.evidence.storages.event[storage])
+        if event < 0 or not self.evidence.made[storage]:
+            return ()
+        chain = self._chain(event)
+        anchor = self._anchor(event, chain)
+        trace = self.evidence.tree.trace
+        frames: list[Source] = []
+        users = 0
+        below = -1
+        for row in chain if anchor is None else self._chain(anchor):
+            file = int(trace.events["file"][row])
+            if trace.events["kind"][row] == EventKind.PY_CALL and file >= 0:
+                line = int(trace.events["line"][below]) if below >= 0 else 0
+                function = trace.strings[trace.events["name"][row]]
+                frames.append(Source(trace.strings[file], line, function))
+                own = self._is_users[file] and "site-packages" not in trace.strings[file]
+                users = len(frames) if own else users
+            below = row
+        return tuple(frames[:users])
+
     def _chain(self, event: int) -> list[int]:
         """The event and those around it, innermost first."""
         chain = []

@@ -1,28 +1,33 @@
-"""From a pytest item to its measured body: markers checked, device found, the call wrapped."""
+"""From a pytest item to its measured body: markers checked, device found, the call wrapped.
+
+A failed assert of a number of bytes is explained here, too: results are plain ints, and only that
+the body has just read one of that value tells that it is bytes; see
+docs/decisions/0012-readable-asserts.md.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import pytest
 
-from pytest_torchmem.plugin.activation import IN_CALL, RUN
-from pytest_torchmem.plugin.item.asserts import readable
 from pytest_torchmem.plugin.item.body import Body, Run
-from pytest_torchmem.plugin.item.state import State, WarmupOver
 from pytest_torchmem.plugin.options.marker import Asked, read_markers
 from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
 from pytest_torchmem.plugin.run.pictures import set_properties
-from pytest_torchmem.plugin.run.workers import PAYLOAD, attach, plain_nodeid
+from pytest_torchmem.plugin.run.workers import attach, plain_nodeid
+from pytest_torchmem.plugin.stash import ASKED, BAD_ARGUMENT, BODY, IN_CALL, PAYLOAD, RUN, RUNNING
+from pytest_torchmem.report.text.tables import largest
+from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.errors import DeviceError, MarkerError
 from pytest_torchmem.values.measured import MeasuredTest
+from pytest_torchmem.values.results import Result
+from pytest_torchmem.values.units import KiB, format_apart, format_size
 
-BAD_ARGUMENT: Final = pytest.StashKey[bool]()
-_BODY: Final = pytest.StashKey[Body]()
-_MARKS: Final = pytest.StashKey[list[pytest.Mark]]()
-"""The markers of a test that were read."""
-_RUNNING: Final = pytest.StashKey[Body]()
-"""The body of the test that runs now, in the stash of the run."""
+_ORDERS: Final = ("<", "<=", ">", ">=", "==", "!=")
+_TOLD: Final = 3
+"""How many results with such a number are told, and of each how many categories."""
 
 
 def argument_problem(item: pytest.Item) -> str:
@@ -38,63 +43,72 @@ def prepare(item: pytest.Item) -> None:
     """Check the markers and the device of a test that asks to be measured, before its fixtures."""
     forget(item)
     set_properties(item, None)
-    run = item.config.stash[RUN]
-    asked = _asked(item, run)
+    asked = _asked(item)
+    if asked.anything or "torchmem" in getattr(item, "fixturenames", ()):
+        _new_body(item, asked)
+
+
+def _asked(item: pytest.Item) -> Asked:
+    """Return what the markers ask for; they are read once, and again where a fixture adds one.
+
+    Raises pytest's failure for one that cannot be read.
+    """
+    marks = _marks(item)
+    known = item.stash.get(ASKED, None)
+    if known is not None and known[0] == marks:
+        return known[1]
     try:
-        if asked.anything or "torchmem" in getattr(item, "fixturenames", ()):
-            _keep(item, Body(item, run))
-    except DeviceError as error:
-        refuse(item, run, error)
-
-
-def _asked(item: pytest.Item, run: Run) -> Asked:
-    """Return what the markers ask for. Raises pytest's failure for one that cannot be read."""
-    if problem := argument_problem(item):
+        asked = read_markers(item, item.config.stash[RUN].settings.allowance)
+    except MarkerError as error:
         item.stash[BAD_ARGUMENT] = True
-        raise pytest.fail.Exception(problem, pytrace=False)
-    item.stash[_MARKS] = _marks(item)
-    return read_markers(item, run.settings.allowance)
+        raise pytest.fail.Exception(f"{plain_nodeid(item)}: {error}", pytrace=False) from None
+    item.stash[ASKED] = marks, asked
+    return asked
 
 
 def _marks(item: pytest.Item) -> list[pytest.Mark]:
     return [mark for name in (BUDGET, BASELINE) for mark in item.iter_markers(name)]
 
 
+def _has_new_marks(item: pytest.Item) -> bool:
+    marks = _marks(item)
+    return marks != (item.stash[ASKED][0] if ASKED in item.stash else [])
+
+
+def _new_body(item: pytest.Item, asked: Asked) -> Body:
+    """Return the body of a test, which is measured from now on; skip a test without its device."""
+    run = item.config.stash[RUN]
+    try:
+        body = item.stash[BODY] = item.config.stash[RUNNING] = Body(item, run, asked)
+    except DeviceError as error:
+        raise _refusal(item, run, error) from None
+    return body
+
+
+def _refusal(item: pytest.Item, run: Run, error: DeviceError) -> BaseException:
+    """Return what skips a test whose device is missing, or fails it where the run is strict."""
+    record = MeasuredTest(plain_nodeid(item), str(item.path), {}, not_measured=str(error))
+    item.stash[PAYLOAD] = record.to_json()
+    if run.settings.strict:
+        return pytest.fail.Exception(f"not measured: {error}", pytrace=False)
+    return pytest.skip.Exception(f"not measured: {error}")
+
+
 def forget(item: pytest.Item) -> None:
     """Drop what a run of a test left in its item, which lives on and may be run again."""
-    if body := item.stash.get(_BODY, None):
-        del item.stash[_BODY]
-        if item.config.stash.get(_RUNNING, None) is body:
-            del item.config.stash[_RUNNING]
+    if body := item.stash.get(BODY, None):
+        del item.stash[BODY]
+        if item.config.stash.get(RUNNING, None) is body:
+            del item.config.stash[RUNNING]
     if PAYLOAD in item.stash:
         del item.stash[PAYLOAD]
 
 
-def refuse(item: pytest.Item, run: Run, error: DeviceError) -> None:
-    """Skip a test whose device is missing, or fail it where the run is strict."""
-    record = MeasuredTest(plain_nodeid(item), str(item.path), {}, not_measured=str(error))
-    item.stash[PAYLOAD] = record.to_json()
-    if run.settings.strict:
-        raise pytest.fail.Exception(f"not measured: {error}", pytrace=False) from None
-    raise pytest.skip.Exception(f"not measured: {error}") from None
-
-
-def _keep(item: pytest.Item, body: Body) -> None:
-    item.stash[_BODY] = item.config.stash[_RUNNING] = body
-
-
-def explain_comparison(
-    config: pytest.Config, op: str, left: object, right: object
-) -> list[str] | None:
-    """Return the lines for a failed comparison in a body that has read its numbers."""
-    body = config.stash.get(_RUNNING, None)
-    return readable(op, left, right, body.results_read()) if body else None
-
-
 def begin(item: pytest.Item) -> None:
     """Warm up and begin to measure, right before the body."""
-    _heed_fixtures(item)
-    if body := item.stash.get(_BODY, None):
+    if _has_new_marks(item):
+        _heed_fixtures(item)
+    if body := item.stash.get(BODY, None):
         body.warm_up()
         body.measure_before()
         body.begin()
@@ -102,45 +116,35 @@ def begin(item: pytest.Item) -> None:
 
 def _heed_fixtures(item: pytest.Item) -> None:
     """Take in the markers that fixtures have added."""
-    run = item.config.stash[RUN]
-    if _marks(item) == item.stash.get(_MARKS, []):
+    asked = _asked(item)
+    body = item.stash.get(BODY, None)
+    if body is None:
+        _new_body(item, asked)
         return
-    asked = _asked(item, run)
-    body = item.stash.get(_BODY, None)
     try:
-        if body is None:
-            _keep(item, Body(item, run))
-        elif body.asked.device != asked.device:
-            raise MarkerError(f"{BUDGET}, device: a fixture sets it, after torchmem was set up")
-        else:
-            body.asked = asked
-    except DeviceError as error:
-        refuse(item, run, error)
+        body.ask_for(asked)
     except MarkerError as error:
         raise pytest.fail.Exception(f"{plain_nodeid(item)}: {error}", pytrace=False) from None
 
 
 def ended_by(item: pytest.Item, error: BaseException) -> bool:
     """Take note of the exception that ended a body; return whether it is none of the body's own."""
-    body = item.stash.get(_BODY, None)
-    if body and body.state is State.COUNTING and isinstance(error, WarmupOver):
-        return True
-    if body:
-        body.abandon(error)
-    return False
+    body = item.stash.get(BODY, None)
+    return body.ended_by(error) if body else False
 
 
 def end(item: pytest.Item) -> None:
     """Judge what was measured, right after the body. Raises pytest's failure."""
-    if _marks(item) != item.stash.get(_MARKS, []):
+    body = item.stash.get(BODY, None)
+    if _has_new_marks(item):
         error = MarkerError(
             "a memory marker was added while the body ran, which is too late to measure it: write "
             "it above the test, or add it in a fixture"
         )
-        if body := item.stash.get(_BODY, None):
+        if body:
             body.abandon(error)
         raise pytest.fail.Exception(str(error), pytrace=False)
-    if body := item.stash.get(_BODY, None):
+    if body:
         body.finish()
 
 
@@ -157,16 +161,58 @@ def report_on(item: pytest.Item, report: pytest.TestReport) -> None:
 
 def body_of(item: pytest.Item) -> Body:
     """Return the measured body of a test; when the body itself asks first, it starts here."""
-    body = item.stash.get(_BODY, None)
+    body = item.stash.get(BODY, None)
     if body is None:
-        run = item.config.stash[RUN]
-        try:
-            body = Body(item, run)
-        except DeviceError as error:
-            refuse(item, run, error)
-            raise
-        _keep(item, body)
-        if item.stash.get(IN_CALL, False):
+        in_call = item.stash.get(IN_CALL, False)
+        # A marker that the body added itself is too late.
+        asked = item.stash[ASKED][1] if in_call and ASKED in item.stash else _asked(item)
+        body = _new_body(item, asked)
+        if in_call:
             body.start()
     body.needs_recording()
     return body
+
+
+def explain_comparison(
+    config: pytest.Config, op: str, left: object, right: object
+) -> list[str] | None:
+    """Return the lines for a failed comparison in a body that has read its numbers."""
+    body = config.stash.get(RUNNING, None)
+    return _readable(op, left, right, body.results_read()) if body else None
+
+
+def _readable(op: str, left: object, right: object, results: Iterable[Result]) -> list[str] | None:
+    """Return a comparison of two numbers of bytes in lines for people; None if it is none.
+
+    It is one when either number is in ``results``. Small ones read well as they are. pytest drops
+    what it would say of where the numbers come from, so that is told, too.
+    """
+    if op not in _ORDERS or type(left) is not int or type(right) is not int:
+        return None
+    among = [result for result in results if {left, right} & {*_sizes(result)}]
+    if not among or max(left, right) < KiB:
+        return None
+    one, other = format_apart(left, right)
+    apart = f", {format_size(abs(left - right))} apart" if left != right else ""
+    return [f"{left} {op} {right}", f"{one} {op} {other}{apart}", *map(_told, among[:_TOLD])]
+
+
+def _sizes(result: Result) -> Iterator[int]:
+    """Yield every number of a result that is not 0."""
+    sizes = [result.peak.total, result.retained.total, result.growth]
+    for amounts in (result.peak.by_category, result.peak.at_peak, result.retained.by_category):
+        sizes += [amounts.total, *(size for _, size in amounts.items())]
+    yield from filter(None, sizes)
+
+
+def _told(result: Result) -> str:
+    peak = f"peak {format_size(result.peak.total)}{_in_brackets(result.peak.by_category)}"
+    retained = f"retained {format_size(result.retained.total)}"
+    growth = "" if result.growth is None else f", growth {format_size(result.growth)} per step"
+    left = _in_brackets(result.retained.by_category)
+    return f"{result.name!r}: {peak}, {retained}{left}{growth}"
+
+
+def _in_brackets(amounts: CategoryBytes) -> str:
+    told = largest(amounts, _TOLD)
+    return f" ({told})" if told else ""

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_torchmem.plugin.item.body import Body
+from pytest_torchmem.plugin.item.body import Body, State, WarmupOver
 from pytest_torchmem.plugin.item.estimated import SUFFIX, estimate_name
-from pytest_torchmem.plugin.item.state import State, WarmupOver
 from pytest_torchmem.plugin.options.marker import read_allowance
-from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.values.results import Result
 
@@ -36,7 +33,7 @@ class Torchmem:
 
     @property
     def device(self) -> str:
-        return self._body.measurement.device
+        return self._body.device
 
     def measure(self, name: str) -> contextlib.AbstractContextManager[Region]:
         """Return a context manager that measures a region and yields its results.
@@ -74,7 +71,7 @@ class Torchmem:
         module_or_fn: Callable[..., Any],
         *args: Any,
         backward: bool = True,
-        optimizer: Any = None,
+        optimizer: object = None,
         device: str | None = None,
         name: str = "",
         **kwargs: Any,
@@ -87,14 +84,9 @@ class Torchmem:
         measured. Raises `EstimateError`, and `MarkerError` outside of the test body.
         """
         label = estimate_name(module_or_fn, name)
-        state = self._state()
-        found = self._body.measurement.estimate(
-            module_or_fn, *args, backward=backward, optimizer=optimizer, device=device, **kwargs
-        )
-        estimate = replace(found, name=label)
-        if state is not State.WARMING_UP:
-            self._body.estimates.add(estimate)
-        return estimate
+        self._state()
+        options = {"backward": backward, "optimizer": optimizer, "device": device, **kwargs}
+        return self._body.estimate(label, module_or_fn, *args, **options)
 
     def check(
         self, region: Region | Estimate, *, tolerance: object = None, floor: object = None
@@ -107,18 +99,11 @@ class Torchmem:
         state = self._state()
         if isinstance(region, _NoRegion) or state is State.WARMING_UP:
             return
+        allowance = read_allowance("torchmem.check", tolerance, floor, self._body.allowance)
         if isinstance(region, Result):
-            self._body.estimates.check(region, self._allowance(tolerance, floor))
-            return
-        if state is not State.MEASURING or region not in self._body.measurement.regions:
-            raise MarkerError(f"torchmem.check needs a region of this body, got {region!r}")
-        if any(region.name == checked.name for checked, _ in self._body.checked):
-            raise MarkerError(
-                f"two regions named {region.name!r} are checked, and a baseline has one entry "
-                "for that name; name them apart"
-            )
-        self._body.checked.append((region, self._allowance(tolerance, floor)))
-        region.note_holders()
+            self._body.check_estimate(region, allowance)
+        else:
+            self._body.check_region(region, allowance)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what was recorded of the body so far to ``path``, for the ``torchmem`` command.
@@ -128,7 +113,7 @@ class Torchmem:
         """
         state = self._state()
         if state is State.UNMEASURED:
-            raise RecordingError(f"there is no trace to save: {self._body.not_measured}")
+            raise RecordingError(f"there is no trace to save: {self._body.problem}")
         if state is State.MEASURING:
             self._body.measurement.save_trace(path)
 
@@ -139,10 +124,6 @@ class Torchmem:
             yield step
             if marks and step >= warmup:
                 measurement.step(loop)
-
-    def _allowance(self, tolerance: object, floor: object) -> Allowance:
-        default = self._body.asked.allowance
-        return read_allowance("torchmem.check", tolerance, floor, default)
 
     def _state(self) -> State:
         state = self._body.state
@@ -164,8 +145,7 @@ class _NoRegion:
             raise AttributeError(attribute)
         if self._body.state in (State.WARMING_UP, State.COUNTING):
             raise WarmupOver
-        reason = self._body.not_measured.removesuffix(f" [{RecordingError.slug}]")
-        raise RecordingError(f"the region {self.name!r} has no {attribute}: {reason}")
+        raise RecordingError(f"the region {self.name!r} has no {attribute}: {self._body.problem}")
 
 
 def _is_count(value: object, least: int) -> bool:

@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 
 from pytest_torchmem.analysis.judge.limits import Size, read_limits, require_known, sizes_now
-from pytest_torchmem.plugin.options.device_name import require_device_name
 from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
+from pytest_torchmem.plugin.options.settings import require_device_name
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import DeviceNameError, MarkerError, SizeError, is_torchmem_error
 from pytest_torchmem.values.findings import LIMIT_KEYS

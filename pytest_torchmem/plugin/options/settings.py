@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Final, TypeVar
 import pytest
 
 from pytest_torchmem.measuring.ranks import environment_rank, path_of_rank
-from pytest_torchmem.plugin.options.device_name import require_device_name
 from pytest_torchmem.plugin.options.option_table import (
     OPTIONS,
     given,
@@ -51,6 +51,8 @@ class Timelines(enum.Enum):
 _Choice = TypeVar("_Choice", bound=enum.Enum)
 _Parsed = TypeVar("_Parsed")
 
+
+_ANYWHERE: Final = re.compile(r"(cpu|cuda|xpu|mps|mtia)(:(0|[1-9]\d?))?")
 
 ACCEPTABLE: Final = (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)
 """The changes that an update can be told to accept, in the order in which they are reported."""
@@ -259,3 +261,14 @@ def _timelines(values: _Values, kinds: Sequence[str]) -> Timelines:
     if values.text("report-timelines"):
         asked = values.choice("report-timelines", Timelines)
     return asked if kinds else Timelines.NONE
+
+
+def require_device_name(name: str) -> None:
+    """Raise `DeviceNameError` for a name that no device has on any machine.
+
+    Whether it is there is another question. Names that every torch knows are not worth loading it.
+    """
+    if name and not _ANYWHERE.fullmatch(name):
+        from pytest_torchmem.measuring import environment
+
+        environment.require_device_name(name)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import pytest
 
 from pytest_torchmem.measuring.ranks import environment_rank
 from pytest_torchmem.plugin.item.body import Run
-from pytest_torchmem.plugin.item.progress import progress
 from pytest_torchmem.plugin.options.option_table import relative_path, typed_nodeid
 from pytest_torchmem.plugin.options.settings import SummaryKind
 from pytest_torchmem.plugin.run.endings import (
@@ -50,6 +51,12 @@ from pytest_torchmem.simulate.process import simulated_here
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, ReportError
 from pytest_torchmem.values.measured import MeasuredTest, RunSummary
+
+PATIENCE_S: Final = 1.0
+"""Work that is over by then needs no progress."""
+
+_REFRESH_S: Final = 0.1
+_Item = TypeVar("_Item")
 
 _BY_VERBOSITY: Final = (
     Detail.PROBLEMS,
@@ -269,3 +276,33 @@ def _detail(kind: SummaryKind, verbosity: int) -> Detail:
     if kind is SummaryKind.ALL and detail is not Detail.COMPOSITION:
         return Detail.ALL
     return detail
+
+
+def progress(
+    items: Sequence[_Item],
+    what: str,
+    config: pytest.Config,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[_Item]:
+    """Yield each item, and say ``baselines: 1200 of 5000`` on one line while it takes long.
+
+    Nothing is written where the output is no terminal, such as the log of a CI job; when the work
+    is over the line is empty again.
+    """
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not reporter.isatty or reporter.verbosity < 0:
+        yield from items
+        return
+    start = shown = clock()
+    drawn = False
+    try:
+        for number, item in enumerate(items):
+            now = clock()
+            if now - start >= PATIENCE_S and now - shown >= _REFRESH_S:
+                reporter.rewrite(f"{what}: {number} of {len(items)}", erase=True)
+                shown, drawn = now, True
+            yield item
+    finally:
+        if drawn:
+            reporter.rewrite("", erase=True)
+            reporter.rewrite("")  # what comes next starts at the beginning of the line

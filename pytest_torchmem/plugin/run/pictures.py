@@ -6,7 +6,6 @@ import base64
 import locale
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -36,23 +35,7 @@ def picture_of(
     """Return the timeline of a window where the run's report, or its own failure, shows one."""
     if not failed and settings.timelines is not Timelines.ALL:
         return None
-    picture = source.picture()
-    tracks = tuple(
-        replace(
-            track,
-            contributor=replace(
-                track.contributor,
-                source=replace(
-                    track.contributor.source,
-                    file=portable_path(track.contributor.source.file, rootdir),
-                ),
-            ),
-        )
-        if track.contributor.source
-        else track
-        for track in picture.tracks
-    )
-    return replace(picture, tracks=tracks)
+    return source.picture().with_files(lambda file: portable_path(file, rootdir))
 
 
 def packed_trace(measurement: BodyMeasurement) -> str:

@@ -162,14 +162,13 @@ def _plan(
     unused: dict[str, BaselineEntry | None],
     settings: Settings,
 ) -> FilePlan:
-    renames = find_renames(
-        {key: entry for key, entry in unused.items() if entry is not None},
-        {
-            w.key: Renameable(w.result.name, BaselineEntry.of(w.result))
-            for w in windows
-            if unused and w.change is Change.NEW
-        },
-    )
+    left = {key: entry for key, entry in unused.items() if entry is not None}
+    new = {
+        w.key: Renameable(w.result.name, BaselineEntry.of(w.result))
+        for w in windows
+        if left and w.change is Change.NEW
+    }
+    renames = find_renames(left, new) if new else {}
     moved = set(renames.values()) if settings.follow_renames else set()
     accepted = (w for w in windows if w.change in settings.accepted or w.key in moved)
     return FilePlan(

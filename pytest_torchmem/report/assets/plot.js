@@ -80,9 +80,11 @@ const torchmemPlot = (() => {
 
   // Options: `domain` [first, last]; `least`, the shortest range that zooming reaches; `height`;
   // `top(range)`, the bytes at the upper edge; `axis` {increments, text, name}; `paint(ctx, frame)`;
+  // `highlight(ctx, frame)`, on a canvas of its own, so that it can follow the pointer;
   // `hover(value, bytes, place)` as the pointer moves, and `press(value, bytes)` for a click.
   function create(host, options) {
     const canvas = document.createElement("canvas");
+    const upper = document.createElement("canvas");
     const over = document.createElement("div");
     const cursor = document.createElement("div");
     const selection = document.createElement("div");
@@ -94,7 +96,8 @@ const torchmemPlot = (() => {
     over.append(selection, cursor);
     const box = document.createElement("div");
     box.className = "timeline";
-    box.append(canvas, over);
+    upper.className = "upper";
+    box.append(canvas, upper, over);
     host.append(box);
 
     const [first, last] = options.domain;
@@ -111,23 +114,39 @@ const torchmemPlot = (() => {
       const ratio = window.devicePixelRatio || 1;
       const top = options.top(range);
       frame = frameOf(host, options.height, range, top);
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(options.height * ratio);
+      for (const one of [canvas, upper]) {
+        one.width = Math.round(width * ratio);
+        one.height = Math.round(options.height * ratio);
+      }
       Object.assign(over.style, {
         left: `${frame.left}px`, top: `${frame.top}px`, width: `${frame.width}px`, height: `${frame.height}px`,
       });
       const ctx = canvas.getContext("2d");
       ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
       ctx.clearRect(0, 0, width, options.height);
+      inFrame(ctx, options.paint);
+      axes(ctx, frame, top, options.axis);
+      options.above?.(ctx, frame);
+      place();
+      highlight();
+    }
+
+    function inFrame(ctx, paint) {
       ctx.save();
       ctx.beginPath();
       ctx.rect(frame.left, frame.top, frame.width, frame.height);
       ctx.clip();
-      options.paint(ctx, frame);
+      paint(ctx, frame);
       ctx.restore();
-      axes(ctx, frame, top, options.axis);
-      options.above?.(ctx, frame);
-      place();
+    }
+
+    function highlight() {
+      if (!options.highlight || !frame) return;
+      const ratio = window.devicePixelRatio || 1;
+      const ctx = upper.getContext("2d");
+      ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
+      ctx.clearRect(0, 0, upper.width, upper.height);
+      inFrame(ctx, options.highlight);
     }
 
     const redraw = () => { waiting ||= requestAnimationFrame(draw); };
@@ -228,7 +247,7 @@ const torchmemPlot = (() => {
     resized.observe(host);
     draw();
     return {
-      show, reset, see, zoomBy, panBy, reach, redraw,
+      show, reset, see, zoomBy, panBy, reach, redraw, highlight,
       range: () => range,
       destroy() {
         resized.disconnect();

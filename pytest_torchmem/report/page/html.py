@@ -11,19 +11,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 from importlib import resources
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import differences, whole_entry
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.marks import marks_of
 from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import (
     Category,
     Contributor,
     contributor_to_json,
 )
 from pytest_torchmem.values.findings import words
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.units import format_size
@@ -32,6 +34,20 @@ PICTURES_BUDGET_BYTES: Final = 24 * 1024 * 1024
 """How much of a page timelines may take; a browser still opens it on a phone."""
 
 _PLAIN_ROWS: Final = 1000
+_MEANINGS: Final = {
+    Category.PARAMETER: "The model's parameters.",
+    Category.GRADIENT: "Gradients of parameters.",
+    Category.OPTIMIZER_STATE: "What the optimizer keeps from step to step.",
+    Category.INPUT: "What the body was given or made as data.",
+    Category.AUTOGRAD_DETAIL: "What the backward pass makes on its way to the gradients.",
+    Category.ACTIVATION: "Made in the forward pass and kept for the backward pass.",
+    Category.TEMPORARY: "Scratch: made on the way and none of the others.",
+    Category.BUFFER: "Buffers that modules registered.",
+    Category.WORKSPACE: "Scratch of libraries such as cuBLAS, with no tensor behind it.",
+    Category.UNKNOWN: "Nobody could tell what it is for.",
+}
+"""Each category in a sentence, for who reads its name for the first time."""
+_COMPARED: Final = (Change.SAME, Change.GROWN, Change.SHRUNK)
 _NOT_KEPT: Final = (
     "There is no timeline of this in the report; --torchmem-report-timelines chooses which tests "
     "have one, and of a test its first regions do."
@@ -63,9 +79,9 @@ def run_page(run: RunReport, title: str = "Memory of PyTorch tests") -> str:
         "tests": rows,
         "problems": list(run.problems),
     }
-    blocks = [("torchmem-run", _dumps({**head, "categories": _categories()}))]
+    blocks = [("torchmem-run", embedded({**head, "categories": categories_json()}))]
     blocks += zip((row["id"] for row in rows), _contents(ranked), strict=True)
-    return _page(title, blocks, _plain_table(ranked))
+    return page_text(title, blocks, _plain_table(ranked))
 
 
 def picture_page(picture: Picture, title: str) -> str:
@@ -87,6 +103,7 @@ def picture_page(picture: Picture, title: str) -> str:
         "retained": {"total": last.total, "by_category": last.to_json(), "live": []},
         "limits": {},
         "marks": [],
+        "change": "",
         "sentences": [],
         "remarks": [],
         "notes": [],
@@ -100,29 +117,33 @@ def picture_page(picture: Picture, title: str) -> str:
         "title": name,
         "facts": [],
         "problems": [],
-        "categories": _categories(),
+        "categories": categories_json(),
         "single": "torchmem-timeline",
     }
     estimated = "estimated " if picture.estimated else ""
     plain = f"<p>Peak: {estimated}{format_size(at_peak.total)}.</p>"
-    blocks = [("torchmem-run", _dumps(head))]
-    blocks.append(("torchmem-timeline", _dumps({"windows": [window]})))
-    return _page(name, blocks, plain)
+    blocks = [("torchmem-run", embedded(head))]
+    blocks.append(("torchmem-timeline", embedded({"windows": [window]})))
+    return page_text(name, blocks, plain)
 
 
-def _page(title: str, blocks: Sequence[tuple[str, str]], plain: str) -> str:
-    embedded = "\n".join(
+def page_text(title: str, blocks: Sequence[tuple[str, str]], plain: str) -> str:
+    """Return a page with blocks of JSON by their id; ``plain`` is for readers without scripts."""
+    data = "\n".join(
         f'<script type="application/json" id="{name}">{text}</script>' for name, text in blocks
     )
     return _asset("page.html").format(
         title=escape(title),
         table=plain,
-        data=embedded,
+        data=data,
         page_css=_asset("page.css"),
         units_js=_asset("units.js"),
         plot_js=_asset("plot.js"),
         chart_js=_asset("chart.js"),
+        blocks_js=_asset("blocks.js"),
+        treemap_js=_asset("treemap.js"),
         tables_js=_asset("tables.js"),
+        window_js=_asset("window.js"),
         page_js=_asset("page.js"),
     )
 
@@ -136,12 +157,17 @@ def _asset(name: str) -> str:
     )
 
 
-def _dumps(value: object) -> str:
+def embedded(value: object) -> str:
+    """Return a value as JSON that cannot end the script element it stands in."""
     return json.dumps(value, separators=(",", ":")).translate(_IN_SCRIPT)
 
 
-def _categories() -> list[dict[str, str]]:
-    return [{"key": c.value, "name": words(c.value), "colour": COLOURS[c]} for c in Category]
+def categories_json() -> list[dict[str, str]]:
+    """Return what a page must know of each category."""
+    return [
+        {"key": c.value, "name": words(c.value), "colour": COLOURS[c], "meaning": _MEANINGS[c]}
+        for c in Category
+    ]
 
 
 def _facts(run: RunReport) -> list[tuple[str, str]]:
@@ -157,48 +183,61 @@ def _facts(run: RunReport) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _row(test: TestReport, order: int) -> dict[str, Any]:
-    body = test.body
+def _row(test: TestReport, order: int) -> dict[str, Json]:
+    shown = _leading(test)
+    is_body = shown is test.body
     return {
         "id": f"torchmem-test-{order}",
         "order": order,
         "name": test.measured.test,
         "status": test.status,
         "sentence": test.sentence,
-        "device": body.result.device if body else "",
-        "measured": body is not None,
-        "estimated": bool(body and body.result.estimated),
-        "bound": bool(body and body.is_bound),
-        "peak": test.peak_bytes,
-        "at_peak": body.result.peak.at_peak.to_json() if body else {},
-        "baseline_bytes": body.baseline_bytes if body else 0,
-        "limit": body.limit_status if body else "",
+        "device": shown.result.device if shown else "",
+        "measured": shown is not None,
+        "estimated": bool(shown and shown.result.estimated),
+        "bound": bool(shown and shown.is_bound),
+        "window": "" if is_body or shown is None else shown.result.name,
+        "peak": shown.result.peak.total if shown else 0,
+        "at_peak": shown.result.peak.at_peak.to_json() if shown else {},
+        "baseline_bytes": shown.baseline_bytes if shown else 0,
+        "compared": bool(shown and shown.change in _COMPARED),
+        "change": shown.change.value if shown else "",
+        "uncompared": "not compared" if test.measured.raised else "no baseline",
+        "limit": shown.limit_status if shown else "",
     }
+
+
+def _leading(test: TestReport) -> Window | None:
+    """Return the window that a row is about: the body, or what failed where the body is well."""
+    failed = test.failed_windows
+    well = test.body is not None and not test.body.sentence
+    return failed[0] if failed and well else test.body
 
 
 def _contents(tests: Sequence[TestReport]) -> Iterator[str]:
     """Yield what is inside each test, leaving timelines out once they have used up the budget."""
     used_bytes = 0
     for test in tests:
-        text = _dumps(_content(test, with_pictures=used_bytes < PICTURES_BUDGET_BYTES))
+        text = embedded(_content(test, with_pictures=used_bytes < PICTURES_BUDGET_BYTES))
         used_bytes += len(text)
         yield text
 
 
-def _content(test: TestReport, with_pictures: bool) -> dict[str, Any]:
+def _content(test: TestReport, with_pictures: bool) -> dict[str, Json]:
     measured = test.measured
     return {
         "problem": measured.problem,
         "not_measured": measured.not_measured,
         "raised": measured.raised,
         "expected": test.outcome == "xfailed",
-        "windows": [_window(w, with_pictures) for w in (*measured.windows, *measured.unjudged)],
+        "windows": [window_json(w, with_pictures) for w in (*measured.windows, *measured.unjudged)],
     }
 
 
-def _window(window: Window, with_pictures: bool) -> dict[str, Any]:
+def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
+    """Return a window for the page, with its differences from the baseline that it has."""
     result = window.result
-    data: dict[str, Any] = {
+    data: dict[str, Json] = {
         **result.to_json(),
         "total": result.peak.total,
         "bound": window.is_bound,
@@ -209,6 +248,7 @@ def _window(window: Window, with_pictures: bool) -> dict[str, Any]:
         "limits": dict(window.limits),
         "marks": [mark.to_json() for mark in marks_of(window)],
         "growth": result.growth,
+        "change": window.change.value,
         "sentences": list(window.sentences or filter(None, [window.sentence])),
         "remarks": _remarks(window),
         "holders": [(h.size_bytes, h.count, str(h)) for h in result.retained.holders],

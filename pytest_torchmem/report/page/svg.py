@@ -54,7 +54,7 @@ def timeline_svg(picture: Picture, title: str, marks: Sequence[Mark] = ()) -> st
         middle = _PLOT[0] + _PLOT[2] / 2, _PLOT[1] + _PLOT[3] / 2
         parts.append(_text(*middle, "nothing was allocated", 'text-anchor="middle" font-size="14"'))
     else:
-        parts += [*_areas(picture, shown, scale), *_time_axis(picture)]
+        parts += [*_areas(picture, shown, scale), *_change_axis(picture)]
         parts += _lines(lines, scale, _peak_is_late(picture))
         parts += _peak(picture, scale)
     parts += _above([mark.text for mark in marks if not mark.drawn])
@@ -67,17 +67,12 @@ def _y(size_bytes: float, scale: float) -> float:
 
 
 def _xs(picture: Picture) -> list[float]:
-    """Return where each moment is, and last where the data end.
+    """Return where each moment is, and last where the data end; all changes are equally wide.
 
-    Where all are one moment, they share the width.
+    In equal times a body that waits or compiles for most of them would be a flat line.
     """
-    first, last = picture.times_ns[0], picture.times_ns[-1]
-    right = float(_PLOT[0] + _PLOT[2])
-    if last == first:
-        per_moment = _PLOT[2] / len(picture.times_ns)
-        return [*(_PLOT[0] + n * per_moment for n in range(len(picture.times_ns))), right]
-    per_ns = _PLOT[2] / (last - first)
-    return [*(_PLOT[0] + (at - first) * per_ns for at in picture.times_ns), right]
+    per_change = _PLOT[2] / picture.change_count
+    return [*(_PLOT[0] + row * per_change for row in picture.rows), float(_PLOT[0] + _PLOT[2])]
 
 
 def _areas(picture: Picture, shown: Sequence[Category], scale: float) -> Iterator[str]:
@@ -124,20 +119,17 @@ def _grid(top_bytes: float, scale: float) -> Iterator[str]:
         yield _text(_PLOT[0] - 8, y + 4, label, f'text-anchor="end" fill="{_FAINT}"')
 
 
-def _time_axis(picture: Picture) -> Iterator[str]:
-    first, last = picture.times_ns[0], picture.times_ns[-1]
-    for quarter in range(5 if last > first else 1):
-        x = _PLOT[0] + _PLOT[2] * quarter / 4
-        at = (last - first) * quarter / 4
-        label = f"node {at:.0f}" if picture.estimated else _time(at)
+def _change_axis(picture: Picture) -> Iterator[str]:
+    last = picture.change_count - 1
+    parts = min(4, last)
+    for part in range(parts + 1):
+        x = _PLOT[0] + _PLOT[2] * part / (parts or 1)
+        at = last * part // (parts or 1)
+        # A node has two rows: while it runs, and when it is over.
+        label = f"node {at // 2:,}" if picture.estimated else f"change {at:,}"
         y = _PLOT[1] + _PLOT[3] + 18
-        anchor = {0: "start", 4: "end"}.get(quarter, "middle")
+        anchor = "start" if not part else "end" if part == parts else "middle"
         yield _text(x, y, label, f'text-anchor="{anchor}" fill="{_FAINT}"')
-
-
-def _time(time_ns: float) -> str:
-    """Three digits: ``730 ms``, ``1.46 s``."""
-    return f"{time_ns / 1e6:.3g} ms" if time_ns < 999.5e6 else f"{time_ns / 1e9:.3g} s"
 
 
 def _peak(picture: Picture, scale: float) -> Iterator[str]:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from pytest_torchmem.values.contributors import Contributor
+from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.findings import Growth, words
 from pytest_torchmem.values.units import format_change, format_size
 
@@ -54,6 +54,12 @@ def growth_table(growths: Sequence[Growth], width: int = ANY_WIDTH) -> list[str]
     ]
     lines = _table(rows, ["growth", "", "category"], "r", width)
     return lines + left_out([growth.size_bytes for growth in growths[ROWS:]])
+
+
+def largest(amounts: CategoryBytes, count: int = len(Category)) -> str:
+    """Return the largest categories with their sizes, those of 0 bytes left out."""
+    ranked = sorted(amounts.items(), key=lambda pair: -pair[1])[:count]
+    return ", ".join(f"{words(c.value)} {format_size(size)}" for c, size in ranked if size)
 
 
 def _place(contributor: Contributor) -> tuple[str, str, str]:

@@ -11,21 +11,20 @@ from types import MappingProxyType
 from typing import Final
 
 from pytest_torchmem.analysis.judge.holders import holders_title
-from pytest_torchmem.analysis.judge.sentences import sentences
-from pytest_torchmem.analysis.judge.verdict import rank
+from pytest_torchmem.analysis.judge.verdict import rank, sentences
 from pytest_torchmem.report.text.changes import NOTHING_USED, REPAIRED, percent
 from pytest_torchmem.report.text.tables import (
     ANY_WIDTH,
     ROWS,
     aligned,
     growth_table,
+    largest,
     left_out,
     live_table,
     one_line,
 )
 from pytest_torchmem.values.baseline import Change
-from pytest_torchmem.values.contributors import CategoryBytes
-from pytest_torchmem.values.findings import RETAINED, FindingKind, Verdict, words
+from pytest_torchmem.values.findings import RETAINED, FindingKind, Verdict
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
 from pytest_torchmem.values.results import Holder
 from pytest_torchmem.values.units import format_change, format_size
@@ -205,10 +204,9 @@ def _compositions(shown: Sequence[tuple[MeasuredTest, Window]]) -> list[Line]:
     """Return each category's own peak, for each window."""
     lines = [Line(""), Line("each category's own peak:")]
     for measured, window in shown:
-        ranked = sorted(window.result.peak.by_category.items(), key=lambda pair: -pair[1])
-        sizes = [f"{words(c.value)} {format_size(size)}" for c, size in ranked if size]
         mark = " (estimated)" if window.result.estimated else ""
-        lines.append(Line(f"{_window_name(measured, window)}: {', '.join(sizes)}{mark}"))
+        sizes = largest(window.result.peak.by_category)
+        lines.append(Line(f"{_window_name(measured, window)}: {sizes}{mark}"))
     return lines
 
 
@@ -219,9 +217,9 @@ def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> lis
     for measured, window in shown:
         result = window.result
         name = _shortened(_window_name(measured, window), _TEST_WIDTH if wide else width // 2)
-        largest = [_largest(result.peak.at_peak)] if wide else []
+        biggest = [largest(result.peak.at_peak, 2)] if wide else []
         retained = format_size(result.retained.total) if window.retained_known else ""
-        rows.append([name, window.peak_text, *largest, retained, _status(window)])
+        rows.append([name, window.peak_text, *biggest, retained, _status(window)])
     lines = aligned(rows, headers, "lrlr" if wide else "lrr")
     styled = [Line(lines[0])]
     styled += [
@@ -246,11 +244,6 @@ def _window_name(measured: MeasuredTest, window: Window) -> str:
 
 def _shortened(name: str, width: int) -> str:
     return name if len(name) <= width else "..." + name[3 - width :]
-
-
-def _largest(at_peak: CategoryBytes) -> str:
-    ranked = sorted(at_peak.items(), key=lambda pair: -pair[1])[:2]
-    return ", ".join(f"{words(c.value)} {format_size(size)}" for c, size in ranked if size)
 
 
 def _status(window: Window) -> str:

@@ -1,10 +1,15 @@
-// Kernels: they are registered, chosen and launched by torch, and do not run.
+// Kernels: they are registered, chosen and launched by torch, and do not run, but for one: what fills
+// a tensor with one value (`zeros`, `ones`, `full`, `fill_`) is done here, as GradScaler's scale,
+// counters and masks begin that way. A value other than zero is written to 4 MiB and no more, so that
+// a large tensor takes no memory of the host.
 //
 // A kernel that waits (`torch.cuda._sleep`) keeps its stream busy for that long.
 
 #include "shared.h"
 
+#include <algorithm>
 #include <cstring>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -14,13 +19,57 @@ namespace {
 constexpr double kKernelMicroseconds = 5;
 constexpr double kCyclesPerMicrosecond = 2000;
 
+constexpr size_t kMostFilled = size_t{4} << 20;
+
 std::unordered_set<const void*> waiting_kernels;
+std::unordered_map<const void*, size_t> filling_kernels;  // and the bytes of an element
+
+// The bytes of an element that a kernel fills a tensor with; 0 for any other kernel. Its parameters
+// are the number of elements, the value, and where they are.
+size_t filled_element_bytes(const std::string& name) {
+  static const std::string kernel = "vectorized_elementwise_kernelILi", functor = "FillFunctorI";
+  static const std::string parameters = "ESt5arrayIPcLm1EEEEviT0_T1_";
+  const size_t start = name.find(functor);
+  if (name.find(kernel) == std::string::npos || start == std::string::npos ||
+      name.size() < parameters.size() ||
+      name.compare(name.size() - parameters.size(), std::string::npos, parameters)) {
+    return 0;
+  }
+  const size_t first = start + functor.size();
+  const std::string type = name.substr(first, name.size() - parameters.size() - first);
+  static const std::unordered_map<std::string, size_t> bytes = {
+      {"aE", 1}, {"hE", 1}, {"bE", 1}, {"sE", 2}, {"tE", 2}, {"iE", 4},
+      {"jE", 4}, {"fE", 4}, {"lE", 8}, {"mE", 8}, {"dE", 8},
+      {"N3c104HalfEE", 2}, {"N3c108BFloat16EE", 2},
+  };
+  const auto found = bytes.find(type);
+  return found == bytes.end() ? 0 : found->second;
+}
+
+void fill(size_t element_bytes, void** arguments) {
+  const size_t bytes = *static_cast<int*>(arguments[0]) * element_bytes;
+  const char* value = static_cast<char*>(arguments[1]);
+  char* target = *static_cast<char**>(arguments[2]);
+  if (std::all_of(value, value + element_bytes, [](char byte) { return byte == 0; })) {
+    set_bytes(target, 0, bytes);
+  } else if (bytes <= kMostFilled) {
+    std::vector<char> values(bytes);
+    for (size_t at = 0; at < bytes; at += element_bytes) {
+      std::memcpy(&values[at], value, element_bytes);
+    }
+    copy_bytes(target, values.data(), bytes);
+  } else {
+    forget_bytes(target, bytes);
+  }
+}
 
 cudaError_t launch(const void* kernel, void** arguments, cudaStream_t stream) {
   double microseconds = kKernelMicroseconds;
   if (waiting_kernels.count(kernel)) {
     microseconds = *static_cast<int64_t*>(arguments[0]) / kCyclesPerMicrosecond;
   }
+  const auto filling = filling_kernels.find(kernel);
+  if (filling != filling_kernels.end()) fill(filling->second, arguments);
   enqueue(stream, microseconds);
   return cudaSuccess;
 }
@@ -47,6 +96,7 @@ void** __cudaRegisterFatBinary(void*) {
 void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, void*, void*,
                             void*, void*, int*) {
   if (std::strstr(name, "spin_kernel")) waiting_kernels.insert(host);
+  if (const size_t bytes = filled_element_bytes(name)) filling_kernels[host] = bytes;
 }
 
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void* stream) {

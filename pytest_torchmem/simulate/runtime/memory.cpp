@@ -96,49 +96,63 @@ bool open_to_use(uintptr_t start, size_t bytes) {
 
 // --- what was written: everything else reads zero ---------------------------------------------
 
-std::map<uintptr_t, uintptr_t> written;  // start to end, apart from each other
+// Parts of the addresses, apart from each other.
+class Parts {
+ public:
+  void add(uintptr_t start, uintptr_t end) {
+    auto next = ends_.upper_bound(start);
+    if (next != ends_.begin() && std::prev(next)->second >= start) {
+      --next;
+      start = next->first;
+      end = std::max(end, next->second);
+      next = ends_.erase(next);
+    }
+    while (next != ends_.end() && next->first <= end) {
+      end = std::max(end, next->second);
+      next = ends_.erase(next);
+    }
+    ends_[start] = end;
+  }
+
+  std::vector<std::pair<uintptr_t, uintptr_t>> within(uintptr_t start, uintptr_t end) const {
+    std::vector<std::pair<uintptr_t, uintptr_t>> found;
+    auto next = ends_.upper_bound(start);
+    if (next != ends_.begin()) --next;
+    for (; next != ends_.end() && next->first < end; ++next) {
+      const uintptr_t from = std::max(start, next->first), to = std::min(end, next->second);
+      if (from < to) found.emplace_back(from, to);
+    }
+    return found;
+  }
+
+  void remove(uintptr_t start, uintptr_t end) {
+    for (const auto& [from, to] : within(start, end)) {
+      auto whole = std::prev(ends_.upper_bound(from));
+      const auto [first, last] = *whole;
+      ends_.erase(whole);
+      if (first < from) ends_[first] = from;
+      if (to < last) ends_[to] = last;
+    }
+  }
+
+  bool contains(uintptr_t start, uintptr_t end) const {
+    const auto found = within(start, end);
+    return found.size() == 1 && found[0] == std::make_pair(start, end);
+  }
+
+ private:
+  std::map<uintptr_t, uintptr_t> ends_;  // start to end
+};
+
+Parts written;  // may be other than zero
+Parts known;    // was copied or set; what is not known is what only a kernel could have written
+long unknown_reads = 0;
 
 bool in_span(uintptr_t address) { return address >= span_start && address < span_end; }
 
-void note_written(uintptr_t start, uintptr_t end) {
-  auto next = written.upper_bound(start);
-  if (next != written.begin() && std::prev(next)->second >= start) {
-    --next;
-    start = next->first;
-    end = std::max(end, next->second);
-    next = written.erase(next);
-  }
-  while (next != written.end() && next->first <= end) {
-    end = std::max(end, next->second);
-    next = written.erase(next);
-  }
-  written[start] = end;
-}
-
-std::vector<std::pair<uintptr_t, uintptr_t>> written_within(uintptr_t start, uintptr_t end) {
-  std::vector<std::pair<uintptr_t, uintptr_t>> found;
-  auto next = written.upper_bound(start);
-  if (next != written.begin()) --next;
-  for (; next != written.end() && next->first < end; ++next) {
-    const uintptr_t from = std::max(start, next->first), to = std::min(end, next->second);
-    if (from < to) found.emplace_back(from, to);
-  }
-  return found;
-}
-
-void forget_written(uintptr_t start, uintptr_t end) {
-  for (const auto& [from, to] : written_within(start, end)) {
-    auto whole = std::prev(written.upper_bound(from));
-    const auto [first, last] = *whole;
-    written.erase(whole);
-    if (first < from) written[first] = from;
-    if (to < last) written[to] = last;
-  }
-}
-
 void make_zero(uintptr_t start, uintptr_t end) {
   constexpr uintptr_t page = 4096;
-  for (const auto& [from, to] : written_within(start, end)) {
+  for (const auto& [from, to] : written.within(start, end)) {
     const uintptr_t first = (from + page - 1) / page * page, last = to / page * page;
     if (to - from >= 16 * page && first < last) {
       std::memset(reinterpret_cast<void*>(from), 0, first - from);
@@ -148,7 +162,7 @@ void make_zero(uintptr_t start, uintptr_t end) {
       std::memset(reinterpret_cast<void*>(from), 0, to - from);
     }
   }
-  forget_written(start, end);
+  written.remove(start, end);
 }
 
 }  // namespace
@@ -169,29 +183,46 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
   const auto source = reinterpret_cast<uintptr_t>(from);
   const bool to_device = in_span(target);
   const bool overlaps = target < source + bytes && source < target + bytes;
+  if (!to_device && in_span(source) && !known.contains(source, source + bytes)) ++unknown_reads;
   if (!to_device || !in_span(source) || overlaps) {
     std::memmove(to, from, bytes);
-    if (to_device) note_written(target, target + bytes);
+    if (to_device) {
+      written.add(target, target + bytes);
+      known.add(target, target + bytes);
+    }
     return;
   }
-  const auto parts = written_within(source, source + bytes);
+  const auto parts = written.within(source, source + bytes);
+  const auto known_parts = known.within(source, source + bytes);
   make_zero(target, target + bytes);
+  known.remove(target, target + bytes);
   for (const auto& [start, end] : parts) {
     const uintptr_t there = target + (start - source);
     std::memcpy(reinterpret_cast<void*>(there), reinterpret_cast<void*>(start), end - start);
-    note_written(there, there + (end - start));
+    written.add(there, there + (end - start));
   }
+  for (const auto& [start, end] : known_parts) {
+    known.add(target + (start - source), target + (end - source));
+  }
+}
+
+void forget_bytes(void* start, size_t bytes) {
+  Lock lock(guard);
+  const auto address = reinterpret_cast<uintptr_t>(start);
+  make_zero(address, address + bytes);
+  known.remove(address, address + bytes);
 }
 
 void set_bytes(void* to, int value, size_t bytes) {
   Lock lock(guard);
   const auto start = reinterpret_cast<uintptr_t>(to);
+  if (in_span(start)) known.add(start, start + bytes);
   if (value == 0 && in_span(start)) {
     make_zero(start, start + bytes);
     return;
   }
   std::memset(to, value, bytes);
-  if (in_span(start)) note_written(start, start + bytes);
+  if (in_span(start)) written.add(start, start + bytes);
 }
 
 }  // namespace simulated
@@ -224,7 +255,8 @@ cudaError_t cudaFree(void* pointer) {
   const auto [bytes, device] = found->second;
   used_bytes[device] -= bytes;
   ranges.erase(found);
-  forget_written(start, start + bytes);
+  written.remove(start, start + bytes);
+  known.remove(start, start + bytes);
   give_back(start, bytes);
   return cudaSuccess;
 }
@@ -391,7 +423,8 @@ CUresult cuMemUnmap(CUdeviceptr start, size_t bytes) {
   Lock lock(guard);
   void* address = reinterpret_cast<void*>(start);
   mmap(address, whole_pages(bytes), PROT_NONE, kProtection | MAP_FIXED, -1, 0);
-  forget_written(start, start + bytes);
+  written.remove(start, start + bytes);
+  known.remove(start, start + bytes);
   ranges.erase(ranges.lower_bound(start), ranges.lower_bound(start + bytes));
   return CUDA_SUCCESS;
 }
@@ -426,6 +459,12 @@ CUresult cuPointerGetAttribute(void* out, CUpointer_attribute attribute, CUdevic
   return CUDA_SUCCESS;
 }
 
+// How often the host read what only a kernel could have written.
+long torchmem_unknown_reads() {
+  Lock lock(guard);
+  return unknown_reads;
+}
+
 // --- torch's own report of each block that it hands out ----------------------------------------
 
 // c10::reportMemoryUsageToProfiler(void*, int64_t, size_t, size_t, c10::Device). The caching
@@ -442,6 +481,7 @@ void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void* pointer, int64_
   if (bytes > 0 && in_span(start)) {
     Lock lock(guard);
     make_zero(start, start + bytes);
+    known.remove(start, start + bytes);
   }
   report(pointer, bytes, allocated, reserved, device);
 }

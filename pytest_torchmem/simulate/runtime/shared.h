@@ -41,6 +41,8 @@ int give_handle(Handle* out) {
 // Moves bytes; of device memory only what was written is moved, and what is zero takes no page.
 void copy_bytes(void* to, const void* from, size_t bytes);
 void set_bytes(void* to, int value, size_t bytes);
+// A kernel would write here what is not known.
+void forget_bytes(void* start, size_t bytes);
 bool is_device(const void* pointer);
 
 // --- streams.cpp ------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_torchmem.analysis.judge.holders import Held, explain_retained
-from pytest_torchmem.analysis.judge.sentences import sentences
-from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits
+from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits, sentences
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.values.findings import Verdict

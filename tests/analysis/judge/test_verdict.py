@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.analysis.judge.spread import judge_spread
 from pytest_torchmem.analysis.judge.verdict import (
     judge_baseline,
     judge_blind_spots,
     judge_limits,
     judge_shrinking,
+    judge_spread,
 )
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.values.contributors import (
@@ -254,3 +254,20 @@ def test_every_key_is_judged(key):
     assert judge_limits(result, {key: measured_bytes}) == ()
     (finding,) = judge_limits(result, {key: measured_bytes - 1})
     assert finding.excess_bytes == 1
+
+
+def test_a_leak_of_fewer_bytes_than_steps_is_growth():
+    leaks = measured(live(MiB), steps=(0, 0, 0, 1))
+    assert leaks.growth == 1
+    (finding,) = judge_limits(leaks, {"growth": 0})
+    assert (finding.key, finding.excess_bytes) == ("growth", 1)
+    assert judge_limits(measured(live(MiB), steps=(5, 5, 5, 5)), {"growth": 0}) == ()
+
+
+@pytest.mark.parametrize(("above_bytes", "leads"), [(2 * MiB, True), (2 * MiB - 1, False)])
+def test_the_cause_further_up_leads_from_half_the_size_of_the_largest(above_bytes, leads):
+    above = live(above_bytes, "activation", line=3)
+    below = live(4 * MiB, "gradient", line=8)
+    weights = live(8 * MiB, "parameter")
+    first = against(measured(weights), measured(weights, above, below)).findings[0]
+    assert first.key == ("activation" if leads else "gradient")

@@ -60,6 +60,16 @@ def test_a_region_counts_what_it_makes_and_what_it_touches():
     assert region.retained.total == 10
 
 
+def test_what_is_a_thousandth_of_the_largest_has_no_line_of_its_own():
+    builder = TraceBuilder()
+    for name, size_bytes in (("aten::mm", 1 << 20), ("aten::add", 1 << 10), ("aten::neg", 1023)):
+        with builder.op(name):
+            builder.alloc(size_bytes)
+    peak = analyze(builder.build()).result().peak
+    assert [c.operator for c in peak.live] == ["aten::mm", "aten::add"]
+    assert peak.total == (1 << 20) + (1 << 10) + 1023
+
+
 def test_steps_say_what_was_made_and_is_alive_at_the_end_of_each():
     b = TraceBuilder()
     first = b.alloc(10)

@@ -66,3 +66,12 @@ def test_what_survives_within_a_larger_storage_is_explained():
     builder.owner(part, Ownership.SURVIVOR, builder.mark(MarkKind.STEP))
     profile = analyze(builder.build())
     assert (profile.unexplained_bytes, profile.result().blind_spots) == (0, ())
+
+
+@pytest.mark.parametrize(("offset", "unseen_bytes"), [(4095, 0), (4096, 512)])
+def test_what_survives_right_behind_a_storage_is_no_part_of_it(offset, unseen_bytes):
+    builder = TraceBuilder()
+    file = builder.alloc(4096)
+    survivor = Block(99, file.ptr + offset, 512)
+    builder.owner(survivor, Ownership.SURVIVOR, builder.mark(MarkKind.STEP))
+    assert analyze(builder.build()).unexplained_bytes == unseen_bytes

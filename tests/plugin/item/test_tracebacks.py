@@ -22,7 +22,8 @@ MISTAKES = {
 }
 HEADER = """
 import torch
-from pytest_torchmem import measure, measurement
+from pytest_torchmem import measure
+from pytest_torchmem.measuring import body as measurement
 """
 MISTAKE = """
 def test_{}(torchmem):

@@ -91,6 +91,27 @@ def test_tests_that_a_conftest_takes_out_quietly_are_noticed(project):
     assert totals(project) == BEFORE
 
 
+def test_a_run_that_collects_no_doctests_keeps_their_entries(project):
+    project.write(
+        '''
+        def doubled():
+            """
+            >>> torchmem = getfixture("torchmem")
+            >>> with torchmem.measure("part") as part: use(2 * MiB)
+            >>> torchmem.check(part)
+            """
+
+        @pytest.mark.memory_baseline
+        def test_a(): use(MiB)
+        '''
+    )
+    project.update("--doctest-modules", "test_it.py").assert_outcomes(passed=2)
+    before = project.baseline().read_bytes()
+    assert sorted(project.entries()) == ["test_a", "test_it.doubled::part"]
+    project.update("--torchmem-accept=unused")
+    assert project.baseline().read_bytes() == before
+
+
 def test_the_same_name_in_another_module_does_not_keep_an_entry(project):
     four(project)
     project.write("@pytest.mark.memory_baseline\ndef test_goes(): use(7 * MiB)\n", "test_other")

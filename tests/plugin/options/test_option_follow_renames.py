@@ -56,6 +56,16 @@ def test_two_that_could_be_it_are_left_alone(project):
     assert sorted(project.entries()) == ["test_three", "test_two"]
 
 
+def test_of_two_old_entries_with_the_same_numbers_neither_is_moved(project):
+    body = "@pytest.mark.memory_baseline\ndef test_{}(): use(9 * MiB)\n"
+    project.write(body.format("one") + body.format("two"))
+    project.update()
+    before = project.baseline().read_bytes()
+    project.write(body.format("three"))
+    project.run("--torchmem-follow-renames").stdout.no_fnmatch_line("renamed:*")
+    assert project.baseline().read_bytes() == before
+
+
 def test_a_run_of_a_part_of_the_module_offers_nothing(project):
     renamed(project)
     project.run("-k", "10").stdout.no_fnmatch_line("*has the numbers of*")

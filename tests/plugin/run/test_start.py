@@ -8,7 +8,7 @@ import pytest
 LEAN = {
     "pytest_torchmem",
     "pytest_torchmem.plugin",
-    "pytest_torchmem.plugin.activation",
+    "pytest_torchmem.plugin.stash",
     "pytest_torchmem.plugin.hooks",
     "pytest_torchmem.plugin.options",
     "pytest_torchmem.plugin.options.option_table",

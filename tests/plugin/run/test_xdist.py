@@ -20,7 +20,8 @@ def test_workers_and_a_single_process_store_the_same_file(project):
     result.assert_outcomes(passed=12)
     result.stdout.fnmatch_lines(["baseline updated: 12 entries in 1 file", "12 measured, 12 new"])
     assert project.baseline().read_bytes() == alone
-    assert [path.name for path in project.baseline().parent.iterdir()] == ["test_it.json"]
+    stored = sorted(path.name for path in project.baseline().parent.iterdir())
+    assert stored == ["test_it.json", "test_it.origins"]
 
 
 def test_a_failure_in_a_worker_reads_as_without_one(sized, monkeypatch):
@@ -76,6 +77,22 @@ def test_a_dead_worker_loses_no_stored_entry(project, monkeypatch):
     monkeypatch.setenv("DIE", "1")
     project.run_in_workers(1, "--torchmem-update-baseline").assert_outcomes(passed=1, failed=1)
     assert project.baseline().read_bytes() == before
+
+
+def test_after_a_worker_died_nothing_counts_as_unused(project, monkeypatch):
+    """The dead worker cannot say any more whether it deselected a test."""
+    body = "@pytest.mark.memory_baseline\ndef test_{}(): use(MiB)\n"
+    dies = "def test_dies():\n    import os\n    'DIE' in os.environ and os._exit(1)\n"
+    unused = ("--torchmem-update-baseline", "--torchmem-accept=unused")
+    project.write(body.format("a") + body.format("gone") + dies)
+    project.update().assert_outcomes(passed=3)
+    project.write(body.format("a") + dies)
+    monkeypatch.setenv("DIE", "1")
+    project.run_in_workers(1, *unused)
+    assert sorted(project.entries()) == ["test_a", "test_gone"]
+    monkeypatch.delenv("DIE")
+    project.run_in_workers(1, *unused)
+    assert sorted(project.entries()) == ["test_a"]
 
 
 def test_a_group_is_not_part_of_a_tests_name(project):

@@ -56,6 +56,18 @@ def test_what_a_graph_keeps_is_found_by_its_end():
     assert way_to(*places_of(saved)).startswith("saved in ")
 
 
+def test_what_the_graph_of_a_second_variable_keeps_is_found_too():
+    def loss_of(leaf):
+        return (leaf * 2).exp().sum()
+
+    first = loss_of(torch.ones(5, requires_grad=True))
+    second = loss_of(torch.ones(5, requires_grad=True))
+    ways = set(places_in_local_variables().values())
+    test = "test_what_the_graph_of_a_second_variable_keeps_is_found_too"
+    assert {f"{name} in {test}, in its autograd graph" for name in ("first", "second")} <= ways
+    del first, second
+
+
 def test_nothing_is_kept_alive():
     tensor = torch.ones(3)
     gone = weakref.ref(tensor)

@@ -14,6 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 
 from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.patches.functorch import FunctorchWatch
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import MarkKind
@@ -286,3 +288,28 @@ def test_what_is_used_again_in_a_later_region_counts_there():
     trace = recorder.stop()
     (stop,) = np.flatnonzero(trace.marks["kind"] == MarkKind.STOP).tolist()
     assert analyze(trace).region(begin, stop).peak.by_category.input == MEGABYTE
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda row: torch.nn.functional.relu(row, inplace=True),
+        lambda row: row.relu_(),
+        lambda row: torch.mul(row, 2, out=row),
+    ],
+    ids=["inplace=True", "name", "out"],
+)
+def test_what_a_call_writes_to_is_not_among_what_it_reads(call):
+    calls: list[tuple[int, int]] = []
+
+    def note(read: list[torch.Tensor], written: list[torch.Tensor]) -> int:
+        calls.append((len(read), len(written)))
+        return 0
+
+    patches = Installed()
+    FunctorchWatch(note).install(patches)
+    try:
+        functionalize(call)(torch.ones(4))
+    finally:
+        patches.remove()
+    assert calls[0] == (int("mul" in call.__code__.co_names), 1)

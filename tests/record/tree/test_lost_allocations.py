@@ -94,3 +94,10 @@ def test_other_devices_are_left_alone() -> None:
     found = with_lost(tables(0, 5), 0, entries())
     assert (found.allocations["device"] == 0).sum() == len(STORY)
     assert (found.allocations["device"] == GPU).sum() == 2
+
+
+def test_what_the_history_has_after_an_event_comes_after_it_whatever_their_clocks_say() -> None:
+    found = with_lost(tables(0, 5, delay_ns=3 * MS), GPU, entries())
+    assert told(found) == [(pointer, size) for _, pointer, size in STORY]
+    times = found.events["start_ns"][found.allocations["event"]]
+    assert len(set(times.tolist())) == len(STORY)

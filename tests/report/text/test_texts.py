@@ -4,6 +4,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from html import unescape
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -409,6 +410,16 @@ def test_labels_of_lines_that_are_close_do_not_overlap():
     assert places["baseline 74.1 MiB"] - places["limit 75.0 MiB"] >= 15
 
 
+def test_a_pause_of_the_machine_is_not_most_of_an_svg():
+    paused = Picture((0, 10, 10**9), (0, 1, 2), 3, {Category.INPUT: (MiB, 2 * MiB, MiB)})
+    root = ElementTree.fromstring(timeline_svg(paused, "t"))
+    points = next(root.iter(f"{SVG}polygon")).get("points").split()
+    corners = sorted({float(point.split(",")[0]) for point in points})
+    gaps = [after - before for before, after in pairwise(corners)]
+    assert max(gaps) < 1.1 * min(gaps)
+    assert "change 2" in [node.text for node in root.iter(f"{SVG}text")]
+
+
 def test_a_long_title_is_cut_in_its_middle_and_whole_in_the_svg_s_title():
     name = f"tests/test_a.py::test_b[{'x' * 200}-last]"
     root = ElementTree.fromstring(timeline_svg(picture(), name))
@@ -441,7 +452,7 @@ def test_a_timeline_of_one_moment_fills_its_svg(times):
     points = next(root.iter(f"{SVG}polygon")).get("points").split()
     xs = [float(point.split(",")[0]) for point in points]
     assert max(xs) - min(xs) == 800
-    assert [node.text for node in root.iter(f"{SVG}text")].count("0 ms") == 1
+    assert [node.text for node in root.iter(f"{SVG}text")].count("change 0") == 1
 
 
 def test_a_picture_of_pixels_is_refused_and_the_svg_named():

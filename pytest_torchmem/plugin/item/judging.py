@@ -1,0 +1,214 @@
+"""Judging a measured body: its windows and what its test asked for in, verdicts out.
+
+It knows neither pytest nor the recording: what a verdict needs of these it takes from the windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_torchmem.analysis.judge.holders import explain_retained
+from pytest_torchmem.analysis.judge.verdict import (
+    judge_baseline,
+    judge_blind_spots,
+    judge_limits,
+    judge_shrinking,
+    judge_spread,
+    rank,
+)
+from pytest_torchmem.plugin.item.estimated import Estimates, simulated
+from pytest_torchmem.plugin.options.marker import Asked
+from pytest_torchmem.plugin.options.option_table import relative_path
+from pytest_torchmem.plugin.options.settings import Settings
+from pytest_torchmem.store.baseline_file import EntryError
+from pytest_torchmem.store.baselines import BaselineStore, Reference, entry_key
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.values.errors import TorchmemError
+from pytest_torchmem.values.findings import Finding, FindingKind, Verdict
+from pytest_torchmem.values.results import Result
+
+if TYPE_CHECKING:
+    from pytest_torchmem.analysis.estimated.estimate import Estimate
+    from pytest_torchmem.measuring.body import BodyMeasurement, Region
+    from pytest_torchmem.plugin.item.body import CountedRun
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredWindow:
+    """One window of a body that came to its end: the body itself, a region or an estimate.
+
+    Attributes:
+        result: Its numbers; the name of a region or an estimate, ``""`` for the body.
+        allowance: How far they may be from its baseline.
+        source: Where more can be asked: its timeline, what holds what it left behind.
+    """
+
+    result: Result
+    allowance: Allowance
+    source: BodyMeasurement | Region | Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedWindow:
+    """A window, and what holding it against its test's limits and baseline found.
+
+    Attributes:
+        window: What was measured.
+        verdict: What was found.
+        limits: The limits that it was held against, in bytes.
+        entry: The baseline's entry; None without one.
+    """
+
+    window: MeasuredWindow
+    verdict: Verdict
+    limits: Mapping[str, int]
+    entry: BaselineEntry | None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a whole test found; ``problem`` is a failure that is no number."""
+
+    windows: tuple[JudgedWindow, ...] = ()
+    problem: str = ""
+
+    @property
+    def failed(self) -> list[Verdict]:
+        return [judged.verdict for judged in self.windows if judged.verdict.failed]
+
+
+@dataclass(frozen=True, slots=True)
+class Baselines:
+    """The baselines of one test.
+
+    Attributes:
+        store: The files of the run.
+        settings: The options of the run.
+        module: The test's file.
+        nodeid: The test.
+        environment: Returns what the files are keyed by.
+        start: Where pytest was started; paths are shown from there.
+    """
+
+    store: BaselineStore
+    settings: Settings
+    module: Path
+    nodeid: str
+    environment: Callable[[], Mapping[str, str]]
+    start: Path
+
+    def reference(self, name: str) -> Reference | None:
+        """Return what to compare a window with; None where it is new. Raises `BaselineError`."""
+        stores_new = Change.NEW in self.settings.accepted
+        key = entry_key(self.nodeid, name)
+        try:
+            reference = self.store.reference(self.module, self.environment(), key)
+            if reference and stores_new:
+                # Contributors are read late. Damage has to show before the entry is trusted.
+                len(reference.entry.live), len(reference.entry.retained_live)
+        except EntryError:
+            if stores_new:
+                return None  # what is right, the new measurement says
+            raise
+        return reference
+
+    def nearest(self, name: str) -> str:
+        """Return the nearest environment that has an entry for a window; ``""`` without one."""
+        key = entry_key(self.nodeid, name)
+        return self.store.nearest(self.module, self.environment(), key)
+
+    def missing(self, name: str, near: str) -> tuple[Finding, ...]:
+        """Return a finding where an entry is required and neither there nor about to be stored."""
+        stores_new = Change.NEW in self.settings.accepted or self.settings.follow_renames
+        if not self.settings.require_baseline or stores_new:
+            return ()
+        shown = relative_path(self.store.path(self.module, self.environment()), self.start)
+        other = f"; nearest is {near}, --torchmem-baseline-from={near} accepts it" if near else ""
+        text = f"there is no baseline for {entry_key(self.nodeid, name)} in {shown}{other}"
+        return (Finding(FindingKind.NO_BASELINE, "total", text),)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Holds what a body measured against what its test asked for.
+
+    Attributes:
+        asked: What the test's markers ask for.
+        baselines: What it is compared with.
+        estimates: The estimates made in the body.
+        earlier: The results of earlier runs of the body by name, where an update repeats it.
+        counted: A first run in which only the allocator was asked; None without one.
+    """
+
+    asked: Asked
+    baselines: Baselines
+    estimates: Estimates
+    earlier: Sequence[Mapping[str, Result]] = ()
+    counted: CountedRun | None = None
+
+    @property
+    def settings(self) -> Settings:
+        return self.baselines.settings
+
+    def judge(self, windows: Sequence[MeasuredWindow]) -> Judgement:
+        """Return the verdicts on all windows that have something to be held against."""
+        judged: list[JudgedWindow] = []
+        problem = ""
+        for window in windows:
+            limits: Mapping[str, int] = {}
+            found = JudgedWindow(window, Verdict(window.result), limits, None)
+            try:
+                limits = self.estimates.limits_for(window.result, self.asked.sizes())
+                if not limits and self._has_no_say(window.result):
+                    continue
+                found = replace(found, limits=limits)
+                found = self._judge_window(window, limits)
+                # An estimate has left nothing behind.
+                find_holders = getattr(window.source, "find_holders", None)
+                found = replace(found, verdict=explain_retained(found.verdict, find_holders))
+            except TorchmemError as error:
+                problem = problem or str(error)
+            judged.append(found)
+        return Judgement(tuple(judged), problem)
+
+    def _judge_window(self, window: MeasuredWindow, limits: Mapping[str, int]) -> JudgedWindow:
+        result = simulated(window.result, limits, window.source)
+        findings = judge_limits(result, limits)
+        if self.counted and not result.name:
+            findings = findings or self.counted.certain(limits)
+        if self.settings.strict:
+            findings = (*judge_blind_spots(result), *findings)
+        verdict, entry = Verdict(result, findings), None
+        if self.estimates.compares(result):
+            verdict, entry = self._compared(verdict, window.allowance)
+        return JudgedWindow(window, verdict, limits, entry)
+
+    def _compared(
+        self, verdict: Verdict, allowance: Allowance
+    ) -> tuple[Verdict, BaselineEntry | None]:
+        """Return a verdict with what the baseline adds to it, and the baseline's entry."""
+        result, settings = verdict.result, self.settings
+        findings = (*verdict.findings, *self._spread(result, allowance))
+        reference = self.baselines.reference(result.name)
+        if reference is None or (reference.environment and Change.NEW in settings.accepted):
+            near = self.baselines.nearest(result.name)
+            findings = (*findings, *self.baselines.missing(result.name, near))
+            return Verdict(result, findings, Change.NEW, nearest=near), None
+        compared = judge_baseline(result, reference.entry, allowance, reference.environment)
+        if compared.change not in settings.accepted or reference.environment:
+            shrunk = judge_shrinking(compared) if settings.fail_shrunk else ()
+            findings = rank([*findings, *compared.findings, *shrunk])
+        return replace(compared, findings=findings), reference.entry
+
+    def _spread(self, result: Result, allowance: Allowance) -> tuple[Finding, ...]:
+        earlier = [run[result.name] for run in self.earlier if result.name in run]
+        return judge_spread([*earlier, result], allowance) if earlier else ()
+
+    def _has_no_say(self, result: Result) -> bool:
+        """Return whether a body only made estimates, now and when its baseline was stored."""
+        if not self.estimates.stand_for(result):
+            return False
+        return not (self.asked.baseline and self.baselines.reference(result.name))

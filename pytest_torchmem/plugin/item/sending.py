@@ -1,0 +1,167 @@
+"""Sending what a test measured: a record for reports and baselines, and the text of a failure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from pytest_torchmem.analysis.judge.verdict import sentences
+from pytest_torchmem.plugin.item.judging import JudgedWindow, Judgement
+from pytest_torchmem.plugin.item.unfinished import (
+    is_out_of_memory,
+    live_then,
+    out_of_memory_section,
+    out_of_memory_sentences,
+    raised,
+)
+from pytest_torchmem.plugin.options.option_table import typed_nodeid
+from pytest_torchmem.plugin.options.settings import Timelines
+from pytest_torchmem.plugin.run.pictures import (
+    drawn,
+    packed_trace,
+    picture_of,
+    room,
+    set_properties,
+)
+from pytest_torchmem.plugin.run.workers import TRACE, plain_nodeid
+from pytest_torchmem.plugin.stash import PAYLOAD
+from pytest_torchmem.report.text.terminal import failure_text
+from pytest_torchmem.store.baselines import entry_key, portable, portable_live
+from pytest_torchmem.values.baseline import Change
+from pytest_torchmem.values.measured import MeasuredTest, Window, unjudged
+from pytest_torchmem.values.picture import Picture
+from pytest_torchmem.values.results import Result
+
+if TYPE_CHECKING:
+    from pytest_torchmem.measuring.body import BodyMeasurement, Region
+    from pytest_torchmem.plugin.item.body import Run
+
+PICTURED_REGIONS: Final = 20
+"""How many of a test's regions have a timeline in a report without being checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Sends what one test measured."""
+
+    item: pytest.Item
+    run: Run
+
+    @property
+    def nodeid(self) -> str:
+        return plain_nodeid(self.item)
+
+    def not_measured(self, reason: str) -> None:
+        self._send(self._record("", not_measured=reason))
+
+    def judged(
+        self, judgement: Judgement, measurement: BodyMeasurement, regions: Iterable[Region]
+    ) -> str:
+        """Send what was judged, and ``regions`` beside it; return the text of the failure.
+
+        It is ``""`` where nothing failed.
+        """
+        failed = judgement.failed
+        is_failure = bool(failed or judgement.problem)
+        windows: list[Window] = []
+        drawings: dict[str, Sequence[str]] = {}
+        for judged in judgement.windows:
+            verdict = judged.verdict
+            wanted = verdict.failed or bool(judgement.problem)
+            source = judged.window.source
+            picture = picture_of(source, wanted, self.run.settings, self.run.rootdir)
+            if verdict.failed:
+                drawings[verdict.result.name] = drawn(picture, self.item.config)
+            windows.append(self._window(judged, picture))
+        others = tuple(self._regions(regions, is_failure)) if windows else ()
+        device = measurement.device
+        self._send(self._record(device, tuple(windows), others, problem=judgement.problem))
+        if failed:
+            self._pack_trace(measurement)
+        if not is_failure:
+            return ""
+        lines = room(self.item.config)
+        return failure_text(failed, judgement.problem, self._command(), drawings, lines)
+
+    def counted(self, result: Result, limits: Mapping[str, int], device: str) -> None:
+        """Send what the allocator said of a body that stayed within its limits."""
+        nothing = Change.NOT_COMPARED
+        window = Window(entry_key(self.nodeid), result, limits, nothing, 0, "")
+        self._send(self._record(device, (window,)))
+
+    def unfinished(self, raw: Result, measurement: BodyMeasurement, error: BaseException) -> None:
+        """Send what was measured until the body's own exception, for reports."""
+        settings, rootdir = self.run.settings, self.run.rootdir
+        result, picture = portable(raw, rootdir), None
+        told: tuple[str, ...] = ()
+        memory_ran_out = is_out_of_memory(error)
+        if memory_ran_out or settings.timelines is not Timelines.NONE:
+            picture = picture_of(measurement, True, settings, rootdir)
+        if memory_ran_out:
+            live = portable_live(live_then(measurement), rootdir)
+            told = out_of_memory_sentences(result, live)
+            timeline = drawn(picture, self.item.config)
+            section = out_of_memory_section(told, live, timeline, room(self.item.config))
+            self.item.add_report_section("call", "torchmem", section)
+        body = unjudged(result, self._kept(picture), told)
+        windows = (body, *self._regions(measurement.regions, failed=True))
+        self._send(self._record(measurement.device, unjudged=windows, raised=raised(error)))
+        self._pack_trace(measurement)
+
+    def _window(self, judged: JudgedWindow, picture: Picture | None) -> Window:
+        verdict = judged.verdict
+        return Window(
+            entry_key(self.nodeid, verdict.result.name),
+            verdict.result,
+            judged.limits,
+            verdict.change,
+            verdict.baseline_bytes,
+            verdict.sentence,
+            sentences=sentences([verdict], name_regions=False),
+            baseline=judged.entry if self.run.settings.reports else None,
+            picture=self._kept(picture),
+            reference=verdict.reference,
+            nearest=verdict.nearest,
+            notice=verdict.notice,
+            kinds=verdict.kinds,
+        )
+
+    def _kept(self, picture: Picture | None) -> Picture | None:
+        return None if self.run.settings.timelines is Timelines.NONE else picture
+
+    def _regions(self, regions: Iterable[Region], failed: bool) -> Iterator[Window]:
+        """Yield regions that are held against nothing, where a report asks for them."""
+        settings, rootdir = self.run.settings, self.run.rootdir
+        for place, region in enumerate(regions if settings.reports else ()):
+            drawn_too = place < PICTURED_REGIONS
+            picture = picture_of(region, failed, settings, rootdir) if drawn_too else None
+            yield unjudged(portable(region.result, rootdir), picture)
+
+    def _record(
+        self,
+        device: str,
+        windows: tuple[Window, ...] = (),
+        unjudged: tuple[Window, ...] = (),
+        **texts: str,
+    ) -> MeasuredTest:
+        environment = self.run.environment(device) if windows or unjudged else {}
+        file = str(self.item.path)
+        return MeasuredTest(self.nodeid, file, environment, windows, unjudged=unjudged, **texts)
+
+    def _send(self, record: MeasuredTest) -> None:
+        self.item.stash[PAYLOAD] = record.to_json()
+        set_properties(self.item, record)
+
+    def _pack_trace(self, measurement: BodyMeasurement) -> None:
+        """Let the recording travel with what was just sent, where the report keeps it."""
+        if self.run.settings.keeps_traces:
+            self.item.stash[PAYLOAD][TRACE] = packed_trace(measurement)
+
+    def _command(self) -> str:
+        """Return the command that accepts what was measured, to be pasted where pytest was run."""
+        test = typed_nodeid(self.item.config, self.nodeid)
+        return f"pytest {shlex.quote(test)} --torchmem-update-baseline"

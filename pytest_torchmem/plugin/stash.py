@@ -1,0 +1,47 @@
+"""What the plugin keeps between hooks: every key, and when what it leads to ends.
+
+Nothing else of the plugin outlives a call, but for what the objects that these keys lead to hold.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from pytest_torchmem.values.json_values import Json
+
+if TYPE_CHECKING:
+    from pytest_torchmem.plugin.item.body import Body, Run
+    from pytest_torchmem.plugin.options.marker import Asked
+    from pytest_torchmem.plugin.run.controller import Collector
+    from pytest_torchmem.plugin.run.selection import Selection
+
+# Of a run of pytest: these end with it.
+SELECTION: Final[pytest.StashKey[Selection]] = pytest.StashKey()
+"""Whether every test of a module is run; there from the start."""
+
+RUN: Final[pytest.StashKey[Run]] = pytest.StashKey()
+"""The settings and the baselines; there once a test or an option asks for a measurement."""
+
+COLLECTOR: Final[pytest.StashKey[Collector]] = pytest.StashKey()
+"""What the tests measured; beside `RUN`, but not in a worker."""
+
+RUNNING: Final[pytest.StashKey[Body]] = pytest.StashKey()
+"""The body of the test that runs now; ends with the test."""
+
+# Of a test: each ends when the test does, or begins anew.
+IN_CALL: Final[pytest.StashKey[bool]] = pytest.StashKey()
+"""True while the body runs."""
+
+BAD_ARGUMENT: Final[pytest.StashKey[bool]] = pytest.StashKey()
+"""True where a marker of the test could not be read."""
+
+ASKED: Final[pytest.StashKey[tuple[list[pytest.Mark], Asked]]] = pytest.StashKey()
+"""The markers that were read, and what they ask for."""
+
+BODY: Final[pytest.StashKey[Body]] = pytest.StashKey()
+"""The measured body."""
+
+PAYLOAD: Final[pytest.StashKey[dict[str, Json]]] = pytest.StashKey()
+"""What the test measured, until its next report takes it along."""

@@ -1,0 +1,156 @@
+"""Two runs on one page: each test's timelines over each other, and what changed between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from typing import Final
+
+from pytest_torchmem.analysis.judge.differences import Comparison
+from pytest_torchmem.report.page.html import (
+    PICTURES_BUDGET_BYTES,
+    categories_json,
+    embedded,
+    page_text,
+    window_json,
+)
+from pytest_torchmem.report.page.marks import LineKind, Mark
+from pytest_torchmem.values.baseline import BaselineEntry, Change
+from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.measured import Window
+from pytest_torchmem.values.results import Peak, Result, Retained
+from pytest_torchmem.values.units import format_change, format_size
+
+_NEAR: Final = 2
+_NO_TIMELINE: Final = (
+    "There is no timeline of this in {name}: baselines have none, and results only of the tests "
+    "that --torchmem-report-timelines chose."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTest:
+    """One test of two runs.
+
+    Attributes:
+        name: Its name, and that of the region if it is one.
+        environment: Where it was measured.
+        comparison: What both sides hold, and how they differ.
+        causes: What changed, each on a line, the largest first.
+        before: The first run's window; None for a baseline, and where that run has none.
+        after: The same of the second.
+    """
+
+    name: str
+    environment: str
+    comparison: Comparison
+    causes: tuple[str, ...]
+    before: Window | None = None
+    after: Window | None = None
+
+
+def comparison_page(before: str, after: str, tests: Sequence[ComparedTest], remark: str) -> str:
+    """Return the page of what changed from the input named ``before`` to that named ``after``.
+
+    ``remark`` is what must be known of the comparison as a whole; ``""`` for nothing. Timelines
+    beyond `PICTURES_BUDGET_BYTES` are left out.
+    """
+    rows = [_row(test, order, before, after) for order, test in enumerate(tests)]
+    found = Counter(test.comparison.change for test in tests)
+    order = (Change.GROWN, Change.SHRUNK, Change.NEW, Change.UNUSED, Change.SAME)
+    title = f"Memory from {before} to {after}"
+    head = {
+        "title": title,
+        "facts": [("before", before), ("after", after)],
+        "counts": {change.value: found[change] for change in order if found[change]},
+        "tests": rows,
+        "problems": [remark] if remark else [],
+        "categories": categories_json(),
+    }
+    blocks = [("torchmem-run", embedded(head))]
+    used_bytes = 0
+    for row, test in zip(rows, tests, strict=True):
+        window = _window(test, before, after, used_bytes < PICTURES_BUDGET_BYTES)
+        blocks.append((row["id"], embedded({"windows": [window]})))
+        used_bytes += len(blocks[-1][1])
+    return page_text(title, blocks, _plain_table(tests))
+
+
+def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, Json]:
+    then, now = test.comparison.before, test.comparison.after
+    entry = now or then
+    assert entry is not None
+    return {
+        "id": f"torchmem-test-{order}",
+        "order": order,
+        "name": test.name,
+        "status": test.comparison.change.value,
+        "sentence": test.causes[0] if test.causes else "",
+        "device": test.environment,
+        "measured": True,
+        "estimated": any(w.result.estimated for w in (test.before, test.after) if w),
+        "bound": False,
+        "window": "",
+        "peak": entry.total,
+        "at_peak": entry.at_peak.to_json(),
+        "baseline_bytes": then.total if then else 0,
+        "compared": then is not None and now is not None,
+        "change": test.comparison.change.value,
+        "uncompared": f"only in {after if now else before}",
+        "limit": "",
+    }
+
+
+def _window(test: ComparedTest, before: str, after: str, with_pictures: bool) -> dict[str, Json]:
+    """Return the second side, held against the first; alone, the side that there is."""
+    then, now = test.comparison.before, test.comparison.after
+    entry, measured, name = (now, test.after, after) if now else (then, test.before, before)
+    assert entry is not None
+    both = then is not None and now is not None
+    shown = replace(
+        measured or _of_entry(entry, test.environment),
+        limits={},
+        change=test.comparison.change,
+        baseline=then if both else None,
+        baseline_bytes=then.total if both and then else 0,
+        sentence="",
+        sentences=(),
+        reference="",
+        nearest="",
+        notice="",
+        kinds=(),
+    )
+    data = window_json(shown, with_pictures)
+    if not shown.picture:
+        data["no_picture"] = _NO_TIMELINE.format(name=name)
+    if both and then:
+        # A category's own peak, and what is retained, may change without any contributor.
+        data["remarks"] = [] if data["differences"] else list(test.causes)
+        near = then.total <= _NEAR * entry.total
+        text = f"{before}: {format_size(then.total)}"
+        data["marks"] = [Mark(LineKind.BASELINE, then.total, text, near).to_json()]
+        drawn = test.before.picture if test.before and with_pictures else None
+        data["before"] = {"name": before, "picture": drawn.to_json() if drawn else None}
+    return data
+
+
+def _of_entry(entry: BaselineEntry, environment: str) -> Window:
+    """Return what a baseline remembers of a test as a window without a timeline."""
+    peak = Peak(entry.total, 0, entry.at_peak, entry.peaks, tuple(entry.live))
+    retained = Retained(entry.retained.total, entry.retained, tuple(entry.retained_live))
+    result = Result(name="", device=environment, estimated=False, peak=peak, retained=retained)
+    return Window("", result, {}, Change.NOT_COMPARED, 0, "")
+
+
+def _plain_table(tests: Sequence[ComparedTest]) -> str:
+    """The numbers for a reader without JavaScript."""
+    rows = "".join(
+        f"<tr><td>{test.comparison.change.value}</td>"
+        f'<td class="number">{format_change(test.comparison.size_bytes)}</td>'
+        f"<td>{escape(test.name)}<br>{escape('; '.join(test.causes))}</td></tr>"
+        for test in tests
+    )
+    heads = "".join(f'<th scope="col">{name}</th>' for name in ("change", "bytes", "test"))
+    return f'<table class="plain"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'

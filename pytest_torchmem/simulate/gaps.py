@@ -1,0 +1,66 @@
+"""What a simulated GPU cannot know, counted while a program runs on it."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Final
+
+from pytest_torchmem.simulate.process import simulated_here
+
+# Their numbers in runtime/libraries.cpp.
+_LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuFFT", "NCCL")
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Counts since the program began; all are 0 where no GPU is simulated.
+
+    Attributes:
+        scratch: For each library, how often it was called and would have wanted scratch memory.
+        reads: How often the host read memory that only a kernel could have written.
+    """
+
+    scratch: tuple[int, ...] = ()
+    reads: int = 0
+
+
+NO_GAPS: Final = Gaps()
+
+
+def gaps_so_far() -> Gaps:
+    """Return the counts of this process."""
+    if not simulated_here():
+        return NO_GAPS
+    try:
+        # torch has loaded the runtime for all to see, or not at all.
+        runtime = ctypes.CDLL(None)
+        scratch, reads = runtime.torchmem_unknown_scratch, runtime.torchmem_unknown_reads
+    except AttributeError:
+        return NO_GAPS
+    scratch.restype = reads.restype = ctypes.c_long
+    return Gaps(tuple(int(scratch(number)) for number in range(len(_LIBRARIES))), int(reads()))
+
+
+def gap_sentences(before: Gaps) -> tuple[str, ...]:
+    """Return a sentence for each gap that has opened since ``before`` was counted."""
+    now = gaps_so_far()
+    earlier = before.scratch or (0,) * len(now.scratch)
+    calls = [count - old for count, old in zip(now.scratch, earlier, strict=True)]
+    lower = tuple(
+        f"the figures are a lower bound: {name} was called {_times(count)} on a simulated GPU, "
+        "and what it takes for itself is counted as 0 bytes"
+        for name, count in zip(_LIBRARIES, calls, strict=False)
+        if count
+    )
+    if not (reads := now.reads - before.reads):
+        return lower
+    return (
+        *lower,
+        f"values that a kernel would have computed were read {_times(reads)} on a simulated GPU, "
+        "where they are 0; a shape or a branch that depends on them may be another one",
+    )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
