@@ -1,4 +1,4 @@
-"""Context managers without a generator.
+"""Context managers without a generator, and the one switch of Python's garbage collector.
 
 `contextlib.contextmanager` calls ``next``, which is written in C. Torch before 2.8 loses count of a
 program's calls where a session of the profiler begins or ends below a call of C.
@@ -7,8 +7,8 @@ program's calls where a session of the profiler begins or ends below a call of C
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -28,16 +28,20 @@ class Around(AbstractContextManager[_T], Generic[_T]):
         self._end(self._value)
 
 
-@contextmanager
-def gc_paused() -> Iterator[None]:
+def gc_paused() -> Around[bool]:
     """Keep the garbage collector from running on its own in the block.
 
     What is in a cycle when the body ends must still be there when somebody asks what holds it.
     """
-    collecting = gc.isenabled()
+    return Around(_pause_gc, _resume_gc)
+
+
+def _pause_gc() -> bool:
+    was_enabled = gc.isenabled()
     gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
+    return was_enabled
+
+
+def _resume_gc(was_enabled: bool) -> None:
+    if was_enabled:
+        gc.enable()

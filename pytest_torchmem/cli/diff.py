@@ -6,7 +6,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import Comparison, Difference, compare
 from pytest_torchmem.analysis.judge.verdict import origin
@@ -15,6 +15,7 @@ from pytest_torchmem.report.page.comparison import ComparedTest, comparison_page
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.findings import words
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.units import format_apart, format_change, format_size
 
 CAUSES: Final = 3
@@ -176,7 +177,7 @@ def _own_peaks(row: Comparison) -> Iterator[str]:
 
 def as_json(diff: Diff) -> str:
     """Return the differences as JSON; docs/results-schema.md describes it."""
-    rows: list[dict[str, Any]] = [
+    rows: list[dict[str, Json]] = [
         {
             "test": str(key),
             "environment": key.environment,

@@ -298,7 +298,7 @@ def _around(function: Callable[..., Any], block: Callable[[], Measure], warmup: 
     return called
 
 
-def _require_function(function: Any) -> None:
+def _require_function(function: object) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise MarkerError(
             f"measure cannot decorate the generator {function.__name__!r}: its caller's code runs "

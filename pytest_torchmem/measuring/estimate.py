@@ -23,6 +23,7 @@ from pytest_torchmem.values.errors import (
     MarkerError,
     is_torchmem_error,
 )
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.static_graph import StaticGraph, StaticRun
 
 __all__ = ["estimate", "estimate_graph", "estimate_pair"]
@@ -42,7 +43,7 @@ def estimate(
     module_or_fn: Callable[..., Any],
     *args: Any,
     backward: bool = True,
-    optimizer: Any = None,
+    optimizer: object = None,
     device: str | None = None,
     **kwargs: Any,
 ) -> Estimate:
@@ -83,7 +84,7 @@ def estimate(
     return _result(run)
 
 
-def estimate_graph(graph: Any, device: str | None = None) -> Estimate:
+def estimate_graph(graph: object, device: str | None = None) -> Estimate:
     """Return what a traced graph needs if it is run node by node, each storage released after its
     last use and the graph's inputs kept by the caller.
 
@@ -95,7 +96,7 @@ def estimate_graph(graph: Any, device: str | None = None) -> Estimate:
     return _result(StaticRun(read, lifetimes_by_last_use(read), _device_of([read], name)))
 
 
-def estimate_pair(forward: Any, backward: Any, device: str | None = None) -> Estimate:
+def estimate_pair(forward: object, backward: object, device: str | None = None) -> Estimate:
     """Return what a partitioned forward and its backward graph need, one after the other.
 
     What the forward saved lives until its last use in the backward; see `estimate_graph` for the
@@ -134,7 +135,7 @@ def _require_options(backward: object, optimizer: object) -> None:
 
 
 def _require_arguments(
-    program: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    program: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Json]
 ) -> None:
     """Raise `MarkerError` where a program could not be called with arguments at all."""
     name = getattr(program, "__name__", type(program).__name__)

@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.pipeline import MemoryProfile
@@ -26,7 +26,7 @@ from pytest_torchmem.values.trace import Trace
 Labels = Literal["torchmem", "torch"]
 
 
-def analyze(profile: Any, device: str | None = None) -> MemoryProfile:
+def analyze(profile: object, device: str | None = None) -> MemoryProfile:
     """Analyse a `Trace` or a finished ``torch.profiler.profile`` (shapes, memory, stacks on).
 
     ``device`` is ``"cpu"`` or ``"cuda:1"``; by default the trace's own, or for a profile the first
@@ -40,7 +40,7 @@ def analyze(profile: Any, device: str | None = None) -> MemoryProfile:
 
 
 def export_memory_timeline(
-    profile: Any,
+    profile: object,
     path: str | os.PathLike[str],
     device: str | None = None,
     labels: Labels = "torchmem",
@@ -74,7 +74,7 @@ def export_memory_timeline(
 
 
 def export_chrome_trace(
-    profile: Any, path: str | os.PathLike[str], device: str | None = None
+    profile: object, path: str | os.PathLike[str], device: str | None = None
 ) -> None:
     """Write operators beside counters of bytes by category, for Perfetto and chrome://tracing.
 
@@ -85,7 +85,7 @@ def export_chrome_trace(
 
 
 def export_memory_snapshot(
-    profile: Any, path: str | os.PathLike[str], device: str | None = None
+    profile: object, path: str | os.PathLike[str], device: str | None = None
 ) -> None:
     """Write a snapshot for https://pytorch.org/memory_viz: each storage with where it comes from.
 
@@ -96,7 +96,7 @@ def export_memory_snapshot(
     Path(path).write_bytes(pickled(_analysed(profile, device)))
 
 
-def _analysed(profile: Any, device: str | None) -> MemoryProfile:
+def _analysed(profile: object, device: str | None) -> MemoryProfile:
     return profile if isinstance(profile, MemoryProfile) else analyze(profile, device)
 
 

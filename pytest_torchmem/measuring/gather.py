@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from pytest_torchmem.analysis.judge.ranks import RankResults
 from pytest_torchmem.measuring.ranks import environment_rank
 from pytest_torchmem.values.errors import RankError, RecordingError
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
     from pytest_torchmem.measuring.block import Measure
     from pytest_torchmem.measuring.body import Region
+    from pytest_torchmem.record.process_group import ProcessGroup
 
 
-def gather_ranks(measured: Result | Measure | Region, group: Any = None) -> RankResults:
+def gather_ranks(
+    measured: Result | Measure | Region, group: ProcessGroup | None = None
+) -> RankResults:
     """Return what every rank measured; all ranks of the process group have to call it.
 
     ``measured`` is a result, or a block or region that is over. Exchanging the results is no part
@@ -35,7 +40,7 @@ def gather_ranks(measured: Result | Measure | Region, group: Any = None) -> Rank
     if found[0] < 0:
         raise RankError("this process is not in the group whose results are gathered")
     # A rank without a result must take part, too: the others would wait for it.
-    mine: dict[str, Any]
+    mine: dict[str, Json]
     try:
         mine = {"result": _result(measured).to_json()}
     except RecordingError as error:
@@ -52,7 +57,7 @@ def _result(measured: Result | Measure | Region) -> Result:
     return measured if isinstance(measured, Result) else measured.result
 
 
-def _unrecorded() -> Any:
+def _unrecorded() -> AbstractContextManager[None]:
     from contextlib import nullcontext
 
     from pytest_torchmem.measuring.body import running

@@ -5,9 +5,11 @@ Nothing else of the plugin outlives a call, but for what the objects that these 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
+
+from pytest_torchmem.values.json_values import Json
 
 if TYPE_CHECKING:
     from pytest_torchmem.plugin.item.body import Body, Run
@@ -41,5 +43,5 @@ ASKED: Final[pytest.StashKey[tuple[list[pytest.Mark], Asked]]] = pytest.StashKey
 BODY: Final[pytest.StashKey[Body]] = pytest.StashKey()
 """The measured body."""
 
-PAYLOAD: Final[pytest.StashKey[dict[str, Any]]] = pytest.StashKey()
+PAYLOAD: Final[pytest.StashKey[dict[str, Json]]] = pytest.StashKey()
 """What the test measured, until its next report takes it along."""

@@ -1,4 +1,4 @@
-"""What the CUDA caching allocator alone knows: the bytes that were requested.
+"""Requested bytes, which the CUDA caching allocator alone knows.
 
 The profiler reports the size of the block that a request was given. A block is rounded up, and a
 large one may keep a tail of up to 1 MiB that was too small to split off, depending on what ran
@@ -11,13 +11,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from pytest_torchmem.record.torch_api import allocator
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -37,7 +38,7 @@ class HistoryEntry:
 
 
 class AllocatorHistory:
-    """What was asked of one device's allocator while the profiler ran.
+    """Reads the requests that one device's allocator got while the profiler ran.
 
     Somebody else's recording is used as it is, and left on. Off the GPU there is none: then
     `requests` stays None, and sizes are those of blocks.
@@ -124,8 +125,8 @@ def requested_bytes(
 
 
 def fill_requested(
-    allocations: NDArray[Any],
-    order: NDArray[Any],
+    allocations: NDArray[np.void],
+    order: NDArray[np.int64],
     device: int,
     requests: Iterable[tuple[int, int]],
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -138,7 +138,7 @@ def workspace_bytes(device: torch.device) -> list[int]:
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
         return [sum(int(kib) * int(count) for kib, count in pairs) * KiB, own]
-    properties: Any = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     return [32 * MiB if properties.major >= 9 else 2 * 4 * MiB + 8 * 16 * KiB, own]
 
 
@@ -183,7 +183,7 @@ class CounterReader:
 
 
 def environment(device_name: str) -> dict[str, str]:
-    """What a baseline depends on beside the code; see `analysis.environments`.
+    """Return all that a baseline depends on beside the code; see `analysis.environments`.
 
     A setting counts when it changes what is allocated. CPU models do not: oneDNN's scratch differs
     by about 1 % between AVX2 and AVX-512, no more than with the number of threads; without oneDNN,
@@ -201,7 +201,7 @@ def environment(device_name: str) -> dict[str, str]:
             "allocator": "" if is_cpu else _allocator_settings("PYTORCH_ALLOC_CONF"),
             "libraries": _settings(_CPU_LIBRARIES) if is_cpu else "",
         }
-    properties: Any = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     hip: str | None = torch.version.hip
     return {
         "device": properties.name,

@@ -8,12 +8,12 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from pytest_torchmem.contexts import Around
+from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.record.allocator import AllocatorHistory, fill_requested
 from pytest_torchmem.record.compiled.source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
@@ -35,8 +35,9 @@ from pytest_torchmem.record.torch_api.dynamo import untraced
 from pytest_torchmem.record.tree.kineto import Tables, TreeReader
 from pytest_torchmem.record.tree.lost_allocations import with_lost
 from pytest_torchmem.record.tree.python_calls import library_paths
-from pytest_torchmem.record.tree.rows import Rows
+from pytest_torchmem.record.tree.tables import Rows
 from pytest_torchmem.values.errors import RecordingError
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     EVENT,
@@ -266,25 +267,20 @@ class Recorder:
         self._own_ns += time.perf_counter_ns() - begin_ns
 
     def _let_go(self, kind: MarkKind) -> None:
-        """Have a session begin anew, so that the frees of what only the last one kept are recorded.
+        """Restart the profiler: the old session holds the last references to some tensors.
 
-        It refers weakly to what operators and modules were called with. Most objects give their
-        memory back all the same. Compressed sparse tensors do not, nor do the wrappers that a
-        module has for parameters within a transform.
+        Their frees are recorded only in a new session. A session refers weakly to the arguments of
+        operators and modules. Most objects give their memory back all the same; compressed sparse
+        tensors do not, nor do the wrappers of a module's parameters within a transform.
         """
         if self._profiler is None or not self._ranges.none_open():
             return
         if kind is MarkKind.STOP or not self._segments or self._may_keep():
             # What a collection frees between two sessions nobody would see.
-            collecting = gc.isenabled()
-            gc.disable()
-            try:
+            with gc_paused():
                 ended = self._pause()
                 self._resume()
                 del ended
-            finally:
-                if collecting:
-                    gc.enable()
 
     def _may_keep(self) -> bool:
         names = self._reader.strings.values()
@@ -293,7 +289,7 @@ class Recorder:
         )
 
     @untraced
-    def _pause(self) -> Any:
+    def _pause(self) -> profiler.ProfilerResult | None:
         """End the session and read it; return what it consists of, to be dropped."""
         session, self._profiler, result = self._profiler, None, None
         if session is not None:
@@ -350,14 +346,14 @@ class Recorder:
             meta=self._meta(),
         )
 
-    def _fill_requested(self, events: Any, allocations: Any) -> None:
+    def _fill_requested(self, events: NDArray[np.void], allocations: NDArray[np.void]) -> None:
         names = self._reader.device_names.values()
         if self._history.requests is not None and str(self._device) in names:
             order = np.argsort(events["start_ns"][allocations["event"]], kind="stable")
             device = names.index(str(self._device))
             fill_requested(allocations, order, device, self._history.requests)
 
-    def _place_marks(self, events: Any, marks: Any) -> None:
+    def _place_marks(self, events: NDArray[np.void], marks: NDArray[np.void]) -> None:
         """Give each mark the row and time at which it stands in the tree."""
         numbers = {}
         for index, text in enumerate(self._reader.strings.values()):
@@ -372,7 +368,7 @@ class Recorder:
             marks["time_ns"][mark] = events["start_ns"][row]
             events["kind"][row] = EventKind.OTHER
 
-    def _name_operators(self, events: Any, marks: Any) -> None:
+    def _name_operators(self, events: NDArray[np.void], marks: NDArray[np.void]) -> None:
         """Make operators of the events that stand for those within ``torch.func``'s transforms.
 
         Each begins at a mark, which says what it was called with.
@@ -389,7 +385,7 @@ class Recorder:
             marks["event"][mark] = row
             marks["time_ns"][mark] = events["start_ns"][row]
 
-    def _meta(self) -> dict[str, Any]:
+    def _meta(self) -> dict[str, Json]:
         return {
             "torch": torch.__version__,
             "device": str(self._device),
@@ -412,17 +408,16 @@ def _collector_as_after_a_collection() -> Iterator[None]:
     of what is alive has a row for each tensor that others left behind: without care, their number
     would decide when a body's own cycles are freed.
     """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.collect(0)
-        if enabled:
-            gc.enable()
+    with gc_paused():
+        try:
+            yield
+        finally:
+            gc.collect(0)
 
 
-def _joined(tables: list[Any], dtype: Any, references: tuple[str, ...]) -> Any:
+def _joined(
+    tables: list[NDArray[np.void]], dtype: np.dtype[np.void], references: tuple[str, ...]
+) -> NDArray[np.void]:
     """One table of all segments' rows; columns that refer to its own rows are shifted."""
     starts = np.cumsum([0, *map(len, tables)])
     joined = np.concatenate([np.empty(0, dtype), *tables])
@@ -433,7 +428,9 @@ def _joined(tables: list[Any], dtype: Any, references: tuple[str, ...]) -> Any:
     return joined
 
 
-def _shifted(tables: list[Any], dtype: Any, starts: Any) -> Any:
+def _shifted(
+    tables: list[NDArray[np.void]], dtype: np.dtype[np.void], starts: NDArray[np.int64]
+) -> NDArray[np.void]:
     """One table of all segments' rows, whose ``event`` column refers to the joined events."""
     joined = np.concatenate([np.empty(0, dtype), *tables])
     shift = np.repeat(starts[:-1], [len(table) for table in tables]) if tables else 0

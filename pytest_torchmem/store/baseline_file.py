@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from pytest_torchmem.analysis.judge.environments import Environment, complete, environment_name
 from pytest_torchmem.store.baseline_rows import (
@@ -38,6 +38,7 @@ from pytest_torchmem.store.origins import (
 )
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.units import format_apart
 
 FORMAT: Final = 3
@@ -86,7 +87,7 @@ class StoredEntries:
         found = self.numbers(key, path)
         if isinstance(found, BaselineEntry):
             return found
-        return entry_of(found, self.origins.get(key, ()))
+        return entry_of(key, found, self.origins.get(key, ()))
 
     def numbers(self, key: str, path: Path) -> Numbers | BaselineEntry:
         """Return the numbers of one entry; all of it where it is of an older format.
@@ -108,9 +109,9 @@ class StoredEntries:
         return numbers
 
 
-def _parts(key: str, rows: list[Row], path: Path) -> dict[str, Any]:
+def _parts(key: str, rows: list[Row], path: Path) -> dict[str, Json]:
     """Return the values of rows by their kinds. Raises `EntryError` for two that differ."""
-    parts: dict[str, Any] = {}
+    parts: dict[str, Json] = {}
     for row in rows:
         check_row(row)
         if is_old(row) and row[1] in MANY:
@@ -184,7 +185,7 @@ def _by_key(named: Mapping[str, list[str]]) -> dict[str, list[str]]:
     return found
 
 
-def _split(text: str, origins: Path) -> tuple[dict[str, Any], StoredEntries] | None:
+def _split(text: str, origins: Path) -> tuple[dict[str, Json], StoredEntries] | None:
     """Return the head and the entries of a file that is laid out as we write it; None for others.
 
     Nothing but the names is parsed. This is why reading ten thousand entries is quick.
@@ -332,7 +333,7 @@ def _kept(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[
     if isinstance(found, BaselineEntry):
         return entry_lines(key, Numbers.of(found)), [origin_line(key, found)]
     numbers = found
-    return entry_lines(key, numbers), [line for line in origins if explains(line, numbers)][:1]
+    return entry_lines(key, numbers), [line for line in origins if explains(line, key, numbers)][:1]
 
 
 def root_of(path: Path, environment: Environment) -> Path:
@@ -428,7 +429,7 @@ def _changed_twice(path: Path, key: str, part: str, one: object, other: object) 
     )
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     data = dict(pairs)
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]

@@ -14,9 +14,10 @@ from typing import Any, Final, TypeAlias
 
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import CategoryBytes, whole_number
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.units import format_size
 
-Row: TypeAlias = list[Any]
+Row: TypeAlias = list[Json]
 """``[key, sentence]``, ``[name, "work", six numbers]`` or ``[name, "id", number, text]``."""
 
 WORK: Final = ("total", "activation", "temporary", "input", "autograd_detail", "workspace")
@@ -68,7 +69,7 @@ class Numbers:
     def columns(self, kind: str) -> list[int]:
         """Return the numbers of a row."""
         own = {"total": self.total, "retained": self.retained}
-        return [own[name] if name in own else self.peaks[name] for name in COLUMNS[kind]]
+        return [own[name] if name in own else getattr(self.peaks, name) for name in COLUMNS[kind]]
 
     def sentence(self, room: int = WIDTH) -> str:
         """Return the sizes for people: ``17.3 MiB: activation 12.0 MiB, ...; 4.0 MiB retained``.

@@ -6,10 +6,11 @@ They may stand in a file of today's format, too, where git merged a branch that 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.store.baseline_rows import Row
 from pytest_torchmem.values.baseline import BaselineEntry
+from pytest_torchmem.values.json_values import Json
 
 SINGLE: Final = ("total", "at_peak", "peaks", "retained")
 MANY: Final = ("live", "retained_live")
@@ -32,7 +33,7 @@ def rows_of(key: str, entry: object) -> Iterable[Row]:
             yield [key, part, value]
 
 
-def old_entry(parts: Mapping[str, Any]) -> BaselineEntry:
+def old_entry(parts: Mapping[str, Json]) -> BaselineEntry:
     """Return an entry from the values of its rows. Raises what `BaselineEntry.from_json` does."""
     entry = BaselineEntry.from_json(parts)
     if entry.at_peak.total != entry.total:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.store.baseline_rows import COLUMNS, Numbers, encode
 from pytest_torchmem.values.baseline import BaselineEntry
@@ -22,6 +22,7 @@ from pytest_torchmem.values.contributors import (
     contributor_from_json,
     contributor_to_json,
 )
+from pytest_torchmem.values.json_values import Json
 
 FORMATS: Final = {1: "0.1.0: an entry in each line"}
 """Every format number ever written, and what it brought."""
@@ -79,11 +80,11 @@ def origin_line(key: str, entry: BaselineEntry) -> str:
     return encode([key, _all(Numbers.of(entry)), parts])
 
 
-def entry_of(numbers: Numbers, lines: Iterable[str]) -> BaselineEntry:
+def entry_of(key: str, numbers: Numbers, lines: Iterable[str]) -> BaselineEntry:
     """Return an entry with these numbers, and with what one of the lines says they were made of."""
-    with contextlib.suppress(*_WRONG):
-        for line in lines:
-            if explains(line, numbers):
+    for line in lines:
+        if explains(line, key, numbers):
+            with contextlib.suppress(*_WRONG):
                 return _from_parts(numbers, json.loads(line)[2])
     return BaselineEntry(
         numbers.total,
@@ -93,14 +94,13 @@ def entry_of(numbers: Numbers, lines: Iterable[str]) -> BaselineEntry:
     )
 
 
-def explains(line: str, numbers: Numbers) -> bool:
+def explains(line: str, key: str, numbers: Numbers) -> bool:
     """Return whether a line is of an entry with these numbers."""
-    with contextlib.suppress(*_WRONG):
-        return bool(json.loads(line)[1] == _all(numbers))
-    return False
+    start = f"[{encode(key)}, {encode(_all(numbers))}, "
+    return line.startswith(start.encode("utf-8", "backslashreplace").decode())
 
 
-def _from_parts(numbers: Numbers, parts: Mapping[str, Any]) -> BaselineEntry:
+def _from_parts(numbers: Numbers, parts: Mapping[str, Json]) -> BaselineEntry:
     at_peak_live = tuple(contributor_from_json(c) for c in parts["at_peak_live"])
     live = (
         at_peak_live[c] if isinstance(c, int) else contributor_from_json(c) for c in parts["live"]
@@ -135,7 +135,7 @@ def _stored(contributor: Contributor) -> tuple[object, ...]:
     )
 
 
-def _to_json(contributor: Contributor) -> dict[str, Any]:
+def _to_json(contributor: Contributor) -> dict[str, Json]:
     data = contributor_to_json(contributor)
     del data["labels"]
     return {name: value for name, value in data.items() if value not in ("", None)}

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import ReportError
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Rank, RunSummary, Window
 
 KIND: Final = "torchmem-results"
@@ -77,12 +78,12 @@ class TestReport:
         windows = (*self.measured.windows, *self.measured.unjudged)
         return windows[0] if windows else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         data = self.measured.to_json()
         return {**data, "file": self.file, "outcome": self.outcome, "line": self.line}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TestReport:
+    def from_json(cls, data: Mapping[str, Json]) -> TestReport:
         measured = MeasuredTest.from_json(data)
         return cls(measured, data["outcome"], data["line"], data["file"])
 
@@ -139,7 +140,7 @@ class RunReport:
         found = [test.status for test in self.tests]
         return {status: found.count(status) for status in STATUSES if status in found}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
         return {
             "kind": KIND,
@@ -168,7 +169,7 @@ class RunReport:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RunReport:
+    def from_json(cls, data: Mapping[str, Json]) -> RunReport:
         return cls(
             tests=tuple(TestReport.from_json(test) for test in data["tests"]),
             created=data["created"],

@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.values.contributors import (
     CategoryBytes,
@@ -15,6 +15,7 @@ from pytest_torchmem.values.contributors import (
     contributor_to_json,
     whole_number,
 )
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size
 
@@ -116,7 +117,7 @@ class BaselineEntry:
             at_peak_live=_largest(result.peak.live),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain builtins whose numbers are all integers."""
         return {
             "total": self.total,
@@ -129,7 +130,7 @@ class BaselineEntry:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> BaselineEntry:
+    def from_json(cls, data: Mapping[str, Json]) -> BaselineEntry:
         """Return the entry. Raises KeyError, TypeError or ValueError for data of another shape."""
         live, retained_live, at_peak_live = (
             tuple(contributor_from_json(c) for c in data.get(part, ()))

@@ -10,7 +10,9 @@ import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from pytest_torchmem.values.json_values import Json
 
 
 class Category(enum.Enum):
@@ -93,7 +95,7 @@ class CategoryBytes:
         return {category.value: amount for category, amount in self.items() if amount}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CategoryBytes:
+    def from_json(cls, data: Mapping[str, Json]) -> CategoryBytes:
         """Return the value that `to_json` gave. Raises what `contributor_from_json` does."""
         for name, amount in data.items():
             _member(_CATEGORIES_BY_NAME, name)
@@ -163,7 +165,7 @@ class Contributor:
         return (self.category, self.operator, self.module, self.phase, where)
 
 
-def contributor_to_json(contributor: Contributor) -> dict[str, Any]:
+def contributor_to_json(contributor: Contributor) -> dict[str, Json]:
     """Return plain builtins; `contributor_from_json` gives the same value back."""
     source = contributor.source
     return {
@@ -178,7 +180,7 @@ def contributor_to_json(contributor: Contributor) -> dict[str, Any]:
     }
 
 
-def contributor_from_json(data: Mapping[str, Any]) -> Contributor:
+def contributor_from_json(data: Mapping[str, Json]) -> Contributor:
     """Return the value that `contributor_to_json` was given.
 
     Baselines of formats 1 and 2 spelled the source as ``file``, ``function`` and ``line``. Raises

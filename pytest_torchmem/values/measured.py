@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pytest_torchmem.values.baseline import BaselineEntry, Change
 from pytest_torchmem.values.findings import FindingKind, is_estimated
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Result
 from pytest_torchmem.values.units import format_size
@@ -83,7 +83,7 @@ class Window:
             return f"{status} ({', '.join(simulated)} estimated)"
         return status
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
         return {
             "key": self.key,
@@ -102,7 +102,7 @@ class Window:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Window:
+    def from_json(cls, data: Mapping[str, Json]) -> Window:
         baseline, picture = data["baseline"], data["picture"]
         return cls(
             key=data["key"],
@@ -153,7 +153,7 @@ class MeasuredTest:
     unjudged: tuple[Window, ...] = ()
     raised: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain builtins: nothing else crosses from a worker to its controller."""
         return {
             "test": self.test,
@@ -167,7 +167,7 @@ class MeasuredTest:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> MeasuredTest:
+    def from_json(cls, data: Mapping[str, Json]) -> MeasuredTest:
         return cls(
             test=data["test"],
             file=data["file"],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.values.contributors import (
     Category,
@@ -17,6 +17,7 @@ from pytest_torchmem.values.contributors import (
     contributor_from_json,
     contributor_to_json,
 )
+from pytest_torchmem.values.json_values import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class Blocks:
             node, frame = self.stacks[node]
             yield self.frames[frame]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
         names = dict.fromkeys(source.file for source in self.frames)
         files = {file: number for number, file in enumerate(names)}
@@ -147,7 +148,7 @@ class Blocks:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], moments: int) -> Blocks:
+    def from_json(cls, data: Mapping[str, Json], moments: int) -> Blocks:
         """Return the value that `to_json` was given, for a picture of so many moments."""
         flat, stacks = data["blocks"], data["stacks"]
         begins = _sums(flat[::_BLOCK_FIELDS])
@@ -238,7 +239,7 @@ class Picture:
             ),
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back.
 
         A series of levels is a flat list of (moment, bytes from there on) pairs: most contributors
@@ -263,7 +264,7 @@ class Picture:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Picture:
+    def from_json(cls, data: Mapping[str, Json]) -> Picture:
         count = len(data["times_ns"])
         return cls(
             times_ns=_sums(data["times_ns"]),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 from pytest_torchmem.values.contributors import (
     CategoryBytes,
@@ -17,6 +16,7 @@ from pytest_torchmem.values.contributors import (
     contributor_from_json,
     contributor_to_json,
 )
+from pytest_torchmem.values.json_values import Json
 
 
 class Level(enum.Enum):
@@ -194,7 +194,7 @@ class Result:
         rise = self.steps[-1] - self.steps[0]
         return -(-rise // (len(self.steps) - 1))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
         return {
             "name": self.name,
@@ -227,7 +227,7 @@ class Result:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Result:
+    def from_json(cls, data: Mapping[str, Json]) -> Result:
         peak, retained, counters = data["peak"], data["retained"], data["counters"]
         return cls(
             name=data["name"],
@@ -258,7 +258,7 @@ class Result:
         )
 
 
-def _holder_to_json(holder: Holder) -> dict[str, Any]:
+def _holder_to_json(holder: Holder) -> dict[str, Json]:
     return {
         "bytes": holder.size_bytes,
         "count": holder.count,
@@ -267,5 +267,5 @@ def _holder_to_json(holder: Holder) -> dict[str, Any]:
     }
 
 
-def _holder_from_json(data: Mapping[str, Any]) -> Holder:
+def _holder_from_json(data: Mapping[str, Json]) -> Holder:
     return Holder(data["bytes"], data["count"], Fate[data["fate"].upper()], data["by"])

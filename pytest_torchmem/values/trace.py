@@ -13,11 +13,12 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pytest_torchmem.values.errors import TraceError, is_torchmem_error
+from pytest_torchmem.values.json_values import Json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -235,18 +236,18 @@ class Trace:
             ``counters`` of the device.
     """
 
-    events: NDArray[Any] = field(default_factory=lambda: np.empty(0, EVENT))
-    tensors: NDArray[Any] = field(default_factory=lambda: np.empty(0, TENSOR))
-    allocations: NDArray[Any] = field(default_factory=lambda: np.empty(0, ALLOCATION))
-    module_calls: NDArray[Any] = field(default_factory=lambda: np.empty(0, MODULE_CALL))
-    device_events: NDArray[Any] = field(default_factory=lambda: np.empty(0, DEVICE_EVENT))
-    marks: NDArray[Any] = field(default_factory=lambda: np.empty(0, MARK))
-    owners: NDArray[Any] = field(default_factory=lambda: np.empty(0, OWNER))
-    module_edges: NDArray[Any] = field(default_factory=lambda: np.empty(0, MODULE_EDGE))
-    compiled_lines: NDArray[Any] = field(default_factory=lambda: np.empty(0, COMPILED_LINE))
+    events: NDArray[np.void] = field(default_factory=lambda: np.empty(0, EVENT))
+    tensors: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TENSOR))
+    allocations: NDArray[np.void] = field(default_factory=lambda: np.empty(0, ALLOCATION))
+    module_calls: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MODULE_CALL))
+    device_events: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DEVICE_EVENT))
+    marks: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MARK))
+    owners: NDArray[np.void] = field(default_factory=lambda: np.empty(0, OWNER))
+    module_edges: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MODULE_EDGE))
+    compiled_lines: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMPILED_LINE))
     strings: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Json] = field(default_factory=dict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to ``path``, a compressed numpy archive.
@@ -307,7 +308,7 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
         raise TraceError(f"cannot read {path} as a trace: {reason}") from error
 
 
-def _typed(table: NDArray[Any], dtype: np.dtype[Any], path: object) -> NDArray[Any]:
+def _typed(table: NDArray[np.void], dtype: np.dtype[np.void], path: object) -> NDArray[np.void]:
     if table.dtype != dtype:
         raise TraceError(f"{path} holds a table of another layout than this version reads")
     return table

@@ -109,21 +109,6 @@ def test_a_release_that_was_not_checked_is_told():
     assert not process.notice(TorchBuild("2.13.1", "13.0", Path(), Path()))
 
 
-def test_pytest_refuses_a_gpu_that_nobody_knows(pytester):
-    run = pytester.runpytest_subprocess("--torchmem-simulate=H1000")
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    run.stderr.fnmatch_lines(["*--torchmem-simulate=H1000: no GPU is called 'H1000'*"])
-
-
-def test_a_program_that_calls_pytest_is_told_to_be_started_anew(pytester):
-    pytester.makepyfile(
-        runner="import pytest; raise SystemExit(pytest.main(['--torchmem-simulate=H100']))"
-    )
-    run = pytester.run(sys.executable, "runner.py")
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    run.stderr.fnmatch_lines(["*torchmem simulate --gpu H100 -- COMMAND*not-simulated*"])
-
-
 def test_the_command_refuses_what_it_cannot_start(pytester):
     run = pytester.run(sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", "H100")
     assert run.ret == 2

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -65,6 +65,6 @@ class Annotations:
             innermost[begin:end] = row
         return innermost, outer
 
-    def _rows(self, events: NDArray[Any]) -> NDArray[np.int64]:
+    def _rows(self, events: NDArray[np.void]) -> NDArray[np.int64]:
         is_annotation = (events["kind"] == EventKind.TORCH_OP) & (events["scope"] == Scope.OTHER)
         return np.flatnonzero(is_annotation)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.trace import EventKind, Trace
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class CompiledCode:
     """Looks lines of generated code up."""
 
     def __init__(self, trace: Trace) -> None:
-        self._events: NDArray[Any] = trace.events
+        self._events = trace.events
         self._lines: dict[tuple[int, int], CompiledLine] = {}
         for (
             file,

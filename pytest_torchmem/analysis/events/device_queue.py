@@ -8,7 +8,7 @@ start of the next one with kernels in it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -53,11 +53,11 @@ def find_device_queue(tree: OpTree) -> DeviceQueue:
     return DeviceQueue(depth, _overlap(events["start_ns"], events["end_ns"], idle))
 
 
-def _sorted(table: NDArray[Any]) -> NDArray[Any]:
+def _sorted(table: NDArray[np.void]) -> NDArray[np.void]:
     return table[np.argsort(table["start_ns"], kind="stable")]
 
 
-def _last_launched(launches: NDArray[Any], kernels: NDArray[Any]) -> NDArray[np.int64]:
+def _last_launched(launches: NDArray[np.void], kernels: NDArray[np.void]) -> NDArray[np.int64]:
     """For each launch the number of the latest kernel launched until then, -1 for none."""
     first: dict[int, int] = {}
     for number, correlation in enumerate(kernels["correlation"].tolist()):
@@ -68,9 +68,9 @@ def _last_launched(launches: NDArray[Any], kernels: NDArray[Any]) -> NDArray[np.
 
 
 def _depth(
-    times: NDArray[Any],
-    launches: NDArray[Any],
-    kernels: NDArray[Any],
+    times: NDArray[np.int64],
+    launches: NDArray[np.void],
+    kernels: NDArray[np.void],
     last_launched: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Kernels launched, and not started, at each time."""
@@ -82,7 +82,7 @@ def _depth(
 
 
 def _idle_intervals(
-    tree: OpTree, entries: NDArray[Any], depth: NDArray[np.int64]
+    tree: OpTree, entries: NDArray[np.void], depth: NDArray[np.int64]
 ) -> list[tuple[int, int]]:
     events = tree.trace.events
     intervals: list[tuple[int, int]] = []
@@ -102,7 +102,7 @@ def _idle_intervals(
 
 
 def _overlap(
-    starts: NDArray[Any], ends: NDArray[Any], intervals: list[tuple[int, int]]
+    starts: NDArray[np.int64], ends: NDArray[np.int64], intervals: list[tuple[int, int]]
 ) -> NDArray[np.int64]:
     """Return the time that each event shares with the union of the intervals: int64, shape (E,).
 
@@ -124,7 +124,7 @@ def _overlap(
     begins, stops = np.array(merged, np.int64).T
     before = np.concatenate([[0], np.cumsum(stops - begins)])
 
-    def idle_until(times: NDArray[Any]) -> NDArray[np.int64]:
+    def idle_until(times: NDArray[np.int64]) -> NDArray[np.int64]:
         index = np.searchsorted(begins, times, side="right")
         inside = np.where(index > 0, np.minimum(times, stops[index - 1]) - begins[index - 1], 0)
         result: NDArray[np.int64] = before[np.maximum(index - 1, 0)] + inside

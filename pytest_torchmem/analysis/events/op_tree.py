@@ -7,7 +7,7 @@ at once, level by level from the roots, so its cost does not depend on how deep 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -99,14 +99,14 @@ def build_op_tree(trace: Trace) -> OpTree:
     return tree
 
 
-def _called_by_engine(events: NDArray[Any]) -> NDArray[np.bool_]:
+def _called_by_engine(events: NDArray[np.void]) -> NDArray[np.bool_]:
     """Nodes of the backward graph. One that is called by another node is a part of that node."""
     is_backward: NDArray[np.bool_] = events["scope"] == Scope.BACKWARD_FUNCTION
     nested = (events["parent"] >= 0) & is_backward[events["parent"]] if len(events) else is_backward
     return is_backward & ~nested
 
 
-def _depths(parents: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.int32]:
+def _depths(parents: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int32]:
     # Depth is the number of open subtrees: each row opens one and closes those that end with it.
     # A root (rows 0 to 2) with two children: ends [3, 2, 3], closed before each row [0, 0, 1],
     # depth [0, 1, 1].
@@ -123,7 +123,7 @@ def _levels(depth: NDArray[np.int32]) -> list[NDArray[np.int64]]:
 
 
 def _innermost(
-    parents: NDArray[Any], levels: list[NDArray[np.int64]], condition: NDArray[np.bool_]
+    parents: NDArray[np.int64], levels: list[NDArray[np.int64]], condition: NDArray[np.bool_]
 ) -> NDArray[np.int32]:
     found = np.full(len(parents), -1, np.int32)
     for level, rows in enumerate(levels):
@@ -133,7 +133,7 @@ def _innermost(
 
 
 def _outermost(
-    parents: NDArray[Any], levels: list[NDArray[np.int64]], condition: NDArray[np.bool_]
+    parents: NDArray[np.int64], levels: list[NDArray[np.int64]], condition: NDArray[np.bool_]
 ) -> NDArray[np.int32]:
     found = np.full(len(parents), -1, np.int32)
     for level, rows in enumerate(levels):

@@ -6,7 +6,7 @@ Self time, queue depth and idle time are those of ``torch/profiler/_utils.py``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -125,14 +125,14 @@ def running_at(tree: OpTree, rank: float) -> Running:
     )
 
 
-def _sums(group: NDArray[Any], values: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sums(group: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
     sums = np.zeros(int(group.max()) + 1, np.int64)
     np.add.at(sums, group, values)
     return sums
 
 
 def _largest(
-    tree: OpTree, size: NDArray[np.int64], rows: NDArray[np.int64], group: NDArray[Any]
+    tree: OpTree, size: NDArray[np.int64], rows: NDArray[np.int64], group: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """The largest allocation in any subtree of each group's rows."""
     largest = np.zeros(int(group.max()) + 1, np.int64)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_torchmem.values.contributors import Category, Contributor, contributor_to_json
 from pytest_torchmem.values.errors import MarkerError
+from pytest_torchmem.values.json_values import Json
 
 #: The moment at which the footprint is largest, for the ``at`` of ``explain``.
 PEAK = "peak"
@@ -34,7 +35,7 @@ class Explanation:
     decided_by: str
     reason: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain builtins."""
         return {
             **contributor_to_json(self.storage),

@@ -7,7 +7,7 @@ device and the time between an allocation and its free name every storage, with 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -102,7 +102,7 @@ class _Places:
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int], int] = {}
 
-    def number(self, table: NDArray[Any]) -> NDArray[np.int64]:
+    def number(self, table: NDArray[np.void]) -> NDArray[np.int64]:
         numbers = self._numbers
         pairs = zip(table["device"].tolist(), table["ptr"].tolist(), strict=True)
         found = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
@@ -203,7 +203,7 @@ def _lifetimes(
     )
 
 
-def _asked_for(allocations: NDArray[Any]) -> NDArray[np.int64]:
+def _asked_for(allocations: NDArray[np.void]) -> NDArray[np.int64]:
     """Return the bytes that each allocation asked for, else its block's; negative for a free."""
     requested, block = allocations["requested_bytes"], allocations["size_bytes"]
     sizes: NDArray[np.int64] = np.where(requested > 0, requested, block)

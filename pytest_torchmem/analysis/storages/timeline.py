@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -95,7 +95,7 @@ def build_timeline(
 
 def times_of(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return ranks as nanoseconds since the first event: int64, of the same shape."""
-    starts: NDArray[Any] = np.sort(evidence.tree.trace.events["start_ns"])
+    starts: NDArray[np.void] = np.sort(evidence.tree.trace.events["start_ns"])
     if not len(starts):
         return np.zeros(len(ranks), np.int64)
     rows = np.clip(np.floor(ranks), 0, len(starts) - 1).astype(np.int64)

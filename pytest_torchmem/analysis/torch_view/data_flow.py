@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -266,7 +266,7 @@ def _nodes(tree: OpTree) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _merge(
-    node: NDArray[Any], key: NDArray[Any], flag: NDArray[np.uint8], key_count: int
+    node: NDArray[np.int64], key: NDArray[np.int64], flag: NDArray[np.uint8], key_count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
     """One edge for each node and key, with the union of the flags."""
     pair = node * key_count + key

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -71,7 +71,7 @@ class TorchMemoryProfile:
         return build_data_flow(self.tree)
 
     @cached_property
-    def entries(self) -> NDArray[Any]:
+    def entries(self) -> NDArray[np.void]:
         """`ENTRY` rows, sorted by time and action.
 
         ``time_ns`` is -1 for what was there before. ``before`` is the column of the category that
@@ -85,8 +85,10 @@ class TorchMemoryProfile:
             INCREMENT_VERSION   key 0, version 0
             DESTROY             key 0, version 1
         """
-        entries: Any = np.concatenate([_unknown_entries(self.tree), _keyed_entries(self.graph)])
-        ordered: NDArray[Any] = entries[np.lexsort((entries["action"], entries["time_ns"]))]
+        entries: NDArray[np.void] = np.concatenate(
+            [_unknown_entries(self.tree), _keyed_entries(self.graph)]
+        )
+        ordered: NDArray[np.void] = entries[np.lexsort((entries["action"], entries["time_ns"]))]
         return ordered
 
     def timeline(self, device: str) -> Timeline:
@@ -120,10 +122,10 @@ class TorchMemoryProfile:
                 rows.append((time, action, size, after))
         return rows
 
-    def _of(self, device: str) -> NDArray[Any]:
+    def _of(self, device: str) -> NDArray[np.void]:
         devices = self.tree.trace.devices
         number = devices.index(device) if device in devices else -1
-        mine: NDArray[Any] = self.entries[self.entries["device"] == number]
+        mine: NDArray[np.void] = self.entries[self.entries["device"] == number]
         return mine
 
     def _levels(self, device: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -156,11 +158,11 @@ def _entries(
     keys: TensorKeys,
     key: NDArray[np.int64],
     action: Action,
-    time_ns: NDArray[Any] | int,
-    version: NDArray[Any] | int = 0,
-    before: NDArray[Any] | int = NOTHING,
-    after: NDArray[Any] | int = NOTHING,
-) -> NDArray[Any]:
+    time_ns: NDArray[np.int64] | int,
+    version: NDArray[np.int64] | int = 0,
+    before: NDArray[np.uint8] | int = NOTHING,
+    after: NDArray[np.uint8] | int = NOTHING,
+) -> NDArray[np.void]:
     rows = np.zeros(len(key), ENTRY)
     rows["time_ns"], rows["action"], rows["key"] = time_ns, action, key
     rows["device"], rows["size_bytes"] = keys.device[key], keys.size_bytes[key]
@@ -168,7 +170,7 @@ def _entries(
     return rows
 
 
-def _unknown_entries(tree: OpTree) -> NDArray[Any]:
+def _unknown_entries(tree: OpTree) -> NDArray[np.void]:
     """Allocations without a tensor key, paired by pointer in the order of the tree."""
     trace = tree.trace
     table = trace.allocations[~trace.allocations["keyed"]]
@@ -195,7 +197,7 @@ def _unknown_entries(tree: OpTree) -> NDArray[Any]:
     return np.array(rows, ENTRY)
 
 
-def _keyed_entries(graph: DataFlowGraph) -> NDArray[Any]:
+def _keyed_entries(graph: DataFlowGraph) -> NDArray[np.void]:
     """Actions on tensor keys, from the edges of the graph and what was there before it."""
     trace, keys = graph.tree.trace, graph.keys
     labels = label_versions(graph).of_versions(graph)

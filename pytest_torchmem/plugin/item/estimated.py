@@ -8,7 +8,7 @@ its baseline entry: it is never compared with a measured number.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import MarkerError, is_torchmem_error
@@ -100,7 +100,7 @@ def simulated(result: Result, limits: Mapping[str, int], source: GpuQuestions) -
     return with_counters(result, limits, source, allocator_settings())
 
 
-def estimate_name(program: Any, name: str) -> str:
+def estimate_name(program: object, name: str) -> str:
     """Return the name of an estimate: what the test calls it, or its function or class.
 
     Raises `MarkerError` for a name that cannot be used.

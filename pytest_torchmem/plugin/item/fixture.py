@@ -71,7 +71,7 @@ class Torchmem:
         module_or_fn: Callable[..., Any],
         *args: Any,
         backward: bool = True,
-        optimizer: Any = None,
+        optimizer: object = None,
         device: str | None = None,
         name: str = "",
         **kwargs: Any,

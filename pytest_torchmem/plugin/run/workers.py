@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from pytest_torchmem.plugin.stash import PAYLOAD
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import MeasuredTest
 
 TRACE: Final = "trace"
@@ -35,13 +36,13 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
 
 def detach(report: pytest.TestReport) -> MeasuredTest | None:
     """Return what came with a report, or None where nothing was measured."""
-    payload: Mapping[str, Any] | None = getattr(report, _ATTRIBUTE, None)
+    payload: Mapping[str, Json] | None = getattr(report, _ATTRIBUTE, None)
     return None if payload is None else MeasuredTest.from_json(payload)
 
 
 def trace_with(report: pytest.TestReport) -> bytes:
     """Return the recording that came with a report; nothing where none did."""
-    payload: Mapping[str, Any] = getattr(report, _ATTRIBUTE, {})
+    payload: Mapping[str, Json] = getattr(report, _ATTRIBUTE, {})
     return base64.b64decode(payload.get(TRACE, ""))
 
 

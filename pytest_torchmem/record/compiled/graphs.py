@@ -1,4 +1,4 @@
-"""What the graphs of a compiler know of the user's source, taken from those that are alive.
+"""The user's source of compiled code, read from the compiler's graphs that are alive.
 
 Every FX node that torch.compile traced carries the stack it was traced at and the modules it was
 traced in. A graph may be gone when the recording ends, so what it knows is noted as plain values.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import linecache
 import re
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final
+from typing import Final
+
+import torch
 
 from pytest_torchmem.record.fake.origin import is_user_file, operator_name
-from pytest_torchmem.record.owners.live_objects import instances_of
+from pytest_torchmem.record.owners.live_objects import instances_of, with_subclasses
 from pytest_torchmem.record.torch_api import compiler
 
 _FRAME: Final = re.compile(
@@ -27,7 +29,7 @@ _ASSIGNED: Final = re.compile(r"\b(\w+)(?:\s*:[^=]*)? = ")
 
 @dataclass(frozen=True, slots=True)
 class NodeOrigin:
-    """Where a node comes from.
+    """The source, the modules and the operator of a node.
 
     Attributes:
         stack: The stack it was traced at, as text.
@@ -53,13 +55,13 @@ class CompiledGraphs:
     """Collects what living graphs know."""
 
     def __init__(self) -> None:
-        self._classes: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._classes: weakref.WeakSet[type[torch.fx.GraphModule]] = weakref.WeakSet()
         self._lines: dict[str, Mapping[int, NodeOrigin]] = {}
         self._traced: dict[str, _Traced] = {}
 
     def collect(self) -> None:
         """Learn from the graphs that were made since the last time, if any."""
-        if set(compiler.graph_module_classes()) - set(self._classes):
+        if set(_graph_module_classes()) - set(self._classes):
             self.collect_again()
 
     def collect_again(self) -> None:
@@ -72,14 +74,14 @@ class CompiledGraphs:
                 # Asking for the code generates it now if nobody has run the graph yet.
                 lines = _origins_by_line(graph.code, nodes)
                 self._lines[compiler.generated_file(graph)] = lines
-        self._classes.update(compiler.graph_module_classes())
+        self._classes.update(_graph_module_classes())
 
     def lines(self, generated_file: str) -> Mapping[int, NodeOrigin] | None:
-        """What the lines of a graph's generated code stand for; None if the graph is not known."""
+        """Return the node behind each line of generated code; None if the graph is not known."""
         return self._lines.get(generated_file)
 
     def traced_at(self, stack: str, nodes: Collection[str] = ()) -> NodeOrigin:
-        """What is known of a stack that a compiler has stored, for any of ``nodes`` if they exist.
+        """Return the origin of a stack that a compiler has stored, for any of ``nodes`` that exist.
 
         What the compiler keeps on disk may be older than the source: then the same code has
         another line number now, which the graph traced in this process knows.
@@ -92,7 +94,7 @@ class CompiledGraphs:
         modules = dict.fromkeys(chain.from_iterable(named or known.modules.values()))
         return NodeOrigin(current, () if 0 in modules else tuple(modules))
 
-    def _note(self, node: Any) -> None:
+    def _note(self, node: torch.fx.Node) -> None:
         if node.stack_trace:
             known = self._traced.setdefault(_unnumbered(node.stack_trace), _Traced())
             known.stacks.setdefault(node.stack_trace)
@@ -120,7 +122,7 @@ def user_frame(stack: str) -> Frame | None:
 
 
 def _line_now(file: str, line: int, text: str) -> int:
-    """Where the code ``text`` that once stood on ``line`` stands now; 0 if it is gone."""
+    """Return the line on which the code ``text`` of ``line`` stands now; 0 if it is gone."""
     lines = [code.strip() for code in linecache.getlines(file)]
     if not lines or not text or text == "".join(lines[line - 1 : line]):
         return line
@@ -132,12 +134,18 @@ def _unnumbered(stack: str) -> str:
     return _LINE_NUMBER.sub("", stack).strip()
 
 
-def _living_graphs() -> list[Any]:
-    classes = compiler.graph_module_classes()
+def _graph_module_classes() -> list[type[torch.fx.GraphModule]]:
+    """The classes of graph modules that are alive: each has one of its own, of this name."""
+    kinds = with_subclasses([torch.fx.GraphModule])
+    return [kind for kind in kinds if kind.__qualname__.endswith(".GraphModuleImpl")]
+
+
+def _living_graphs() -> list[torch.fx.GraphModule]:
+    classes = _graph_module_classes()
     return instances_of(classes) if classes else []
 
 
-def _origins_by_line(code: str, nodes: list[Any]) -> dict[int, NodeOrigin]:
+def _origins_by_line(code: str, nodes: Iterable[torch.fx.Node]) -> dict[int, NodeOrigin]:
     """The node that each line of a graph's generated code computes."""
     named = {node.name: node for node in nodes}
     found = {}
@@ -155,7 +163,7 @@ def _origins_by_line(code: str, nodes: list[Any]) -> dict[int, NodeOrigin]:
     return found
 
 
-def _module_of(node: Any) -> int:
+def _module_of(node: torch.fx.Node) -> int:
     """The ``id()`` of the innermost module a node was traced in; 0 if it is not known.
 
     A node of a backward graph has the modules of the forward node that it belongs to.

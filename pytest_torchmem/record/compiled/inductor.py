@@ -1,4 +1,4 @@
-"""Which operators a line of inductor's generated Python stands for.
+"""The operators behind each line of the Python that inductor generates.
 
 Inductor writes a function that allocates buffers and hands them to kernels:
 
@@ -33,7 +33,7 @@ _NO_KERNELS: Final = ("assert_", "get_raw_stream", "set_device", "clear", "synch
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What a kernel computes.
+    """A kernel, and the operators that it computes.
 
     Attributes:
         operator: The operator, ``aten::addmm``, or several joined by ``+``.

@@ -8,14 +8,15 @@ wrote. The profiler sees its calls with lines of that code. What each such line 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from pytest_torchmem.record.compiled.graphs import CompiledGraphs, NodeOrigin, user_frame
 from pytest_torchmem.record.compiled.inductor import Kernel, kernels_by_line
 from pytest_torchmem.record.torch_api import compiler
-from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.trace import COMPILED_LINE
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class CompiledSources:
         """Note what the graphs know that are alive now: they may be gone when it is asked for."""
         self._graphs.collect()
 
-    def read(self, events: NDArray[Any]) -> NDArray[Any]:
+    def read(self, events: NDArray[np.void]) -> NDArray[np.void]:
         """Return `trace.COMPILED_LINE` rows for the lines of generated code among ``events``."""
         parents = events["parent"]
         files = np.where(parents >= 0, events["file"][parents], -1)
@@ -84,8 +85,10 @@ class CompiledSources:
         modules = origin.modules if origin else ()
         return [(file, line, number(operator), *source, module) for module in modules or (0,)]
 
-    def _stored_at(self, line_map: tuple[Any, Any], line: int, kernel: Kernel) -> NodeOrigin | None:
-        """What inductor's map of lines to stacks says: an entry holds until the next one."""
+    def _stored_at(
+        self, line_map: tuple[Sequence[int], Sequence[str]], line: int, kernel: Kernel
+    ) -> NodeOrigin | None:
+        """Look a line up in inductor's map to stacks: an entry holds until the next one."""
         lines, stacks = line_map
         position = bisect_right(lines, line)
         stack = stacks[position - 1] if position else None

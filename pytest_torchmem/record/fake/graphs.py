@@ -56,7 +56,7 @@ _DESCRIBED = {
 }
 
 
-def read_graph(graph: Any, categories: Mapping[str, Category] | None = None) -> StaticGraph:
+def read_graph(graph: object, categories: Mapping[str, Category] | None = None) -> StaticGraph:
     """Return what a graph does with memory.
 
     ``graph`` is a ``torch.fx.Graph``, a ``GraphModule`` or a ``torch.export.ExportedProgram``.
@@ -69,7 +69,7 @@ def read_graph(graph: Any, categories: Mapping[str, Category] | None = None) -> 
 
 
 def read_pair(
-    forward: Any, backward: Any, categories: Mapping[str, Category] | None = None
+    forward: object, backward: object, categories: Mapping[str, Category] | None = None
 ) -> tuple[StaticGraph, StaticGraph]:
     """Return a forward graph and its backward graph over one table of storages."""
     graphs = [(_graph_of(forward), Phase.FORWARD), (_graph_of(backward), Phase.BACKWARD)]
@@ -77,7 +77,7 @@ def read_pair(
     return read_forward, read_backward
 
 
-def _graph_of(graph: Any) -> Any:
+def _graph_of(graph: object) -> torch.fx.Graph:
     found = getattr(graph, "graph", graph)
     if not isinstance(found, torch.fx.Graph):
         raise EstimateError(
@@ -87,8 +87,8 @@ def _graph_of(graph: Any) -> Any:
     return found
 
 
-def _signature(program: Any) -> dict[str, Category]:
-    """What the inputs of an exported program are for, by node name."""
+def _signature(program: object) -> dict[str, Category]:
+    """Return the category of each input of an exported program, by node name."""
     signature = getattr(program, "graph_signature", None)
     kinds = {"PARAMETER": Category.PARAMETER, "BUFFER": Category.BUFFER}
     return {
@@ -98,7 +98,9 @@ def _signature(program: Any) -> dict[str, Category]:
     }
 
 
-def _read(graphs: list[tuple[Any, Phase]], categories: Mapping[str, Category]) -> list[StaticGraph]:
+def _read(
+    graphs: list[tuple[torch.fx.Graph, Phase]], categories: Mapping[str, Category]
+) -> list[StaticGraph]:
     table = _StorageTable()
     read = []
     for graph, phase in graphs:
@@ -108,7 +110,7 @@ def _read(graphs: list[tuple[Any, Phase]], categories: Mapping[str, Category]) -
     return [StaticGraph(nodes, tuple(table.storages)) for nodes in read]
 
 
-def _require_fakes(graph: Any) -> None:
+def _require_fakes(graph: torch.fx.Graph) -> None:
     called = [n for n in graph.nodes if n.op.startswith("call_")]
     bare = next((n for n in called if _value(n) is None and n.users), None)
     if bare is not None and all(_value(n) is None for n in called):
@@ -119,7 +121,7 @@ def _require_fakes(graph: Any) -> None:
         )
 
 
-def _value(node: Any) -> Any:
+def _value(node: torch.fx.Node) -> Any:
     """The fake value of a node: AOT and export call it ``val``, dynamo ``example_value``."""
     return node.meta.get("val", node.meta.get("example_value"))
 
@@ -131,12 +133,12 @@ class _StorageTable:
     storages: list[StaticStorage] = field(default_factory=list)
     numbers: dict[tuple[int, str], int] = field(default_factory=dict)
     # An address is an identity only while its storage lives.
-    alive: list[Any] = field(default_factory=list)
+    alive: list[torch.UntypedStorage] = field(default_factory=list)
 
-    def find(self, tensor: Any) -> int | None:
+    def find(self, tensor: torch.Tensor) -> int | None:
         return self.numbers.get(_key(tensor))
 
-    def add(self, tensor: Any, category: Category) -> int:
+    def add(self, tensor: torch.Tensor, category: Category) -> int:
         number = len(self.storages)
         size = fake_tensors.size_hint(tensor.untyped_storage().nbytes())
         self.storages.append(StaticStorage(size, str(tensor.device), category))
@@ -144,7 +146,7 @@ class _StorageTable:
         self.numbers[_key(tensor)] = number
         return number
 
-    def alias(self, tensor: Any, number: int) -> None:
+    def alias(self, tensor: torch.Tensor, number: int) -> None:
         self.alive.append(tensor.untyped_storage())
         self.numbers[_key(tensor)] = number
 
@@ -152,7 +154,7 @@ class _StorageTable:
         self.storages[number] = replace(self.storages[number], category=category)
 
 
-def _key(tensor: Any) -> tuple[int, str]:
+def _key(tensor: torch.Tensor) -> tuple[int, str]:
     return memory.storage_key(tensor), str(tensor.device)
 
 
@@ -160,17 +162,21 @@ class _FxReader:
     """Reads the nodes of one graph, in order."""
 
     def __init__(
-        self, graph: Any, phase: Phase, categories: Mapping[str, Category], table: _StorageTable
+        self,
+        graph: torch.fx.Graph,
+        phase: Phase,
+        categories: Mapping[str, Category],
+        table: _StorageTable,
     ) -> None:
         self._phase = phase
         self._categories = categories
         self._table = table
         self._attributes = graph.owning_module
         self._seen: set[int] = set()
-        self._holds: dict[Any, tuple[int, ...]] = {}
-        self._in_backward: set[Any] = set()
+        self._holds: dict[torch.fx.Node, tuple[int, ...]] = {}
+        self._in_backward: set[torch.fx.Node] = set()
 
-    def node(self, node: Any) -> StaticNode:
+    def node(self, node: torch.fx.Node) -> StaticNode:
         kind = _KINDS.get(node.op, NodeKind.OPERATOR)
         # The output node repeats its arguments in its value; it makes nothing.
         tensors = [] if kind is NodeKind.OUTPUT else self._tensors(node)
@@ -196,13 +202,15 @@ class _FxReader:
             else (),
         )
 
-    def _tensors(self, node: Any) -> list[Any]:
+    def _tensors(self, node: torch.fx.Node) -> list[torch.Tensor]:
         value = _value(node)
         if value is None and node.op == "get_attr" and self._attributes is not None:
             value = _attribute(self._attributes, node.target)
         return [leaf for leaf in fake_tensors.leaves(value) if isinstance(leaf, torch.Tensor)]
 
-    def _number(self, node: Any, kind: NodeKind, position: int, tensor: Any) -> int:
+    def _number(
+        self, node: torch.fx.Node, kind: NodeKind, position: int, tensor: torch.Tensor
+    ) -> int:
         known = self._table.find(tensor)
         if known is not None:
             return known
@@ -214,7 +222,7 @@ class _FxReader:
             return self._table.add(tensor, Category.UNKNOWN)
         return self._table.add(tensor, self._given_category(node, kind, tensor))
 
-    def _aliased(self, node: Any, position: int) -> int | None:
+    def _aliased(self, node: torch.fx.Node, position: int) -> int | None:
         """The storage an unknown one stands for: a graph that was saved and loaded has fake tensors
         that no longer share storages, and real attributes never share with fakes."""
         if node.target is operator.getitem:
@@ -241,7 +249,9 @@ class _FxReader:
         found = [t for t in fake_tensors.leaves(element) if isinstance(t, torch.Tensor)]
         return self._table.find(found[0]) if len(found) == 1 else None
 
-    def _given_category(self, node: Any, kind: NodeKind, tensor: Any) -> Category:
+    def _given_category(
+        self, node: torch.fx.Node, kind: NodeKind, tensor: torch.Tensor
+    ) -> Category:
         if node.name in self._categories:
             return self._categories[node.name]
         described = _DESCRIBED.get(type(node.meta.get("desc")).__name__)
@@ -258,7 +268,7 @@ class _FxReader:
             return Category.ACTIVATION
         return Category.INPUT
 
-    def _phase_of(self, node: Any) -> Phase:
+    def _phase_of(self, node: torch.fx.Node) -> Phase:
         """In a joint graph, whatever depends on a tangent is backward."""
         tangent = node.op == "placeholder" and node.name.startswith("tangents")
         tagged = node.meta.get("partitioner_tag") == "is_backward"
@@ -270,8 +280,8 @@ class _FxReader:
         return self._phase
 
 
-def _attribute(module: Any, path: str) -> Any:
-    for name in path.split("."):
+def _attribute(module: object, path: object) -> object:
+    for name in str(path).split("."):
         module = getattr(module, name, None)
     return module
 
@@ -285,6 +295,6 @@ def devices_of(graphs: Iterable[StaticGraph]) -> list[str]:
     return sorted(amounts, key=lambda device: -amounts[device])
 
 
-def is_program(target: Any) -> bool:
+def is_program(target: object) -> bool:
     """Whether a value is an exported program: a graph that brings its inputs along."""
     return isinstance(target, torch.export.ExportedProgram)

@@ -6,9 +6,9 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
+import torch
 
 from pytest_torchmem.record.torch_api import fake_tensors, memory
 from pytest_torchmem.values.static_graph import Category, Lifetimes
@@ -35,15 +35,15 @@ class Ledger:
     before_death: Callable[[], None]
     entries: list[LedgerEntry] = field(default_factory=list)
     live: dict[int, int] = field(default_factory=dict)
-    watches: dict[int, weakref.ref[Any]] = field(default_factory=dict)
+    watches: dict[int, weakref.ref[torch.UntypedStorage]] = field(default_factory=dict)
     operator_count: int = 0
     # An old storage, the one that may have taken its place, and the operator that did it.
     _takeovers: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def number(self, tensor: Any) -> int | None:
+    def number(self, tensor: torch.Tensor) -> int | None:
         return self.live.get(memory.storage_key(tensor))
 
-    def add(self, tensor: Any, category: Category, first: int) -> int:
+    def add(self, tensor: torch.Tensor, category: Category, first: int) -> int:
         storage = tensor.untyped_storage()
         size = fake_tensors.size_hint(storage.nbytes())
         number = self.append(LedgerEntry(size, str(tensor.device), category, first))
@@ -56,7 +56,7 @@ class Ledger:
         self.entries.append(entry)
         return len(self.entries) - 1
 
-    def resized(self, tensor: Any, number: int, row: int) -> int | None:
+    def resized(self, tensor: torch.Tensor, number: int, row: int) -> int | None:
         """The number of a known storage's new memory, if an operator gave it another size.
 
         The old memory goes after the new has come: its content is copied.
@@ -78,7 +78,7 @@ class Ledger:
         if self.entries[old].size_bytes == self.entries[new].size_bytes:
             self._takeovers[old] = (new, self.operator_count)
 
-    def _died(self, key: int, number: int, _: Any) -> None:
+    def _died(self, key: int, number: int, _: object) -> None:
         self.before_death()
         entry = self.entries[number]
         entry.end = max(2 * self.operator_count, entry.first)

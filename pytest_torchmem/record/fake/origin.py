@@ -1,4 +1,4 @@
-"""Where an operator came from: its name, its module, the user's line."""
+"""The origin of an operator: its name, its module, the user's line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -42,7 +42,7 @@ def is_user_file(file: str) -> bool:
     return not file.startswith((*_NOT_THE_USERS, "<")) and "site-packages" not in file
 
 
-def operator_name(node: Any) -> str:
+def operator_name(node: torch.fx.Node) -> str:
     """The name of what an FX node calls, in the profiler's style: ``aten::mm``."""
     target = node.target
     schema = dispatcher.schema_of(target)
@@ -53,7 +53,7 @@ def operator_name(node: Any) -> str:
     return str(getattr(target, "__name__", target))
 
 
-def module_path(node: Any) -> str:
+def module_path(node: torch.fx.Node) -> str:
     """The path of the innermost module a node was traced in, or ``""``."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
@@ -66,7 +66,7 @@ def module_path(node: Any) -> str:
     return path.lstrip(".")
 
 
-def source_line(node: Any) -> Source | None:
+def source_line(node: torch.fx.Node) -> Source | None:
     """The user's line a node was traced from: the innermost one outside torch and site-packages."""
     found = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     for frame in reversed(found):
@@ -108,7 +108,7 @@ def recomputes(frame: FrameType | None) -> bool:
     return False
 
 
-def names_of(modules: Iterable[tuple[str, Any]]) -> dict[int, str]:
+def names_of(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[int, str]:
     """The path of every module below the given ones, from the class of its root: ``GPT.layers.3``.
 
     By ``id``, and with the paths of their parameters and buffers.

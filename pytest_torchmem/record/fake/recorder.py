@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -42,7 +42,7 @@ _ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
 
 @dataclass(frozen=True, slots=True)
 class _CallSite:
-    """Where an operator was called from."""
+    """The module and the line that called an operator."""
 
     module: str
     source: Source | None
@@ -58,7 +58,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
 
     def __init__(
         self,
-        fake_of: Callable[[Any], Any],
+        fake_of: Callable[[torch.Tensor], torch.Tensor],
         module_names: dict[int, str],
         *,
         leaves_are_parameters: bool,
@@ -73,7 +73,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._given: list[StaticNode] = []
         self._nodes: list[StaticNode] = []
         self._module_names = module_names
-        self._module_stack: list[Any] = []
+        self._module_stack: list[torch.nn.Module] = []
         self._optimizer_depth = 0
         self._made_in_backward: dict[int, StaticNode] = {}
         self._forward_origins: dict[int, _CallSite] = {}
@@ -88,20 +88,20 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
 
     @property
     def recorded(self) -> tuple[StaticGraph, Lifetimes]:
-        """What was recorded until `finish`."""
+        """The graph and the lifetimes that were recorded until `finish`."""
         storages = tuple(
             StaticStorage(e.size_bytes, e.device, e.category) for e in self._ledger.entries
         )
         graph = StaticGraph((*self._given, *self._nodes), storages)
         return graph, self._ledger.lifetimes()
 
-    def has_freed(self, tensor: Any) -> bool:
+    def has_freed(self, tensor: torch.Tensor) -> bool:
         """Whether a backward pass has let go of a part of the graph of a tensor."""
         return any(autograd.sequence_number(node) in self._freed for node in nodes_below([tensor]))
 
     # Who owns what.
 
-    def own(self, tensor: Any, category: Category, path: str = "") -> None:
+    def own(self, tensor: torch.Tensor, category: Category, path: str = "") -> None:
         """Say what a tensor from before the run is for; it counts once an operator touches it."""
         key = memory.storage_key(tensor)
         self._owned_before[key] = category
@@ -113,7 +113,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._owned_before.pop(key, None)
         self._paths.pop(key, None)
 
-    def label(self, tensor: Any, category: Category) -> None:
+    def label(self, tensor: torch.Tensor, category: Category) -> None:
         """Say what a tensor is for. The first word about a storage stands."""
         number = self._ledger.number(tensor)
         if number is None:
@@ -121,7 +121,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         elif self._ledger.entries[number].category in (Category.UNKNOWN, Category.INPUT):
             self._ledger.entries[number].category = category
 
-    def enter_module(self, module: Any) -> None:
+    def enter_module(self, module: torch.nn.Module) -> None:
         self._module_stack.append(module)
         if id(module) in self._module_names:
             return
@@ -132,7 +132,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         for buffer in module.buffers(recurse=False):
             self.label(buffer, Category.BUFFER)
 
-    def leave_module(self, module: Any) -> None:
+    def leave_module(self, module: torch.nn.Module) -> None:
         # An exception may have skipped a module on its way out.
         while self._module_stack and self._module_stack.pop() is not module:
             pass
@@ -140,20 +140,26 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
     def enter_optimizer(self) -> None:
         self._optimizer_depth += 1
 
-    def leave_optimizer(self, optimizer: Any) -> None:
+    def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer_depth -= 1
         for state in list(optimizer.state.values()):
             for tensor in fake_tensors.tensors_in(state):
                 self.label(tensor, Category.OPTIMIZER_STATE)
 
-    def made_outside(self, tensor: Any, operator: str) -> None:
+    def made_outside(self, tensor: torch.Tensor, operator: str) -> None:
         """Record a tensor that C++ made without the dispatcher noticing."""
         made = self._ledger.add(tensor, Category.UNKNOWN, 2 * self._ledger.operator_count + 1)
         self._append(operator, sys._getframe(1), makes=(made,))
 
     # What an operator does.
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: dispatcher.Operator,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if func.namespace == "prim":
             # A question such as which device a tensor is on: nothing is read.
@@ -180,7 +186,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._label_made(tensors)
         return out
 
-    def _label_made(self, tensors: Iterable[Any]) -> None:
+    def _label_made(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give the last operator's outputs the labels that only this moment can tell."""
         node = self._nodes[-1]
         if node.scope.startswith(_ACCUMULATE_GRAD):
@@ -193,16 +199,20 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         for tensor in tensors:
             self.label(tensor, category)
 
-    def _with_fakes(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _with_fakes(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Real tensors the program holds (a constant, a captured table) turned into fake ones."""
         if all(
             isinstance(t, fake_tensors.FakeTensor) for t in fake_tensors.tensors_in((args, kwargs))
         ):
             return args, kwargs
-        mapped: tuple[Any, Any] = fake_tensors.map_tensors(self._faked, (args, kwargs))
+        mapped: tuple[tuple[Any, ...], dict[str, Any]] = fake_tensors.map_tensors(
+            self._faked, (args, kwargs)
+        )
         return mapped
 
-    def _faked(self, tensor: Any) -> Any:
+    def _faked(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, fake_tensors.FakeTensor) or self._ledger.number(tensor) is not None:
             return tensor
         fake = self._fake_of(tensor)
@@ -210,7 +220,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             self.own(fake, Category.PARAMETER)
         return fake
 
-    def _given_or_known(self, tensor: Any) -> int:
+    def _given_or_known(self, tensor: torch.Tensor) -> int:
         known = self._ledger.number(tensor)
         if known is not None:
             return known
@@ -222,7 +232,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         )
         return number
 
-    def _made(self, tensors: Iterable[Any]) -> tuple[int, ...]:
+    def _made(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         row = 2 * self._ledger.operator_count + 1
         made = []
         for tensor in tensors:
@@ -236,7 +246,9 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                 made.append(number)
         return tuple(made)
 
-    def _note_in_place_for_real(self, func: Any, args: Any, makes: tuple[int, ...]) -> bool:
+    def _note_in_place_for_real(
+        self, func: dispatcher.Operator, args: tuple[Any, ...], makes: tuple[int, ...]
+    ) -> bool:
         """Whether autograd adds up gradients here, between two nodes.
 
         Autograd avoids writing into tensors of subclasses, which fake ones are. With real ones
@@ -261,7 +273,9 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             self._ledger.may_take_over(old, makes[0])
         return adds
 
-    def _scratch(self, func: Any, args: Any, beside: Any) -> tuple[int, ...]:
+    def _scratch(
+        self, func: dispatcher.Operator, args: tuple[Any, ...], beside: torch.Tensor
+    ) -> tuple[int, ...]:
         size = scratch_bytes(_name_of(func), args)
         if not size:
             return ()
@@ -269,7 +283,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         entry = LedgerEntry(size, str(beside.device), Category.TEMPORARY, row, row + 1)
         return (self._ledger.append(entry),)
 
-    def _numbers(self, tensors: Iterable[Any]) -> tuple[int, ...]:
+    def _numbers(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         found = (self._ledger.number(t) for t in tensors)
         return tuple(dict.fromkeys(n for n in found if n is not None))
 
@@ -337,7 +351,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
 
     # What cannot be done.
 
-    def _stands_in(self, tensor: Any) -> bool:
+    def _stands_in(self, tensor: torch.Tensor) -> bool:
         """Whether a number may stand for a value that nobody knows.
 
         Optimizers read norms and ratios to scale an update by: no size depends on them.
@@ -348,7 +362,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self.notes.add("the optimizer reads values of tensors; 1.0 stood in for each of them")
         return True
 
-    def _require_runnable(self, tensors: Iterable[Any]) -> None:
+    def _require_runnable(self, tensors: Iterable[torch.Tensor]) -> None:
         if not torch.is_grad_enabled():
             return
         kinds = {tensor.device.type for tensor in tensors}
@@ -360,7 +374,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             )
 
 
-def _name_of(func: Any) -> str:
+def _name_of(func: dispatcher.Operator) -> str:
     schema = dispatcher.schema_of(func)
     return str(schema.name) if schema is not None else str(func)
 
@@ -370,7 +384,7 @@ def _scope_of(node: tuple[str, int]) -> str:
     return f"{name}:{sequence}" if name else ""
 
 
-def _adds_alike(args: Any) -> bool:
+def _adds_alike(args: Sequence[Any]) -> bool:
     """Whether two tensors are added that could share their memory with the sum."""
     if len(args) != 2 or not all(isinstance(a, torch.Tensor) for a in args):
         return False

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.fake.origin import is_user_file, names_of
 from pytest_torchmem.record.fake.recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.scratch import uncounted
@@ -53,15 +54,15 @@ _ADVICE_BY_TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """What to run, with fake tensors in the place of real ones."""
+    """A program to run, with fake tensors in the place of real ones."""
 
-    target: Callable[..., Any]
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    target: Callable[..., object]
+    args: Sequence[object]
+    kwargs: Mapping[str, object]
     backward: bool
     optimizer: Any
 
-    def step(self, recorder: FakeRunRecorder) -> Any:
+    def step(self, recorder: FakeRunRecorder) -> object:
         """Run once. What is returned is what a caller would still hold."""
         if not self.backward:
             result = self.target(*self.args, **self.kwargs)
@@ -74,7 +75,7 @@ class _Program:
         elif loss is not None:
             if loss.dim():
                 loss = loss.sum()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # as it is in torch
         del loss
         self._update()
         return None
@@ -85,9 +86,9 @@ class _Program:
 
 
 def record_fake_run(
-    target: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    target: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     *,
     backward: bool,
     optimizer: Any,
@@ -106,7 +107,9 @@ def record_fake_run(
     fake_mode = _fake_mode_of(tensors)
     fakes = Substitution(fake_mode, None if device is None and shown == runs_on else runs_on)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_collected())
+        # A collection in the middle would come at a time that nobody can predict.
+        gc.collect()
+        stack.enter_context(gc_paused())
         stack.callback(fakes.restore)
         stack.enter_context(_explained())
         patches = stack.enter_context(Installed())
@@ -123,7 +126,9 @@ def record_fake_run(
     return StaticRun(_on_device(graph, runs_on, shown), lifetimes, str(shown), tuple(sorted(notes)))
 
 
-def _substituted(fakes: Substitution, found: Reachable, args: Any, kwargs: Any) -> Any:
+def _substituted(
+    fakes: Substitution, found: Reachable, args: Sequence[object], kwargs: Mapping[str, object]
+) -> Any:
     """The arguments with fake tensors; what the program reaches otherwise is changed in place."""
     for _, module in found.modules.values():
         fakes.in_module(module)
@@ -154,11 +159,11 @@ def _run(program: _Program, fakes: Substitution, found: Reachable) -> FakeRunRec
 # Where it runs.
 
 
-def _tensors_of(found: Reachable, given: Any) -> list[Any]:
+def _tensors_of(found: Reachable, given: object) -> list[torch.Tensor]:
     return [*found.parameters, *fake_tensors.tensors_in(given)]
 
 
-def _shown_device(tensors: Sequence[Any], device: str | None) -> Any:
+def _shown_device(tensors: Sequence[torch.Tensor], device: str | None) -> torch.device:
     """The device that is asked about; by default that of the first parameter or input."""
     chosen = torch.device(device) if device is not None else None
     if chosen is None:
@@ -170,7 +175,9 @@ def _shown_device(tensors: Sequence[Any], device: str | None) -> Any:
     return chosen
 
 
-def _runnable_device(shown: Any, tensors: Sequence[Any], backward: bool) -> Any:
+def _runnable_device(
+    shown: torch.device, tensors: Sequence[torch.Tensor], backward: bool
+) -> torch.device:
     """The device the fakes are said to be on: the CPU stands in where autograd lacks the real one.
 
     See `fake_tensors.lacks_device`.
@@ -181,7 +188,7 @@ def _runnable_device(shown: Any, tensors: Sequence[Any], backward: bool) -> Any:
     return shown
 
 
-def _fake_mode_of(tensors: Sequence[Any]) -> Any:
+def _fake_mode_of(tensors: Sequence[torch.Tensor]) -> fake_tensors.FakeTensorMode:
     """The mode of the program's own fake tensors, for they work in no other; else a new one."""
     for tensor in tensors:
         if isinstance(tensor, fake_tensors.FakeTensor):
@@ -189,7 +196,7 @@ def _fake_mode_of(tensors: Sequence[Any]) -> Any:
     return fake_tensors.FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def _on_device(graph: StaticGraph, runs_on: Any, shown: Any) -> StaticGraph:
+def _on_device(graph: StaticGraph, runs_on: torch.device, shown: torch.device) -> StaticGraph:
     if runs_on == shown:
         return graph
     named = (
@@ -199,7 +206,11 @@ def _on_device(graph: StaticGraph, runs_on: Any, shown: Any) -> StaticGraph:
 
 
 def _notes(
-    shown: Any, runs_on: Any, graph: StaticGraph, program: _Program, found: Reachable
+    shown: torch.device,
+    runs_on: torch.device,
+    graph: StaticGraph,
+    program: _Program,
+    found: Reachable,
 ) -> set[str]:
     notes = set()
     if runs_on != shown:
@@ -255,13 +266,13 @@ def _optimizer_for(optimizer: Any, found: Reachable) -> Any:
     return made
 
 
-def _needs_closure(step: Callable[..., Any]) -> bool:
+def _needs_closure(step: Callable[..., object]) -> bool:
     closure = inspect.signature(step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _loss_of(output: Any) -> Any:
-    """What to differentiate: the output's ``loss``, else its first tensor that has a graph."""
+def _loss_of(output: object) -> torch.Tensor | None:
+    """Return the output's ``loss``, else its first tensor that has a graph."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     for leaf in fake_tensors.leaves((loss, output)):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
@@ -274,12 +285,16 @@ def _recorder(fakes: Substitution, names: dict[int, str], found: Reachable) -> F
 
 
 def _name_owners(
-    recorder: FakeRunRecorder, found: Reachable, given: Any, optimizer: Any, names: dict[int, str]
+    recorder: FakeRunRecorder,
+    found: Reachable,
+    given: object,
+    optimizer: torch.optim.Optimizer | None,
+    names: dict[int, str],
 ) -> None:
     """Say what the tensors from before the run are for; the last word about each stands."""
     parameters = found.parameters
     inputs = fake_tensors.tensors_in(given)
-    owners = [(Category.INPUT, inputs)]
+    owners: list[tuple[Category, Sequence[torch.Tensor]]] = [(Category.INPUT, inputs)]
     if not parameters:
         # Training on plain tensors: the leaves that get gradients are the parameters.
         owners.append((Category.PARAMETER, [t for t in inputs if t.requires_grad]))
@@ -349,19 +364,6 @@ def _let_optimizers_take_fakes(patches: Installed, *, cpu_stands_in: bool) -> No
     patches.note(modules.FOREACH_TYPES, lambda: types.remove(fake_tensors.FakeTensor))
     if cpu_stands_in:
         patches.replace(modules.FOREACH_DEVICES, lambda devices: lambda: [*devices(), "cpu"])
-
-
-@contextlib.contextmanager
-def _collected() -> Iterator[None]:
-    """No garbage from before, and none collected in the middle at a time nobody can predict."""
-    gc.collect()
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
 from pytest_torchmem.record.torch_api import fake_tensors
 
 
@@ -28,11 +30,11 @@ def uncounted(operators: Iterable[str], device: str) -> str:
     return f"scratch that operators take for themselves is not in it: {', '.join(found)}"
 
 
-def _copied_matrices(operands: Sequence[Any]) -> int:
+def _copied_matrices(operands: Sequence[torch.Tensor]) -> int:
     return sum(_nbytes(m) for m in operands if not _blas_takes(m))
 
 
-def _blas_takes(matrix: Any) -> bool:
+def _blas_takes(matrix: torch.Tensor) -> bool:
     """Whether a BLAS can read a matrix in place, as rows or as columns.
 
     An expanded one (the gradient of ``.sum()``) it cannot, so it is copied first:
@@ -55,7 +57,7 @@ def _copied_unless_contiguous(*positions: int) -> Callable[[Sequence[Any]], int]
     return rule
 
 
-def _nbytes(tensor: Any) -> int:
+def _nbytes(tensor: torch.Tensor) -> int:
     return fake_tensors.size_hint(tensor.numel()) * int(tensor.element_size())
 
 

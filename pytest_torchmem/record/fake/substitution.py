@@ -26,19 +26,19 @@ _MAX_DEPTH = 4
 
 @dataclass(slots=True)
 class Reachable:
-    """What a program can get at: modules and optimizers by the name it knows them by."""
+    """The modules and optimizers that a program can get at, by the name it knows them by."""
 
-    modules: dict[int, tuple[str, Any]] = field(default_factory=dict)
-    optimizers: dict[int, Any] = field(default_factory=dict)
+    modules: dict[int, tuple[str, torch.nn.Module]] = field(default_factory=dict)
+    optimizers: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
 
     @property
-    def parameters(self) -> list[Any]:
+    def parameters(self) -> list[torch.nn.Parameter]:
         """Parameters of all modules, each once."""
         found = {id(p): p for _, m in self.modules.values() for p in m.parameters()}
         return list(found.values())
 
 
-def find_reachable(*roots: Any) -> Reachable:
+def find_reachable(*roots: object) -> Reachable:
     """Return the modules and optimizers among the roots and in what their functions refer to."""
     found = Reachable()
     seen: set[int] = set()
@@ -70,7 +70,7 @@ def _without_children(found: Reachable) -> Reachable:
     return found
 
 
-def _refers_to(value: Any) -> Iterator[tuple[str, Any]]:
+def _refers_to(value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, list | tuple | set):
         yield from ((str(i), inner) for i, inner in enumerate(value))
     elif isinstance(value, Mapping):
@@ -85,7 +85,7 @@ def _refers_to(value: Any) -> Iterator[tuple[str, Any]]:
         yield from getattr(value, "__dict__", {}).items()
 
 
-def _captured(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def _captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         # A cell of a name that is assigned later is still empty.
         with contextlib.suppress(ValueError):
@@ -105,18 +105,18 @@ class Substitution:
     tensors, which are nowhere, on the CPU.
     """
 
-    def __init__(self, fake_mode: Any, device: Any) -> None:
+    def __init__(self, fake_mode: fake_tensors.FakeTensorMode, device: torch.device | None) -> None:
         self._fake_mode = fake_mode
         self._device = device
         # Real tensors stay referenced: their ``id`` is the key.
-        self._fakes: dict[int, tuple[Any, Any, Any]] = {}
+        self._fakes: dict[int, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]] = {}
         self._undo: list[Callable[[], None]] = []
 
-    def fake_of(self, tensor: Any) -> Any:
+    def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake tensor for a real one, made when first asked for; a fake one is its own."""
         return self._fake(tensor, move=True)
 
-    def _fake(self, tensor: Any, *, move: bool) -> Any:
+    def _fake(self, tensor: torch.Tensor, *, move: bool) -> torch.Tensor:
         is_fake = isinstance(tensor, fake_tensors.FakeTensor)
         if is_fake and not (move and self._device not in (None, tensor.device)):
             return tensor
@@ -127,11 +127,12 @@ class Substitution:
             self._fakes[id(tensor)] = (tensor, grad, make(tensor))
         return self._fakes[id(tensor)][2]
 
-    def _elsewhere(self, fake: Any) -> Any:
+    def _elsewhere(self, fake: Any) -> torch.Tensor:
         """A fake tensor like another one, on the device that is asked about."""
-        shape, options = (fake.size(), fake.stride()), {"dtype": fake.dtype, "device": self._device}
         with fake.fake_mode:
-            moved = torch.empty_strided(*shape, **options)
+            moved = torch.empty_strided(
+                fake.size(), fake.stride(), dtype=fake.dtype, device=self._device
+            )
             if isinstance(fake, torch.nn.Parameter):
                 moved = torch.nn.Parameter(moved, requires_grad=fake.requires_grad)
             elif fake.requires_grad:
@@ -140,7 +141,7 @@ class Substitution:
                 moved.grad = self._elsewhere(fake.grad)
         return moved
 
-    def _make(self, tensor: Any, *, move: bool) -> Any:
+    def _make(self, tensor: torch.Tensor, *, move: bool) -> torch.Tensor:
         # What an input was computed from is no part of the program.
         own = tensor if tensor.is_leaf else tensor.detach().requires_grad_()
         try:
@@ -164,20 +165,20 @@ class Substitution:
         """The same nesting of values with every tensor faked."""
         return fake_tensors.map_tensors(self.fake_of, tree)
 
-    def in_module(self, root: Any) -> None:
+    def in_module(self, root: torch.nn.Module) -> None:
         for module in root.modules():
             attributes = dict(module.__dict__)
-            parameters, buffers = dict(parameters_of(module)), dict(buffers_of(module))
+            parameters, buffers = map(dict, _owned_by(module))
             self._undo.append(
                 functools.partial(_restore_module, module, attributes, parameters, buffers)
             )
-            for owned in (parameters_of(module), buffers_of(module)):
+            for owned in _owned_by(module):
                 owned.update({k: self.fake_of(t) for k, t in owned.items() if t is not None})
             for name, value in attributes.items():
                 if name not in OWN_ATTRIBUTES and _holds_tensors(value):
                     module.__dict__[name] = self.in_tree(value)
 
-    def in_optimizer(self, optimizer: Any) -> None:
+    def in_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         attributes = dict(optimizer.__dict__)
         groups = [dict(group) for group in optimizer.param_groups]
         state = dict(optimizer.state)
@@ -201,7 +202,7 @@ class Substitution:
         self._fakes.clear()
 
 
-def _holds_tensors(value: Any) -> bool:
+def _holds_tensors(value: object) -> bool:
     if isinstance(value, torch.Tensor):
         return True
     plain = type(value) in (list, tuple, dict)
@@ -209,17 +210,25 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _restore_module(
-    module: Any, attributes: dict[str, Any], parameters: dict[str, Any], buffers: dict[str, Any]
+    module: torch.nn.Module,
+    attributes: dict[str, object],
+    parameters: dict[str, torch.Tensor | None],
+    buffers: dict[str, torch.Tensor | None],
 ) -> None:
     module.__dict__.clear()
     module.__dict__.update(attributes)
-    for owned, before in ((parameters_of(module), parameters), (buffers_of(module), buffers)):
+    for owned, before in zip(_owned_by(module), (parameters, buffers), strict=True):
         owned.clear()
         owned.update(before)
 
 
+def _owned_by(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The module's own dicts of parameters and of buffers, where fakes take the place of both."""
+    return parameters_of(module), buffers_of(module)
+
+
 def _restore_optimizer(
-    optimizer: Any, attributes: dict[str, Any], groups: list[dict[str, Any]]
+    optimizer: torch.optim.Optimizer, attributes: dict[str, object], groups: list[dict[str, object]]
 ) -> None:
     optimizer.__dict__.clear()
     optimizer.__dict__.update(attributes)

@@ -1,1 +1,1 @@
-"""Who keeps a storage alive, and how one gets there."""
+"""Holders: the objects that keep a storage alive, and the way to them."""

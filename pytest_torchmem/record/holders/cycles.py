@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
+
+from pytest_torchmem.record.owners.live_objects import is_a
 
 # What a cycle always passes through, and what therefore says little about it.
 _PLUMBING: Final = (
@@ -22,7 +24,7 @@ _PLUMBING: Final = (
 )
 
 
-def collected_garbage() -> list[Any]:
+def collected_garbage() -> list[object]:
     """Return all objects that only the garbage collector would free, still alive."""
     flags, known = gc.get_debug(), len(gc.garbage)
     gc.set_debug(flags | gc.DEBUG_SAVEALL)
@@ -35,7 +37,7 @@ def collected_garbage() -> list[Any]:
     return garbage
 
 
-def cycle_of(start: object, garbage: Sequence[Any]) -> str:
+def cycle_of(start: object, garbage: Sequence[object]) -> str:
     """Name what closes the cycle that keeps ``start`` alive: a class, or a function.
 
     ``garbage`` is everything that cycles hold. ``""`` if none of it leads to ``start``.
@@ -51,7 +53,7 @@ def cycle_of(start: object, garbage: Sequence[Any]) -> str:
 
 
 def _reachable(starts: Iterable[int], edges: Mapping[int, Sequence[int]]) -> dict[int, None]:
-    """What can be reached from ``starts``, themselves included, nearest first."""
+    """Return all that ``starts`` lead to, themselves included, nearest first."""
     order = dict.fromkeys(starts)
     waiting = list(order)
     for number in waiting:
@@ -62,17 +64,17 @@ def _reachable(starts: Iterable[int], edges: Mapping[int, Sequence[int]]) -> dic
     return order
 
 
-def _most_telling(things: Sequence[Any]) -> str:
+def _most_telling(things: Sequence[object]) -> str:
     """The name of an instance's class, else of a function, else of whatever there is."""
     for thing in things:
-        if not issubclass(type(thing), (*_PLUMBING, types.FunctionType)):
+        if not is_a(thing, (*_PLUMBING, types.FunctionType)):
             return _name(type(thing))
     for thing in things:
-        if type(thing) is types.FunctionType:
+        if is_a(thing, types.FunctionType):
             return _name(thing)
     return _name(type(things[0])) if things else ""
 
 
-def _name(named: Any) -> str:
+def _name(named: type | types.FunctionType) -> str:
     module = getattr(named, "__module__", "")
     return named.__qualname__ if module in ("builtins", "") else f"{module}.{named.__qualname__}"

@@ -1,9 +1,9 @@
-"""What the local variables of the running program lead to, while it runs.
+"""The tensors that local variables of the running program lead to.
 
-What a region leaves behind may be gone when the test is judged: a function's variables go with it.
-So it is noted where a test asks for the region to be checked, in plain text and without keeping
-anything, how one gets to each tensor. The objects are walked from the variables down, which is
-cheap; to ask the garbage collector who refers to them would take far longer.
+A function's variables are gone when the test is judged, and with them the way to a tensor that a
+region left behind. So we note the way to each tensor where a test has the region checked, as plain
+text, which keeps nothing alive. We walk the objects from the variables down, which is cheap; the
+garbage collector would need far longer to find who refers to them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 
 from pytest_torchmem.record.holders.paths import is_machinery, key_text, tidy
 from pytest_torchmem.record.owners.autograd_graph import GraphReader
+from pytest_torchmem.record.owners.live_objects import is_a
 from pytest_torchmem.record.owners.ownership_log import quiet
 from pytest_torchmem.record.owners.places import places_of
 
@@ -102,7 +103,7 @@ def _frames() -> Iterator[types.FrameType]:
         frame = frame.f_back
 
 
-def _variables(frame: types.FrameType) -> dict[str, Any]:
+def _variables(frame: types.FrameType) -> dict[str, object]:
     names = frame.f_locals
     # What pytest's assert statements put aside has names that nobody can type.
     variables = {name: value for name, value in names.items() if name.isidentifier()}
@@ -113,31 +114,30 @@ def _variables(frame: types.FrameType) -> dict[str, Any]:
     return variables
 
 
-def _tensors(variables: dict[str, Any]) -> Iterator[tuple[torch.Tensor, str]]:
+def _tensors(variables: dict[str, object]) -> Iterator[tuple[torch.Tensor, str]]:
     """Every tensor below some variables with the way to it, the shortest ways first."""
-    waiting: deque[tuple[Any, str]] = deque((value, name) for name, value in variables.items())
+    waiting: deque[tuple[object, str]] = deque((value, name) for name, value in variables.items())
     seen: set[int] = set()
     while waiting and len(seen) < OBJECTS:
         thing, way = waiting.popleft()
-        if id(thing) in seen or issubclass(type(thing), _OPAQUE):
+        if id(thing) in seen or is_a(thing, _OPAQUE):
             continue
         seen.add(id(thing))
-        if issubclass(type(thing), torch.Tensor):
+        if is_a(thing, torch.Tensor):
             yield thing, way
         elif not is_machinery(type(thing).__module__):
             waiting.extend((part, way + step) for part, step in _parts(thing))
 
 
-def _parts(thing: Any) -> Iterator[tuple[Any, str]]:
-    kind = type(thing)
-    if issubclass(kind, dict):
+def _parts(thing: object) -> Iterator[tuple[object, str]]:
+    if is_a(thing, dict):
         yield from ((value, f"[{key_text(key)}]") for key, value in dict.items(thing))
-    elif issubclass(kind, (list, tuple)):
+    elif is_a(thing, (list, tuple)):
         yield from ((item, f"[{place}]") for place, item in enumerate(thing))
     else:
         try:
             attributes = object.__getattribute__(thing, "__dict__")
         except (AttributeError, TypeError):
             return
-        if issubclass(type(attributes), dict):
+        if is_a(attributes, dict):
             yield from ((value, f".{name}") for name, value in dict.items(attributes))

@@ -11,7 +11,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from pytest_torchmem.record.owners.frozen_objects import frozen_objects, referrers_among
+from pytest_torchmem.record.owners.live_objects import (
+    frozen_objects,
+    is_a,
+    referrers_among,
+    running_frames,
+)
 
 _DEPTH: Final = 20
 # From a frame over its tracebacks and the exception to a name is not far.
@@ -49,7 +54,7 @@ class Searcher:
         self._known: dict[int, str] = {}
         self._keepers: dict[int, str] = {}
         # What the ways led through first after the name, by id().
-        self._containers: dict[int, Any] = {}
+        self._containers: dict[int, object] = {}
         self._nearby: dict[int, str] | None = None
         self._frozen = frozen_objects()
 
@@ -91,8 +96,8 @@ class Searcher:
         """The way, and where there is none the last type of object that was on one."""
         names = _local_variables()
         ways: dict[int, str] = {id(target): ""}
-        below: dict[int, Any] = {}
-        front: list[Any] = [target]
+        below: dict[int, object] = {}
+        front: list[object] = [target]
         skipped = {*ignored, id(names), id(names.by_id), id(ways), *names.containers}
         skipped |= {id(self._frozen), id(self._containers), id(below)}
         kinds: list[str] = []
@@ -102,7 +107,7 @@ class Searcher:
                     return self._found(name, thing, ways, below), ""
             skipped.add(id(front))
             above = [*gc.get_referrers(*front), *referrers_among(self._frozen, front)]
-            following: list[Any] = []
+            following: list[object] = []
             for holder in above:
                 if id(holder) in ways or id(holder) in skipped or _holds_for_machinery(holder):
                     continue
@@ -124,19 +129,20 @@ class Searcher:
                 break
         return "", kinds[-1] if kinds else ""
 
-    def _of_stopped_code(self, holder: Any, ignored: Collection[int]) -> str:
-        """What to call a frame or a generator: by what keeps it, if that has a name."""
+    def _of_stopped_code(self, holder: object, ignored: Collection[int]) -> str:
+        """Name a frame or a generator after its keeper, if that has a name."""
         if id(holder) not in self._keepers:
             keeper, _ = self._search(holder, ignored, _DEPTH_ABOVE_FRAME)
             # The interpreter's own note of the last exception is nothing that a program keeps.
             self._keepers[id(holder)] = "" if keeper.startswith("sys.last_") else keeper
-        keeper, is_frame = self._keepers[id(holder)], _is(holder, types.FrameType)
-        what = f"frame of {_place(holder)}" if is_frame else f"suspended {holder.__qualname__}"
-        if keeper:
-            return f"{keeper}, {what}: "
-        return f"a {what} that a traceback keeps: " if is_frame else f"the {what}: "
+        keeper = self._keepers[id(holder)]
+        if is_a(holder, types.FrameType):
+            what = f"frame of {_place(holder)}"
+            return f"{keeper}, {what}: " if keeper else f"a {what} that a traceback keeps: "
+        what = f"suspended {getattr(holder, '__qualname__', '')}"
+        return f"{keeper}, {what}: " if keeper else f"the {what}: "
 
-    def _found(self, root: str, top: Any, ways: dict[int, str], below: dict[int, Any]) -> str:
+    def _found(self, root: str, top: object, ways: dict[int, str], below: dict[int, object]) -> str:
         path = root + ways[id(top)]
         at, is_in_container = top, False
         while True:
@@ -151,31 +157,31 @@ class Searcher:
             at = below[id(at)]
 
 
-def _step(holder: Any, held: Any, way: str) -> str:
+def _step(holder: object, held: object, way: str) -> str:
     """The way from ``holder``, which refers to ``held``, from where ``way`` goes on."""
-    if _is(holder, dict):
+    if is_a(holder, dict):
         key = _key(holder, held)
         return f".{key[1:-1]}{way}" if _root(holder) else f"[{key}]{way}"
-    if _is(holder, (list, tuple)):
+    if is_a(holder, (list, tuple)):
         place = next((n for n, item in enumerate(holder) if item is held), 0)
         return f"[{place}]{way}"
-    if _is(holder, (types.CellType, types.TracebackType)):
+    if is_a(holder, (types.CellType, types.TracebackType)):
         return way
-    if _is(holder, types.FunctionType):
+    if is_a(holder, types.FunctionType):
         return _step_of_function(holder, held, way)
-    if _is(holder, types.FrameType):
+    if is_a(holder, types.FrameType):
         return _step_of_frame(holder, held, way)
     if (frame_of := _FRAME_OF.get(type(holder))) is not None:
         frame = frame_of(holder)
         return _from_named(frame.f_locals, held, way) if frame else way
-    is_namespace = held is _namespace(holder) or _is(holder, type)
+    is_namespace = held is _namespace(holder) or is_a(holder, type)
     if is_namespace and (match := _FIRST_KEY.match(way)):
         # The key that led out of the namespace is the attribute's name.
         return f".{match[1]}{way[match.end() :]}"
     return _from_named(_attributes(holder), held, way)
 
 
-def _step_of_function(function: types.FunctionType, held: Any, way: str) -> str:
+def _step_of_function(function: types.FunctionType, held: object, way: str) -> str:
     match = _FIRST_INDEX.match(way)
     rest = way[match.end() :] if match else way
     if held is function.__closure__ and match:
@@ -185,8 +191,8 @@ def _step_of_function(function: types.FunctionType, held: Any, way: str) -> str:
     return _from_named(vars(function), held, way)
 
 
-def _step_of_frame(frame: types.FrameType, held: Any, way: str) -> str:
-    if _is(held, types.FrameType):
+def _step_of_frame(frame: types.FrameType, held: object, way: str) -> str:
+    if is_a(held, types.FrameType):
         return way
     names = frame.f_locals
     # Before Python 3.13 somebody may have asked for the variables: then a dict holds them, too.
@@ -195,24 +201,19 @@ def _step_of_frame(frame: types.FrameType, held: Any, way: str) -> str:
     return _from_named(names, held, way)
 
 
-def _from_named(names: Mapping[str, Any], held: Any, way: str) -> str:
+def _from_named(names: Mapping[str, object], held: object, way: str) -> str:
     name = next((name for name, value in names.items() if value is held), "")
     return f".{name}{way}" if name else way
 
 
-def _is(thing: Any, kinds: type | tuple[type, ...]) -> bool:
-    """What `isinstance` says, but of the type alone: a proxy among the objects is not woken."""
-    return issubclass(type(thing), kinds)
-
-
-def _namespace(holder: Any) -> Any:
+def _namespace(holder: object) -> Any:
     try:
         return object.__getattribute__(holder, "__dict__")
     except (AttributeError, TypeError):
         return None
 
 
-def _attributes(holder: Any) -> dict[str, Any]:
+def _attributes(holder: object) -> dict[str, object]:
     """An object's attributes, without waking any property."""
     found = dict(_namespace(holder) or {})
     for cls in type(holder).__mro__:
@@ -225,34 +226,34 @@ def _attributes(holder: Any) -> dict[str, Any]:
     return found
 
 
-def _items(holder: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds that may hold more, and the steps to it."""
-    if _is(holder, dict):
+def _items(holder: object) -> Iterator[tuple[str, object]]:
+    """Return the parts of an object that may hold more, each with the step to it."""
+    if is_a(holder, dict):
         steps = [(f"[{key_text(key)}]", item) for key, item in list(holder.items())]
-    elif _is(holder, (list, tuple)):
+    elif is_a(holder, (list, tuple)):
         steps = [(f"[{number}]", item) for number, item in enumerate(holder)]
-    elif _is(holder, (deque, set)):
+    elif is_a(holder, (deque, set)):
         steps = [("", item) for item in list(holder)]
     else:
         steps = [(f".{name}", item) for name, item in _attributes(holder).items()]
     return ((step, item) for step, item in steps if gc.is_tracked(item))
 
 
-def _is_entered(thing: Any) -> bool:
+def _is_entered(thing: object) -> bool:
     """Whether ``thing`` is data of the program, and neither code nor known by a name of its own."""
-    return not (_is(thing, _CODE) or _root(thing) or _holds_for_machinery(thing))
+    return not (is_a(thing, _CODE) or _root(thing) or _holds_for_machinery(thing))
 
 
-def _root(holder: Any) -> str:
+def _root(holder: object) -> str:
     """The name of something that a reader can find by it; ``""`` for anything else."""
-    if _is(holder, types.ModuleType):
+    if is_a(holder, types.ModuleType):
         return str(holder.__name__)
-    if _is(holder, dict):
+    if is_a(holder, dict):
         module = sys.modules.get(str(holder.get("__name__", "")))
         return module.__name__ if module is not None and vars(module) is holder else ""
-    if _is(holder, type):
+    if is_a(holder, type):
         return f"{holder.__module__}.{holder.__qualname__}"
-    if _is(holder, types.FunctionType):
+    if is_a(holder, types.FunctionType):
         module = sys.modules.get(holder.__module__ or "")
         known = getattr(module, holder.__name__, None) is holder
         return f"{holder.__module__}.{holder.__qualname__}" if known else ""
@@ -261,13 +262,13 @@ def _root(holder: Any) -> str:
     return ""
 
 
-def _is_stopped_code(holder: Any, held: Any) -> bool:
+def _is_stopped_code(holder: object, held: object) -> bool:
     """Whether ``holder`` is a frame or a generator, which refers to ``held`` by a variable.
 
     A frame also refers to the one that called it.
     """
     kinds = (types.FrameType, *_FRAME_OF)
-    return _is(holder, kinds) and not _is(held, types.FrameType)
+    return is_a(holder, kinds) and not is_a(held, types.FrameType)
 
 
 class _Names:
@@ -281,18 +282,14 @@ class _Names:
 def _local_variables() -> _Names:
     """The local variables of all frames that run the program."""
     names = _Names()
-    for top in list(sys._current_frames().values()):
-        frame: types.FrameType | None = top
-        while frame is not None:
-            if not is_machinery(frame.f_globals.get("__name__", "")):
-                names.containers.add(id(frame))
-                if (values := frame.f_locals) is not frame.f_globals:
-                    names.containers.add(id(values))
-                    for name, value in values.items():
-                        names.by_id.setdefault(id(value), f"{name} in {_place(frame)}")
-            else:
-                names.containers.add(id(frame))
-            frame = frame.f_back
+    for frame in running_frames():
+        names.containers.add(id(frame))
+        if is_machinery(frame.f_globals.get("__name__", "")):
+            continue
+        if (values := frame.f_locals) is not frame.f_globals:
+            names.containers.add(id(values))
+            for name, value in values.items():
+                names.by_id.setdefault(id(value), f"{name} in {_place(frame)}")
     return names
 
 
@@ -301,25 +298,25 @@ def _place(frame: types.FrameType) -> str:
     return f"{frame.f_code.co_name} ({file}:{frame.f_lineno})"
 
 
-def _holds_for_machinery(holder: Any) -> bool:
-    if _is(holder, types.FrameType):
+def _holds_for_machinery(holder: object) -> bool:
+    if is_a(holder, types.FrameType):
         return is_machinery(holder.f_globals.get("__name__", ""))
     return is_machinery(type(holder).__module__) and type(holder).__name__ != "FixtureDef"
 
 
-def is_machinery(module: Any) -> bool:
+def is_machinery(module: object) -> bool:
     """Return whether a module is part of what runs the tests, and not of the program."""
     return str(module).partition(".")[0] in _MACHINERY
 
 
-def _key(holder: dict[Any, Any], held: Any) -> str:
+def _key(holder: dict[object, object], held: object) -> str:
     for key, value in holder.items():
         if value is held or key is held:
             return key_text(key)
     return "..."
 
 
-def key_text(key: Any) -> str:
+def key_text(key: object) -> str:
     """Return a key as it is shown between brackets."""
     plain = isinstance(key, tuple) and all(isinstance(part, (str, int)) for part in key)
     shown = plain or isinstance(key, (str, int, bytes))
@@ -327,8 +324,8 @@ def key_text(key: Any) -> str:
     return text if len(text) <= _KEY_LENGTH else f"{text[:_KEY_LENGTH]}..."
 
 
-def _kind(holder: Any) -> Sequence[str]:
-    plain = _is(holder, (dict, list, tuple, set, types.CellType, types.MethodType))
+def _kind(holder: object) -> Sequence[str]:
+    plain = is_a(holder, (dict, list, tuple, set, types.CellType, types.MethodType))
     return [] if plain else [f"{type(holder).__module__}.{type(holder).__qualname__}"]
 
 

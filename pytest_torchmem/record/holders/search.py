@@ -1,4 +1,4 @@
-"""Who holds what a body left behind, asked of Python's garbage collector.
+"""Finds the holders of what a body left behind, by Python's garbage collector.
 
 Three things can become of a tensor. It is freed at once when its last reference goes; then nothing
 of it is left to be asked about. It is in a cycle that nobody refers to, and stays until the garbage
@@ -10,13 +10,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from pytest_torchmem.record.holders.cycles import collected_garbage, cycle_of
 from pytest_torchmem.record.holders.paths import Searcher
 from pytest_torchmem.record.owners.autograd_graph import GraphReader
+from pytest_torchmem.record.owners.live_objects import is_a
 from pytest_torchmem.record.owners.live_tensors import find_holding
 from pytest_torchmem.record.owners.places import places_of, storages_of
 from pytest_torchmem.record.torch_api import memory, profiler
@@ -86,7 +87,7 @@ def _in_garbage(wanted: Mapping[Place, int]) -> dict[Place, str]:
     garbage = collected_garbage()
     cycles: dict[Place, str] = {}
     for thing in garbage:
-        if issubclass(type(thing), memory.HOLDING):
+        if is_a(thing, memory.HOLDING):
             for place, _ in _held_by(thing, GraphReader()):
                 if place in wanted and place not in cycles:
                     cycles[place] = cycle_of(thing, garbage)
@@ -113,14 +114,14 @@ def _held_by(
 
 
 def _is_storage(holder: object) -> bool:
-    return issubclass(type(holder), torch.UntypedStorage)
+    return is_a(holder, torch.UntypedStorage)
 
 
 class _Holding:
-    """Which live tensors and storages hold each of some storages."""
+    """The live tensors and storages that hold each of some storages."""
 
     def __init__(self, wanted: Mapping[Place, int]) -> None:
-        self._tensors: dict[Place, list[tuple[Any, str]]] = {}
+        self._tensors: dict[Place, list[tuple[object, str]]] = {}
         self._found: dict[int, str] = {}
         self._searcher = Searcher()
         graphs = GraphReader()
@@ -140,7 +141,7 @@ class _Holding:
         not_found = "" if all(id(tensor) in self._found for tensor, _ in tensors) else None
         return next((path + how for path, how in paths if path), not_found)
 
-    def _search(self, tensor: Any) -> str:
+    def _search(self, tensor: object) -> str:
         if id(tensor) not in self._found:
             if len(self._found) >= SEARCHES:
                 return self._searcher.path_nearby(tensor)

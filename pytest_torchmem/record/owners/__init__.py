@@ -1,1 +1,1 @@
-"""Who owns a storage, and which storages are alive."""
+"""Owners of storages, and the storages that are alive."""

@@ -1,4 +1,4 @@
-"""What an autograd graph keeps, read from the graph itself.
+"""Reads from an autograd graph the tensors that it keeps.
 
 What a pack hook made is never turned back into a tensor, so that checkpointing does not recompute
 and offloading does not copy because we looked. Since torch 2.10 nothing at all is unpacked.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 
 from pytest_torchmem.record.owners import pack_hooks
 from pytest_torchmem.record.torch_api import autograd, functorch
@@ -29,9 +28,9 @@ class GraphReader:
     """Walks graphs; remembers per node class which attributes hold saved tensors."""
 
     def __init__(self) -> None:
-        self._saved_names: dict[type[Any], tuple[str, ...]] = {}
+        self._saved_names: dict[type[Node], tuple[str, ...]] = {}
 
-    def holdings(self, roots: Iterable[Any]) -> GraphHoldings:
+    def holdings(self, roots: Iterable[object]) -> GraphHoldings:
         """Return what the graphs below ``roots`` (tensors, or edges that stand for one) hold."""
         saved: list[torch.Tensor] = []
         leaves: list[torch.Tensor] = []
@@ -41,7 +40,7 @@ class GraphReader:
             saved += self._saved_by(node)
         return GraphHoldings(saved, leaves)
 
-    def _saved_by(self, node: Any) -> list[torch.Tensor]:
+    def _saved_by(self, node: Node) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
         for name in self._names(node):
             try:
@@ -55,7 +54,7 @@ class GraphReader:
             found += tensors_in(vars(node))
         return found
 
-    def _names(self, node: Any) -> tuple[str, ...]:
+    def _names(self, node: Node) -> tuple[str, ...]:
         """The attributes of a node in which what it saved can be looked at."""
         if not autograd.READS_SAVED and not pack_hooks.surely_without(node):
             return ()
@@ -71,7 +70,7 @@ class GraphReader:
         return self._saved_names[kind]
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: object) -> list[torch.Tensor]:
     """Tensors in a value and in the tuples, lists and dicts it is made of."""
     if isinstance(value, torch.Tensor):
         return [value]
@@ -88,10 +87,10 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return found
 
 
-def nodes_below(roots: Iterable[Any]) -> Iterator[Any]:
+def nodes_below(roots: Iterable[object]) -> Iterator[Node]:
     """Every node of the graphs that end in ``roots``: tensors, or edges that stand for one."""
     waiting = [node for root in roots for node in _nodes_of(root) if node is not None]
-    seen: set[Any] = set(waiting)
+    seen: set[Node] = set(waiting)
     while waiting:
         node = waiting.pop()
         yield node
@@ -101,8 +100,8 @@ def nodes_below(roots: Iterable[Any]) -> Iterator[Any]:
                 waiting.append(following)
 
 
-def _nodes_of(root: Any) -> list[Any]:
-    """Where the graph of a root begins: a tensor, or an edge that stands for one."""
+def _nodes_of(root: object) -> list[Node | None]:
+    """Return the nodes at which the graph of a root begins: of a tensor, or of an edge."""
     if isinstance(root, GradientEdge):
         return [root.node]
     if isinstance(root, torch.Tensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,21 +28,22 @@ class WatchedEngine:
 
     def run_backward(
         self,
-        tensors: Any,
-        grad_tensors: Any,
+        tensors: Sequence[object],
+        grad_tensors: Sequence[torch.Tensor | None],
         keep_graph: bool,
         create_graph: bool,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[torch.Tensor | None, ...]:
         if not _has_memory(tensors):
             # A compiler traces: nothing that runs in there has memory.
-            return self._engine.run_backward(
+            passed: tuple[torch.Tensor | None, ...] = self._engine.run_backward(
                 tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs
             )
+            return passed
         leaves = self._watch.before_backward(tensors, grad_tensors, create_graph)
         hooks = self._watch.follow_gradients(tensors)
-        gradients: Any = ()
+        gradients: tuple[torch.Tensor | None, ...] = ()
         try:
             gradients = self._engine.run_backward(
                 tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs
@@ -57,6 +58,6 @@ class WatchedEngine:
 
 
 @quiet
-def _has_memory(roots: Iterable[Any]) -> bool:
+def _has_memory(roots: Iterable[object]) -> bool:
     """False for the roots of a backward pass that a compiler traces."""
     return any(isinstance(r, GradientEdge) or any(places_of(r)) for r in roots)

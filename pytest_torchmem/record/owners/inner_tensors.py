@@ -19,7 +19,7 @@ NO_DATA: Final = (RuntimeError, NotImplementedError)
 
 
 def data_ptr(holder: torch.Tensor | torch.UntypedStorage) -> int:
-    """Where a tensor's or a storage's data begin; 0 if it has none."""
+    """Return the address of a tensor's or a storage's data; 0 if it has none."""
     try:
         return int(holder.data_ptr())
     except NO_DATA:

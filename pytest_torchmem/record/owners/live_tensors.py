@@ -1,13 +1,14 @@
-"""What of torch's is alive in this process."""
+"""Tensors, storages, modules and optimizers that are alive in this process."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
-from pytest_torchmem.record.owners.live_objects import Census, instances_of
+from pytest_torchmem.record.owners.live_objects import Census, instances_of, is_a
 from pytest_torchmem.record.torch_api import memory
 
 _T = TypeVar("_T")
@@ -18,7 +19,7 @@ _CENSUS = Census(*memory.HOLDING, torch.nn.Module, torch.optim.Optimizer)
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What is alive and has a Python object; a storage has one if somebody asked for it."""
+    """All that is alive and has a Python object; a storage gets one when somebody asks for it."""
 
     tensors: list[torch.Tensor]
     storages: list[torch.UntypedStorage]
@@ -43,16 +44,15 @@ def find_holding() -> list[torch.Tensor | torch.UntypedStorage]:
     return [*_tensors(found), *_of(torch.UntypedStorage, found)]
 
 
-def _tensors(found: list[Any]) -> list[torch.Tensor]:
+def _tensors(found: Sequence[object]) -> list[torch.Tensor]:
     tensors = _of(torch.Tensor, found)
     for tensor in tensors:
         memory.hold(tensor)
     return tensors
 
 
-def _of(kind: type[_T], found: list[Any]) -> list[_T]:
-    # By the type, never by ``__class__``: a proxy must not be woken.
-    return [thing for thing in found if issubclass(type(thing), kind)]
+def _of(kind: type[_T], found: Sequence[object]) -> list[_T]:
+    return [thing for thing in found if is_a(thing, kind)]
 
 
 def settle_collector(*, collect: bool) -> None:

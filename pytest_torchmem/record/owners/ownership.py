@@ -1,4 +1,4 @@
-"""Who owns a storage: modules, optimizers, gradients, the autograd graph.
+"""Notes the owners of storages: modules, optimizers, gradients, the autograd graph.
 
 The event tree says what operators did, not what a tensor is for. These are the facts that torch
 itself holds, noted at the moments when they are sure to be true: when a module gets its parameters,
@@ -10,9 +10,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from pytest_torchmem.record.owners.autograd_graph import (
     GraphHoldings,
@@ -43,7 +43,7 @@ class OwnershipWatch:
         self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._graphs = GraphReader()
         self._compiled_ran = False
-        self._storages: dict[tuple[int, int], weakref.ref[Any]] = {}
+        self._storages: dict[tuple[int, int], weakref.ref[torch.UntypedStorage]] = {}
         self._depth = 0
 
     def install(self, patches: Installed) -> None:
@@ -53,13 +53,14 @@ class OwnershipWatch:
     def install_hooks(self, patches: Installed) -> None:
         """Do the same for what dynamo would see; see `compiled_regions`."""
         module, optimizer = "torch.nn.modules.module.", "torch.optim.optimizer."
-        for name, function in {
+        hooks: dict[str, Callable[..., None]] = {
             f"{module}register_module_parameter_registration_hook": self._on_parameter,
             f"{module}register_module_buffer_registration_hook": self._on_buffer,
             f"{module}register_module_module_registration_hook": self._on_submodule,
             f"{optimizer}register_optimizer_step_pre_hook": self._before_step,
             f"{optimizer}register_optimizer_step_post_hook": self._after_step,
-        }.items():
+        }
+        for name, function in hooks.items():
             patches.hook(name, function)
         patches.replace("torch.nn.Module.__setstate__", self._seeing_copies)
 
@@ -68,11 +69,11 @@ class OwnershipWatch:
         self._compiled_ran = True
 
     def _seeing_copies(
-        self, set_state: Callable[[torch.nn.Module, Any], None]
-    ) -> Callable[[torch.nn.Module, Any], None]:
+        self, set_state: Callable[[torch.nn.Module, object], None]
+    ) -> Callable[[torch.nn.Module, object], None]:
         """A deep copy and an unpickled module never register anything: they get their state."""
 
-        def watched(module: torch.nn.Module, state: Any) -> None:
+        def watched(module: torch.nn.Module, state: object) -> None:
             set_state(module, state)
             self._see_copy(module)
 
@@ -173,7 +174,7 @@ class OwnershipWatch:
 
     @quiet
     def before_backward(
-        self, roots: Iterable[Any], gradients: Iterable[Any], create_graph: bool
+        self, roots: Iterable[object], gradients: Iterable[object], create_graph: bool
     ) -> list[torch.Tensor]:
         """Log what the graph keeps; return its leaves, whose gradients are logged afterwards."""
         mark = self._mark(MarkKind.BACKWARD_BEGIN, CREATE_GRAPH if create_graph else "")
@@ -186,7 +187,7 @@ class OwnershipWatch:
         return holdings.leaves
 
     @untraced
-    def follow_gradients(self, roots: Iterable[Any]) -> list[Any]:
+    def follow_gradients(self, roots: Iterable[object]) -> list[RemovableHandle]:
         """Log the gradients that nodes hand on, where no operator is observed; return the hooks.
 
         Elsewhere the nodes themselves are in the recording.
@@ -200,20 +201,20 @@ class OwnershipWatch:
         return hooks
 
     @quiet
-    def _on_gradients(self, node: str, gradients: tuple[Any, ...]) -> None:
+    def _on_gradients(self, node: str, gradients: tuple[object, ...]) -> None:
         mark = self._mark(MarkKind.GRADIENT_PASSED, node)
         for gradient in gradients:
             self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
 
     @quiet
-    def _on_results(self, results: tuple[Any, ...], _: tuple[Any, ...]) -> None:
+    def _on_results(self, results: tuple[object, ...], _: tuple[object, ...]) -> None:
         """Log what a node hands on to an input of the pass, which is no node of its own."""
         mark = self._mark(MarkKind.MODULE_SEEN, "")
         for gradient in results:
             self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
 
     @quiet
-    def after_backward(self, leaves: Iterable[torch.Tensor], gradients: Iterable[Any]) -> None:
+    def after_backward(self, leaves: Iterable[torch.Tensor], gradients: Iterable[object]) -> None:
         mark = self._mark(MarkKind.BACKWARD_END, "")
         self._depth -= 1
         for leaf in leaves:
@@ -233,7 +234,7 @@ class OwnershipWatch:
                 self._log.owner(mark, Ownership.LEAF, leaf)
 
     def _gradient_kind(self, leaf: torch.Tensor) -> Ownership:
-        """What the gradient of a leaf is.
+        """Return the kind of owner that a leaf's gradient has.
 
         A backward pass within another one belongs to a checkpoint: its graph begins at detached
         copies of activations, whose gradients go on into the outer pass.
@@ -255,35 +256,39 @@ class OwnershipWatch:
         self._see(module)
         self._log_held(self._mark(MarkKind.MODULE_SEEN, ""), module)
 
-    def _on_parameter(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
+    def _on_parameter(
+        self, module: torch.nn.Module, name: str, parameter: torch.Tensor | None
+    ) -> None:
         self._on_registered(module, name, parameter, Ownership.PARAMETER)
 
-    def _on_buffer(self, module: torch.nn.Module, name: str, buffer: Any) -> None:
+    def _on_buffer(self, module: torch.nn.Module, name: str, buffer: torch.Tensor | None) -> None:
         self._on_registered(module, name, buffer, Ownership.BUFFER)
 
     @quiet
     def _on_registered(
-        self, module: torch.nn.Module, name: str, tensor: Any, kind: Ownership
+        self, module: torch.nn.Module, name: str, tensor: torch.Tensor | None, kind: Ownership
     ) -> None:
         self._see(module)
         if tensor is not None:
             mark = self._mark(MarkKind.MODULE_SEEN, "")
             self._log.owner(mark, kind, tensor, id(module), name)
 
-    def _on_submodule(self, module: torch.nn.Module, name: str, child: Any) -> None:
+    def _on_submodule(
+        self, module: torch.nn.Module, name: str, child: torch.nn.Module | None
+    ) -> None:
         self._see(module)
         if child is not None:
             self._see(child)
             self._log.edge(self._mark(MarkKind.MODULE_SEEN, ""), child, module, name)
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         self._mark(MarkKind.OPTIMIZER_BEGIN, "")
 
     @quiet
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         self._log_optimizer(self._mark(MarkKind.OPTIMIZER_END, ""), optimizer)
 
-    def _log_optimizer(self, mark: int, optimizer: Any) -> None:
+    def _log_optimizer(self, mark: int, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._log.owner(mark, Ownership.PARAMETER, parameter)
@@ -298,13 +303,15 @@ class OwnershipWatch:
 
         The Python object of a storage lives exactly as long as the storage, whoever else holds it.
         """
-        is_storage = isinstance(holder, torch.UntypedStorage)
-        for part in [holder] if is_storage else plain_tensors(holder):
+        parts = [holder] if isinstance(holder, torch.UntypedStorage) else plain_tensors(holder)
+        for part in parts:
             for device, ptr, size_bytes in storages_of(part):
                 place = (self._log.devices.number(device), ptr)
                 if device == "cpu" and place not in self._storages:
                     died = partial(self._on_freed, (*place, size_bytes))
-                    storage = part if is_storage else part.untyped_storage()
+                    storage = (
+                        part if isinstance(part, torch.UntypedStorage) else part.untyped_storage()
+                    )
                     self._storages[place] = weakref.ref(storage, died)
 
     def _unfollowed(self, storages: Iterable[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
@@ -318,7 +325,7 @@ class OwnershipWatch:
         ]
 
     @quiet
-    def _on_freed(self, row: tuple[int, int, int], _: Any) -> None:
+    def _on_freed(self, row: tuple[int, int, int], _: object) -> None:
         mark = self._mark(MarkKind.STORAGE_FREED, "")
         self._log.owners.append((mark, Ownership.LIVE, *row, 0, 0))
         self._storages.pop(row[:2], None)

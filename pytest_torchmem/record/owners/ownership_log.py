@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 import torch
 
+from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.owners.inner_tensors import values_of
 from pytest_torchmem.record.owners.places import places_of, storages_of
 from pytest_torchmem.record.patches.python_tracing import TracingPause
 from pytest_torchmem.record.torch_api import dispatcher
 from pytest_torchmem.record.torch_api.dynamo import set_frame_callback
-from pytest_torchmem.record.tree.rows import Rows
-from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.record.tree.tables import Rows, StringTable
 from pytest_torchmem.values.trace import MODULE_EDGE, OWNER, Ownership
 
 _P = ParamSpec("_P")
@@ -36,7 +35,7 @@ class OwnershipLog:
     edges: Rows = field(default_factory=partial(Rows, MODULE_EDGE))
 
     def owner(
-        self, mark: int, kind: Ownership, tensor: Any, module: int = 0, name: str = ""
+        self, mark: int, kind: Ownership, tensor: object, module: int = 0, name: str = ""
     ) -> None:
         """Note that ``tensor``'s storage is held as ``kind``; one without storage is skipped.
 
@@ -55,32 +54,30 @@ class OwnershipLog:
         for device, ptr in places_of(tensor):
             self.owners.append((mark, kind, number(device), ptr, 0, module, name_number))
 
-    def edge(self, mark: int, child: Any, parent: Any | None, name: str) -> None:
+    def edge(self, mark: int, child: object, parent: object | None, name: str) -> None:
         number = self.strings.number
         parent_id = 0 if parent is None else id(parent)
         self.edges.append((mark, id(child), parent_id, number(name), number(type(child).__name__)))
 
 
 def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Keep what a method does from the body's function modes, the collector and the recording.
+    """Hide what a method does from the body's function modes, from the collector and the recording.
 
-    What it makes on the way would start a collection that without us came later. And its calls
-    would be recorded, which takes longer than they do. Dynamo traces nothing of it.
+    The collector runs after so many new objects: with those of the method it would run earlier than
+    it does without us. And the recording of the method's calls takes longer than the calls. Dynamo
+    traces none of them.
     """
 
     @wraps(method)
     def quietly(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        tracing, enabled = TracingPause(), gc.isenabled()
+        tracing = TracingPause()
         traced_by = set_frame_callback(None)
-        gc.disable()
         tracing.suspend()
         try:
-            with dispatcher.unseen_by_modes():
+            with gc_paused(), dispatcher.unseen_by_modes():
                 return method(*args, **kwargs)
         finally:
             tracing.resume()
-            if enabled:
-                gc.enable()
             set_frame_callback(traced_by)
 
     return quietly

@@ -1,8 +1,8 @@
-"""Which nodes of an autograd graph keep what a pack hook returned, for releases that do not say.
+"""Tells nodes that keep a pack hook's result from others, for releases that do not say.
 
-Before torch 2.10 what a node has saved can only be unpacked, and that calls the user's unpack hook:
-a checkpoint would be computed again because we looked. So it is noted when hooks are in force, by
-the numbers that a thread's nodes get one after the other.
+Before torch 2.10 we can read what a node has saved only by unpacking it, and that calls the user's
+unpack hook: a checkpoint would be computed again because we looked. A thread numbers its nodes one
+after the other, so we note the numbers between which hooks are in force.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from torch.autograd.graph import Node
 
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd
 
 
 class PackHookWatch:
-    """When hooks were in force on the thread that installed this, until it was taken out again.
+    """Notes when hooks are in force on the thread that installs this, until it is taken out.
 
     Graphs are read after that, too: the latest watch stays in ``latest``.
     """
@@ -86,7 +88,7 @@ class PackHookWatch:
         return place < 0 or (place < len(self._ends) and number >= self._ends[place])
 
 
-def surely_without(node: Any) -> bool:
+def surely_without(node: Node) -> bool:
     """Whether no hook was in force when a node was made; False if not known."""
     watch = PackHookWatch.latest
     return watch is not None and watch.surely_without(autograd.sequence_number(node))

@@ -1,4 +1,4 @@
-"""Where a tensor's memory is."""
+"""The places of a tensor's memory: device and address of each storage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _place_of(part: torch.Tensor) -> Sequence[tuple[str, int]]:
         return ()
     if not ptr:
         return ()
-    return ((device_name(part.device), ptr - part.storage_offset() * part.itemsize),)
+    return ((device_name(part.device), ptr - int(part.storage_offset()) * part.itemsize),)
 
 
 def storages_of(holder: object) -> Iterator[tuple[str, int, int]]:
@@ -61,12 +61,12 @@ def plain_tensors(tensor: object, around: tuple[object, ...] = ()) -> Iterator[t
     if not isinstance(tensor, torch.Tensor):
         # None, where backward gives no gradient, or an edge of a graph in a tensor's place.
         return
-    tensor = functorch.unwrapped(tensor)
-    if not memory.has_memory(tensor):
+    plain = functorch.unwrapped(tensor)
+    if not memory.has_memory(plain):
         return
-    if parts := inner_tensors(tensor):
+    if parts := inner_tensors(plain):
         for part in parts:
-            if not any(part is wrapper for wrapper in (*around, tensor)):
-                yield from plain_tensors(part, (*around, tensor))
+            if not any(part is wrapper for wrapper in (*around, plain)):
+                yield from plain_tensors(part, (*around, plain))
     else:
-        yield tensor
+        yield plain

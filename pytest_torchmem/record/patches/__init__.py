@@ -18,14 +18,14 @@ from pytest_torchmem.record.torch_api import autograd, compiler, dynamo, functor
 
 
 class During(Enum):
-    """When a patch is in place."""
+    """The time for which a patch is in place."""
 
     MEASURING = "while a body is measured"
     ESTIMATING = "while a program is estimated"
 
 
 class How(Enum):
-    """How a patch is put in place."""
+    """The way in which a patch is put in place."""
 
     REPLACED = "replaced"
     ADDED = "added to"
@@ -116,7 +116,7 @@ _LISTED: Final = frozenset(patch.name for patch in PATCHES)
 
 
 class Installed:
-    """What is in place now. `remove` takes it out, the last first, also where one fails.
+    """Holds what is in place now. `remove` takes it out, the last first, also where one fails.
 
     As a context manager it does so at the end of the block.
     """

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -99,7 +99,7 @@ class FunctorchWatch:
         if self._depth == 1:
             profiler.observe_operators(False)
             self._mode = _Calls(self._called)
-            self._mode.__enter__()
+            self._mode.__enter__()  # type: ignore[no-untyped-call]  # as all of it in torch
 
     @untraced
     def _left(self) -> None:
@@ -111,11 +111,11 @@ class FunctorchWatch:
     def _observe_again(self) -> None:
         mode, self._mode = self._mode, None
         if mode is not None:
-            mode.__exit__(None, None, None)
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         profiler.observe_operators(True)
 
 
-class _Calls(TorchFunctionMode):  # type: ignore[misc]  # has no annotations in torch
+class _Calls(TorchFunctionMode):
     """Puts an event around each function of torch's that is called."""
 
     def __init__(self, called: NoteCall) -> None:
@@ -145,7 +145,7 @@ def operator_event(mark: int, operator: str) -> str:
 
 @untraced
 def _read_and_written(
-    name: str, args: Any, kwargs: dict[str, Any]
+    name: str, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The tensors that a call of the function of this name reads, and those that it writes to."""
     in_place = bool(args) and (kwargs.get("inplace") is True or _IN_PLACE.fullmatch(name))

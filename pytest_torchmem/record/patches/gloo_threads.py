@@ -62,7 +62,7 @@ def await_gloo() -> None:
 
 
 def _gloo_threads() -> Iterator[Path]:
-    """Where Linux tells of each of the threads in which gloo works."""
+    """Return the folder in which Linux describes each thread of gloo's."""
     return (thread for thread in _THREADS.iterdir() if _read(thread / "comm").strip() == _NAME)
 
 

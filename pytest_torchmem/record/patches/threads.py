@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -52,7 +52,7 @@ class ThreadWatch:
         if threading.getprofile() == self._on_event:
             threading.setprofile(None)
 
-    def look_at(self, result: Any) -> None:
+    def look_at(self, result: profiler.ProfilerResult) -> None:
         """Look for torch's functions in threads that the Python tracer saw and nothing else did.
 
         ``result`` is the kineto result of a finished session.
@@ -69,7 +69,7 @@ class ThreadWatch:
         unseen = self._calling - self._recorded
         return sorted({*self._names, *(["one from before the body"] if unseen else [])})
 
-    def _on_event(self, frame: FrameType, event: str, function: Any) -> None:
+    def _on_event(self, frame: FrameType, event: str, function: object) -> None:
         watched = _Watched(self._names)
         sys.setprofile(watched)
         watched(frame, event, function)
@@ -83,7 +83,7 @@ class _Watched:
         self._left = _PATIENCE
 
     @untraced
-    def __call__(self, frame: FrameType, event: str, function: Any) -> None:
+    def __call__(self, frame: FrameType, event: str, function: object) -> None:
         self._left -= 1
         of_torch = (event == "c_call" and _makes_tensors(function)) or (
             event == "call" and frame.f_code.co_filename.startswith(_LAYERS)
@@ -94,7 +94,7 @@ class _Watched:
             sys.setprofile(None)
 
 
-def _makes_tensors(function: Any) -> bool:
+def _makes_tensors(function: object) -> bool:
     """Whether a builtin function is one of torch's that work on tensors."""
     owner = getattr(function, "__self__", None)
     return (
@@ -102,7 +102,7 @@ def _makes_tensors(function: Any) -> bool:
     )
 
 
-def _is_torch(event: Any) -> bool:
+def _is_torch(event: profiler.ProfilerEvent) -> bool:
     """Whether an event of the Python tracer is a call of such a function."""
     if not (match := _TRACED.match(profiler.name_of(event))):
         return False
@@ -112,11 +112,11 @@ def _is_torch(event: Any) -> bool:
     return owner in ("Tensor", "Parameter") or (owner == "type" and hasattr(torch, method))
 
 
-def _is_python(event: Any) -> bool:
+def _is_python(event: profiler.ProfilerEvent) -> bool:
     return isinstance(event.extra_fields, (profiler.PyCallFields, profiler.PyCCallFields))
 
 
-def _events(roots: Sequence[Any]) -> Iterator[Any]:
+def _events(roots: Sequence[profiler.ProfilerEvent]) -> Iterator[profiler.ProfilerEvent]:
     waiting = list(roots)
     while waiting:
         event = waiting.pop()

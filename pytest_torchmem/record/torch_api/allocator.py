@@ -51,7 +51,7 @@ def empty_cache() -> None:
 
 
 def accelerator_name(device: torch.device) -> str:
-    """What the module of an accelerator calls its model; without a name its kind."""
+    """Return the name of an accelerator's model; its kind where the model has none."""
     module: Any = getattr(torch, device.type, None)
     name: Callable[[torch.device], str] | None = getattr(module, "get_device_name", None)
     return str(name(device)) if name else device.type

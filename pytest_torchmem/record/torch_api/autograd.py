@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
+from torch.autograd.graph import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pytest_torchmem.record.torch_api import Checked, functorch, profiler
@@ -73,7 +74,7 @@ READS_SAVED: bool = hasattr(torch._C._autograd.SavedTensor, "data")
 
 
 def raw_saved(saved: Any) -> Any:
-    """What autograd stored: a tensor, or whatever a pack hook returned. Unpacks nothing."""
+    """Return what autograd stored: a tensor, or a pack hook's result. Unpacks nothing."""
     return saved if isinstance(saved, torch.Tensor) else getattr(saved, "data", None)
 
 
@@ -102,17 +103,18 @@ def frees_graph() -> bool:
     return not torch._C._autograd._get_current_graph_task_keep_graph()
 
 
-def sequence_number(node: Any) -> int:
+def sequence_number(node: Node) -> int:
     """The number that a node of an autograd graph got when it was made."""
-    return int(node._sequence_nr())
+    numbered: Any = node
+    return int(numbered._sequence_nr())
 
 
-def raw_names(kind: type[Any]) -> list[str]:
+def raw_names(kind: type[object]) -> list[str]:
     """The attributes of a class of nodes that hold what a node has saved, as it was saved."""
     return [name for name in dir(kind) if name.startswith("_raw_saved_")]
 
 
-def unpacked_name(kind: type[Any], raw_name: str) -> str:
+def unpacked_name(kind: type[object], raw_name: str) -> str:
     """The attribute that unpacks what another one holds as it was saved."""
     name = raw_name.removeprefix("_raw")
     return name if hasattr(kind, name) else name.removeprefix("_")

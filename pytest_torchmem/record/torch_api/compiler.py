@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -17,19 +18,10 @@ CHECKED: Final[Checked] = {
 }
 
 
-def graph_module_classes() -> list[type[Any]]:
-    """The classes of graph modules that are alive: each has one of its own, of this name."""
-    waiting: list[type[Any]] = [torch.fx.GraphModule]
-    found = []
-    while waiting:
-        found.append(waiting.pop())
-        waiting += found[-1].__subclasses__()
-    return [kind for kind in found if kind.__qualname__.endswith(".GraphModuleImpl")]
-
-
-def generated_file(graph_module: Any) -> str:
+def generated_file(graph_module: object) -> str:
     """The name under which the profiler shows the code generated for a graph module."""
-    return str(type(graph_module).forward.__code__.co_filename)
+    kind: Any = type(graph_module)
+    return str(kind.forward.__code__.co_filename)
 
 
 _CALLBACKS: Final = "torch._dynamo.callback.callback_handler"
@@ -42,14 +34,14 @@ CLEAR_CALLBACKS: Final = f"{_CALLBACKS}.clear"
 
 
 def callbacks() -> Any:
-    """Where to register for the end of compilations; None while there is no compiler.
+    """Return the object that calls back after compilations; None while there is no compiler.
 
     The compiler is not imported: a process that does not use it does not pay for it.
     """
     return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
 
 
-def inductor_line_map(path: str) -> tuple[Any, Any] | None:
+def inductor_line_map(path: str) -> tuple[Sequence[int], Sequence[str]] | None:
     """First lines and the stacks that they were traced at, for a file that inductor wrote.
 
     Inductor keeps them for as long as the process lives, also for code from its cache on disk. None

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 
 from pytest_torchmem.record.torch_api import Checked
 
@@ -15,9 +16,12 @@ CHECKED: Final[Checked] = {
     "torch._C._DisableTorchDispatch": ("2.6.0", "2.15.0"),
     "torch._C._jit_get_schemas_for_operator": ("2.6.0", "2.15.0"),
     "torch._C._nn": ("2.6.0", "2.15.0"),
+    "torch._ops.OpOverload": ("2.6.0", "2.15.0"),
     "torch._ops.OpOverload._schema": ("2.6.0", "2.15.0"),
 }
 
+#: What a dispatch mode is called with.
+Operator = OpOverload
 #: The type of a complex number in a schema; its like for other numbers are public.
 COMPLEX_TYPE: Any = torch._C.ComplexType
 #: The modules that a builtin function which makes tensors may say it is from.

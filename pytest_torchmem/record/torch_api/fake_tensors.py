@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -30,8 +31,9 @@ CHECKED: Final[Checked] = {
     "torch.utils._pytree.tree_map_only": ("2.6.0", "2.15.0"),
 }
 
-FakeTensor: Any = _fake_tensor.FakeTensor
-FakeTensorMode: Any = _fake_tensor.FakeTensorMode
+FakeTensor = _fake_tensor.FakeTensor
+FakeTensorMode = _fake_tensor.FakeTensorMode
+# Nothing in it is annotated.
 DispatchMode: Any = TorchDispatchMode
 
 # What a fake run raises when the program asks for a value that only a real run has.
@@ -56,15 +58,15 @@ LIFTS: frozenset[Any] = frozenset(
 _UNBACKED_HINT = 8192
 
 
-def leaves(tree: Any) -> list[Any]:
+def leaves(tree: object) -> list[object]:
     """The leaves of nested lists, tuples, dicts and registered containers."""
-    found: list[Any] = _pytree.tree_leaves(tree)
+    found: list[object] = _pytree.tree_leaves(tree)
     return found
 
 
-def tensors_in(tree: Any) -> list[Any]:
+def tensors_in(tree: object) -> list[torch.Tensor]:
     """The tensors among the leaves; of one that wraps others (a subclass), those it wraps."""
-    found: list[Any] = []
+    found: list[torch.Tensor] = []
     for leaf in leaves(tree):
         if isinstance(leaf, torch.Tensor):
             if is_traceable_wrapper_subclass(leaf):
@@ -75,18 +77,19 @@ def tensors_in(tree: Any) -> list[Any]:
     return found
 
 
-def map_tensors(function: Any, tree: Any) -> Any:
+def map_tensors(function: Callable[[torch.Tensor], object], tree: Any) -> Any:
     """The same nesting with ``function`` applied to every tensor."""
     return _pytree.tree_map_only(torch.Tensor, function, tree)
 
 
-def size_hint(size: Any) -> int:
+def size_hint(size: int | torch.SymInt) -> int:
     """A size as a number: the hint of a symbolic one."""
     if isinstance(size, int):
         return size
     if hasattr(_symbolic_shapes, "optimization_hint"):
         return int(_symbolic_shapes.optimization_hint(size))
-    return int(_symbolic_shapes.hint_int(size, fallback=_UNBACKED_HINT))
+    hint: Any = _symbolic_shapes
+    return int(hint.hint_int(size, fallback=_UNBACKED_HINT))
 
 
 def lacks_device(kind: str) -> bool:
@@ -105,15 +108,15 @@ def lacks_device(kind: str) -> bool:
     return accelerator is None or accelerator.type != kind or not torch.accelerator.is_available()
 
 
-def set_constant(fake: Any, value: Any) -> None:
+def set_constant(fake: Any, value: torch.Tensor) -> None:
     """Let a fake tensor know its value, so that asking for it (``.item()``) has an answer."""
     fake.constant = value
 
 
-def constant_of(fake: Any) -> Any:
+def constant_of(fake: torch.Tensor) -> torch.Tensor | None:
     return getattr(fake, "constant", None)
 
 
-def move_fake(fake: Any, device: Any) -> None:
+def move_fake(fake: Any, device: torch.device) -> None:
     """Put a fake tensor on another device; nothing is copied, as it has no data."""
     fake.fake_device = device

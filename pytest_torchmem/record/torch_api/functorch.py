@@ -27,12 +27,12 @@ CHECKED: Final[Checked] = {
 is_wrapper: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 
 
-def unwrapped(tensor: Any) -> Any:
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     """The plain tensor below the wrappers of ``torch.func`` transforms."""
     return levels_of(tensor)[-1]
 
 
-def levels_of(tensor: Any) -> list[Any]:
+def levels_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensor and what each wrapper of ``torch.func`` holds, down to the plain tensor.
 
     Each level of ``func.grad`` has a graph of its own.

@@ -20,7 +20,7 @@ CHECKED: Final[Checked] = {
 }
 
 # The public accessors of the first refuse a tensor with duplicate indices, as most gradients are.
-_SPARSE: Final[dict[Any, tuple[str, ...]]] = {
+_SPARSE: Final[dict[torch.layout, tuple[str, ...]]] = {
     torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
     torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
@@ -34,19 +34,20 @@ def hold(tensor: torch.Tensor) -> None:
 
     Where only C++ held on to it, releases before 2.10 could free it while Python refers to it.
     """
-    torch._C.TensorBase._fix_weakref(tensor)
+    base: Any = torch._C.TensorBase
+    base._fix_weakref(tensor)
 
 
 #: What holds memory and may be asked of the collector. Before 2.10 that has storages, too, whose
 #: memory C++ has freed already: to look at one ends the process.
-HOLDING: tuple[type[Any], ...] = (
+HOLDING: tuple[type[torch.Tensor] | type[torch.UntypedStorage], ...] = (
     (torch.Tensor, torch.UntypedStorage)
     if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
     else (torch.Tensor,)
 )
 
 
-def storage_key(tensor: Any) -> int:
+def storage_key(tensor: torch.Tensor) -> int:
     """Identity of a storage while it lives: the address of its C++ object."""
     key: int = tensor.untyped_storage()._cdata
     return key
@@ -61,7 +62,7 @@ def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [getattr(tensor, part)() for part in _SPARSE[tensor.layout]]
 
 
-def flattened(tensor: Any) -> list[Any]:
+def flattened(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors that a wrapper subclass says it is made of; none where it does not say."""
     if not is_traceable_wrapper_subclass(tensor):
         return []

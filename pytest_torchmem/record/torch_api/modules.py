@@ -21,22 +21,19 @@ CHECKED: Final[Checked] = {
 OWN_ATTRIBUTES: Final = ("_parameters", "_buffers", "_modules")
 
 
-def parameters_of(module: torch.nn.Module) -> dict[str, Any]:
+def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
     """The module's own dict of parameters, by name; None stands for one that is left out."""
-    found: dict[str, Any] = module._parameters
-    return found
+    return module._parameters
 
 
-def buffers_of(module: torch.nn.Module) -> dict[str, Any]:
+def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """The module's own dict of buffers, by name; None stands for one that is left out."""
-    found: dict[str, Any] = module._buffers
-    return found
+    return module._buffers
 
 
-def children_of(module: torch.nn.Module) -> dict[str, Any]:
+def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     """The module's own dict of modules, by name; None stands for one that is left out."""
-    found: dict[str, Any] = module._modules
-    return found
+    return module._modules
 
 
 #: A list of the types that optimizers update many at a time.

@@ -9,11 +9,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
 # The event tree itself: torch.profiler exposes it only through these bindings.
+from torch._C import _autograd
 from torch._C._profiler import (
     _ExtraFields_Allocation,
     _ExtraFields_OutOfMemory,
@@ -29,32 +30,50 @@ from pytest_torchmem.record.torch_api import Checked
 from pytest_torchmem.values.errors import RecordingError
 
 CHECKED: Final[Checked] = {
+    "torch._C._autograd._KinetoEvent": ("2.6.0", "2.15.0"),
+    "torch._C._autograd._ProfilerResult": ("2.6.0", "2.15.0"),
+    "torch._C._autograd._disable_profiler": ("2.6.0", "2.15.0"),
+    "torch._C._autograd._enable_profiler": ("2.6.0", "2.15.0"),
+    "torch._C._autograd._enable_record_function": ("2.6.0", "2.15.0"),
+    "torch._C._autograd._prepare_profiler": ("2.6.0", "2.15.0"),
+    "torch._C._autograd._profiler_enabled": ("2.6.0", "2.15.0"),
     "torch._C._profiler._ExtraFields_Allocation": ("2.6.0", "2.15.0"),
     "torch._C._profiler._ExtraFields_OutOfMemory": ("2.6.0", "2.15.0"),
-    "torch._C._profiler._ExtraFields_PyCall": ("2.6.0", "2.15.0"),
     "torch._C._profiler._ExtraFields_PyCCall": ("2.6.0", "2.15.0"),
+    "torch._C._profiler._ExtraFields_PyCall": ("2.6.0", "2.15.0"),
     "torch._C._profiler._ExtraFields_TorchOp": ("2.6.0", "2.15.0"),
+    "torch._C._profiler._NNModuleInfo": ("2.6.0", "2.15.0"),
+    "torch._C._profiler._OptimizerInfo": ("2.6.0", "2.15.0"),
     "torch._C._profiler._ProfilerEvent": ("2.6.0", "2.15.0"),
     "torch._C._profiler._RecordFunctionFast": ("2.6.0", "2.15.0"),
     "torch._C._profiler._TensorMetadata": ("2.6.0", "2.15.0"),
-    "torch.autograd._disable_profiler": ("2.6.0", "2.15.0"),
-    "torch.autograd._enable_profiler": ("2.6.0", "2.15.0"),
-    "torch.autograd._enable_record_function": ("2.6.0", "2.15.0"),
-    "torch.autograd._prepare_profiler": ("2.6.0", "2.15.0"),
-    "torch.autograd._profiler_enabled": ("2.6.0", "2.15.0"),
 }
 
-AllocationFields: Any = _ExtraFields_Allocation
-OutOfMemoryFields: Any = _ExtraFields_OutOfMemory
-PyCallFields: Any = _ExtraFields_PyCall
-PyCCallFields: Any = _ExtraFields_PyCCall
-TorchOpFields: Any = _ExtraFields_TorchOp
-ProfilerEvent: Any = _ProfilerEvent
-TensorMetadata: Any = _TensorMetadata
-RecordFunction: Any = _RecordFunctionFast
+AllocationFields = _ExtraFields_Allocation
+OutOfMemoryFields = _ExtraFields_OutOfMemory
+PyCallFields = _ExtraFields_PyCall
+PyCCallFields = _ExtraFields_PyCCall
+TorchOpFields = _ExtraFields_TorchOp
+ProfilerEvent = _ProfilerEvent
+TensorMetadata = _TensorMetadata
+RecordFunction = _RecordFunctionFast
+
+if TYPE_CHECKING:
+    from torch._C._autograd import _KinetoEvent, _ProfilerResult
+    from torch._C._profiler import RecordScope as _RecordScope
+    from torch._C._profiler import _NNModuleInfo, _OptimizerInfo
+
+    KinetoEvent: TypeAlias = _KinetoEvent
+    ProfilerResult: TypeAlias = _ProfilerResult
+    RecordScope: TypeAlias = _RecordScope
+    ModuleInfo: TypeAlias = _NNModuleInfo
+    OptimizerInfo: TypeAlias = _OptimizerInfo
+
+if TYPE_CHECKING:
+    from torch._C._autograd import _ProfilerResult as ProfilerResult
 
 
-def reader(bindings: Any, name: str) -> Callable[[Any], Any]:
+def reader(bindings: type[object], name: str) -> Callable[[Any], Any]:
     """The function behind an attribute of a class of ``torch._C``.
 
     Calling it costs less than looking the attribute up on each of many thousand objects.
@@ -62,7 +81,7 @@ def reader(bindings: Any, name: str) -> Callable[[Any], Any]:
     return getattr(getattr(bindings, name), "fget", None) or attrgetter(name)
 
 
-def _fields_reader() -> Callable[[Any], Any]:
+def _fields_reader() -> Callable[[ProfilerEvent], Any]:
     # Older releases give the fields only together with a tag that costs more than they do.
     if hasattr(ProfilerEvent, "extra_fields"):
         return reader(ProfilerEvent, "extra_fields")
@@ -71,10 +90,10 @@ def _fields_reader() -> Callable[[Any], Any]:
 
 
 #: What an event of the tree has beside name and times, according to its type.
-fields_of: Callable[[Any], Any] = _fields_reader()
+fields_of: Callable[[ProfilerEvent], Any] = _fields_reader()
 
 
-def name_of(event: Any) -> str:
+def name_of(event: ProfilerEvent) -> str:
     """The name of an event: for a Python call its file, line and function.
 
     The tracer keeps no reference to a function's name. That of a module's code is gone when the
@@ -89,10 +108,10 @@ def name_of(event: Any) -> str:
 
 def observe_operators(on: bool) -> None:
     """Let the profiler see the operators of this thread, or not; allocations it sees always."""
-    torch.autograd._enable_record_function(on)
+    _autograd._enable_record_function(on)
 
 
-def allocations_in(result: Any) -> list[Any]:
+def allocations_in(result: ProfilerResult) -> list[AllocationFields]:
     """The fields of all allocations and frees in a kineto result."""
     waiting, found = list(result.experimental_event_tree()), []
     while waiting:
@@ -146,7 +165,7 @@ class Profiler:
     """
 
     def __init__(self) -> None:
-        front_end = _FRONT_END(
+        front_end: Any = _FRONT_END(
             use_cpu=True,
             use_kineto=True,
             record_shapes=True,
@@ -162,11 +181,11 @@ class Profiler:
         if profiler_is_active():
             raise RuntimeError("another profiler session is active")
         with _without_own_log():
-            torch.autograd._prepare_profiler(self._config, self._activities)
+            _autograd._prepare_profiler(self._config, self._activities)
             self._profile_function.take()
-            torch.autograd._enable_profiler(self._config, self._activities)
+            _autograd._enable_profiler(self._config, self._activities)
 
-    def stop(self) -> Any:
+    def stop(self) -> ProfilerResult:
         """End, and return the kineto result with the event tree.
 
         Raises `RecordingError` where torch cannot make sense of what it recorded: so it may be
@@ -175,7 +194,7 @@ class Profiler:
         self._profile_function.before_stop()
         try:
             with _without_own_log():
-                return torch.autograd._disable_profiler()
+                return _autograd._disable_profiler()
         except RuntimeError as error:
             raise RecordingError(f"torch's profiler failed: {str(error).splitlines()[0]}") from None
         finally:
@@ -217,4 +236,4 @@ def _without_own_log() -> Iterator[None]:
 
 
 def profiler_is_active() -> bool:
-    return bool(torch.autograd._profiler_enabled())
+    return _autograd._profiler_enabled()

@@ -1,4 +1,4 @@
-"""Between which two calls of its Python function an operator ran that no call led to."""
+"""Places operators between two calls of their Python function, where no call led to them."""
 
 from __future__ import annotations
 

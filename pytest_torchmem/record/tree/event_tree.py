@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, SupportsInt, TypeAlias
 
 import numpy as np
+import torch
 
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.trace import EventKind
@@ -44,12 +45,16 @@ _end_ns = profiler.reader(profiler.ProfilerEvent, "end_time_ns")
 _thread = profiler.reader(profiler.ProfilerEvent, "start_tid")
 _scope = profiler.reader(profiler.TorchOpFields, "scope")
 _sequence = profiler.reader(profiler.TorchOpFields, "sequence_number")
-_allocation: Callable[[Any], tuple[Any, ...]] = attrgetter(
+_allocation: Callable[[profiler.AllocationFields], Allocation] = attrgetter(
     "allocation_id", "id", "device", "ptr", "alloc_size", "total_allocated", "total_reserved"
 )
 _line = attrgetter("caller.line_number")
 _module = profiler.reader(profiler.PyCallFields, "module")
 _optimizer = profiler.reader(profiler.PyCallFields, "optimizer")
+
+
+#: Allocation id, id, device, pointer, bytes, and the allocator's totals of allocated and reserved.
+Allocation: TypeAlias = tuple[int, int | None, torch.device, int, int, int, int]
 
 
 @dataclass(slots=True)
@@ -85,14 +90,16 @@ class EventTree:
     times: Times = field(default_factory=Times)
     shapes: list[int] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
-    scopes: list[Any] = field(default_factory=list)
-    allocations: list[tuple[Any, ...]] = field(default_factory=list)
-    python: list[Any] = field(default_factory=list)
+    scopes: list[SupportsInt] = field(default_factory=list)
+    allocations: list[Allocation] = field(default_factory=list)
+    python: list[profiler.ProfilerEvent] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
-    owners: list[tuple[int, Any, Any]] = field(default_factory=list)
+    owners: list[tuple[int, profiler.ModuleInfo | None, profiler.OptimizerInfo | None]] = field(
+        default_factory=list
+    )
 
 
-def read_tree(roots: Sequence[Any], mentions: Mentions) -> EventTree:
+def read_tree(roots: Sequence[profiler.ProfilerEvent], mentions: Mentions) -> EventTree:
     """Walk the tree; the tensors that operators take go to ``mentions``."""
     tree = EventTree()
     parents, kinds, python, times = tree.parents, tree.kinds, tree.python, tree.times
@@ -130,7 +137,7 @@ def read_tree(roots: Sequence[Any], mentions: Mentions) -> EventTree:
     return tree
 
 
-def _note_call(tree: EventTree, fields: Any, kind: int) -> None:
+def _note_call(tree: EventTree, fields: object, kind: int) -> None:
     tree.lines.append(_line(fields))
     if kind == _PY_CALL:
         module, optimizer = _module(fields), _optimizer(fields)
@@ -138,7 +145,7 @@ def _note_call(tree: EventTree, fields: Any, kind: int) -> None:
             tree.owners.append((len(tree.python), module, optimizer))
 
 
-def times_of(events: Sequence[Any]) -> Times:
+def times_of(events: Sequence[profiler.ProfilerEvent]) -> Times:
     return Times(
         list(map(_start_ns, events)), list(map(_end_ns, events)), list(map(_thread, events))
     )
@@ -146,7 +153,7 @@ def times_of(events: Sequence[Any]) -> Times:
 
 @dataclass(frozen=True, slots=True)
 class WorthKeeping:
-    """Which events are worth keeping: all but the Python calls that lead to nothing.
+    """The events worth keeping: all but the Python calls that lead to nothing.
 
     Attributes:
         rows: int64, shape (E,); the rows of the tree that are kept, ascending.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from pytest_torchmem.record.compiled.source import CompiledSources
+from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.tree.kineto import TreeReader
 from pytest_torchmem.record.tree.python_calls import library_paths
 from pytest_torchmem.values.errors import TraceError
@@ -25,7 +26,7 @@ _LAUNCHES = (
 )
 
 
-def trace_of(profile: Any, device: str | None = None) -> Trace:
+def trace_of(profile: object, device: str | None = None) -> Trace:
     """Return the trace of a finished ``torch.profiler.profile``, to be analysed for ``device``.
 
     Without the facts that our own recorder notes, ownership is known from the event tree alone.
@@ -57,7 +58,7 @@ def trace_of(profile: Any, device: str | None = None) -> Trace:
     )
 
 
-def _device_events(inner: Any, result: Any) -> NDArray[Any]:
+def _device_events(inner: object, result: profiler.ProfilerResult) -> NDArray[np.void]:
     """Launches and kernels, if the profile was asked for any."""
     rows: list[tuple[int, int, int, int]] = []
     if getattr(inner, "use_device", None) not in (None, "cpu"):
@@ -71,7 +72,7 @@ def _device_events(inner: Any, result: Any) -> NDArray[Any]:
     return np.array(rows, DEVICE_EVENT)
 
 
-def _kind_of(event: Any) -> DeviceEventKind | None:
+def _kind_of(event: profiler.KinetoEvent) -> DeviceEventKind | None:
     name = event.name()
     if name.startswith(_LAUNCHES):
         return DeviceEventKind.LAUNCH

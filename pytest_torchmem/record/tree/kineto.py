@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
+from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.tree.call_gaps import find_gaps
 from pytest_torchmem.record.tree.event_tree import (
@@ -24,7 +25,7 @@ from pytest_torchmem.record.tree.event_tree import (
 )
 from pytest_torchmem.record.tree.mentions import InputShapes, Mentions
 from pytest_torchmem.record.tree.python_calls import PythonCalls
-from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.trace import ALLOCATION, EVENT, MODULE_CALL, EventKind, Role, Scope
 
 if TYPE_CHECKING:
@@ -35,26 +36,26 @@ if TYPE_CHECKING:
 class Tables:
     """The tables of one profiling session; rows refer to rows of the same session."""
 
-    events: NDArray[Any]
-    tensors: NDArray[Any]
-    allocations: NDArray[Any]
-    module_calls: NDArray[Any]
+    events: NDArray[np.void]
+    tensors: NDArray[np.void]
+    allocations: NDArray[np.void]
+    module_calls: NDArray[np.void]
 
 
-class _DeviceNumbers(dict[Any, int]):
+class _DeviceNumbers(dict[torch.device, int]):
     """Numbers devices as they are first met."""
 
     def __init__(self, names: StringTable) -> None:
         super().__init__()
         self._names = names
 
-    def __missing__(self, device: Any) -> int:
+    def __missing__(self, device: torch.device) -> int:
         number = self[device] = self._names.number(device_name(device))
         return number
 
 
 @cache
-def device_name(device: Any) -> str:
+def device_name(device: torch.device) -> str:
     """``cpu`` or ``cuda:1``; the CPU has one memory, whatever index torch gives it."""
     return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
 
@@ -69,19 +70,14 @@ class TreeReader:
         self._shapes = InputShapes(self.strings)
         self._python = PythonCalls(self.strings)
 
-    def read(self, result: Any, segment: int = 0) -> Tables:
+    def read(self, result: profiler.ProfilerResult, segment: int = 0) -> Tables:
         """Return the tables of one profiling session; ``result`` is its kineto result."""
         # Reading makes many small objects and no cycles: looking for some on the way would cost
         # as much as the reading itself.
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with gc_paused():
             return self._read(result, segment)
-        finally:
-            if collecting:
-                gc.enable()
 
-    def _read(self, result: Any, segment: int) -> Tables:
+    def _read(self, result: profiler.ProfilerResult, segment: int) -> Tables:
         mentions = Mentions(self._shapes)
         tree = read_tree(result.experimental_event_tree(), mentions)
         kept = find_kept(tree)
@@ -98,7 +94,7 @@ class TreeReader:
         tensors = tensors[np.argsort(tensors["event"], kind="stable")]
         return Tables(events, tensors, allocations, module_calls)
 
-    def _fill_operators(self, tree: EventTree, events: NDArray[Any]) -> None:
+    def _fill_operators(self, tree: EventTree, events: NDArray[np.void]) -> None:
         events["name"] = self.strings.number("")
         events["file"] = -1
         events["scope"] = Scope.NONE
@@ -115,7 +111,11 @@ class TreeReader:
         events["scope"][rows[~is_operator]] = [min(int(s), Scope.OTHER) for s in tree.scopes]
 
     def _fill_python(
-        self, tree: EventTree, kept: WorthKeeping, calls: Sequence[Any], events: NDArray[Any]
+        self,
+        tree: EventTree,
+        kept: WorthKeeping,
+        calls: Sequence[profiler.ProfilerEvent],
+        events: NDArray[np.void],
     ) -> None:
         rows = _rows_of(events, *PYTHON)
         texts = [profiler.name_of(call) for call in calls]
@@ -132,8 +132,8 @@ class TreeReader:
         )
 
     def _add_owners(
-        self, tree: EventTree, kept: WorthKeeping, events: NDArray[Any], mentions: Mentions
-    ) -> NDArray[Any]:
+        self, tree: EventTree, kept: WorthKeeping, events: NDArray[np.void], mentions: Mentions
+    ) -> NDArray[np.void]:
         number, calls = self.strings.number, []
         rows = _rows_of(events, *PYTHON)
         for call, module, optimizer in tree.owners:
@@ -153,7 +153,7 @@ class TreeReader:
                         mentions.add_owned(tensor, row, Role.OPTIMIZER_STATE, number(name))
         return np.array(calls, MODULE_CALL)
 
-    def _allocations(self, tree: EventTree, events: NDArray[Any]) -> NDArray[Any]:
+    def _allocations(self, tree: EventTree, events: NDArray[np.void]) -> NDArray[np.void]:
         rows = _rows_of(events, EventKind.ALLOCATION)
         table = np.zeros(len(rows), ALLOCATION)
         if not len(rows):
@@ -176,8 +176,8 @@ class TreeReader:
         self,
         mentions: Mentions,
         operators: NDArray[np.int64],
-        events: NDArray[Any],
-        tensors: NDArray[Any],
+        events: NDArray[np.void],
+        tensors: NDArray[np.void],
     ) -> None:
         """Resolve operators again in which a tensor turned out to have no identity."""
         for number, operator in mentions.unkeyed.items():
@@ -189,11 +189,13 @@ class TreeReader:
             tensors["mutable"][mine] = [signature.mutable[a] for a in arguments.tolist()]
 
 
-def _rows_of(events: NDArray[Any], *kinds: EventKind) -> NDArray[np.int64]:
+def _rows_of(events: NDArray[np.void], *kinds: EventKind) -> NDArray[np.int64]:
     return np.flatnonzero(np.isin(events["kind"], kinds))
 
 
-def _events(tree: EventTree, kept: WorthKeeping, calls: Sequence[Any]) -> NDArray[Any]:
+def _events(
+    tree: EventTree, kept: WorthKeeping, calls: Sequence[profiler.ProfilerEvent]
+) -> NDArray[np.void]:
     """`trace.EVENT` rows with their places and times."""
     events = np.zeros(len(kept.rows), EVENT)
     events["kind"] = np.array(tree.kinds, np.uint8)[kept.rows]

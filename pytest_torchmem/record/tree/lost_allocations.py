@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -70,9 +70,9 @@ def with_lost(
 
 
 def _lost(
-    entries: Sequence[HistoryEntry], seen: NDArray[Any], times: Sequence[int]
+    entries: Sequence[HistoryEntry], seen: NDArray[np.void], times: Sequence[int]
 ) -> Iterator[_Lost]:
-    """What no event stands for, in order, at times between those of the events around it."""
+    """Return the entries without an event, in order, at times between those of their neighbours."""
     event_of = _events_of(entries, seen, times)
     blocks: dict[int, int] = {}
     waiting: list[_Lost] = []
@@ -98,7 +98,7 @@ def _lost(
 
 
 def _events_of(
-    entries: Sequence[HistoryEntry], seen: NDArray[Any], times: Sequence[int]
+    entries: Sequence[HistoryEntry], seen: NDArray[np.void], times: Sequence[int]
 ) -> dict[int, int]:
     """For each entry that has one its event, by their places in the two sequences.
 
@@ -143,7 +143,7 @@ def _rounded(size_bytes: int) -> int:
     return -(-size_bytes // _BLOCK_UNIT_BYTES) * _BLOCK_UNIT_BYTES
 
 
-def _rows(tables: Tables, lost: Sequence[_Lost]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _rows(tables: Tables, lost: Sequence[_Lost]) -> tuple[NDArray[np.void], NDArray[np.void]]:
     """`trace.EVENT` and `trace.ALLOCATION` rows that come after those of the tables."""
     numbers = len(tables.events) + np.arange(len(lost))
     events = np.zeros(len(lost), EVENT)

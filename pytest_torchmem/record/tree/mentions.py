@@ -12,13 +12,22 @@ import numpy as np
 import torch
 
 from pytest_torchmem.record.torch_api import profiler
-from pytest_torchmem.record.tree.schemas import OTHER_LIST, TENSOR, TENSORS, SchemaTable, Signature
-from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.record.tree.schemas import (
+    OTHER_LIST,
+    TENSOR,
+    TENSORS,
+    Kind,
+    SchemaTable,
+    Signature,
+)
+from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.trace import TENSOR as TENSOR_ROW
 from pytest_torchmem.values.trace import Mutable, Role
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from pytest_torchmem.record.tree.event_tree import Allocation
 
 _name = profiler.reader(profiler.TorchOpFields, "name")
 _inputs = profiler.reader(profiler.TorchOpFields, "inputs")
@@ -32,7 +41,7 @@ _UNKEYED: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class InputShape:
-    """What operators of one name with inputs of the same kinds have in common.
+    """The facts that operators of one name with inputs of the same kinds share.
 
     Attributes:
         name: The operator's name as a number.
@@ -53,12 +62,12 @@ class InputShapes:
     def __init__(self, strings: StringTable) -> None:
         self._strings = strings
         self._schemas = SchemaTable()
-        self._numbers: dict[Any, int] = {}
+        self._numbers: dict[tuple[str, tuple[object, ...]], int] = {}
         self.known: list[InputShape] = []
         #: By name and types of the inputs: number of the shape, arguments. None of them is a list.
-        self.plain: dict[Any, tuple[int, tuple[int, ...]]] = {}
+        self.plain: dict[tuple[str | type, ...], tuple[int, tuple[int, ...]]] = {}
 
-    def learn(self, key: tuple[Any, ...], inputs: Sequence[Any]) -> int:
+    def learn(self, key: tuple[Any, ...], inputs: Sequence[object]) -> int:
         """The number of the shape of ``inputs``; ``key`` is the operator's name and their types."""
         # What is in a list is part of the shape.
         exact = tuple(tuple(map(type, v)) if type(v) is list else type(v) for v in inputs)
@@ -69,25 +78,25 @@ class InputShapes:
             self.plain[key] = number, self.known[number].arguments
         return number
 
-    def _shape(self, name: str, inputs: Sequence[Any]) -> InputShape:
+    def _shape(self, name: str, inputs: Sequence[object]) -> InputShape:
         signature = self._schemas.resolve(name, tuple(_kind(value) for value in inputs))
         arguments = tuple(argument for argument, value in enumerate(inputs) for _ in flat([value]))
         mutable = tuple(int(signature.mutable[a]) for a in arguments)
         return InputShape(self._strings.number(name), signature.is_operator, arguments, mutable)
 
-    def resolve_again(self, operator: Any) -> Signature:
+    def resolve_again(self, operator: profiler.TorchOpFields) -> Signature:
         """The signature when some tensors have no identity: these then count as no tensor."""
         kinds = tuple(_kind(value, keyed_only=True) for value in _inputs(operator))
         return self._schemas.resolve(_name(operator), kinds)
 
 
-def flat(inputs: Iterable[Any]) -> list[Any]:
+def flat(inputs: Iterable[object]) -> list[profiler.TensorMetadata]:
     """The tensors among inputs and in the lists among them."""
     items = chain.from_iterable(v if isinstance(v, list) else (v,) for v in inputs)
     return [item for item in items if type(item) is profiler.TensorMetadata]
 
 
-def _kind(value: Any, keyed_only: bool = False) -> Any:
+def _kind(value: object, keyed_only: bool = False) -> Kind:
     if type(value) is profiler.TensorMetadata:
         return TENSOR if not keyed_only or _is_keyed(value) else type(None)
     if isinstance(value, list):
@@ -99,16 +108,16 @@ def _kind(value: Any, keyed_only: bool = False) -> Any:
     return type(value)
 
 
-def _is_keyed(tensor: Any) -> bool:
+def _is_keyed(tensor: profiler.TensorMetadata) -> bool:
     return None not in (tensor.id, tensor.allocation_id, tensor.storage_data_ptr)
 
 
 class Mentions:
     """The mentions of tensors in one tree: first those by operators, then those by owners.
 
-    The profiler gives each lifetime of a pointer on a device an allocation id, and all tensors in
-    it one id. So where an allocation was met, its id tells the rest, and is all that is read of the
-    many mentions that follow.
+    The profiler gives one allocation id to each lifetime of a pointer on a device, and one id to
+    all tensors in it. Once we have met an allocation, its id tells the rest: of the many mentions
+    that follow we read nothing else.
     """
 
     def __init__(self, shapes: InputShapes) -> None:
@@ -120,18 +129,18 @@ class Mentions:
         self._allocation_ids: list[int] = []
         # By the number of the mention; of storages of which no allocation was met.
         self._extents: dict[int, int] = {}
-        self._unkeyed_devices: dict[int, Any] = {}
+        self._unkeyed_devices: dict[int, torch.device] = {}
         self._owners: list[tuple[int, int, int]] = []
         self._operator_count = 0
         #: Operators that take a tensor without identity, by their number among the operators.
-        self.unkeyed: dict[int, Any] = {}
+        self.unkeyed: dict[int, profiler.TorchOpFields] = {}
 
-    def add_allocation(self, allocation: tuple[Any, ...]) -> None:
+    def add_allocation(self, allocation: Allocation) -> None:
         """Learn of an allocation: its allocation id, id, device and pointer."""
         if allocation[1] is not None and allocation[3]:
             self._allocated.add(allocation[0])
 
-    def add_operator(self, operator: Any) -> int:
+    def add_operator(self, operator: profiler.TorchOpFields) -> int:
         """Add what an operator takes in; return the number of its `InputShape`."""
         inputs = _inputs(operator)
         key = (_name(operator), *map(type, inputs))
@@ -150,7 +159,9 @@ class Mentions:
         self._operator_count += 1
         return number
 
-    def add_owned(self, tensor: Any, event: int, role: Role, name: int = -1) -> None:
+    def add_owned(
+        self, tensor: profiler.TensorMetadata, event: int, role: Role, name: int = -1
+    ) -> None:
         """Add a tensor that a module or an optimizer owns."""
         allocation_id = _allocation_id(tensor)
         if allocation_id not in self._allocated:
@@ -158,7 +169,7 @@ class Mentions:
         self._allocation_ids.append(allocation_id)
         self._owners.append((event, role, name))
 
-    def _meet(self, tensor: Any, allocation_id: int | None) -> int:
+    def _meet(self, tensor: profiler.TensorMetadata, allocation_id: int | None) -> int:
         """Look closer at the next mention; return its allocation id or `_UNKEYED`."""
         number = len(self._allocation_ids)
         if allocation_id not in self._identities:
@@ -174,9 +185,9 @@ class Mentions:
         self,
         operators: NDArray[np.int64],
         shapes: Sequence[int],
-        allocations: NDArray[Any],
-        device_numbers: dict[Any, int],
-    ) -> NDArray[Any]:
+        allocations: NDArray[np.void],
+        device_numbers: dict[torch.device, int],
+    ) -> NDArray[np.void]:
         """Return `trace.TENSOR` rows, one per mention.
 
         ``operators`` are the rows of the operators that were added, and ``shapes`` the numbers of
@@ -198,7 +209,7 @@ class Mentions:
         return table
 
     def _fill_inputs(
-        self, table: NDArray[Any], operators: NDArray[np.int64], shapes: Sequence[int]
+        self, table: NDArray[np.void], operators: NDArray[np.int64], shapes: Sequence[int]
     ) -> None:
         known = self.shapes.known
         counts = np.array([len(shape.arguments) for shape in known], np.int64)[shapes]
@@ -213,7 +224,10 @@ class Mentions:
             table[name] = np.fromiter(chain.from_iterable(columns), table[name].dtype, len(table))
 
     def _fill_identities(
-        self, table: NDArray[Any], allocations: NDArray[Any], device_numbers: dict[Any, int]
+        self,
+        table: NDArray[np.void],
+        allocations: NDArray[np.void],
+        device_numbers: dict[torch.device, int],
     ) -> None:
         """Fill in what each allocation id stands for."""
         mentioned = np.array(self._allocation_ids, np.int64)
@@ -239,7 +253,7 @@ class Mentions:
         table["size_bytes"][rows] = np.where(allocated[mentioned[rows]], 0, extents)
 
 
-def _extent_bytes(tensor: Any) -> int:
+def _extent_bytes(tensor: profiler.TensorMetadata) -> int:
     layout, dtype, sizes, strides = _EXTENT(tensor)
     if layout is not torch.strided:
         return 0

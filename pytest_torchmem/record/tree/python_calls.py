@@ -8,13 +8,13 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from pytest_torchmem.record.tree.call_gaps import Gap
 from pytest_torchmem.record.tree.source_lines import operator_lines
-from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.record.tree.tables import StringTable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +47,7 @@ class PythonCalls:
         rows: Sequence[int] | NDArray[np.int64],
         texts: Sequence[str],
         lines: Sequence[int] | NDArray[np.int32],
-        events: NDArray[Any],
+        events: NDArray[np.void],
     ) -> None:
         """Fill name, file and line of the Python calls at ``rows``, whose event names are texts."""
         functions = [self._function(text) for text in texts]
@@ -56,7 +56,11 @@ class PythonCalls:
         events["line"][rows] = lines
 
     def place_operators(
-        self, gaps: Iterable[Gap], texts: Sequence[str], names: Sequence[str], events: NDArray[Any]
+        self,
+        gaps: Iterable[Gap],
+        texts: Sequence[str],
+        names: Sequence[str],
+        events: NDArray[np.void],
     ) -> None:
         """Fill the line of operators that ran directly in a function of the user's.
 

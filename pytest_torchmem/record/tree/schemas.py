@@ -1,4 +1,4 @@
-"""Which inputs an operator may write to, resolved once per operator name and kinds of inputs.
+"""The inputs that an operator may write to, resolved once per name and kinds of inputs.
 
 The profiler records an operator's name but not its overload, so every schema of that name which
 accepts the recorded kinds is a candidate, and an input is mutable if any candidate writes to it.
@@ -7,7 +7,7 @@ accepts the recorded kinds is a candidate, and an input is mutable if any candid
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -17,8 +17,10 @@ from pytest_torchmem.values.trace import Mutable
 TENSOR = "tensor"
 TENSORS = "tensors"
 OTHER_LIST = "list"
+#: What an input of an operator is: one of the words above, or the type of a scalar.
+Kind: TypeAlias = "str | type[object]"
 
-_SCALARS: dict[type[Any], frozenset[Any]] = {
+_SCALARS: dict[type[object], frozenset[Kind]] = {
     torch.BoolType: frozenset({bool}),
     torch.IntType: frozenset({int, bool}),
     torch.FloatType: frozenset({float}),
@@ -30,7 +32,7 @@ _NOTHING = frozenset({type(None)})
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What an operator's name and the kinds of its inputs say.
+    """The facts that an operator's name and the kinds of its inputs tell.
 
     Attributes:
         is_operator: At least one schema of that name accepts the inputs.
@@ -43,7 +45,7 @@ class Signature:
 
 # Asking torch for the schemas of a name is slow, and once it has some they stay; so the answers are
 # kept for the life of the process. A name without any may get some later, so that is not kept.
-_SCHEMAS: dict[str, list[tuple[list[frozenset[Any] | None], list[bool]]]] = {}
+_SCHEMAS: dict[str, list[tuple[list[frozenset[Kind] | None], list[bool]]]] = {}
 
 
 class SchemaTable:
@@ -51,9 +53,9 @@ class SchemaTable:
 
     def __init__(self) -> None:
         self._missing: set[str] = set()
-        self._signatures: dict[tuple[str, tuple[Any, ...]], Signature] = {}
+        self._signatures: dict[tuple[str, tuple[Kind, ...]], Signature] = {}
 
-    def resolve(self, name: str, kinds: tuple[Any, ...]) -> Signature:
+    def resolve(self, name: str, kinds: tuple[Kind, ...]) -> Signature:
         """The signature for inputs of ``kinds``: `TENSOR`, `TENSORS`, `OTHER_LIST` or a type."""
         key = (name, kinds)
         found = self._signatures.get(key)
@@ -61,7 +63,7 @@ class SchemaTable:
             found = self._signatures[key] = self._match(name, kinds)
         return found
 
-    def _match(self, name: str, kinds: tuple[Any, ...]) -> Signature:
+    def _match(self, name: str, kinds: tuple[Kind, ...]) -> Signature:
         matches = [
             writes
             for accepted, writes in self._schemas_of(name)
@@ -73,7 +75,7 @@ class SchemaTable:
         written = (any(column) for column in zip(*matches, strict=True))
         return Signature(True, tuple(Mutable.YES if w else Mutable.NO for w in written))
 
-    def _schemas_of(self, name: str) -> list[tuple[list[frozenset[Any] | None], list[bool]]]:
+    def _schemas_of(self, name: str) -> list[tuple[list[frozenset[Kind] | None], list[bool]]]:
         if name in self._missing:
             return []
         if name not in _SCHEMAS:
@@ -91,7 +93,7 @@ class SchemaTable:
         return _SCHEMAS[name]
 
 
-def _accepted_kinds(schema_type: Any) -> frozenset[Any] | None:
+def _accepted_kinds(schema_type: Any) -> frozenset[Kind] | None:
     """The kinds an argument of ``schema_type`` takes; None stands for every kind."""
     if isinstance(schema_type, torch.OptionalType):
         inner = _accepted_kinds(schema_type.getElementType())

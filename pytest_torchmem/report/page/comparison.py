@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import Comparison
 from pytest_torchmem.report.page.html import (
@@ -18,6 +18,7 @@ from pytest_torchmem.report.page.html import (
 )
 from pytest_torchmem.report.page.marks import LineKind, Mark
 from pytest_torchmem.values.baseline import BaselineEntry, Change
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import format_change, format_size
@@ -77,7 +78,7 @@ def comparison_page(before: str, after: str, tests: Sequence[ComparedTest], rema
     return page_text(title, blocks, _plain_table(tests))
 
 
-def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, Any]:
+def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, Json]:
     then, now = test.comparison.before, test.comparison.after
     entry = now or then
     assert entry is not None
@@ -102,7 +103,7 @@ def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, A
     }
 
 
-def _window(test: ComparedTest, before: str, after: str, with_pictures: bool) -> dict[str, Any]:
+def _window(test: ComparedTest, before: str, after: str, with_pictures: bool) -> dict[str, Json]:
     """Return the second side, held against the first; alone, the side that there is."""
     then, now = test.comparison.before, test.comparison.after
     entry, measured, name = (now, test.after, after) if now else (then, test.before, before)

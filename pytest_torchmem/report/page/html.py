@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 from importlib import resources
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import differences, whole_entry
 from pytest_torchmem.analysis.judge.holders import holders_title
@@ -25,6 +25,7 @@ from pytest_torchmem.values.contributors import (
     contributor_to_json,
 )
 from pytest_torchmem.values.findings import words
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.units import format_size
@@ -182,7 +183,7 @@ def _facts(run: RunReport) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _row(test: TestReport, order: int) -> dict[str, Any]:
+def _row(test: TestReport, order: int) -> dict[str, Json]:
     shown = _leading(test)
     is_body = shown is test.body
     return {
@@ -225,7 +226,7 @@ def _contents(tests: Sequence[TestReport]) -> Iterator[str]:
         yield text
 
 
-def _content(test: TestReport, with_pictures: bool) -> dict[str, Any]:
+def _content(test: TestReport, with_pictures: bool) -> dict[str, Json]:
     measured = test.measured
     return {
         "problem": measured.problem,
@@ -236,10 +237,10 @@ def _content(test: TestReport, with_pictures: bool) -> dict[str, Any]:
     }
 
 
-def window_json(window: Window, with_pictures: bool) -> dict[str, Any]:
+def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
     """Return a window for the page, with its differences from the baseline that it has."""
     result = window.result
-    data: dict[str, Any] = {
+    data: dict[str, Json] = {
         **result.to_json(),
         "total": result.peak.total,
         "bound": window.is_bound,

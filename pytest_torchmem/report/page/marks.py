@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.findings import words
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.units import format_size
 
@@ -40,7 +41,7 @@ class Mark:
     text: str
     drawn: bool = True
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain builtins, for the page."""
         return {
             "kind": self.kind.value,

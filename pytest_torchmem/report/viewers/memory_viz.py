@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.analysis.storages.attribution import Origin
 from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.json_values import Json
 
 _PROTOCOL: Final = 4
 _CATEGORIES: Final = tuple(Category)
 
 
-def snapshot(profile: MemoryProfile) -> dict[str, Any]:
+def snapshot(profile: MemoryProfile) -> dict[str, Json]:
     """Return the snapshot: what was there before, then each allocation and free in order.
 
     Only the storages of the footprint are in it, so that its highest level is our peak.
@@ -29,7 +30,7 @@ def snapshot(profile: MemoryProfile) -> dict[str, Any]:
     storages, window = profile.storages, profile.window
     rows = np.flatnonzero(profile.evidence.counted)
     number = _device_number(profile.device)
-    entries: list[tuple[float, int, dict[str, Any]]] = []
+    entries: list[tuple[float, int, dict[str, Json]]] = []
     for row in rows.tolist():
         block = _block(profile, row)
         begin = max(float(storages.born[row]), window.begin)
@@ -40,7 +41,7 @@ def snapshot(profile: MemoryProfile) -> dict[str, Any]:
             entries.append((died, 0, {"action": "free_completed", **block}))
     entries.sort(key=lambda entry: entry[:2])
     trace = [{**entry, "time_us": at} for at, entry in _timed(profile, entries)]
-    traces: list[list[dict[str, Any]]] = [[] for _ in range(number)]
+    traces: list[list[dict[str, Json]]] = [[] for _ in range(number)]
     return {"segments": list(_segments(profile, number)), "device_traces": [*traces, trace]}
 
 
@@ -53,7 +54,7 @@ def _device_number(device: str) -> int:
     return int(device.partition(":")[2] or 0)
 
 
-def _block(profile: MemoryProfile, row: int) -> dict[str, Any]:
+def _block(profile: MemoryProfile, row: int) -> dict[str, Json]:
     category = _CATEGORIES[int(profile.labels[row])]
     return {
         "addr": int(profile.storages.ptr[row]),
@@ -64,7 +65,7 @@ def _block(profile: MemoryProfile, row: int) -> dict[str, Any]:
     }
 
 
-def _frames(origin: Origin, category: Category) -> list[dict[str, Any]]:
+def _frames(origin: Origin, category: Category) -> list[dict[str, Json]]:
     """Where a storage comes from as a stack, innermost first: operator, source line, module."""
     frames = [{"filename": "", "line": 0, "name": f"{category.value} ({origin.phase.value})"}]
     if origin.operator:
@@ -77,8 +78,8 @@ def _frames(origin: Origin, category: Category) -> list[dict[str, Any]]:
 
 
 def _timed(
-    profile: MemoryProfile, entries: list[tuple[float, int, dict[str, Any]]]
-) -> Iterator[tuple[int, dict[str, Any]]]:
+    profile: MemoryProfile, entries: list[tuple[float, int, dict[str, Json]]]
+) -> Iterator[tuple[int, dict[str, Json]]]:
     ranks = np.array([rank for rank, _, _ in entries])
     rows = np.searchsorted(profile.ranks, ranks, side="right") - 1
     times_us = (profile.timeline.times_ns[rows.clip(0)] // 1000).tolist() if len(entries) else []
@@ -86,7 +87,7 @@ def _timed(
         yield at, entry
 
 
-def _segments(profile: MemoryProfile, number: int) -> Iterator[dict[str, Any]]:
+def _segments(profile: MemoryProfile, number: int) -> Iterator[dict[str, Json]]:
     """Yield a segment for each storage that is alive at the end, as the form asks for."""
     storages = profile.storages
     alive = profile.evidence.counted & (storages.died > profile.window.end)

@@ -10,11 +10,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.analysis.sampling import find_spans
 from pytest_torchmem.values.contributors import Category, Phase
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.trace import EventKind
 
 _PID: Final = 1
@@ -22,7 +23,7 @@ _SPANS_TID: Final = 0
 _SHOWN: Final = (EventKind.TORCH_OP, EventKind.PY_CALL)
 
 
-def chrome_trace(profile: MemoryProfile) -> dict[str, Any]:
+def chrome_trace(profile: MemoryProfile) -> dict[str, Json]:
     """Return a profile as a JSON value in Chrome's trace event format.
 
     Times are in microseconds since the start of the recording. ``memory`` has one counter for each
@@ -37,14 +38,14 @@ def chrome_trace(profile: MemoryProfile) -> dict[str, Any]:
     }
 
 
-def _metadata(profile: MemoryProfile) -> Iterator[dict[str, Any]]:
+def _metadata(profile: MemoryProfile) -> Iterator[dict[str, Json]]:
     yield _named("process_name", 0, f"memory of {profile.device}")
     yield _named("thread_name", _SPANS_TID, "regions and phases")
     for number, tid in enumerate(sorted(set(_threads(profile).values()))):
         yield _named("thread_name", tid, "main thread" if number == 0 else f"thread {number}")
 
 
-def _named(kind: str, tid: int, name: str) -> dict[str, Any]:
+def _named(kind: str, tid: int, name: str) -> dict[str, Json]:
     return {"ph": "M", "pid": _PID, "tid": tid, "name": kind, "args": {"name": name}}
 
 
@@ -56,7 +57,7 @@ def _threads(profile: MemoryProfile) -> dict[int, int]:
     return threads
 
 
-def _operators(profile: MemoryProfile) -> Iterator[dict[str, Any]]:
+def _operators(profile: MemoryProfile) -> Iterator[dict[str, Json]]:
     tree, events = profile.tree, profile.tree.trace.events
     if not len(events):
         return
@@ -102,7 +103,7 @@ def _microseconds(time_ns: int) -> float:
     return time_us if int(time_us * 1e3) == time_ns else math.nextafter(time_us, math.inf)
 
 
-def _counters(profile: MemoryProfile) -> Iterator[dict[str, Any]]:
+def _counters(profile: MemoryProfile) -> Iterator[dict[str, Json]]:
     """Yield a counter event for each category when its bytes change, and once at the start."""
     timeline = profile.timeline
     times_us = [_microseconds(at) for at in timeline.times_ns.tolist()]
@@ -113,7 +114,7 @@ def _counters(profile: MemoryProfile) -> Iterator[dict[str, Any]]:
     yield from _counter("memory footprint", times_us, timeline.total.tolist())
 
 
-def _counter(name: str, times_us: list[float], levels: list[int]) -> Iterator[dict[str, Any]]:
+def _counter(name: str, times_us: list[float], levels: list[int]) -> Iterator[dict[str, Json]]:
     for at, level in _changes(times_us, levels):
         yield {"ph": "C", "pid": _PID, "name": name, "ts": at, "args": {"bytes": level}}
 
@@ -126,7 +127,7 @@ def _changes(times_us: list[float], levels: list[int]) -> Iterator[tuple[float, 
             yield at, after
 
 
-def _spans(profile: MemoryProfile) -> Iterator[dict[str, Any]]:
+def _spans(profile: MemoryProfile) -> Iterator[dict[str, Json]]:
     for span in find_spans(profile):
         event = {"pid": _PID, "tid": _SPANS_TID, "cat": span.kind, "name": span.name or span.kind}
         event["ts"] = _microseconds(span.begin_ns)

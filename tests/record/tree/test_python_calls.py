@@ -11,7 +11,7 @@ import torch
 
 from pytest_torchmem.record.tree.call_gaps import Gap
 from pytest_torchmem.record.tree.python_calls import PythonCalls, full_path, library_paths
-from pytest_torchmem.record.tree.strings import StringTable
+from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.trace import EVENT
 
 

@@ -6,7 +6,7 @@ import gc
 
 import numpy as np
 
-from pytest_torchmem.record.tree.rows import Rows
+from pytest_torchmem.record.tree.tables import Rows
 
 DTYPE = np.dtype([("kind", "u1"), ("place", "u8"), ("number", "i4")])
 
