@@ -42,9 +42,6 @@ TESTS: Final = (
     "tests/values",
     "tests/report/text",
 )
-SECONDS: Final = 40.0
-"""Tests of a line are run until they have taken so long on an unchanged tree."""
-
 _SWAPPED: Final[dict[type[ast.AST], type[ast.AST]]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -66,6 +63,8 @@ _SWAPPED: Final[dict[type[ast.AST], type[ast.AST]]] = {
     ast.BitOr: ast.BitAnd,
 }
 
+# Absolute: tests change the folder that they run in.
+_SECONDS_FILE: Final = Path("seconds.jsonl").absolute()
 _DROPPED: Final = (ast.AugAssign, ast.Continue, ast.Break, ast.Raise)
 
 
@@ -101,8 +100,8 @@ class Tests:
     by_line: dict[str, list[str]]
     seconds: dict[str, float]
 
-    def of(self, mutation: Mutation) -> list[str]:
-        """The tests to run for a mutation, the fastest first."""
+    def of(self, mutation: Mutation, limit_s: float) -> list[str]:
+        """The tests to run for a mutation, the fastest first, until they have taken so long."""
         if mutation.in_function:
             names = set(self.by_line.get(f"{mutation.path}:{mutation.line}", ()))
         else:  # runs when the module is imported: every test of the module may notice
@@ -113,7 +112,7 @@ class Tests:
         for test in sorted(found, key=self.seconds.__getitem__):
             chosen.append(test)
             spent += self.seconds[test]
-            if spent > SECONDS:
+            if spent > limit_s:
                 break
         return chosen
 
@@ -251,7 +250,7 @@ def pytest_runtest_teardown(item: Any) -> None:
 
 def pytest_runtest_logreport(report: Any) -> None:
     if report.when == "call" and report.passed:
-        with Path("seconds.jsonl").open("a", encoding="utf-8") as file:
+        with _SECONDS_FILE.open("a", encoding="utf-8") as file:
             file.write(json.dumps([report.nodeid, round(report.duration, 3)]) + "\n")
 
 
@@ -296,7 +295,9 @@ def is_noticed(tree: Path, tests: Sequence[str], seconds: float) -> bool:
     return True
 
 
-def run(tree: Path, mutations: Sequence[Mutation], tests: Tests) -> dict[str, list[Mutation]]:
+def run(
+    tree: Path, mutations: Sequence[Mutation], tests: Tests, limit_s: float
+) -> dict[str, list[Mutation]]:
     """Return the mutations by what became of them."""
     import hypothesis  # noqa: F401
     import numpy as np  # noqa: F401
@@ -304,7 +305,7 @@ def run(tree: Path, mutations: Sequence[Mutation], tests: Tests) -> dict[str, li
 
     found: dict[str, list[Mutation]] = {"killed": [], "survived": [], "not run": []}
     for number, mutation in enumerate(mutations, start=1):
-        chosen = tests.of(mutation)
+        chosen = tests.of(mutation, limit_s)
         fate = "not run"
         if chosen:
             file = tree / mutation.path
@@ -337,6 +338,7 @@ def main() -> int:
     parser.add_argument("places", nargs="*", default=list(ROOMS))
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=40, help="of tests for each (default: 40)")
     parser.add_argument("--tests", action="append", help="files and folders (default: quick ones)")
     parser.add_argument("--map", type=Path, help="where to keep the map of lines to tests")
     options = parser.parse_args()
@@ -349,7 +351,8 @@ def main() -> int:
         if options.map:
             kept = {"by_line": tests.by_line, "seconds": tests.seconds}
             options.map.write_text(json.dumps(kept), encoding="utf-8")
-        found = run(tree, draw(tree, options.places, options.count, options.seed), tests)
+        mutations = draw(tree, options.places, options.count, options.seed)
+        found = run(tree, mutations, tests, options.seconds)
     counts = ", ".join(f"{len(members)} {fate}" for fate, members in found.items())
     print(f"seed {options.seed}: {counts}")
     for fate in ("survived", "not run"):

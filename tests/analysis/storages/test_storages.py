@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
+from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.analysis.storages.storages import BEFORE, NEVER, Storages, find_storages
+from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import MarkKind, Ownership
 from tests.builders import Block, TraceBuilder
 
@@ -135,3 +137,13 @@ def test_an_owner_is_about_the_storage_that_was_born_last():
     storages = storages_of(b)
     (row,) = storages.of_owner.tolist()
     assert storages.size_bytes[row] == 30
+
+
+def test_the_only_storage_of_a_trace_has_the_name_under_which_its_module_holds_it():
+    builder = TraceBuilder()
+    weight = builder.existing(64)
+    builder.owner(weight, Ownership.PARAMETER, module=1, name="weight")
+    with builder.module(1):
+        builder.read(weight)
+    peak = analyze(builder.build()).result().peak
+    assert [c.module for c in peak.live if c.category is Category.PARAMETER] == ["Net.weight"]
