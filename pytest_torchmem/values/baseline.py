@@ -54,7 +54,8 @@ class Allowance:
 
     def at(self, peak_bytes: int) -> Allowance:
         """Return the allowance for a test with this peak: in a small test the floor is small."""
-        if self.floor_share * peak_bytes >= self.floor_bytes:
+        # A floor that was given holds for all tests, also for one that used nothing.
+        if self.floor_share == math.inf or self.floor_share * peak_bytes >= self.floor_bytes:
             return self
         return replace(self, floor_bytes=int(self.floor_share * peak_bytes))
 

@@ -230,8 +230,12 @@ def allocation_events(run: StaticRun) -> NDArray[np.int64]:
     """Return every allocation and release on the run's device, in order.
 
     int64, shape (E, 2): a storage's index, and its bytes, negative for a release. Storages from
-    before the first operator come first; what is never released has no second entry. This is what
-    a simulated allocator replays.
+    before the first operator come first; a storage that is never released has no second entry. A
+    simulated allocator replays them. An input of 10 bytes, and 20 bytes that the second operator
+    uses last::
+
+        lifetimes   first [0, 1]    end [5 (never), 4]
+        events      [[0, +10], [1, +20], [1, -20]]
     """
     index = storages_here(run)
     first, end = run.lifetimes.first[index], run.lifetimes.end[index]

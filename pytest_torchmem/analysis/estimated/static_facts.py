@@ -128,7 +128,8 @@ class StaticFacts:
     @cached_property
     def returned(self) -> Mask:
         """Nobody asks who holds it: it was made in a backward pass and is alive after it."""
-        return self._where(self._outlives_backward) & self._told(Category.UNKNOWN)
+        outlives = self._where(self._outlives_backward) & self.made_in(Phase.BACKWARD)
+        return outlives & self._told(Category.UNKNOWN)
 
     @property
     def roots(self) -> Mask:

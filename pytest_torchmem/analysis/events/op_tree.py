@@ -125,6 +125,14 @@ def _levels(depth: NDArray[np.int32]) -> list[NDArray[np.int64]]:
 def _innermost(
     parents: NDArray[np.int64], levels: list[NDArray[np.int64]], condition: NDArray[np.bool_]
 ) -> NDArray[np.int32]:
+    """Return, for each event, the nearest row at or above it that meets ``condition``, or -1.
+
+    A root (row 0) with a child (1) and a grandchild (2); rows 0 and 1 meet the condition. Each
+    level takes over what was found for its parents::
+
+        levels    [[0], [1], [2]]
+        found     [0, -1, -1]    [0, 1, -1]    [0, 1, 1]      here `_outermost` ends with [0, 0, 0]
+    """
     found = np.full(len(parents), -1, np.int32)
     for level, rows in enumerate(levels):
         above = found[parents[rows]] if level else np.int32(-1)
@@ -135,6 +143,7 @@ def _innermost(
 def _outermost(
     parents: NDArray[np.int64], levels: list[NDArray[np.int64]], condition: NDArray[np.bool_]
 ) -> NDArray[np.int32]:
+    """Return, for each event, the farthest row at or above it that meets ``condition``, or -1."""
     found = np.full(len(parents), -1, np.int32)
     for level, rows in enumerate(levels):
         above = found[parents[rows]] if level else np.full(len(rows), -1, np.int32)

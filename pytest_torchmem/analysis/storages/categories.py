@@ -241,7 +241,7 @@ def find_inputs(facts: Facts, labels: Labels) -> Iterator[Claim]:
     from_data = np.zeros(len(labels), np.bool_)
     from_data[list(made_from_data(facts.forward_steps(), inputs, facts.has_modules))] = True
     reason = "it was made from data alone, before the model reads it"
-    yield Claim(Category.INPUT, from_data & facts.made, reason)
+    yield Claim(Category.INPUT, from_data, reason)
 
 
 def made_from_data(steps: Iterable[Step], inputs: set[int], has_modules: bool) -> set[int]:

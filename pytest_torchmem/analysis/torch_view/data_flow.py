@@ -268,7 +268,14 @@ def _nodes(tree: OpTree) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _merge(
     node: NDArray[np.int64], key: NDArray[np.int64], flag: NDArray[np.uint8], key_count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
-    """One edge for each node and key, with the union of the flags."""
+    """One edge for each node and key, with the union of the flags.
+
+    Node 0 reads key 0 twice, once as something it writes to; node 1 allocates key 1::
+
+        node [0, 0, 1]    key [0, 0, 1]    flag [READ, WRITTEN, ALLOCATED]
+        pair [0, 0, 3]    with two keys in all
+        node [0, 1]       key [0, 1]       flag [READ | WRITTEN, ALLOCATED]
+    """
     pair = node * key_count + key
     order = np.argsort(pair, kind="stable")
     pair = pair[order]
@@ -278,7 +285,15 @@ def _merge(
 
 
 def _versions(key: NDArray[np.int64], bumps: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """For each edge how many edges of its key before it made a new version."""
+    """For each edge how many edges of its key before it made a new version.
+
+    Four edges; the first and the third are of key 5, and both write to it::
+
+        key      [5, 7, 5, 5]       in order of key [5, 5, 5, 7]
+        bumps    [1, 0, 1, 0]                       [1, 1, 0, 0]
+        before   what came earlier:                 [0, 1, 2, 2]
+        version  less that of the key's first:      [0, 1, 2, 0], so [0, 0, 1, 2]
+    """
     order = np.argsort(key, kind="stable")
     before: NDArray[np.int64] = np.cumsum(bumps[order]) - bumps[order]
     first = np.flatnonzero(np.diff(key[order], prepend=-1))

@@ -248,6 +248,29 @@ def test_what_a_later_backward_pass_reads_of_an_earlier_one_is_activation():
     assert categories_of(graph, ends) == [Category.ACTIVATION, Category.GRADIENT]
 
 
+def test_what_is_computed_again_is_not_kept_for_a_later_pass_that_never_reads_it():
+    graph = graph_of(
+        [1],
+        op("exp", (0,), (), phase=Phase.RECOMPUTE),
+        op("mm"),
+        backward("mul"),
+        backward("mul"),
+    )
+    assert categories_of(graph, {0: 6}) == [Category.TEMPORARY]
+
+
+def test_what_dies_with_the_operator_that_made_it_is_handed_to_no_node():
+    graph = graph_of([1, 1], backward("mul", (0,)), backward("mul", (1,)), backward("mul"))
+    ends = {0: 2, 1: 5}
+    assert categories_of(graph, ends) == [Category.TEMPORARY, Category.AUTOGRAD_DETAIL]
+
+
+def test_the_first_gradient_is_nobodys_though_it_outlives_the_pass():
+    storages = (StaticStorage(1, "cpu", Category.AUTOGRAD_DETAIL),)
+    graph = StaticGraph((backward("ones_like", (0,)), op("end")), storages)
+    assert categories_of(graph) == [Category.AUTOGRAD_DETAIL]
+
+
 def test_what_a_backward_node_makes_for_itself_is_temporary():
     graph = graph_of(
         [1],

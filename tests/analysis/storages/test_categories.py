@@ -102,6 +102,16 @@ def test_the_leaves_of_a_backward_pass_are_the_parameters_where_nobody_holds_any
     assert told.reason == "a backward pass gives it a gradient, and nobody holds any parameters"
 
 
+def test_a_module_that_the_body_does_not_use_has_no_say_in_what_the_parameters_are():
+    b = TraceBuilder()
+    others, weight = b.existing(8), b.existing(16)
+    b.owner(others, Ownership.PARAMETER, mark=0, module=2, name="weight")
+    b.read(weight, name="aten::mm")
+    with b.backward():
+        b.owner(weight, Ownership.LEAF)
+    assert label_in(b, weight) is Category.PARAMETER
+
+
 def test_a_leaf_beside_a_module_is_data():
     b = TraceBuilder()
     weight, x = b.existing(8, Ownership.PARAMETER), b.existing(16)
@@ -126,6 +136,18 @@ def test_data_made_out_of_nothing_that_the_model_reads_is_input():
     with b.module(1), b.op("aten::mm", reads=[x, weight]):
         b.alloc(32)
     assert label_in(b, x) is Category.INPUT
+
+
+def test_data_that_the_model_writes_over_is_data_no_longer():
+    b = TraceBuilder()
+    weight = b.existing(8, Ownership.PARAMETER)
+    with b.op("aten::randn"):
+        x = b.alloc(16)
+    with b.module(1), b.op("aten::mm", reads=[weight], writes=[x]):
+        pass
+    with b.module(1), b.op("aten::mm", reads=[x, weight]):
+        b.alloc(32)
+    assert label_in(b, x) is Category.TEMPORARY
 
 
 def test_a_number_does_not_make_an_input_of_the_model_out_of_data():
@@ -189,6 +211,17 @@ def test_the_loss_is_not_kept_because_the_first_gradient_has_its_shape():
     assert label_in(b, loss) is Category.TEMPORARY
 
 
+def test_a_gradient_that_the_body_gives_to_backward_is_not_kept_for_it():
+    b = TraceBuilder()
+    with b.op("aten::rand"):
+        given = b.alloc(16)
+    with b.backward():
+        b.owner(given, Ownership.GRADIENT_ROOT)
+        with b.node("MulBackward0"), b.op("aten::mul", reads=[given]):
+            pass
+    assert label_in(b, given) is Category.AUTOGRAD_DETAIL
+
+
 def test_what_a_checkpoint_recomputes_is_activation():
     b = TraceBuilder()
     with b.backward(), b.node("CheckpointBackward"):
@@ -236,6 +269,25 @@ def test_a_sum_that_the_engine_makes_between_two_nodes_is_autograd_detail():
     with b.backward(), b.op("aten::add"):
         total = b.alloc(8)
     assert label_in(b, total) is Category.AUTOGRAD_DETAIL
+
+
+def test_a_sum_between_two_nodes_within_a_third_one_is_autograd_detail():
+    b = TraceBuilder()
+    engine = "autograd::engine::evaluate_function: AddmmBackward0"
+    with b.backward(), b.node("CheckpointFunctionBackward"):
+        with b.op(engine, is_operator=False):
+            with b.op("AddmmBackward0", scope=Scope.BACKWARD_FUNCTION, is_operator=False):
+                b.read()
+            with b.op("aten::sum"):
+                handed_on = b.alloc(8)
+            with b.op("aten::sum"):
+                scratch = b.alloc(16)
+            b.free(scratch)
+        b.read()
+        b.free(handed_on)
+    profile = analyze(b.build())
+    assert label_of(profile, handed_on) is Category.AUTOGRAD_DETAIL
+    assert label_of(profile, scratch) is Category.TEMPORARY
 
 
 def test_a_gradient_that_a_hook_used_up_is_known_from_its_accumulation():

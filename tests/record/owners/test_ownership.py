@@ -194,10 +194,10 @@ def test_a_backward_pass_is_noted_with_what_it_keeps_and_makes(seen: Watched):
     assert seen.pointers(Ownership.GRADIENT) == {pointer(w.grad)}
 
 
-def test_what_autograd_grad_returns_is_a_gradient(seen: Watched):
+def test_what_autograd_grad_returns_is_noted_as_returned(seen: Watched):
     w = torch.ones(4, requires_grad=True)
     (gradient,) = torch.autograd.grad((w * w).sum(), [w], create_graph=True)
-    assert pointer(gradient) in seen.pointers(Ownership.GRADIENT)
+    assert pointer(gradient) in seen.pointers(Ownership.RETURNED)
     assert (MarkKind.BACKWARD_BEGIN, CREATE_GRAPH) in seen.marks
 
 
@@ -205,7 +205,7 @@ def test_an_input_without_a_gradient_is_no_obstacle(seen: Watched):
     w, unused = (torch.ones(4, requires_grad=True) for _ in range(2))
     gradient, nothing = torch.autograd.grad((w * 2).sum(), [w, unused], allow_unused=True)
     assert nothing is None
-    assert seen.pointers(Ownership.GRADIENT) == {pointer(gradient)}
+    assert seen.pointers(Ownership.RETURNED) == {pointer(gradient)}
 
 
 def test_a_backward_pass_may_begin_at_an_edge(seen: Watched):

@@ -43,3 +43,7 @@ def test_the_allowance_says_which_of_its_two_parts_decides():
     assert allowance.text_for(100 * MiB) == "tolerance 2 %"
     assert allowance.text_for(10 * MiB) == "floor 1.0 MiB"
     assert Allowance(0.025, 0).text_for(1) == "tolerance 2.5 %"
+
+
+def test_a_floor_that_was_given_holds_for_a_test_that_used_nothing():
+    assert Allowance(0.02, 5).at(0) == Allowance(0.02, 5)
