@@ -52,6 +52,8 @@ def check_page(browser: Any, path: Path, run: Run, opened: str) -> None:
             against = limit_status(window) or "no baseline"
         elif peak == window["baseline_bytes"]:
             against = "same"
+        elif window["baseline_bytes"]:
+            against += f" {100 * (peak / window['baseline_bytes'] - 1):+.1f} %"
         assert rows[name][3:] == [format_size(peak), against], name
     check_window(page, body(test))
     assert trouble == []

@@ -12,6 +12,7 @@ from pytest_torchmem.analysis.judge.differences import Comparison, Difference, c
 from pytest_torchmem.analysis.judge.verdict import origin
 from pytest_torchmem.cli.inputs import Key, Measurements
 from pytest_torchmem.report.page.comparison import ComparedTest, comparison_page
+from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.findings import words
@@ -142,7 +143,7 @@ def as_page(diff: Diff) -> str:
 def _headings(diff: Diff) -> Iterator[str]:
     if diff.environments_differ:
         for side in (diff.before, diff.after):
-            yield f"{side.name}: measured on {'; '.join(side.environments) or 'nothing'}"
+            yield one_line(f"{side.name}: measured on {'; '.join(side.environments) or 'nothing'}")
         yield "the environments differ, so numbers may differ for no reason in the code"
 
 
@@ -160,7 +161,9 @@ def amount(row: Comparison) -> str:
 def cause(difference: Difference) -> str:
     """Return one changed contributor on a line."""
     least = "at least " if difference.at_least else ""
-    return f"{least}{format_change(difference.size_bytes)} {origin(difference.contributor)}"
+    return one_line(
+        f"{least}{format_change(difference.size_bytes)} {origin(difference.contributor)}"
+    )
 
 
 def _own_peaks(row: Comparison) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import whole_entry
 from pytest_torchmem.cli.recordings import Recording, kind_of, run_of
+from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.store.baseline_file import read_any
 from pytest_torchmem.store.results import KIND, RunReport, parse_run
 from pytest_torchmem.values.baseline import BaselineEntry
@@ -29,7 +30,7 @@ class Key:
     entry: str
 
     def __str__(self) -> str:
-        return f"{self.module}::{self.entry}" if self.entry else self.module
+        return one_line(f"{self.module}::{self.entry}" if self.entry else self.module)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pytest_torchmem.cli.inputs import read_measurements, read_report
 from pytest_torchmem.cli.recordings import Recording, converted, kind_of, read_recording
 from pytest_torchmem.report.page.history import history_page
 from pytest_torchmem.report.text.history import history_plots, history_table
-from pytest_torchmem.report.text.tables import ANY_WIDTH
+from pytest_torchmem.report.text.tables import ANY_WIDTH, one_line
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.store.files import replace_file
 from pytest_torchmem.store.history import read_history
@@ -38,6 +38,14 @@ class Exit(enum.IntEnum):
 
 
 _FLOOR: Final = "5% up to 1MiB"
+_DAMAGE: Final = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+)
 _EPILOG: Final = "exit codes: 0 nothing grew, 1 something grew (diff only), 2 bad input"
 _FITS_EPILOG: Final = "exit codes: 0 all fit, 1 one does not, 2 bad input"
 
@@ -51,6 +59,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(code)
     except TorchmemError as error:
         print(f"torchmem: {error}", file=sys.stderr)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        MemoryError,
+    ) as error:
+        # Every number and index in a file that somebody sent may be wrong.
+        print(f"torchmem: the input is damaged: {one_line(repr(error))}", file=sys.stderr)
     except BrokenPipeError:  # the reader has seen enough, as in `torchmem show x | head`
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
         return int(Exit.OK)

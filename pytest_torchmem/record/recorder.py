@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import numpy as np
 import torch
@@ -55,6 +56,8 @@ from pytest_torchmem.values.trace import (
 _MARK_NAME = re.compile(r"pytest-torchmem mark (\d+)")
 # These need no place in the tree; the clock is good enough to order them.
 _OFF_TREE = frozenset({MarkKind.MODULE_SEEN, MarkKind.CALL})
+# Processor time after which a session is ended at the next mark: some 20,000 small operators.
+_LONG_SESSION_S: Final = 0.25
 # What is alive at these is what somebody is told of.
 _NUMBERS_END = frozenset({MarkKind.STEP, MarkKind.REGION_END, MarkKind.STOP})
 
@@ -77,6 +80,7 @@ class Recorder:
         self._segments: list[Tables] = []
         self._profiler: profiler.Profiler | None = None
         self._own_ns = 0
+        self._session_began_s = 0.0
         self._ranges = OpenRanges()
         self._threads = ThreadWatch()
         self._functorch = FunctorchWatch(
@@ -264,6 +268,7 @@ class Recorder:
         session = profiler.Profiler()
         session.start()
         self._profiler = session
+        self._session_began_s = time.thread_time()
         self._own_ns += time.perf_counter_ns() - begin_ns
 
     def _let_go(self, kind: MarkKind) -> None:
@@ -272,10 +277,14 @@ class Recorder:
         Their frees are recorded only in a new session. A session refers weakly to the arguments of
         operators and modules. Most objects give their memory back all the same; compressed sparse
         tensors do not, nor do the wrappers of a module's parameters within a transform.
+
+        A long session begins anew, too: its end takes 3 KiB for each of its events, which are given
+        back then.
         """
         if self._profiler is None or not self._ranges.none_open():
             return
-        if kind is MarkKind.STOP or not self._segments or self._may_keep():
+        long = time.thread_time() - self._session_began_s > _LONG_SESSION_S
+        if kind is MarkKind.STOP or not self._segments or long or self._may_keep():
             # What a collection frees between two sessions nobody would see.
             with gc_paused():
                 ended = self._pause()

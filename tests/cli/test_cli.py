@@ -301,3 +301,24 @@ def test_a_file_of_another_kind_is_named(torchmem, tmp_path):
     code, _, err = torchmem("fits", told, "--capacity=1GiB")
     assert code == Exit.BAD_INPUT
     assert err == f"torchmem: cannot read {told} as a trace: it is not one [bad-trace]\n"
+
+
+def test_names_in_a_file_give_the_terminal_no_commands(torchmem, tmp_path):
+    name = "tests/test_a.py::test_x[\x1b[31m\n::error::boo]"
+    one = results(tmp_path / "a.json", {name: MiB})
+    two = results(tmp_path / "b.json", {name: 5 * MiB})
+    for arguments in (("show", one), ("show", one, "test_x"), ("diff", one, two)):
+        out = torchmem(*arguments)[1]
+        assert "test_x" in out
+        assert "\x1b" not in out
+        assert not any(line.startswith("::") for line in out.splitlines())
+
+
+def test_a_number_that_is_none_ends_with_2_and_no_traceback(torchmem, tmp_path):
+    one = Path(results(tmp_path / "a.json", A))
+    for wrong in ('"much"', "[]", "NaN", "null", "1e999"):
+        bad = tmp_path / "bad.json"
+        bad.write_text(one.read_text().replace(f'"total": {10 * MiB}', f'"total": {wrong}'))
+        assert bad.read_text() != one.read_text()
+        code, _, err = torchmem("show", bad)
+        assert (code, err.count("\n")) in ((Exit.BAD_INPUT, 1), (Exit.OK, 0)), wrong

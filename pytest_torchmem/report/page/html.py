@@ -208,10 +208,13 @@ def _row(test: TestReport, order: int) -> dict[str, Json]:
 
 
 def _leading(test: TestReport) -> Window | None:
-    """Return the window that a row is about: the body, or what failed where the body is well."""
-    failed = test.failed_windows
+    """Return the window that a row is about: the body, or an estimate that failed beside it.
+
+    A region that failed is a part of the body; an estimate is of something else.
+    """
     well = test.body is not None and not test.body.sentence
-    return failed[0] if failed and well else test.body
+    failed = (window for window in test.failed_windows if window.result.estimated and well)
+    return next(failed, test.body)
 
 
 def _contents(tests: Sequence[TestReport]) -> Iterator[str]:

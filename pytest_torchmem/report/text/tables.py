@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Final
@@ -101,9 +102,14 @@ def _table(
     return lines
 
 
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""Characters that tell a terminal to do something; none of them is in a name that we print."""
+
+
 def one_line(text: str) -> str:
-    """Return text without its line breaks."""
-    return " ".join(text.splitlines())
+    """Return text on one line; control characters become their escapes."""
+    line = " ".join(text.splitlines())
+    return _CONTROL.sub(lambda found: repr(found.group())[1:-1], line)
 
 
 def aligned(rows: Sequence[Sequence[object]], headers: Sequence[str], align: str) -> list[str]:
