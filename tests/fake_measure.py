@@ -69,7 +69,7 @@ def allocator_settings():
 
 
 def estimate_of(size, device="cpu"):
-    """An estimate of one operator that makes ``size`` bytes and keeps them."""
+    """An estimate of one operator that makes ``size`` bytes, which its backward uses and frees."""
     import numpy as np
 
     from pytest_torchmem.analysis.estimated.estimate import Estimate
@@ -84,9 +84,10 @@ def estimate_of(size, device="cpu"):
 
     source = Source(__file__, 12, "forward")
     node = StaticNode("mm", NodeKind.OPERATOR, "aten::mm", "net", source, makes=(0,))
-    storage = StaticStorage(size, device, Category.ACTIVATION)
-    lifetimes = Lifetimes(np.array([1]), np.array([3]))
-    return Estimate.of(StaticRun(StaticGraph((node,), (storage,)), lifetimes, device))
+    back = StaticNode("mm_backward", NodeKind.OPERATOR, phase=Phase.BACKWARD, uses=(0,))
+    graph = StaticGraph((node, back), (StaticStorage(size, device),))
+    lifetimes = Lifetimes(np.array([1]), np.array([4]))
+    return Estimate.of(StaticRun(graph, lifetimes, device))
 
 
 def environment(device):
