@@ -4,6 +4,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -63,10 +64,10 @@ def test_an_installed_cuda_build_is_seen_through_links(cpu_torch, monkeypatch):
     (cpu_torch / "lib").mkdir()
     (cpu_torch / "lib" / "libtorch_cuda.so").touch()
     monkeypatch.setattr(torch_builds, "_with_runtime", lambda _v, _c, site, _d: site)
-    site = torch_builds.torch_build()
-    library = site / "torch" / "lib" / "libtorch_cuda.so"  # type: ignore[operator]
+    site = cast("Path", torch_builds.torch_build())
+    library = site / "torch" / "lib" / "libtorch_cuda.so"
     assert library.is_symlink()
-    assert not (site / "torch" / "lib").is_symlink()  # or $ORIGIN would be the installed folder  # type: ignore[operator]
+    assert not (site / "torch" / "lib").is_symlink()  # or $ORIGIN would be the installed folder
     assert library.resolve() == cpu_torch / "lib" / "libtorch_cuda.so"
     assert torch_builds.torch_build() == site
 
