@@ -69,7 +69,7 @@ def test_an_installed_cuda_build_is_seen_through_links(cpu_torch, monkeypatch):
     assert library.is_symlink()
     assert not (site / "torch" / "lib").is_symlink()  # or $ORIGIN would be the installed folder
     assert library.resolve() == cpu_torch / "lib" / "libtorch_cuda.so"
-    assert torch_builds.torch_build() == site
+    assert cast("Path", torch_builds.torch_build()) == site
 
 
 def test_no_compiler_is_told(monkeypatch):
