@@ -11,15 +11,20 @@ import sys
 import sysconfig
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
-from types import FrameType
+from types import CellType, FrameType
 from typing import Any, Final, TypeGuard, TypeVar
 
 _T = TypeVar("_T")
 
 # So many objects are asked at a time: few steps in Python, and no list of all that they refer to.
 _AT_A_TIME: Final = 4096
+
+# An optimizer's state: its attributes, one of them, the state of one tensor, and that by its name.
+_DEEPEST_HELD: Final = 4
+_CONTAINERS: Final = (dict, list, tuple, set, CellType)
 
 # An object is young, in one of two generations, until it has survived a collection of the elder of
 # these. Later versions and builds without the lock have other generations, or none.
@@ -50,10 +55,24 @@ class Census:
     What was made since the last time is young as long as there was no collection that made it old.
     A small test makes too little for one, and is spared a look at all that was imported. What
     ``gc.freeze`` took away is looked for again whenever it has become more or less.
+
+    After `let_go` nothing refers weakly to instances of the class ``released``. They are found
+    again in the other instances, and ``beside`` returns more that come with those. Each instance
+    refers to its class: the number of references to the class tells whether all were found, and
+    whatever else changes it costs a look at everything.
     """
 
-    def __init__(self, *classes: type[object]) -> None:
+    def __init__(
+        self,
+        *classes: type[object],
+        released: type[object] | None = None,
+        beside: Callable[[list[object]], list[object]] = lambda found: [],
+    ) -> None:
         self._classes = classes
+        self._released = () if released is None else (released,)
+        self._beside = beside
+        # Since `let_go`, what `_references` said then.
+        self._references: dict[int, int] | None = None
         self._known: list[weakref.ref[object]] = []
         self._seen: tuple[int, ...] = ()
         self._freeze_count = 0
@@ -65,15 +84,28 @@ class Census:
         if seen and seen == self._seen:
             found = self._known_and_young()
             # A collection may have run just now.
-            if seen == _collections():
+            if self._is_complete(found) and seen == _collections():
                 return self._remember(found, seen)
             seen = _collections()
         return self._remember(self._look(), seen)
+
+    def let_go(self) -> None:
+        """Refer to none of the released instances any more, not even weakly."""
+        seen = self._seen
+        found = self._known_and_young() if seen else []
+        # Frozen classes and holders are not worth the care.
+        if not seen or seen[-1] or seen != _collections() or not self._is_complete(found):
+            self.forget()
+            return
+        references = _references(found, self._released)
+        self._remember([thing for thing in found if not is_a(thing, self._released)], seen)
+        self._references = references
 
     def forget(self) -> None:
         """Refer to nothing any more. The next look is a look at everything."""
         self._known, self._since_freeze = [], []
         self._seen, self._freeze_count = (), 0
+        self._references = None
 
     def settle(self, *, collect: bool) -> None:
         """Leave the collector as after a collection, and go on knowing what is alive.
@@ -100,7 +132,13 @@ class Census:
     def _remember(self, found: list[object], seen: tuple[int, ...]) -> list[object]:
         self._known = [weakref.ref(thing) for thing in found]
         self._seen = seen
+        self._references = None
         return found
+
+    def _is_complete(self, found: list[object]) -> bool:
+        """Whether nothing that was let go of lives and is not among ``found``."""
+        references = self._references
+        return references is None or references == _references(found, self._released)
 
     def _look(self) -> list[object]:
         count = gc.get_freeze_count()
@@ -116,7 +154,11 @@ class Census:
     def _known_and_young(self) -> list[object]:
         """Return the survivors of the last look, and what is young."""
         young = [thing for g in (0, 1) for thing in _selected(gc.get_objects(g), self._classes)]
-        return _each_once(_alive(self._known), young)
+        found = _each_once(_alive(self._known), young)
+        if self._references is None:
+            return found
+        found = _each_once(found, _held(found, with_subclasses(self._released)))
+        return _each_once(found, self._beside(found))
 
 
 def _make_old() -> None:
@@ -138,6 +180,26 @@ def _alive(references: Iterable[weakref.ref[object]]) -> list[object]:
 
 def _each_once(*lists: list[object]) -> list[object]:
     return list({id(thing): thing for things in lists for thing in things}.values())
+
+
+def _held(holders: list[object], kinds: set[type[object]]) -> list[object]:
+    """Return what some objects hold in attributes and in containers there, of some classes."""
+    found, seen, front = [], set(map(id, holders)), holders
+    for _ in range(_DEEPEST_HELD):
+        within = {id(thing): thing for part in _parts(front) for thing in gc.get_referents(*part)}
+        fresh = [thing for key, thing in within.items() if key not in seen]
+        seen |= within.keys()
+        found += [thing for thing in fresh if type(thing) in kinds]
+        front = [thing for thing in fresh if is_a(thing, _CONTAINERS)]
+    return found
+
+
+def _references(found: list[object], classes: Iterable[type[object]]) -> dict[int, int]:
+    """Count by its id the references to each class that are not those of instances in ``found``."""
+    # No reference to a class but those of the set: they are the same in each count.
+    instances = Counter(map(id, map(type, found)))
+    kinds = with_subclasses(classes)
+    return {id(kind): sys.getrefcount(kind) - instances[id(kind)] for kind in kinds}
 
 
 def _collections() -> tuple[int, ...]:

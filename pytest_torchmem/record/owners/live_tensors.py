@@ -9,12 +9,26 @@ from typing import TypeVar
 import torch
 
 from pytest_torchmem.record.owners.live_objects import Census, instances_of, is_a
-from pytest_torchmem.record.torch_api import memory
+from pytest_torchmem.record.torch_api import dispatcher, memory
 
 _T = TypeVar("_T")
 
+
+def _gradients(found: list[object]) -> list[object]:
+    """Return what is in a ``.grad``, which may have no Python object until we ask."""
+    with dispatcher.unseen_by_modes():
+        leaves = [tensor for tensor in _tensors(found) if tensor.is_leaf]
+        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
 # One for the process: what was found in one test is known in the next.
-_CENSUS = Census(*memory.HOLDING, torch.nn.Module, torch.optim.Optimizer)
+_CENSUS = Census(
+    *memory.HOLDING,
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    released=torch.Tensor,
+    beside=_gradients,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +81,8 @@ def settle_collector(*, collect: bool) -> None:
 def forget() -> None:
     """Drop all weak references to what is alive."""
     _CENSUS.forget()
+
+
+def let_go() -> None:
+    """Drop all weak references to tensors, which nobody can swap as long as there are any."""
+    _CENSUS.let_go()

@@ -13,7 +13,7 @@ from functools import wraps
 
 import torch
 
-from pytest_torchmem.record.owners.live_tensors import forget
+from pytest_torchmem.record.owners.live_tensors import forget, let_go
 from pytest_torchmem.record.patches import Installed
 
 
@@ -28,7 +28,7 @@ class SwapWatch:
 
     def install(self, patches: Installed) -> None:
         # What is known to be alive is known by weak references.
-        patches.finally_do(forget)
+        patches.finally_do(let_go)
         patches.replace("torch.utils.swap_tensors", self._interrupting)
 
     def _interrupting(

@@ -26,6 +26,13 @@ class Other:
     pass
 
 
+class Holder:
+    """Is looked for, too, and holds others."""
+
+    def __init__(self, *held: object) -> None:
+        self.held = {"all of them": list(held)}
+
+
 class Proxy:
     """Says that it is a Base, and must not be asked."""
 
@@ -92,6 +99,39 @@ def test_a_census_finds_what_a_look_at_all_objects_finds(quiet_collector: None, 
     assert ids(census.find()) == ids(instances_of([Base]))
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_a_census_that_lets_go_finds_the_same(quiet_collector: None, seed: int) -> None:
+    random.seed(seed)
+    census = Census(Base, Holder, released=Base)
+    alive: list[object] = []
+    for _ in range(40):
+        match random.choice(("make", "hold", "move", "cycle", "drop", "collect", "clean", "go")):
+            case "make":
+                alive.append(random.choice((Base, Derived, Other))())
+            case "hold":
+                alive.append(Holder(Base(), Derived()))
+            case "move":
+                holders = [thing for thing in alive if isinstance(thing, Holder)]
+                alive += [thing for holder in holders for thing in holder.held["all of them"]]
+            case "cycle":
+                base = Base()
+                base.__dict__["me"] = base
+                del base
+            case "drop":
+                if alive:
+                    alive.pop(random.randrange(len(alive)))
+            case "collect":
+                gc.collect(random.choice((0, 0, 0, 1, 2)))
+            case "clean":
+                census.settle(collect=random.random() < 0.2)
+            case "go":
+                census.let_go()
+                assert not any(map(weakref.getweakrefs, instances_of([Base])))
+                continue
+        if random.random() < 0.3:
+            assert ids(census.find()) == ids(instances_of([Base, Holder]))
+
+
 def looks_at_everything(census: Census, monkeypatch: pytest.MonkeyPatch) -> bool:
     looks = []
     with monkeypatch.context() as patched:
@@ -114,6 +154,26 @@ def test_a_census_looks_at_everything_only_when_it_must(
     for generation in (1, 2):
         gc.collect(generation)
         assert looks_at_everything(census, monkeypatch)
+
+
+@pytest.mark.skipif(not live_objects._HAS_GENERATIONS, reason="no generations to go by")
+def test_what_was_let_go_of_is_found_by_its_holder_or_known_to_be_gone(
+    quiet_collector: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    census = Census(Base, Holder, released=Base)
+    holder, gone, moved = Holder(Base()), Base(), Base()
+    holder.held["all of them"].append(moved)
+    census.settle(collect=False)
+    census.let_go()
+    del gone
+    young = Base()
+    assert not looks_at_everything(census, monkeypatch)
+    assert ids(census.find()) == ids([holder, *holder.held["all of them"], young])
+    census.settle(collect=False)
+    census.let_go()
+    holder.held["all of them"].remove(moved)
+    assert looks_at_everything(census, monkeypatch)
+    assert ids(census.find()) == ids([holder, *holder.held["all of them"], young, moved])
 
 
 @pytest.mark.skipif(not live_objects._HAS_GENERATIONS, reason="no generations to go by")
