@@ -223,11 +223,32 @@ class MemoryProfile(GpuQuestions):
 
     @cached_property
     def grown(self) -> tuple[Contributor, ...]:
-        """The storages that steps after the first one made, alive at the end of the last one."""
+        """What each origin holds more at the end of the last step than at the end of the first.
+
+        A loop variable that each step replaces is as large at both ends, and grows nothing::
+
+            y = model(x); logs.append(y[:64].clone())    # logs grow; y does not
+        """
         if len(self.step_ranks) < 2:
             return ()
-        rows = self._retained_at(self.step_ranks[-1]) & (self.storages.born > self.step_ranks[0])
-        return self.attribution.contributors(np.flatnonzero(rows).tolist())
+        first, last = self._origins_at(self.step_ranks[0]), self._origins_at(self.step_ranks[-1])
+        more = []
+        for origin, (size_bytes, count) in last.items():
+            before_bytes, before_count = first.get(origin, (0, 0))
+            if size_bytes > before_bytes:
+                grown_count = max(1, count - before_count)
+                more.append(
+                    replace(origin, size_bytes=size_bytes - before_bytes, count=grown_count)
+                )
+        return tuple(sorted(more, key=lambda origin: -origin.size_bytes))
+
+    def _origins_at(self, rank: float) -> dict[Contributor, tuple[int, int]]:
+        """Return bytes and count of what the window made and is alive, by contributors without."""
+        rows = np.flatnonzero(self._retained_at(rank)).tolist()
+        return {
+            replace(found, size_bytes=0, count=0): (found.size_bytes, found.count)
+            for found in self.attribution.contributors(rows)
+        }
 
     @cached_property
     def step_ranks(self) -> tuple[float, ...]:

@@ -157,7 +157,7 @@ class Result:
         peak: See `Peak`.
         retained: See `Retained`.
         steps: Bytes made in the window and alive at the end of each step, warm-up excluded.
-        grown: What the steps after the first one made, alive at the end of the last one.
+        grown: What each origin holds more at the end of the last step than at the end of the first.
         counters: The allocator's own numbers; None where the device keeps none (the CPU).
         has_backward: False when nothing in the window kept anything for a backward pass, so that
             no ACTIVATION can exist by definition.

@@ -75,7 +75,7 @@ def test_a_file_says_its_format_and_where_it_is_from():
     assert (data["rank"], data["rank_count"]) == (0, 1)
     assert data["versions"]["torch"].startswith(torch.__version__.partition("+")[0])
     source = data["tests"][0]["windows"][0]["result"]["peak"]["live"][0]["source"]
-    assert source[0].endswith("tests/measuring/test_result_files.py")
+    assert source[0].endswith("measuring/test_saving.py")
     assert not source[0].startswith("/")
 
 

@@ -166,3 +166,19 @@ def test_measuring_imports_no_compiler() -> None:
         [sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == ""
+
+
+def test_a_script_under_the_profiler_of_the_command_line_is_measured(tmp_path: Path) -> None:
+    """``python -m cProfile`` makes its class in ``__main__``."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\nfrom pytest_torchmem import measure\n\n\ndef after(): pass\n\n\n"
+        "with measure('a', device='cpu') as a:\n    torch.ones(1000)\n"
+        "after()\nassert a.peak.total == 4000\n"
+    )
+    profile = tmp_path / "out.prof"
+    command = [sys.executable, "-m", "cProfile", "-o", str(profile), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    functions = {name for _, _, name in pstats.Stats(str(profile)).stats}  # type: ignore[attr-defined]
+    assert "after" in functions

@@ -13,6 +13,7 @@ import pytest
 from pytest_torchmem.store.results import FORMAT, RunReport, render_run
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.measured import BaselineChange
+from pytest_torchmem.values.picture import Blocks
 from pytest_torchmem.values.results import Fate, Holder
 from tests.documents import DOCS
 from tests.report.sample_run import counted, report_of, sample_run
@@ -49,6 +50,7 @@ def values() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "A window", body
     yield "A result", body["result"]
     yield "A picture", body["picture"]
+    yield "The blocks of a picture", Blocks().to_json()
 
 
 def parts() -> Iterator[tuple[str, dict[str, Any]]]:

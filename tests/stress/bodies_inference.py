@@ -8,6 +8,7 @@ import io
 import pytest
 import torch
 import torch._decomp.decompositions_for_jvp  # else the first forward-mode derivative imports it
+import torch._dynamo  # else the first backward under a dispatch mode imports it, in cycles
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import cProfile
+import _lsprof
 import os
 import sys
 import tempfile
@@ -141,8 +141,9 @@ class _ProfileFunction:
 
     def take(self) -> None:
         self._users = sys.getprofile()
-        if isinstance(self._users, cProfile.Profile):
-            # It counts the calls that are open, and would miss that they return.
+        if isinstance(self._users, _lsprof.Profiler):
+            # It counts the calls that are open, and would miss that they return. Under ``python -m
+            # cProfile`` its class is ``__main__.Profile``: what both are made from is asked for.
             self._users.disable()
 
     def before_stop(self) -> None:
@@ -152,7 +153,7 @@ class _ProfileFunction:
 
     def give_back(self) -> None:
         users, self._users = self._users, None
-        if isinstance(users, cProfile.Profile):
+        if isinstance(users, _lsprof.Profiler):
             users.enable()
         elif users is not None:
             sys.setprofile(users)

@@ -29,6 +29,14 @@ def test_local(torchmem):
         trainer.step()
 
 
+@pytest.mark.memory_budget(growth="0B")
+def test_replaced(torchmem):
+    model, losses = torch.nn.Linear(256, 1024), []
+    for _ in torchmem.steps(4, warmup=1):
+        out = model(torch.ones(512, 256))
+        losses.append(out.detach().sum())
+
+
 @pytest.mark.memory_budget(growth="1KiB")
 def test_nested(torchmem):
     for _ in torchmem.steps(2, warmup=1):
@@ -66,6 +74,13 @@ def test_what_a_local_variable_keeps_is_named_though_it_is_gone_at_the_end(failu
     )
     assert "growth from step to step: +64.0 KiB, +64.0 KiB, +64.0 KiB\n" in failures
     assert "made by the steps and still there after the last" in failures
+
+
+def test_what_each_step_replaces_is_no_cause_however_large(failures):
+    assert (
+        "grew by 4 B per step, 4 B over the limit of 0 B: largest 12 B of temporary from aten::sum "
+        "(test_growing.py:31)" in failures
+    )
 
 
 def test_of_nested_loops_the_one_that_grows_most_counts(failures):

@@ -10,7 +10,6 @@ from itertools import pairwise
 import pytest
 
 from pytest_torchmem import export_chrome_trace, export_memory_snapshot
-from pytest_torchmem.report.page import svg
 from pytest_torchmem.report.viewers.memory_viz import pickled, snapshot
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
 from pytest_torchmem.values.contributors import Category
@@ -154,10 +153,3 @@ def test_a_finished_torch_profile_goes_to_both_viewers(tmp_path):
 def test_a_profile_that_was_analysed_is_not_analysed_again(profile, tmp_path):
     export_chrome_trace(profile, tmp_path / "x.json")
     assert json.loads((tmp_path / "x.json").read_text()) == chrome_trace(profile)
-
-
-@pytest.mark.parametrize(
-    ("time_ns", "text"), [(730e6, "730 ms"), (999.4e6, "999 ms"), (1460e6, "1.46 s"), (0, "0 ms")]
-)
-def test_the_time_axis_of_a_picture_has_no_exponents(time_ns, text):
-    assert svg._time(time_ns) == text  # type: ignore[attr-defined]
