@@ -35,6 +35,7 @@ class Watched:
 
     def install(self) -> None:
         self.watch.install(self.patches)
+        self.watch.install_hooks(self.patches)
 
     def remove(self) -> None:
         self.patches.remove()

@@ -307,7 +307,9 @@ def test_what_a_call_writes_to_is_not_among_what_it_reads(call):
         return 0
 
     patches = Installed()
-    FunctorchWatch(note).install(patches)
+    watch = FunctorchWatch(note)
+    watch.install(patches)
+    watch.install_hooks(patches)
     try:
         functionalize(call)(torch.ones(4))
     finally:
