@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
-from types import CellType, FrameType
+from types import CellType, FrameType, FunctionType
 from typing import Any, Final, TypeGuard, TypeVar
 
 _T = TypeVar("_T")
@@ -24,6 +24,8 @@ _AT_A_TIME: Final = 4096
 
 # An optimizer's state: its attributes, one of them, the state of one tensor, and that by its name.
 _DEEPEST_HELD: Final = 4
+# To ask who refers to some things takes as long as a look at everything, for each of a few.
+_MOST_MISSING: Final = 16
 _CONTAINERS: Final = (dict, list, tuple, set, CellType)
 
 # An object is young, in one of two generations, until it has survived a collection of the elder of
@@ -57,7 +59,8 @@ class Census:
     ``gc.freeze`` took away is looked for again whenever it has become more or less.
 
     After `let_go` nothing refers weakly to instances of the class ``released``. They are found
-    again in the other instances, and ``beside`` returns more that come with those. Each instance
+    again in the other instances, and ``beside`` returns more that come with those. Of a few that
+    were missing twice it is asked which function, module or object leads to them. Each instance
     refers to its class: the number of references to the class tells whether all were found, and
     whatever else changes it costs a look at everything.
     """
@@ -73,6 +76,8 @@ class Census:
         self._beside = beside
         # Since `let_go`, what `_references` said then.
         self._references: dict[int, int] | None = None
+        self._missing: set[int] = set()
+        self._holders: list[weakref.ref[object]] = []
         self._known: list[weakref.ref[object]] = []
         self._seen: tuple[int, ...] = ()
         self._freeze_count = 0
@@ -80,14 +85,24 @@ class Census:
 
     def find(self) -> list[object]:
         """Return every living instance of the classes."""
-        seen = _collections()
+        seen, found = _collections(), None
         if seen and seen == self._seen:
             found = self._known_and_young()
             # A collection may have run just now.
             if self._is_complete(found) and seen == _collections():
                 return self._remember(found, seen)
             seen = _collections()
-        return self._remember(self._look(), seen)
+        looked = self._look()
+        if found is not None and self._references is not None:
+            self._find_holders(set(map(id, looked)) - set(map(id, found)), looked)
+        return self._remember(looked, seen)
+
+    def _find_holders(self, missing: set[int], looked: list[object]) -> None:
+        if missing == self._missing and 0 < len(missing) <= _MOST_MISSING:
+            things = [thing for thing in looked if id(thing) in missing]
+            holders = [h for h in _holders_of(things) if not is_a(h, self._classes)]
+            self._holders = [weakref.ref(holder) for holder in holders[:_MOST_MISSING]]
+        self._missing = missing
 
     def let_go(self) -> None:
         """Refer to none of the released instances any more, not even weakly."""
@@ -157,7 +172,8 @@ class Census:
         found = _each_once(_alive(self._known), young)
         if self._references is None:
             return found
-        found = _each_once(found, _held(found, with_subclasses(self._released)))
+        holders = [*found, *_alive(self._holders)]
+        found = _each_once(found, _held(holders, with_subclasses(self._released)))
         return _each_once(found, self._beside(found))
 
 
@@ -191,6 +207,28 @@ def _held(holders: list[object], kinds: set[type[object]]) -> list[object]:
         seen |= within.keys()
         found += [thing for thing in fresh if type(thing) in kinds]
         front = [thing for thing in fresh if is_a(thing, _CONTAINERS)]
+    return found
+
+
+def _holders_of(things: list[object]) -> list[object]:
+    """Return what can be referred to weakly and leads to some things, if by containers alone."""
+    found: list[object] = []
+    seen, front = {id(things)}, things
+    for _ in range(_DEEPEST_HELD):
+        seen.add(id(front))
+        inside = set(map(id, front))
+        referrers = [thing for thing in gc.get_referrers(*front) if id(thing) not in seen]
+        seen.update(map(id, referrers))
+        # A function refers to all of its module, and does not lead there.
+        found += [
+            thing
+            for thing in referrers
+            if type(thing).__weakrefoffset__
+            and not (is_a(thing, FunctionType) and id(thing.__globals__) in inside)
+        ]
+        front = [thing for thing in referrers if is_a(thing, _CONTAINERS)]
+        if not 0 < len(front) <= _MOST_MISSING:
+            break
     return found
 
 

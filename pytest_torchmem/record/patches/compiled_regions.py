@@ -21,7 +21,7 @@ from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import dynamo
 
 _PACKAGE: Final = f"{__name__.partition('.')[0]}."
-_hidden: Final[set[str]] = set()
+_looked_at: Final[set[str]] = set()
 
 
 class CompiledRegions:
@@ -70,8 +70,9 @@ def hide_from_dynamo() -> None:
     A hook or a patch may be called where the callback is set: in a backward pass in the middle of a
     compiled function, or when a storage dies.
     """
-    for name in [n for n in sys.modules if n.startswith(_PACKAGE) and n not in _hidden]:
-        _hidden.add(name)
+    fresh = sys.modules.keys() - _looked_at
+    _looked_at.update(fresh)
+    for name in [name for name in fresh if name.startswith(_PACKAGE)]:
         for code in _codes(sys.modules[name]):
             dynamo.never_trace(code)
 

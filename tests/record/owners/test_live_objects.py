@@ -6,7 +6,7 @@ import gc
 import random
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -174,6 +174,30 @@ def test_what_was_let_go_of_is_found_by_its_holder_or_known_to_be_gone(
     holder.held["all of them"].remove(moved)
     assert looks_at_everything(census, monkeypatch)
     assert ids(census.find()) == ids([holder, *holder.held["all of them"], young, moved])
+
+
+@pytest.mark.skipif(not live_objects._HAS_GENERATIONS, reason="no generations to go by")
+def test_what_a_function_holds_is_looked_for_everywhere_twice(
+    quiet_collector: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    census = Census(Base, released=Base)
+
+    def function_with(base: Base) -> Callable[[], Base]:
+        return lambda: base
+
+    function = function_with(Base())
+    looks = []
+    for _ in range(5):
+        census.settle(collect=False)
+        census.let_go()
+        looks.append(looks_at_everything(census, monkeypatch))
+        assert ids(census.find()) == ids([function()])
+    assert looks == [True, True, False, False, False]
+    census.let_go()
+    moved = function()
+    del function
+    assert looks_at_everything(census, monkeypatch)
+    assert ids(census.find()) == ids([moved])
 
 
 @pytest.mark.skipif(not live_objects._HAS_GENERATIONS, reason="no generations to go by")
