@@ -392,6 +392,9 @@ def _check_format(path: Path, data: object) -> None:
             f"the baseline {path} has format {data.get('format')!r}, and this version of "
             f"pytest-torchmem reads {', '.join(map(str, FORMATS))}; install a newer one"
         )
+    for kind, columns in COLUMNS.items():
+        if data.get(kind, list(columns)) != list(columns):
+            raise unreadable(path, f"its head names other numbers for {kind!r} than are written")
 
 
 def _check(path: Path, data: object, environment: Environment) -> None:

@@ -88,6 +88,16 @@ def test_a_reformatted_file_is_read_and_written_as_before(tmp_path):
     assert path.read_text() == before
 
 
+@pytest.mark.parametrize("reformatted", [False, True])
+def test_a_head_that_names_other_numbers_is_refused(tmp_path, reformatted):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": entry(1)})
+    text = path.read_text().replace('"temporary", "input"', '"input", "temporary"', 1)
+    path.write_text(json.dumps(json.loads(text), indent=4) if reformatted else text)
+    with pytest.raises(BaselineError, match="its head names other numbers for 'work'"):
+        read_file(path, CPU)
+
+
 def old_file(path, rows):
     lines = "".join(f"{json.dumps(row)},\n" for row in rows)
     head = f'{{"format": 2,\n"environment": {json.dumps(CPU)},\n"entries": [\n'
