@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _lsprof
+import cProfile
 import os
 import sys
 import tempfile
@@ -129,6 +129,10 @@ _FRONT_END: Final[Any] = torch.autograd.profiler.profile
 _TRACER: Final = "TraceContext"
 
 
+# Under ``python -m cProfile`` the class is ``__main__.Profile``; both are made from the one in C.
+_C_PROFILER: Final[Any] = cProfile.Profile.__mro__[1]
+
+
 class _ProfileFunction:
     """The calling thread's profile function, kept over a session.
 
@@ -141,9 +145,8 @@ class _ProfileFunction:
 
     def take(self) -> None:
         self._users = sys.getprofile()
-        if isinstance(self._users, _lsprof.Profiler):
-            # It counts the calls that are open, and would miss that they return. Under ``python -m
-            # cProfile`` its class is ``__main__.Profile``: what both are made from is asked for.
+        if isinstance(self._users, _C_PROFILER):
+            # It counts the calls that are open, and would miss that they return.
             self._users.disable()
 
     def before_stop(self) -> None:
@@ -153,7 +156,7 @@ class _ProfileFunction:
 
     def give_back(self) -> None:
         users, self._users = self._users, None
-        if isinstance(users, _lsprof.Profiler):
+        if isinstance(users, _C_PROFILER):
             users.enable()
         elif users is not None:
             sys.setprofile(users)
