@@ -119,7 +119,7 @@ def test_a_run_can_be_held_against_its_baseline(torchmem, open_page, tmp_path):
     page.locator("details.test summary").first.click()
     # The row opens a moment after the click.
     page.get_by_text(f"There is no timeline of this in {after}").wait_for()
-    assert page.get_by_role("region", name="composition").first.is_visible()
+    page.get_by_role("region", name="composition").first.wait_for()
 
 
 def test_what_grew_outside_the_peak_is_told(torchmem, open_page, tmp_path):

@@ -253,17 +253,17 @@ def test_the_chart_has_a_name_a_value_and_a_help(open_page):
 
 def test_a_run_that_measured_nothing_says_so(open_page):
     page = open_page(RunReport(), part="")
-    assert page.get_by_text("No test of this run asked to be measured.").is_visible()
+    page.get_by_text("No test of this run asked to be measured.").wait_for()
 
 
 def test_a_test_without_a_timeline_says_why(open_page):
     plain = report_of("a", replace(window("a"), picture=None))
     page = open_page(RunReport((plain,)), part="")
-    assert page.get_by_text("--torchmem-report-timelines").is_visible()
+    page.get_by_text("--torchmem-report-timelines").wait_for()
 
 
 def test_a_failure_that_was_expected_is_no_alarm(open_page):
     body = window("a", Change.NOT_COMPARED, "memory peaked")
     page = open_page(RunReport((report_of("a", body, outcome="xfailed"),)), part="")
-    assert page.get_by_text("failed as expected:", exact=True).is_visible()
+    page.get_by_text("failed as expected:", exact=True).wait_for()
     assert page.locator("ul.sentences.expected").inner_text() == "memory peaked"

@@ -200,7 +200,7 @@ def test_a_body_without_a_footprint_has_a_sentence_and_no_bare_axis(browser, tmp
     )
     page = alone(browser, tmp_path, nothing)
     assert page.locator(".timeline").count() == 0
-    assert page.get_by_text("There is no timeline: nothing was allocated").is_visible()
+    page.get_by_text("There is no timeline: nothing was allocated").wait_for()
     page.close()
 
 
@@ -223,8 +223,8 @@ def test_each_sentence_stands_apart_and_holders_are_told(browser, tmp_path):
         ["3.0 MiB", "2", "still held by net.CACHE[*]"],
         ["1.0 MiB", "1", "held at its end by loss in test_x, freed later"],
     ]
-    assert page.get_by_role("heading", name="what held it").is_visible()
-    assert page.get_by_role("region", name="made by the steps").is_visible()
+    page.get_by_role("heading", name="what held it").wait_for()
+    page.get_by_role("region", name="made by the steps").wait_for()
     page.close()
 
 
@@ -378,7 +378,7 @@ def test_what_counters_say_is_at_most_and_has_no_composition(browser, tmp_path):
     title = page.locator(".window .title").inner_text()
     assert "peak at most 3.0 MiB" in title
     assert "retained" not in title
-    assert page.get_by_text("--torchmem-level=full records one").is_visible()
+    page.get_by_text("--torchmem-level=full records one").wait_for()
     assert page.get_by_role("region", name="composition").count() == 0
     page.close()
 

@@ -152,7 +152,7 @@ def test_a_moment_out_of_sight_comes_into_it(open_picture):
         page.keyboard.press(key)
     page.keyboard.press("End")
     page.wait_for_timeout(60)
-    assert page.locator(".cursor").first.is_visible()
+    page.locator(".cursor").first.wait_for()
     assert at(page, 0) > 500
 
 

@@ -296,7 +296,7 @@ def listed(open_page, *reports):
 def test_a_search_without_hits_says_so_and_leads_back(open_page):
     page = open_page(run_page(sample_run()))
     page.get_by_role("searchbox").fill("nothing like it")
-    assert page.get_by_text("No test matches.").is_visible()
+    page.get_by_text("No test matches.").wait_for()
     page.get_by_role("button", name="show all").click()
     assert not page.get_by_text("No test matches.").is_visible()
     assert page.get_by_role("status").inner_text() == "7 tests"
@@ -378,7 +378,7 @@ def test_on_paper_colours_stay_and_the_ground_is_light(open_page):
     assert page.evaluate(style.format("body", "backgroundColor")) == "rgb(255, 255, 255)"
     assert page.evaluate(style.format(".swatch", "printColorAdjust")) == "exact"
     assert page.evaluate(style.format(".bar i", "printColorAdjust")) == "exact"
-    assert page.locator(".drawing .legend").first.is_visible()
+    page.locator(".drawing .legend").first.wait_for()
     assert page.evaluate(COUNT_PIXELS, rgb("#1b2128")) > 20  # the peak's label, in the ink of day
 
 
