@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.house import in_circles, module_name
+
 PACKAGE = Path(__file__).resolve().parent.parent / "pytest_torchmem"
 
 # What each room may import beside itself: only rooms that stand above it here.
@@ -89,45 +91,9 @@ def test_the_top_level_wires_nothing() -> None:
     assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "__main__", "contexts"}
 
 
-def module_name(file: Path) -> str:
-    return ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
-        ".__init__"
-    )
-
-
-def imports_at_run_time(source: str) -> Iterator[str]:
-    """Every module that a source imports, but for those that only a type checker reads."""
-    tree = ast.parse(source)
-    checked_only = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node not in checked_only:
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
 def in_a_circle(sources: dict[str, str]) -> set[str]:
     """Return the modules that import themselves, by way of others."""
-    edges = {
-        name: {other for other in imports_at_run_time(source) if other in sources} - {name}
-        for name, source in sources.items()
-    }
-
-    def reached(start: str) -> set[str]:
-        seen: set[str] = set()
-        ways = list(edges[start])
-        while ways:
-            name = ways.pop()
-            if name not in seen:
-                seen.add(name)
-                ways += edges[name]
-        return seen
-
-    return {name for name in sources if name in reached(name)}
+    return in_circles({name: ast.parse(source) for name, source in sources.items()})
 
 
 def test_no_module_is_in_a_circle_of_imports() -> None:

@@ -91,8 +91,12 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def modules_in_circles(trees: Trees) -> set[str]:
-    """Return the modules that import themselves, by way of others."""
-    names = {module_name(path): tree for path, tree in trees.items()}
+    """Return the modules of a package that import themselves, by way of others."""
+    return in_circles({module_name(path): tree for path, tree in trees.items()})
+
+
+def in_circles(names: Mapping[str, ast.Module]) -> set[str]:
+    """Return the modules that import themselves, by way of others, of modules by their names."""
     edges = {name: {i for i in imported(tree) if i in names} for name, tree in names.items()}
 
     def reached(name: str) -> set[str]:
