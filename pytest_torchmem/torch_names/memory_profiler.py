@@ -63,7 +63,7 @@ _WRITES: Final = dict(zip(LETTERS, (False, True, None), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class DeviceKey:
     """Memory of which no more is known than its device."""
 
     device: str
@@ -78,7 +78,7 @@ class StorageId:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorKey(Key):
+class TensorKey(DeviceKey):
     """A tensor in one storage; keys are ordered by id, allocation id and device."""
 
     id: int
@@ -93,7 +93,7 @@ class TensorKey(Key):
 
 
 TensorAndID: TypeAlias = tuple[TensorKey, int]
-TimelineEntry: TypeAlias = tuple[int, Action, tuple[Key, int], int]
+TimelineEntry: TypeAlias = tuple[int, Action, tuple[DeviceKey, int], int]
 
 
 def extract_parameters(event: TreeEvent) -> Iterator[TensorKey]:
@@ -312,7 +312,7 @@ class CategoryDict:
         self._graph = graph
         self._labels = labels
 
-    def get(self, key: Key, version: int) -> Category | None:
+    def get(self, key: DeviceKey, version: int) -> Category | None:
         """The category of a version; None where torch has none, and for memory without a key."""
         if not isinstance(key, TensorKey):
             return None
@@ -354,7 +354,12 @@ class MemoryProfileView:
         names = ("time_ns", "action", "key", "version", "size_bytes", "device")
         rows = zip(*(entries[name].tolist() for name in names), strict=True)
         return tuple(
-            (time, Action(action), (keys[key] if key >= 0 else Key(devices[device]), version), size)
+            (
+                time,
+                Action(action),
+                (keys[key] if key >= 0 else DeviceKey(devices[device]), version),
+                size,
+            )
             for time, action, key, version, size, device in rows
         )
 
@@ -405,6 +410,7 @@ class MemoryProfileTimeline:
         _export(self._columns.tree.trace, path, device, labels="torch")
 
 
+Key = DeviceKey
 MemoryProfile = MemoryProfileView
 OpTree = OpTreeView
 DataFlowGraph = DataFlowGraphView
