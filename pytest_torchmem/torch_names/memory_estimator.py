@@ -46,7 +46,7 @@ class FxNode(Protocol):
     def name(self) -> str: ...
 
 
-class Device(Protocol):
+class DeviceType(Protocol):
     """The part of a ``torch.device`` that filters look at."""
 
     @property
@@ -55,10 +55,10 @@ class Device(Protocol):
 
 IsReleasable: TypeAlias = Callable[[FxNode], bool]
 SizeOf: TypeAlias = Callable[[int], int]
-DeviceFilter: TypeAlias = Callable[[Device], bool]
+DeviceFilter: TypeAlias = Callable[[DeviceType], bool]
 
 
-def device_filter(device: Device) -> bool:
+def device_filter(device: DeviceType) -> bool:
     """The filter that torch's functions have by default: everything but the CPU."""
     return device.type != "cpu"
 
