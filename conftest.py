@@ -91,6 +91,7 @@ SLOW = (
     "tests/test_examples.py",
     "tests/test_readme.py",
     "tests/test_stories.py",
+    "tests/torch_names/",
 )
 
 
