@@ -313,7 +313,28 @@ def test_a_cycle_is_named_by_the_class_that_closes_it():
         return sizes(trainer.held["batch"])
 
     (found,) = find_holders(left_behind())
-    assert (found.in_garbage, found.by) == (True, f"{__name__}.Trainer")
+    assert (found.in_garbage, found.by) == (True, f"{__name__}.Trainer: held['batch']")
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_an_exception_in_a_cycle_is_named_with_who_keeps_it():
+    def check(hidden: torch.Tensor) -> None:
+        raise ValueError(hidden.shape)
+
+    def run() -> dict[tuple[str, int], int]:
+        errors, tensor = [], torch.ones(8)
+        try:
+            check(tensor)
+        except ValueError as error:
+            errors.append(error)
+        place = sizes(tensor)
+        del tensor
+        return place
+
+    (found,) = find_holders(run())
+    keeper, _, frame = found.by.partition(", frame of check")
+    assert keeper == "ValueError, kept by errors[0] in run"
+    assert frame.endswith("): hidden")
 
 
 class Waking:
@@ -351,7 +372,7 @@ def test_a_function_that_refers_to_itself_is_a_cycle():
 
     (found,) = find_holders(left_behind())
     assert found.in_garbage
-    assert found.by.endswith("left_behind.<locals>.again")
+    assert found.by.endswith("left_behind.<locals>.again, its variable 'tensor'")
 
 
 @pytest.mark.usefixtures("no_collection")
@@ -364,7 +385,8 @@ def test_what_the_graph_of_garbage_holds_is_garbage():
         return sizes(y)
 
     (found,) = find_holders(left_behind())
-    assert (found.in_garbage, found.by) == (True, f"{__name__}.Trainer")
+    by = f"{__name__}.Trainer: held, in its autograd graph"
+    assert (found.in_garbage, found.by) == (True, by)
 
 
 @pytest.mark.usefixtures("no_collection")
@@ -398,5 +420,5 @@ def test_what_no_tensor_holds_is_told_apart_from_garbage():
     unseen = [holder for holder in found if holder.by == NO_TENSOR]
     assert {holder.fate for holder in unseen} == {Fate.HELD}
     assert sum(holder.size_bytes for holder in unseen) >= 50 * 50 * 4 + 300 * 4
-    assert [h.fate for h in found if h.by.endswith("Trainer")] == [Fate.GARBAGE]
+    assert [h.fate for h in found if h.by.endswith("Trainer: held")] == [Fate.GARBAGE]
     assert (loaded, node) != (None, None)
