@@ -191,8 +191,8 @@ def test_an_assert_and_a_limit_name_who_holds_what_is_retained(pytester):
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(
         [
-            "E             largest 1.0 MiB of temporary from aten::ones (test_kept.py:9), still held by "
-            "kept[[]0] in test_list (test_kept.py:10)",
+            "E             largest 1.0 MiB of temporary from aten::ones (test_kept.py:8), "
+            "still held by kept[[]0] in test_list (test_kept.py:*)",
             "retained 1.0 MiB, *, still held by an object of type test_kept.TestClass: kept",
         ]
     )
