@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pytest_torchmem.plugin.options.option_table import OPTIONS
 from tests.documents import (
     DOCS,
     ROOT,
@@ -84,6 +86,20 @@ def test_the_index_names_every_page_and_the_decisions_are_numbered_once():
     assert sorted(names - set(index)) == []
     numbers = [page.name.partition("-")[0] for page in DOCS.glob("decisions/*.md")]
     assert len(numbers) == len(set(numbers))
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+def test_every_option_that_is_named_is_one(page):
+    text = page.read_text(encoding="utf-8")
+    flags = set(re.findall(r"--torchmem-[a-z-]+", text))
+    assert flags <= {option.flag for option in OPTIONS}
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+def test_every_workflow_that_is_shown_can_be_read(page):
+    yaml = pytest.importorskip("yaml")
+    for block in blocks(page, "yaml"):
+        assert isinstance(yaml.safe_load(textwrap.dedent(block)), dict | list)
 
 
 def test_a_dead_link_would_be_noticed(tmp_path):
