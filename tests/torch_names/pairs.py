@@ -100,7 +100,7 @@ PROGRAMS: Final[dict[str, Program]] = {
     "broadcast": (lambda x, b: (x * b + b).exp().sum(0), ((16, 32), (32,))),
     "reduced": (lambda x, w: F.normalize(x @ w, dim=-1).std(), SQUARE),
 }
-PARTITIONS: Final = {
+PARTITIONS: Final[dict[str, Callable[..., Any]]] = {
     "default": default_partition,
     "min_cut": min_cut_rematerialization_partition,
 }
@@ -113,9 +113,9 @@ def pair_of(
     program, shapes = PROGRAMS[name]
     graphs: list[torch.fx.GraphModule] = []
 
-    def keep(module: torch.fx.GraphModule, _: object) -> Any:
-        graphs.append(module)
-        return make_boxed_func(module.forward)
+    def keep(gm: torch.fx.GraphModule, example_inputs: object) -> Any:
+        graphs.append(gm)
+        return make_boxed_func(gm.forward)
 
     with FakeTensorMode():
         inputs = [torch.empty(shape, requires_grad=True) for shape in shapes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def products(x, first, second):
     return torch.relu(x @ first) @ second
 
 
-GRAPHS = {
+GRAPHS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], int]] = {
     "layers": (three_layers, ((32, 1000), (500, 1000), (100, 500), (10, 100)), 2_460_000),
     "convolutions": (
         convolutions,
