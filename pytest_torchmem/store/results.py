@@ -69,8 +69,24 @@ class TestReport:
 
     @property
     def peak_bytes(self) -> int:
-        """The body's peak; 0 where nothing was measured."""
-        return self.body.result.peak.total if self.body else 0
+        """The peak of `leading`; 0 where nothing was measured."""
+        return self.leading.result.peak.total if self.leading else 0
+
+    @property
+    def leading(self) -> Window | None:
+        """The window that a row of a report is about; None where nothing was measured.
+
+        It is the body, or an estimate that failed beside it. A region that failed is a part of the
+        body; an estimate is of something else.
+        """
+        well = self.body is not None and not self.body.sentence
+        failed = (window for window in self.failed_windows if window.result.estimated and well)
+        return next(failed, self.body)
+
+    @property
+    def standing(self) -> str:
+        """How `leading` stands to its limits and its baseline; ``""`` where it had neither."""
+        return self.measured.status_of(self.leading) if self.leading else ""
 
     @property
     def body(self) -> Window | None:
@@ -80,7 +96,8 @@ class TestReport:
 
     def to_json(self) -> dict[str, Json]:
         data = self.measured.to_json()
-        return {**data, "file": self.file, "outcome": self.outcome, "line": self.line}
+        own = {"outcome": self.outcome, "status": self.status, "line": self.line}
+        return {**data, "file": self.file, **own}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> TestReport:
@@ -124,7 +141,7 @@ class RunReport:
         """
 
         def place(test: TestReport) -> tuple[int, int, int, str]:
-            before_bytes = test.body.baseline_bytes if test.body else 0
+            before_bytes = test.leading.baseline_bytes if test.leading else 0
             grown_bytes = test.peak_bytes - before_bytes if before_bytes else 0
             return (
                 STATUSES.index(test.status),
@@ -140,6 +157,12 @@ class RunReport:
         found = [test.status for test in self.tests]
         return {status: found.count(status) for status in STATUSES if status in found}
 
+    @property
+    def headline(self) -> str:
+        """How many tests have each status, in words."""
+        counts = ", ".join(f"{count} {status}" for status, count in self.counts().items())
+        return counts or "nothing was measured"
+
     def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
         return {
@@ -151,6 +174,7 @@ class RunReport:
             "versions": dict(self.versions),
             "rank": self.rank.number,
             "rank_count": self.rank.count,
+            "counts": self.counts(),
             "tests": [test.to_json() for test in self.tests],
             "changes": [
                 {

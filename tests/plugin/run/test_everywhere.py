@@ -98,7 +98,7 @@ def test_subtests_do_not_count_twice(project):
         """
     )
     result = project.update()
-    result.stdout.fnmatch_lines(["2 measured, 2 new"])
+    result.stdout.fnmatch_lines(["memory: 2 new"])
     assert list(project.entries()) == ["test_passes"]
 
 
@@ -272,7 +272,7 @@ def test_a_rerun_is_measured_anew_and_counted_once(project):
         """
     )
     result = project.update("-p", "rerunfailures", "--reruns=2")
-    result.stdout.fnmatch_lines(["1 measured, 1 new", "* 1 passed, 1 rerun*"])
+    result.stdout.fnmatch_lines(["memory: 1 new", "* 1 passed, 1 rerun*"])
     assert project.entries()["test_a"]["total"] == 1 << 20
 
 
