@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.pipeline import MemoryProfile
@@ -21,9 +21,12 @@ from pytest_torchmem.analysis.torch_view.torch_timeline import (
 from pytest_torchmem.report.page.html import picture_page
 from pytest_torchmem.report.viewers.memory_viz import pickled
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
+from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.trace import Trace
 
 Labels = Literal["torchmem", "torch"]
+
+_ENDINGS: Final = (".html", ".json", ".json.gz", ".raw.json.gz")
 
 
 def analyze(profile: object, device: str | None = None) -> MemoryProfile:
@@ -54,16 +57,21 @@ def export_memory_timeline(
     AUTOGRAD_DETAIL, none of them), behind a column of zeros.
 
     With ``labels="torch"`` the data are torch's own; the default uses the labels of this package.
-    Raises `TraceError` for a profile that has not finished, `ValueError` for other labels.
+    Raises `TraceError` for a profile that has not finished, `ValueError` for other labels, `ReportError` for
+    another ending.
     """
     if labels not in ("torchmem", "torch"):
         raise ValueError(f"labels must be 'torchmem' or 'torch', not {labels!r}")
+    name = os.fspath(path)
+    if not name.endswith(_ENDINGS):
+        raise ReportError(
+            f"{name}: a memory timeline is written as {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}"
+        )
     from pytest_torchmem.record.tree.from_profiler import default_device, trace_of
 
     device = device or default_device()
     trace = profile if isinstance(profile, Trace) else trace_of(profile, device)
     source = _TorchSource(trace, device) if labels == "torch" else _OwnSource(trace, device)
-    name = os.fspath(path)
     if name.endswith(".html"):
         page = picture_page(sketch_timeline(source.timeline()), title=device)
         Path(name).write_text(page, encoding="utf-8")

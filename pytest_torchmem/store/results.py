@@ -10,7 +10,7 @@ from typing import Final
 
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import ReportError
-from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.json_values import Json, told_damage
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Rank, RunSummary, Window
 
 KIND: Final = "torchmem-results"
@@ -224,15 +224,19 @@ def read_run(path: Path) -> RunReport:
     """Return the run in a results file. Raises `ReportError` when there is none in it."""
     try:
         return parse_run(json.loads(path.read_text(encoding="utf-8")), str(path))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ReportError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ReportError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"{path} cannot be read: {told_damage(error)}") from None
 
 
 def parse_run(data: object, name: str) -> RunReport:
     """Return the run in parsed JSON. Raises `ReportError` when there is none in it."""
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise ReportError(f"{name} is no results file; `--torchmem-report=x.json` writes one")
-    if data.get("format") not in FORMATS:
+    if "format" not in data:
+        raise ReportError(f"{name} is damaged: it does not say its format")
+    if data["format"] not in list(FORMATS):
         known = ", ".join(map(str, FORMATS))
         raise ReportError(
             f"{name} has format {data.get('format')!r}, and this version of pytest-torchmem reads "
@@ -241,7 +245,7 @@ def parse_run(data: object, name: str) -> RunReport:
     try:
         return RunReport.from_json(data)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise ReportError(f"{name} is damaged: {error!r}") from None
+        raise ReportError(f"{name} is damaged: {told_damage(error)}") from None
 
 
 def merged(runs: Iterable[RunReport]) -> RunReport:

@@ -262,6 +262,7 @@ def _shortened(name: str, width: int) -> str:
 
 
 _UNUSED_SHOWN: Final = 10
+_REMOVES: Final = "--torchmem-update-baseline --torchmem-accept=unused removes what is unused"
 
 
 def _changes_lines(summary: RunSummary) -> list[Line]:
@@ -282,6 +283,8 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
             if left_out := len(items) - len(shown):
                 done = "removed" if items[0].written else "kept"
                 lines.append(Line(f"  ... and {left_out} more unused entries, {done}"))
+    if any(c.change is Change.UNUSED and not c.written for c in told):
+        lines.append(Line(_REMOVES))
     written = [change for change in summary.changes if change.written]
     if written:
         entries = _count(len(written), "entry", "entries")

@@ -110,7 +110,8 @@ def test_an_entry_that_no_test_asks_for_is_shown_and_kept(project):
     project.update()
     project.write(body.format("a"))
     line = "  unused: test_b: no test asked for it; kept"
-    project.update().stdout.fnmatch_lines([line])
+    removes = "--torchmem-update-baseline --torchmem-accept=unused removes what is unused"
+    project.update().stdout.fnmatch_lines([line, removes])
     assert sorted(project.entries()) == ["test_a", "test_b"]
 
 
