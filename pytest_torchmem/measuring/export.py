@@ -57,8 +57,8 @@ def export_memory_timeline(
     AUTOGRAD_DETAIL, none of them), behind a column of zeros.
 
     With ``labels="torch"`` the data are torch's own; the default uses the labels of this package.
-    Raises `TraceError` for a profile that has not finished, `ValueError` for other labels, `ReportError` for
-    another ending.
+    Raises `TraceError` for a profile that has not finished, `ValueError` for other labels,
+    `ReportError` for another ending.
     """
     if labels not in ("torchmem", "torch"):
         raise ValueError(f"labels must be 'torchmem' or 'torch', not {labels!r}")

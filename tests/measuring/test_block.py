@@ -389,10 +389,14 @@ def test_a_block_prints_its_name_and_its_numbers():
     assert repr(block) == "<Measure 'step': peak 1.0 MiB, retained 0 B>"
 
 
+def breaks_in_its_second_step() -> None:
+    with measure("loop", growth=0, device="cpu") as block:
+        for step in block.steps(6):
+            torch.ones(4)
+            if step == 1:
+                break
+
+
 def test_a_loop_that_breaks_in_its_second_step_is_told_why_there_is_no_growth():
-    block = measure("loop", growth=0, device="cpu")
-    with pytest.raises(LimitError, match="came to the end of one step only: a step that `break`"):  # noqa: SIM117
-        with block:
-            for step in block.steps(6):
-                if step == 1:
-                    break
+    with pytest.raises(LimitError, match="came to the end of one step only: a step that `break`"):
+        breaks_in_its_second_step()
