@@ -11,7 +11,7 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
-# 1: first format.
-FORMAT: Final = 1
+# 1: first format. 2: details; names, devices and streams of device events.
+FORMAT: Final = 2
 
 # The text of a BACKWARD_BEGIN mark when the backward pass itself is differentiated.
 CREATE_GRAPH: Final = "create_graph"
@@ -119,6 +119,9 @@ class DeviceEventKind(enum.IntEnum):
 
     LAUNCH = 0
     KERNEL = 1
+    COPY = 2
+    ANNOTATION = 3
+    RUNTIME = 4
 
 
 EVENT: Final = np.dtype(
@@ -169,7 +172,24 @@ ALLOCATION: Final = np.dtype(
 )
 MODULE_CALL: Final = np.dtype([("event", "i4"), ("module", "u8"), ("class_name", "i4")])
 DEVICE_EVENT: Final = np.dtype(
-    [("kind", "u1"), ("correlation", "i8"), ("start_ns", "i8"), ("end_ns", "i8")]
+    [
+        ("kind", "u1"),
+        ("correlation", "i8"),
+        ("start_ns", "i8"),
+        ("end_ns", "i8"),
+        ("name", "i4"),
+        ("device", "i4"),
+        ("stream", "i4"),
+    ]
+)
+DETAIL: Final = np.dtype(
+    [
+        ("event", "i4"),
+        ("text", "i4"),
+        ("inputs", "i4"),
+        ("overload", "i4"),
+        ("correlation", "i8"),
+    ]
 )
 MARK: Final = np.dtype([("kind", "u1"), ("time_ns", "i8"), ("event", "i4"), ("text", "i4")])
 OWNER: Final = np.dtype(
@@ -217,8 +237,13 @@ class Trace:
             where that is not known.
         module_calls: `MODULE_CALL`, one row for each Python call of an ``nn.Module``; ``module`` is
             the module's ``id()``.
-        device_events: `DEVICE_EVENT`, launches and runs of kernels, where the profiler saw any;
-            a kernel has the ``correlation`` of its launch.
+        device_events: `DEVICE_EVENT`, what a GPU did and the calls that told it to, where the
+            profiler saw any. The ``correlation`` is that of the operator which launched it, 0 for
+            none; ``device`` and ``stream`` are numbers, -1 for calls on the CPU.
+        details: `DETAIL`, at most one row for each event, in their order: the ``text`` by which the
+            profiler knows a Python call; of an operator the sizes of its ``inputs`` as text, its
+            ``overload``, and the ``correlation`` of what it launches. A recording of ours has the
+            texts alone.
         marks: `MARK`, moments that the recorder noted itself; ``event`` is where the mark stands in
             `events`, or -1 if only its time is known.
         owners: `OWNER`, which storages were held by whom at a mark; ``module`` is the ``id()`` of
@@ -241,6 +266,7 @@ class Trace:
     allocations: NDArray[np.void] = field(default_factory=lambda: np.empty(0, ALLOCATION))
     module_calls: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MODULE_CALL))
     device_events: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DEVICE_EVENT))
+    details: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DETAIL))
     marks: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MARK))
     owners: NDArray[np.void] = field(default_factory=lambda: np.empty(0, OWNER))
     module_edges: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MODULE_EDGE))
@@ -278,6 +304,7 @@ _TABLES: Final = {
     "allocations": ALLOCATION,
     "module_calls": MODULE_CALL,
     "device_events": DEVICE_EVENT,
+    "details": DETAIL,
     "marks": MARK,
     "owners": OWNER,
     "module_edges": MODULE_EDGE,
@@ -291,21 +318,42 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     try:
         with np.load(path, allow_pickle=False) as archive:
             header = json.loads(archive["header"].tobytes())
+            if header["format"] == 1:
+                return _of_format_1(archive, header, path)
             if header["format"] != FORMAT:
                 raise TraceError(
                     f"{path} has trace format {header['format']}, this version reads {FORMAT}"
                 )
-            tables = {name: _typed(archive[name], dtype, path) for name, dtype in _TABLES.items()}
-            return Trace(
-                **tables,
-                strings=tuple(header["strings"]),
-                devices=tuple(header["devices"]),
-                meta=header["meta"],
-            )
+            return _trace(archive, header, _TABLES, path)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         # What numpy takes for its own old format it would have us open without care.
         reason = "it is not one" if "pickle" in str(error) else error
         raise TraceError(f"cannot read {path} as a trace: {reason}") from error
+
+
+def _of_format_1(archive: Mapping[str, Json], header: Mapping[str, Json], path: object) -> Trace:
+    """Return a trace of format 1: without details, and only its launches and kernels have rows."""
+    before = np.dtype([(name, DEVICE_EVENT[name]) for name in (DEVICE_EVENT.names or ())[:4]])
+    there = {name: dtype for name, dtype in _TABLES.items() if name != "details"}
+    trace = _trace(archive, header, {**there, "device_events": before}, path)
+    table = np.full(len(trace.device_events), -1, DEVICE_EVENT)
+    for name in before.names or ():
+        table[name] = trace.device_events[name]
+    return replace(trace, device_events=table)
+
+
+def _trace(
+    archive: Mapping[str, Json],
+    header: Mapping[str, Json],
+    tables: Mapping[str, np.dtype[np.void]],
+    path: object,
+) -> Trace:
+    return Trace(
+        **{name: _typed(archive[name], dtype, path) for name, dtype in tables.items()},
+        strings=tuple(header["strings"]),
+        devices=tuple(header["devices"]),
+        meta=header["meta"],
+    )
 
 
 def _typed(table: NDArray[np.void], dtype: np.dtype[np.void], path: object) -> NDArray[np.void]:

@@ -106,6 +106,21 @@ def name_of(event: ProfilerEvent) -> str:
         return f"{place.decode(errors='replace')}: <module>"
 
 
+def overload_of(event: ProfilerEvent) -> str:
+    """The overload of an operator, such as ``Tensor``; "" where none or where it was not recorded.
+
+    torch 2.6 does not record it.
+    """
+    return str(getattr(event, "overload_name", ""))
+
+
+def own_cost_ns(front_end: object) -> int:
+    """The time that torch's front end took to prepare, start and stop a session; 0 if not known."""
+    stats = getattr(front_end, "_stats", None)
+    calls = ("prepare", "enable", "disable")
+    return sum(getattr(stats, f"profiler_{call}_call_duration_us", 0) for call in calls) * 1000
+
+
 def observe_operators(on: bool) -> None:
     """Let the profiler see the operators of this thread, or not; allocations it sees always."""
     _autograd._enable_record_function(on)
