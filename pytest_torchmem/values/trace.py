@@ -11,7 +11,7 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,14 +26,20 @@ if TYPE_CHECKING:
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
-# 1: first format. 2: details; names, devices and streams of device events.
-FORMAT: Final = 2
+# 1: first format.
+# 2: with `Trace.overloads`, which is empty in what a trace of format 1 gives.
+# 3: with `Trace.details`; device events have names, devices and streams.
+FORMAT: Final = 3
 
 # The text of a BACKWARD_BEGIN mark when the backward pass itself is differentiated.
 CREATE_GRAPH: Final = "create_graph"
 # The text of a GRADIENT_PASSED mark is the name of the node that is handed its gradients.
 # The text of a STEP mark is whose step it is, this, and the number of the loop.
 LOOP: Final = " loop "
+# Between the names of overloads in a text.
+OVERLOADS_JOIN: Final = ", "
+# How `OVERLOAD` writes `Mutable.NO`, `YES` and `UNKNOWN`.
+LETTERS: Final = "rw?"
 
 
 class EventKind(enum.IntEnum):
@@ -170,6 +176,7 @@ ALLOCATION: Final = np.dtype(
         ("total_reserved", "i8"),
     ]
 )
+OVERLOAD: Final = np.dtype([("event", "i4"), ("names", "i4"), ("writes", "i4")])
 MODULE_CALL: Final = np.dtype([("event", "i4"), ("module", "u8"), ("class_name", "i4")])
 DEVICE_EVENT: Final = np.dtype(
     [
@@ -237,6 +244,9 @@ class Trace:
             where that is not known.
         module_calls: `MODULE_CALL`, one row for each Python call of an ``nn.Module``; ``module`` is
             the module's ``id()``.
+        overloads: `OVERLOAD`, one row for each event that the profiler takes for an operator.
+            ``names`` are the overloads whose schemas fit its inputs, joined by `OVERLOADS_JOIN`;
+            ``writes`` has one of `LETTERS` for each argument.
         device_events: `DEVICE_EVENT`, what a GPU did and the calls that told it to, where the
             profiler saw any. The ``correlation`` is that of the operator which launched it, 0 for
             none; ``device`` and ``stream`` are numbers, -1 for calls on the CPU.
@@ -265,6 +275,7 @@ class Trace:
     tensors: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TENSOR))
     allocations: NDArray[np.void] = field(default_factory=lambda: np.empty(0, ALLOCATION))
     module_calls: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MODULE_CALL))
+    overloads: NDArray[np.void] = field(default_factory=lambda: np.empty(0, OVERLOAD))
     device_events: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DEVICE_EVENT))
     details: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DETAIL))
     marks: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MARK))
@@ -303,12 +314,20 @@ _TABLES: Final = {
     "tensors": TENSOR,
     "allocations": ALLOCATION,
     "module_calls": MODULE_CALL,
+    "overloads": OVERLOAD,
     "device_events": DEVICE_EVENT,
     "details": DETAIL,
     "marks": MARK,
     "owners": OWNER,
     "module_edges": MODULE_EDGE,
     "compiled_lines": COMPILED_LINE,
+}
+# The tables that each format does not have.
+_MISSING: Final = {1: ("overloads", "details"), 2: ("details",), FORMAT: ()}
+_COLUMNS_BEFORE_3: Final = ("kind", "correlation", "start_ns", "end_ns")
+_BEFORE_3: Final = {
+    **_TABLES,
+    "device_events": np.dtype([(name, DEVICE_EVENT[name]) for name in _COLUMNS_BEFORE_3]),
 }
 assert set(_TABLES) < {f.name for f in fields(Trace)}
 
@@ -318,42 +337,36 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     try:
         with np.load(path, allow_pickle=False) as archive:
             header = json.loads(archive["header"].tobytes())
-            if header["format"] == 1:
-                return _of_format_1(archive, header, path)
-            if header["format"] != FORMAT:
+            missing = _MISSING.get(header["format"])
+            if missing is None:
                 raise TraceError(
                     f"{path} has trace format {header['format']}, this version reads {FORMAT}"
                 )
-            return _trace(archive, header, _TABLES, path)
+            before = _TABLES if header["format"] == FORMAT else _BEFORE_3
+            tables = {
+                name: _typed(archive[name], dtype, path)
+                for name, dtype in before.items()
+                if name not in missing
+            }
+            tables["device_events"] = _with_all_columns(tables["device_events"], DEVICE_EVENT)
+            return Trace(
+                **tables,
+                strings=tuple(header["strings"]),
+                devices=tuple(header["devices"]),
+                meta=header["meta"],
+            )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         # What numpy takes for its own old format it would have us open without care.
         reason = "it is not one" if "pickle" in str(error) else error
         raise TraceError(f"cannot read {path} as a trace: {reason}") from error
 
 
-def _of_format_1(archive: Mapping[str, Json], header: Mapping[str, Json], path: object) -> Trace:
-    """Return a trace of format 1: without details, and only its launches and kernels have rows."""
-    before = np.dtype([(name, DEVICE_EVENT[name]) for name in (DEVICE_EVENT.names or ())[:4]])
-    there = {name: dtype for name, dtype in _TABLES.items() if name != "details"}
-    trace = _trace(archive, header, {**there, "device_events": before}, path)
-    table = np.full(len(trace.device_events), -1, DEVICE_EVENT)
-    for name in before.names or ():
-        table[name] = trace.device_events[name]
-    return replace(trace, device_events=table)
-
-
-def _trace(
-    archive: Mapping[str, Json],
-    header: Mapping[str, Json],
-    tables: Mapping[str, np.dtype[np.void]],
-    path: object,
-) -> Trace:
-    return Trace(
-        **{name: _typed(archive[name], dtype, path) for name, dtype in tables.items()},
-        strings=tuple(header["strings"]),
-        devices=tuple(header["devices"]),
-        meta=header["meta"],
-    )
+def _with_all_columns(table: NDArray[np.void], dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    """Return a table of an earlier format; -1 in the columns that it did not have."""
+    filled = np.full(len(table), -1, dtype)
+    for name in table.dtype.names or ():
+        filled[name] = table[name]
+    return filled
 
 
 def _typed(table: NDArray[np.void], dtype: np.dtype[np.void], path: object) -> NDArray[np.void]:

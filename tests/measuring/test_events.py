@@ -199,7 +199,7 @@ def test_the_table_is_sorted_and_says_what_it_left_out() -> None:
 def test_a_table_can_be_sorted_by_every_number() -> None:
     events = read_events(finished("plain"))
     for column in NUMBERS:
-        first = max(events.averages(), key=lambda row: int(getattr(row, column)))  # noqa: B023
+        first = max(events.averages(), key=lambda row: int(getattr(row, column)))
         assert events.table(column, 5).splitlines()[1].startswith(first.name), column
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -33,12 +33,15 @@ _RUNTIME = re.compile(r"_*(cuda|cu|hip)[A-Z]")
 def trace_of(profile: object, device: str | None = None, whole: bool = False) -> Trace:
     """Return the trace of a finished ``torch.profiler.profile``, to be analysed for ``device``.
 
+    ``profile`` may also be the ``kineto_results`` of one.
     Without the facts that our own recorder notes, ownership is known from the event tree alone.
     ``whole`` keeps the Python calls that lead to nothing, and details of operators, for those who
     look at times. Raises `TraceError` if the profile is still running or holds no results.
     """
     inner = getattr(profile, "profiler", profile)
-    result = getattr(inner, "kineto_results", None)
+    is_result = hasattr(inner, "experimental_event_tree")
+    found = inner if is_result else getattr(inner, "kineto_results", None)
+    result = cast("profiler.ProfilerResult | None", found)
     if result is None:
         raise TraceError(
             "the profile holds no results; pass a torch.profiler.profile after it has stopped"
@@ -52,6 +55,7 @@ def trace_of(profile: object, device: str | None = None, whole: bool = False) ->
         tensors=tables.tensors,
         allocations=tables.allocations,
         module_calls=tables.module_calls,
+        overloads=tables.overloads,
         device_events=device_events,
         details=tables.details,
         compiled_lines=compiled_lines,

@@ -251,7 +251,7 @@ def test_a_trace_of_the_first_format_still_has_its_kernels(tmp_path: Path) -> No
         tables = dict(archive)
     header = json.loads(tables["header"].tobytes()) | {"format": 1}
     tables["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    del tables["details"]
+    del tables["details"], tables["overloads"]
     columns = ["kind", "correlation", "start_ns", "end_ns"]
     old = np.zeros(len(trace.device_events), [(c, DEVICE_EVENT[c]) for c in columns])
     for column in columns:
