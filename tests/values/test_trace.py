@@ -62,7 +62,7 @@ def test_a_trace_of_another_format_says_both_numbers(saved: Path) -> None:
         load_trace(rewritten(saved, header=header))
 
 
-def test_a_trace_of_the_first_format_has_no_overloads_and_no_details(trace: Trace, saved: Path) -> None:
+def test_a_trace_of_the_first_format_has_no_overloads_or_details(trace: Trace, saved: Path) -> None:
     with np.load(saved) as archive:
         later = ("overloads", "details")
         arrays = {name: archive[name] for name in archive if name not in later}
