@@ -30,7 +30,7 @@ def complete(environment: Environment) -> dict[str, str]:
 
 
 def told_differences(stored: Environment, present: Environment) -> str:
-    """Return where two complete environments differ: ``torch 2.12, and this run has torch 2.13``."""
+    """Return where two complete environments differ: ``torch 1, and this run has torch 2``."""
     names = [
         name for name in {**present, **stored} if stored.get(name, "") != present.get(name, "")
     ]

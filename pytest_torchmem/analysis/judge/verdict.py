@@ -204,8 +204,8 @@ def _growth_reading(result: Result) -> int | _Unread:
         marked = "marked fewer than two steps; write"
         if result.steps:
             marked = (
-                "came to the end of one step only: a step that `break` leaves is not marked; let two "
-                "end, as in"
+                "came to the end of one step only: a step that `break` leaves is not marked; let "
+                "two end, as in"
             )
         return _Unread(
             FindingKind.NO_STEPS,

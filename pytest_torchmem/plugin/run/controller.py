@@ -141,7 +141,8 @@ class Collector:
             unguarded = unguarded_line(self.summary)
             title = "::warning title=memory has no baseline::" if on_github() else ""
             self._lines += [title + unguarded] if unguarded else []
-        self._report()
+        written = self._report()
+        self._tell_other_plugins(written)
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -188,11 +189,30 @@ class Collector:
         }
         return self.run.store.unknown_fallbacks(compared) if compared else ()
 
-    def _report(self) -> None:
-        """Write the reports that were asked for, and what GitHub shows when it runs this."""
+    def _tell_other_plugins(self, written: Sequence[Path]) -> None:
+        hook = self.config.hook
+        for test in self.summary.tests:
+            windows = (*test.windows, *test.unjudged)
+            if not windows:
+                continue
+            hook.pytest_torchmem_measured(
+                config=self.config,
+                nodeid=test.test,
+                results=tuple(window.result for window in windows),
+                failure=next((window.sentence for window in windows if window.sentence), ""),
+            )
+        for path in written:
+            hook.pytest_torchmem_report_written(config=self.config, path=path)
+
+    def _report(self) -> list[Path]:
+        """Write the reports that were asked for, and what GitHub shows when it runs this.
+
+        Returns the reports that could be written.
+        """
+        written: list[Path] = []
         settings, github = self.run.settings, on_github() and self.summary.anything
         if not settings.reports and not github:
-            return
+            return written
         run = stamped(self._run_report(), self.config.rootpath, environment_rank())
         for asked in settings.report_paths:
             try:
@@ -200,6 +220,7 @@ class Collector:
             except ReportError as error:
                 self.add_problem(str(error))
                 continue
+            written.append(path)
             shown = relative_path(path, self.config.invocation_params.dir)
             shown = str(path) if shown.startswith("..") else shown
             self._lines.append(f"report written: {shown}")
@@ -207,6 +228,7 @@ class Collector:
             self._lines += github_lines(run, self.config.rootpath) if github else []
         except ReportError as error:
             self.add_problem(str(error))
+        return written
 
     def _update(self) -> None:
         """Write the accepted changes, file by file; one that fails does not stop the others."""
