@@ -48,6 +48,8 @@ from pytest_torchmem.report.text.changes import (
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.process import simulated_here
+from pytest_torchmem.store.provenance import stamped
+from pytest_torchmem.store.results import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, ReportError
 from pytest_torchmem.values.measured import MeasuredTest, RunSummary
@@ -134,7 +136,7 @@ class Collector:
         self._partial = self._partial or session.exitstatus not in _WHOLE
         self.summary += RunSummary(tests=tuple(self._tests.values()))
         self._update()
-        self._lines += notices(self._as_typed(), self.run.settings.accepted)
+        self._lines += notices(self._as_typed().summary, self.run.settings.accepted)
         if on_ci() and not self.run.settings.accepted:
             unguarded = unguarded_line(self.summary)
             title = "::warning title=memory has no baseline::" if on_github() else ""
@@ -165,10 +167,19 @@ class Collector:
             text = f"--torchmem-baseline-from={name}: there is no baseline of that name"
             terminalreporter.write_line(text, yellow=True)
 
-    def _as_typed(self) -> RunSummary:
-        """The summary with the tests as pytest names them where it was started."""
-        tests = (replace(t, test=typed_nodeid(self.config, t.test)) for t in self.summary.tests)
-        return replace(self.summary, tests=tuple(tests))
+    def _as_typed(self) -> RunReport:
+        """The run with the tests as pytest names them where it was started."""
+        run = self._run_report()
+        tests = (
+            replace(
+                t, measured=replace(t.measured, test=typed_nodeid(self.config, t.measured.test))
+            )
+            for t in run.tests
+        )
+        return replace(run, tests=tuple(tests))
+
+    def _run_report(self) -> RunReport:
+        return run_report(self.summary, self._endings, self.config.rootpath)
 
     def _unknown_fallbacks(self) -> tuple[str, ...]:
         compared = {
@@ -202,7 +213,7 @@ class Collector:
         settings, github = self.run.settings, on_github() and self.summary.anything
         if not settings.reports and not github:
             return written
-        run = run_report(self.summary, self._endings, self.config.rootpath)
+        run = stamped(self._run_report(), self.config.rootpath, environment_rank())
         for asked in settings.report_paths:
             try:
                 path = write_run(run, asked, self._traces)
@@ -214,7 +225,7 @@ class Collector:
             shown = str(path) if shown.startswith("..") else shown
             self._lines.append(f"report written: {shown}")
         try:
-            self._lines += github_lines(run) if github else []
+            self._lines += github_lines(run, self.config.rootpath) if github else []
         except ReportError as error:
             self.add_problem(str(error))
         return written
