@@ -316,9 +316,9 @@ def _holder(storage: LeftBehind, kept: Kept | None, noted: _Noted) -> Holder:
         if not by and storage.outlived_note and storage.place in noted.cycles:
             return Holder(storage.size_bytes, 1, Fate.GARBAGE, noted.cycles[storage.place])
         return Holder(storage.size_bytes, 1, Fate.FREED_LATER, by)
-    if kept.in_garbage and storage.outlived_note and (by := noted.ways.get(storage.place)):
+    if kept.in_garbage and storage.outlived_note and storage.place in noted.ways:
         # A variable says more than the cycle that it became part of.
-        return Holder(storage.size_bytes, 1, Fate.FREED_LATER, by)
+        return Holder(storage.size_bytes, 1, Fate.FREED_LATER, noted.ways[storage.place])
     if kept.by is None:
         return Holder(storage.size_bytes, 1, Fate.NOT_LOOKED_FOR, "")
     fate = Fate.GARBAGE if kept.in_garbage else Fate.HELD

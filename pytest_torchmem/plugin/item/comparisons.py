@@ -52,14 +52,13 @@ def explain_comparison(
 
 def _cause(window: MeasuredWindow, measured_bytes: int, allowed_bytes: int) -> str:
     """Say who holds a number that is too large, as a limit says it; ``""`` for any other number."""
-    asked = next((part for size, *part in _parts(window.result) if size == measured_bytes), None)
-    if asked is None:
-        return ""
-    key, result = asked
-    verdict = Verdict(result, judge_limits(result, {key: allowed_bytes}))
-    # An estimate has left nothing behind.
-    verdict = explain_retained(verdict, getattr(window.source, "find_holders", None))
-    return verdict.findings[0].cause if verdict.failed else ""
+    for size_bytes, key, result in _parts(window.result):
+        if size_bytes == measured_bytes:
+            verdict = Verdict(result, judge_limits(result, {key: allowed_bytes}))
+            # An estimate has left nothing behind.
+            verdict = explain_retained(verdict, getattr(window.source, "find_holders", None))
+            return verdict.findings[0].cause if verdict.failed else ""
+    return ""
 
 
 def _parts(result: Result) -> Iterator[tuple[int, str, Result]]:

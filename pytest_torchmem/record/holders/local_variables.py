@@ -177,15 +177,15 @@ def _enclosed(function: types.FunctionType) -> Iterator[tuple[object, str]]:
 
 def _in_frames(error: BaseException) -> Iterator[tuple[object, str]]:
     """The variables of the functions that an exception ended, and the exceptions before it."""
-    traceback = BaseException.__traceback__.__get__(error)
+    traceback = error.__traceback__
     while traceback is not None:
         frame = traceback.tb_frame
         if _is_over(frame) and not is_machinery(frame.f_globals.get("__name__", "")):
             way = f", frame of {place_of_frame(frame)}: "
             yield from ((value, way + name) for name, value in _variables(frame).items())
         traceback = traceback.tb_next
-    yield BaseException.__cause__.__get__(error), ".__cause__"
-    yield BaseException.__context__.__get__(error), ".__context__"
+    yield error.__cause__, ".__cause__"
+    yield error.__context__, ".__context__"
 
 
 def _is_over(frame: types.FrameType) -> bool:
