@@ -30,7 +30,10 @@ def test_a_failure_in_a_worker_reads_as_without_one(sized, monkeypatch):
     result = sized.run_in_workers(1)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["activation peaked at 200.0 MiB, 100.0 MiB over the baseline of 100.0 MiB*", "1 measured*"]
+        [
+            "memory peaked at 200.0 MiB, +100.0 MiB (+100 %) over the baseline of 100.0 MiB*",
+            "1 measured*",
+        ]
     )
 
 
