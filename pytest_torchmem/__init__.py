@@ -16,7 +16,9 @@ _HOME = {
     "Category": "pytest_torchmem.values.contributors",
     "LimitError": "pytest_torchmem.values.errors",
     "RankResults": "pytest_torchmem.analysis.judge.ranks",
+    "Region": "pytest_torchmem.measuring.body",
     "Result": "pytest_torchmem.values.results",
+    "Torchmem": "pytest_torchmem.plugin.item.fixture",
     "TorchmemError": "pytest_torchmem.values.errors",
     "analyze": "pytest_torchmem.measuring.export",
     "estimate": "pytest_torchmem.measuring.estimate",
@@ -40,6 +42,7 @@ _HOME = {
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.judge.ranks import RankResults
     from pytest_torchmem.measuring.block import measure
+    from pytest_torchmem.measuring.body import Region
     from pytest_torchmem.measuring.estimate import estimate, estimate_graph, estimate_pair
     from pytest_torchmem.measuring.export import (
         analyze,
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     )
     from pytest_torchmem.measuring.gather import gather_ranks
     from pytest_torchmem.measuring.saving import load_ranks, load_results, save_results
+    from pytest_torchmem.plugin.item.fixture import Torchmem
     from pytest_torchmem.store.snapshots import load_snapshot
     from pytest_torchmem.values.contributors import Category
     from pytest_torchmem.values.errors import LimitError, TorchmemError
@@ -63,7 +67,9 @@ __all__ = [
     "LimitError",
     "MiB",
     "RankResults",
+    "Region",
     "Result",
+    "Torchmem",
     "TorchmemError",
     "__version__",
     "analyze",

@@ -21,11 +21,17 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import with_counters
 from pytest_torchmem.analysis.judge.holders import explain_retained
-from pytest_torchmem.analysis.judge.limits import Size, read_limits, sizes_now
+from pytest_torchmem.analysis.judge.limits import (
+    Size,
+    SizeByDevice,
+    limits_on,
+    read_limits,
+    sizes_now,
+)
 from pytest_torchmem.analysis.judge.verdict import judge_limits, sentences
 from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.measuring.body import BodyMeasurement, MeasuredNumbers, Region, running
-from pytest_torchmem.measuring.environment import allocator_settings
+from pytest_torchmem.measuring.environment import allocator_settings, device_names
 from pytest_torchmem.values.errors import LimitError, MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.values.findings import Verdict
 from pytest_torchmem.values.picture import Picture
@@ -60,7 +66,7 @@ class _Expected:
 
     device: str = ""
     warmup: int = 0
-    limits: Mapping[str, Size] = field(default_factory=dict)
+    limits: Mapping[str, Size | SizeByDevice] = field(default_factory=dict)
     output: str | os.PathLike[str] | None = None
 
 
@@ -141,7 +147,7 @@ class Measure(MeasuredNumbers):
             self._judge()
 
     def _judge(self) -> None:
-        if limits := self._asked.limits:
+        if limits := self._limits():
             sizes = dict.fromkeys(limits, 0)
             self._result = with_counters(self.result, sizes, self, allocator_settings())
         if self._results is not None:
@@ -154,6 +160,12 @@ class Measure(MeasuredNumbers):
             first = verdict.findings[0]
             sentence = verdict.where + first.sentence
             raise LimitError(sentence, sentences([verdict]), first.kind.value)
+
+    def _limits(self) -> dict[str, Size]:
+        """Return the limits of the device that was measured."""
+        by_device = any(isinstance(size, Mapping) for size in self._asked.limits.values())
+        names = device_names(self.result.device) if by_device else ()
+        return limits_on(OWNER, self._asked.limits, names)
 
     def _new_measurement(self) -> BodyMeasurement:
         return BodyMeasurement(self._asked.device or None)
@@ -319,23 +331,23 @@ def measure(name: Callable[P, R], /) -> Measured[P, R]: ...
 @overload
 def measure(
     name: str = "",
-    total: Size | None = None,
+    total: Size | SizeByDevice | None = None,
     *,
     device: str | None = None,
     warmup: int = 0,
     output: str | os.PathLike[str] | None = None,
-    **limits: Size | None,
+    **limits: Size | SizeByDevice | None,
 ) -> Measure: ...
 
 
 def measure(
     name: Any = "",
-    total: Size | None = None,
+    total: Size | SizeByDevice | None = None,
     *,
     device: str | None = None,
     warmup: int = 0,
     output: str | os.PathLike[str] | None = None,
-    **limits: Size | None,
+    **limits: Size | SizeByDevice | None,
 ) -> Any:
     """Measure a ``with`` block, or each call of the function that this decorates.
 

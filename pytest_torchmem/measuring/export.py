@@ -68,9 +68,9 @@ def export_memory_timeline(
         page = picture_page(sketch_timeline(source.timeline()), title=device)
         Path(name).write_text(page, encoding="utf-8")
     elif name.endswith("raw.json.gz"):
-        _write(name, source.raw())
+        write_json(name, source.raw())
     else:
-        _write(name, source.coalesced())
+        write_json(name, source.coalesced())
 
 
 def export_chrome_trace(
@@ -81,7 +81,7 @@ def export_chrome_trace(
     ``profile`` is a `Trace`, its analysis, or a finished ``torch.profiler.profile``; ``*.gz`` is
     compressed. Raises `TraceError` for a profile that has not finished.
     """
-    _write(os.fspath(path), chrome_trace(_analysed(profile, device)))
+    write_json(os.fspath(path), chrome_trace(_analysed(profile, device)))
 
 
 def export_memory_snapshot(
@@ -134,6 +134,7 @@ class _OwnSource:
         return raw_changes(self._profile.timeline, self._start_ns)
 
 
-def _write(name: str, data: object) -> None:
+def write_json(name: str, data: object) -> None:
+    """Write JSON, compressed where the name ends in ``.gz``."""
     text = json.dumps(data).encode()
     Path(name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)

@@ -27,13 +27,19 @@ if TYPE_CHECKING:
 __tracebackhide__ = is_torchmem_error
 
 # 1: first format.
-FORMAT: Final = 1
+# 2: with `Trace.overloads`, which is empty in what a trace of format 1 gives.
+FORMAT: Final = 2
+_READ: Final = (1, FORMAT)
 
 # The text of a BACKWARD_BEGIN mark when the backward pass itself is differentiated.
 CREATE_GRAPH: Final = "create_graph"
 # The text of a GRADIENT_PASSED mark is the name of the node that is handed its gradients.
 # The text of a STEP mark is whose step it is, this, and the number of the loop.
 LOOP: Final = " loop "
+# Between the names of overloads in a text.
+OVERLOADS_JOIN: Final = ", "
+# How `OVERLOAD` writes `Mutable.NO`, `YES` and `UNKNOWN`.
+LETTERS: Final = "rw?"
 
 
 class EventKind(enum.IntEnum):
@@ -167,6 +173,7 @@ ALLOCATION: Final = np.dtype(
         ("total_reserved", "i8"),
     ]
 )
+OVERLOAD: Final = np.dtype([("event", "i4"), ("names", "i4"), ("writes", "i4")])
 MODULE_CALL: Final = np.dtype([("event", "i4"), ("module", "u8"), ("class_name", "i4")])
 DEVICE_EVENT: Final = np.dtype(
     [("kind", "u1"), ("correlation", "i8"), ("start_ns", "i8"), ("end_ns", "i8")]
@@ -217,6 +224,9 @@ class Trace:
             where that is not known.
         module_calls: `MODULE_CALL`, one row for each Python call of an ``nn.Module``; ``module`` is
             the module's ``id()``.
+        overloads: `OVERLOAD`, one row for each event that the profiler takes for an operator.
+            ``names`` are the overloads whose schemas fit its inputs, joined by `OVERLOADS_JOIN`;
+            ``writes`` has one of `LETTERS` for each argument.
         device_events: `DEVICE_EVENT`, launches and runs of kernels, where the profiler saw any;
             a kernel has the ``correlation`` of its launch.
         marks: `MARK`, moments that the recorder noted itself; ``event`` is where the mark stands in
@@ -240,6 +250,7 @@ class Trace:
     tensors: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TENSOR))
     allocations: NDArray[np.void] = field(default_factory=lambda: np.empty(0, ALLOCATION))
     module_calls: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MODULE_CALL))
+    overloads: NDArray[np.void] = field(default_factory=lambda: np.empty(0, OVERLOAD))
     device_events: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DEVICE_EVENT))
     marks: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MARK))
     owners: NDArray[np.void] = field(default_factory=lambda: np.empty(0, OWNER))
@@ -277,12 +288,14 @@ _TABLES: Final = {
     "tensors": TENSOR,
     "allocations": ALLOCATION,
     "module_calls": MODULE_CALL,
+    "overloads": OVERLOAD,
     "device_events": DEVICE_EVENT,
     "marks": MARK,
     "owners": OWNER,
     "module_edges": MODULE_EDGE,
     "compiled_lines": COMPILED_LINE,
 }
+_NOT_IN_1: Final = ("overloads",)
 assert set(_TABLES) < {f.name for f in fields(Trace)}
 
 
@@ -291,11 +304,16 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     try:
         with np.load(path, allow_pickle=False) as archive:
             header = json.loads(archive["header"].tobytes())
-            if header["format"] != FORMAT:
+            if header["format"] not in _READ:
                 raise TraceError(
                     f"{path} has trace format {header['format']}, this version reads {FORMAT}"
                 )
-            tables = {name: _typed(archive[name], dtype, path) for name, dtype in _TABLES.items()}
+            missing = _NOT_IN_1 if header["format"] == 1 else ()
+            tables = {
+                name: _typed(archive[name], dtype, path)
+                for name, dtype in _TABLES.items()
+                if name not in missing
+            }
             return Trace(
                 **tables,
                 strings=tuple(header["strings"]),

@@ -43,8 +43,8 @@ def told(tmp_path):
     return tmp_path
 
 
-def test_the_latest_changes_of_all_tests_come_first(torchmem, told):
-    code, out, _ = torchmem("history", "-C", told)
+def test_the_latest_changes_of_all_tests_come_first(command, told):
+    code, out, _ = command("history", "-C", told)
     assert code == 0
     lines = [" ".join(line.split()) for line in out.splitlines()]
     name = "tests/test_{}.py::{} cpu-torch2.13"
@@ -61,16 +61,16 @@ def test_the_latest_changes_of_all_tests_come_first(torchmem, told):
         assert line.endswith(subject)
 
 
-def test_a_test_has_a_bar_for_each_size_that_was_accepted(torchmem, told):
-    _, out, _ = torchmem("history", "test_moved.py::test_a", "-C", told)
+def test_a_test_has_a_bar_for_each_size_that_was_accepted(command, told):
+    _, out, _ = command("history", "test_moved.py::test_a", "-C", told)
     bars = [max(line.count("#"), line.count("\u2588")) for line in out.splitlines()[2:]]
     assert bars == [23, 30, 15]
     assert out.splitlines()[0] == "tests/test_moved.py::test_a on cpu-torch2.13"
 
 
-def test_the_page_is_one_file_that_runs_nothing(torchmem, told):
+def test_the_page_is_one_file_that_runs_nothing(command, told):
     page = told / "history.html"
-    assert torchmem("history", "-C", told, "-o", page)[0] == 0
+    assert command("history", "-C", told, "-o", page)[0] == 0
     text = page.read_text()
     assert "first &lt;script&gt;" in text
     assert "Ada &amp; b" in text
@@ -86,15 +86,15 @@ def test_the_page_is_one_file_that_runs_nothing(torchmem, told):
     ("arguments", "reason"),
     [(("nothing",), "has 'nothing' in its name"), (("-o", "x.png"), "is written as .html")],
 )
-def test_what_cannot_be_shown_says_so(torchmem, told, arguments, reason):
-    code, _, err = torchmem("history", "-C", told, *arguments)
+def test_what_cannot_be_shown_says_so(command, told, arguments, reason):
+    code, _, err = command("history", "-C", told, *arguments)
     assert code == 2
     assert reason in err
 
 
-def test_without_a_repository_or_a_baseline_it_says_so(torchmem, tmp_path):
-    assert "git cannot read the history" in torchmem("history", "-C", tmp_path)[2]
+def test_without_a_repository_or_a_baseline_it_says_so(command, tmp_path):
+    assert "git cannot read the history" in command("history", "-C", tmp_path)[2]
     git(tmp_path, "init", "-q")
-    assert torchmem("history", "-C", tmp_path)[0] == 2
+    assert command("history", "-C", tmp_path)[0] == 2
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "nothing")
-    assert "git knows no baseline" in torchmem("history", "-C", tmp_path)[2]
+    assert "git knows no baseline" in command("history", "-C", tmp_path)[2]

@@ -26,6 +26,14 @@ def make(mib: int) -> torch.Tensor:
     return torch.ones(mib * ONE_MIB)
 
 
+def test_a_limit_by_device_is_that_of_the_device_that_is_measured():
+    block = measure(total={"cuda": "1MiB", "cpu": "2MiB"}, device="cpu")
+    with pytest.raises(LimitError, match=r"over the limit of 2\.0 MiB"), block:
+        make(4)
+    with measure(total={"cuda": "1MiB", "cpu": None}, device="cpu"):
+        make(4)
+
+
 def test_a_block_has_the_numbers_of_what_it_did():
     with measure("work", device="cpu") as work:
         kept = make(2)

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from pytest_torchmem.analysis.judge.environments import complete, environment_name
+from pytest_torchmem.store import origins
 from pytest_torchmem.store.baseline_file import (
     FORMAT,
     FORMATS,
@@ -217,29 +218,57 @@ def test_the_file_beside_it_says_what_the_numbers_were_made_of(tmp_path):
     assert not path.with_suffix(".origins").exists()
 
 
+NOTHING_KNOWN = CategoryBytes(unknown=9)
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "at_peak"),
     [
-        lambda text: text.replace("[9, 9,", "[9, 8,"),
-        lambda text: text.replace('"bytes": 5', '"bytes": "5"'),
-        lambda text: text.replace('"gradient": 4', '"gradient": 40'),
-        lambda text: text.replace('"live"', '"alive"'),
-        lambda text: text.replace("}]", "}"),
-        lambda text: text.replace('"format": 1', '"format": 99'),
-        lambda text: text + "\udcff",
-        lambda _: "",
+        (lambda text: text.replace("[9, 9,", "[9, 8,"), NOTHING_KNOWN),
+        (lambda text: text.replace('"gradient": 4', '"gradient": 40'), NOTHING_KNOWN),
+        (lambda text: text.replace('"format": 1', '"format": 99'), NOTHING_KNOWN),
+        (lambda text: text + "\udcff", NOTHING_KNOWN),
+        (lambda _: "", NOTHING_KNOWN),
+        # The composition stands before the contributors, and is whole.
+        (lambda text: text.replace('"bytes": 5', '"bytes": "5"'), with_origins().at_peak),
+        (lambda text: text.replace('"live"', '"alive"'), with_origins().at_peak),
+        (lambda text: text.replace("}]", "}"), with_origins().at_peak),
     ],
 )
-def test_origins_that_cannot_be_used_cost_no_verdict(tmp_path, damage):
+def test_origins_that_cannot_be_used_cost_no_verdict(tmp_path, damage, at_peak):
     path = tmp_path / "a.json"
     write(path, {"test_a": with_origins()})
-    origins = path.with_suffix(".origins")
-    text = damage(origins.read_text())
-    assert text != origins.read_text()
-    origins.write_bytes(text.encode("utf-8", "surrogateescape"))
+    beside = path.with_suffix(".origins")
+    text = damage(beside.read_text())
+    assert text != beside.read_text()
+    beside.write_bytes(text.encode("utf-8", "surrogateescape"))
     left = read_file(path, CPU).entry("test_a", path)
     assert (left.total, left.peaks.activation, left.retained.total) == (9, 9, 4)
-    assert (left.at_peak, left.live, left.at_peak_live) == (CategoryBytes(unknown=9), (), ())
+    assert (left.at_peak, left.live, left.at_peak_live) == (at_peak, (), ())
+
+
+def test_origins_whose_parts_are_in_another_order_are_read(tmp_path):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": with_origins()})
+    head, line, _ = path.with_suffix(".origins").read_text().split("\n")
+    key, numbers, parts = json.loads(line)
+    parts["at_peak"] = parts.pop("at_peak")
+    path.with_suffix(".origins").write_text(f"{head}\n{json.dumps([key, numbers, parts])}\n")
+    assert read_file(path, CPU).entry("test_a", path) == with_origins()
+
+
+def test_an_entry_that_is_compared_by_its_numbers_decodes_no_contributor(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": with_origins()})
+
+    def decoded(_):
+        raise AssertionError("a contributor was decoded")
+
+    monkeypatch.setattr(origins, "contributor_from_json", decoded)
+    read = read_file(path, CPU).entry("test_a", path)
+    assert (read.at_peak, read.retained) == (with_origins().at_peak, with_origins().retained)
+    with pytest.raises(AssertionError, match="was decoded"):
+        len(read.live)
 
 
 def test_of_the_origins_of_two_branches_those_of_the_stored_numbers_count(tmp_path):

@@ -62,6 +62,16 @@ def test_a_trace_of_another_format_says_both_numbers(saved: Path) -> None:
         load_trace(rewritten(saved, header=header))
 
 
+def test_a_trace_of_the_first_format_has_no_overloads(trace: Trace, saved: Path) -> None:
+    with np.load(saved) as archive:
+        arrays = {name: archive[name] for name in archive if name != "overloads"}
+        header = json.loads(archive["header"].tobytes())
+    arrays["header"] = np.frombuffer(json.dumps({**header, "format": 1}).encode(), np.uint8)
+    np.savez(saved, **arrays)
+    again = load_trace(saved)
+    assert (len(again.events), len(again.overloads)) == (len(trace.events), 0)
+
+
 def test_a_table_of_another_layout_is_refused(saved: Path) -> None:
     with pytest.raises(TraceError, match=r"body\.npz .* another layout"):
         load_trace(rewritten(saved, allocations=np.zeros(3, np.int64)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -29,11 +29,14 @@ _LAUNCHES = (
 def trace_of(profile: object, device: str | None = None) -> Trace:
     """Return the trace of a finished ``torch.profiler.profile``, to be analysed for ``device``.
 
+    ``profile`` may also be the ``kineto_results`` of one.
     Without the facts that our own recorder notes, ownership is known from the event tree alone.
     Raises `TraceError` if the profile is still running or holds no results.
     """
     inner = getattr(profile, "profiler", profile)
-    result = getattr(inner, "kineto_results", None)
+    is_result = hasattr(inner, "experimental_event_tree")
+    found = inner if is_result else getattr(inner, "kineto_results", None)
+    result = cast("profiler.ProfilerResult | None", found)
     if result is None:
         raise TraceError(
             "the profile holds no results; pass a torch.profiler.profile after it has stopped"
@@ -46,6 +49,7 @@ def trace_of(profile: object, device: str | None = None) -> Trace:
         tensors=tables.tensors,
         allocations=tables.allocations,
         module_calls=tables.module_calls,
+        overloads=tables.overloads,
         device_events=_device_events(inner, result),
         compiled_lines=compiled_lines,
         strings=reader.strings.values(),

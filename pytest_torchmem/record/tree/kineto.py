@@ -26,7 +26,15 @@ from pytest_torchmem.record.tree.event_tree import (
 from pytest_torchmem.record.tree.mentions import InputShapes, Mentions
 from pytest_torchmem.record.tree.python_calls import PythonCalls
 from pytest_torchmem.record.tree.tables import StringTable
-from pytest_torchmem.values.trace import ALLOCATION, EVENT, MODULE_CALL, EventKind, Role, Scope
+from pytest_torchmem.values.trace import (
+    ALLOCATION,
+    EVENT,
+    MODULE_CALL,
+    OVERLOAD,
+    EventKind,
+    Role,
+    Scope,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +48,7 @@ class Tables:
     tensors: NDArray[np.void]
     allocations: NDArray[np.void]
     module_calls: NDArray[np.void]
+    overloads: NDArray[np.void]
 
 
 class _DeviceNumbers(dict[torch.device, int]):
@@ -90,9 +99,10 @@ class TreeReader:
         allocations = self._allocations(tree, events)
         operators = _rows_of(events, EventKind.TORCH_OP)
         tensors = mentions.table(operators, tree.shapes, allocations, self.device_numbers)
-        self._settle_unkeyed(mentions, operators, events, tensors)
+        overloads = self._overloads(operators, tree)
+        self._settle_unkeyed(mentions, operators, events, tensors, overloads)
         tensors = tensors[np.argsort(tensors["event"], kind="stable")]
-        return Tables(events, tensors, allocations, module_calls)
+        return Tables(events, tensors, allocations, module_calls, overloads)
 
     def _fill_operators(self, tree: EventTree, events: NDArray[np.void]) -> None:
         events["name"] = self.strings.number("")
@@ -172,12 +182,20 @@ class TreeReader:
         table["total_reserved"] = reserved
         return table
 
+    def _overloads(self, operators: NDArray[np.int64], tree: EventTree) -> NDArray[np.void]:
+        table = np.empty(len(operators), OVERLOAD)
+        known = [(shape.overloads, shape.writes) for shape in self._shapes.known]
+        texts = np.array(known, np.int32).reshape(-1, 2)[tree.shapes]
+        table["event"], table["names"], table["writes"] = operators, texts[:, 0], texts[:, 1]
+        return table
+
     def _settle_unkeyed(
         self,
         mentions: Mentions,
         operators: NDArray[np.int64],
         events: NDArray[np.void],
         tensors: NDArray[np.void],
+        overloads: NDArray[np.void],
     ) -> None:
         """Resolve operators again in which a tensor turned out to have no identity."""
         for number, operator in mentions.unkeyed.items():
@@ -187,6 +205,7 @@ class TreeReader:
             mine = tensors["event"] == row
             arguments = tensors["argument"][mine]
             tensors["mutable"][mine] = [signature.mutable[a] for a in arguments.tolist()]
+            overloads[number] = row, *self._shapes.texts_of(signature)
 
 
 def _rows_of(events: NDArray[np.void], *kinds: EventKind) -> NDArray[np.int64]:

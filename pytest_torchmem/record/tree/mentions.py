@@ -21,8 +21,8 @@ from pytest_torchmem.record.tree.schemas import (
     Signature,
 )
 from pytest_torchmem.record.tree.tables import StringTable
+from pytest_torchmem.values.trace import LETTERS, OVERLOADS_JOIN, Mutable, Role
 from pytest_torchmem.values.trace import TENSOR as TENSOR_ROW
-from pytest_torchmem.values.trace import Mutable, Role
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,12 +48,15 @@ class InputShape:
         is_operator: A schema of the name fits the inputs.
         arguments: Which argument each tensor among them stands in.
         mutable: `Mutable` of each tensor.
+        overloads, writes: `trace.OVERLOAD`'s columns, as numbers of strings.
     """
 
     name: int
     is_operator: bool
     arguments: tuple[int, ...]
     mutable: tuple[int, ...]
+    overloads: int
+    writes: int
 
 
 class InputShapes:
@@ -82,7 +85,19 @@ class InputShapes:
         signature = self._schemas.resolve(name, tuple(_kind(value) for value in inputs))
         arguments = tuple(argument for argument, value in enumerate(inputs) for _ in flat([value]))
         mutable = tuple(int(signature.mutable[a]) for a in arguments)
-        return InputShape(self._strings.number(name), signature.is_operator, arguments, mutable)
+        return InputShape(
+            self._strings.number(name),
+            signature.is_operator,
+            arguments,
+            mutable,
+            *self.texts_of(signature),
+        )
+
+    def texts_of(self, signature: Signature) -> tuple[int, int]:
+        """The overloads, and a letter for each argument, as numbers of strings."""
+        letters = "".join(LETTERS[mutable] for mutable in signature.mutable)
+        overloads = OVERLOADS_JOIN.join(signature.overloads)
+        return self._strings.number(overloads), self._strings.number(letters)
 
     def resolve_again(self, operator: profiler.TorchOpFields) -> Signature:
         """The signature when some tensors have no identity: these then count as no tensor."""

@@ -106,6 +106,8 @@ def library_paths() -> list[str]:
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders.add(str(Path(__file__).resolve().parents[2]))
+    # Packages lie outside of a virtual environment, too, where it sees those of the system.
+    folders.update(e for e in sys.path if Path(e).name in ("site-packages", "dist-packages"))
     # torch may have been built from source and lie elsewhere.
     folders.add(str(Path(torch.__file__).parent))
     # A link may lead there, and the paths of frames are resolved.
