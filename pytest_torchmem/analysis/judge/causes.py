@@ -21,6 +21,7 @@ _SCRATCH: Final = (
 _SCRATCH_FACTOR: Final = 4
 _MADE: Final = (DifferenceKind.NEW, DifferenceKind.GROWN)
 _EXPLAINS: Final = 4
+_ABOUT: Final = 1.2
 _FEW_PLACES: Final = 4
 _FEW_MODULES: Final = 3
 _NEGLIGIBLE: Final = 200
@@ -31,9 +32,9 @@ def most_telling_first(growths: Iterable[Difference], excess_bytes: int) -> tupl
     """Sort what grew: what is likely to be the cause, then its consequences.
 
     What the body made comes before what lives longer or is merely read, if it explains a fourth of
-    the whole. Of causes that are comparable with the largest the one leads whose line has changed;
-    then what is new before what has grown; then what was made first. Comparable is what is new or
-    has changed and larger than half of it, and what has grown if it is nearly as large.
+    the whole. The largest leads, but for one of these that is larger than half of it: one whose
+    line has changed, then one that is new. Of several the largest leads again, and of those about
+    as large as that the one that was made first.
 
     Scratch often grows as a consequence: a state kept in fp32 makes the scratch of all that reads
     it wider, too. So it counts for a fourth of its size, unless it was made before the rest: what
@@ -45,32 +46,35 @@ def most_telling_first(growths: Iterable[Difference], excess_bytes: int) -> tupl
     if not candidates:
         return ()
     largest = max(candidates, key=_weight)
-    comparable = [
-        g
-        for g in candidates
-        if g is largest
-        or _nearness(g) * _weight(g) > _weight(largest)
-        or (2 * g.size_bytes >= largest.size_bytes and precedes(g.contributor, largest.contributor))
-    ]
-    comparable.sort(key=_telling)
-    rest = [g for g in by_size if g not in comparable]
-    return (*comparable, *rest)
+    comparable = [g for g in candidates if _is_comparable(g, largest)]
+    best = min(map(_evidence, comparable))
+    comparable = [g for g in comparable if _evidence(g) == best]
+    size_bytes = max(g.size_bytes for g in comparable)
+    lead = min((g for g in comparable if _ABOUT * g.size_bytes >= size_bytes), key=_when)
+    return (lead, *(g for g in by_size if g is not lead))
 
 
-def _nearness(growth: Difference) -> float:
-    return 2 if growth.changed or growth.kind is DifferenceKind.NEW else 1.2
+def _is_comparable(growth: Difference, largest: Difference) -> bool:
+    if growth is largest or 2 * _weight(growth) > _weight(largest):
+        return True
+    is_large = 2 * growth.size_bytes > largest.size_bytes
+    return is_large and precedes(growth.contributor, largest.contributor)
+
+
+def _evidence(growth: Difference) -> tuple[bool, int]:
+    """Return how little speaks for a cause beside its size."""
+    return (not growth.changed, list(DifferenceKind).index(growth.kind))
+
+
+def _when(growth: Difference) -> tuple[int, int]:
+    """Return when it was made; where nobody knows, how far down in its function."""
+    source, order = growth.contributor.source, growth.contributor.order
+    return (order, source.line if source and not order else 0)
 
 
 def _weight(growth: Difference) -> int:
     is_scratch = growth.contributor.category in _SCRATCH
     return growth.size_bytes * (1 if is_scratch else _SCRATCH_FACTOR)
-
-
-def _telling(growth: Difference) -> tuple[bool, int, int, int]:
-    source = growth.contributor.source
-    place = list(DifferenceKind).index(growth.kind)
-    order = growth.contributor.order
-    return (not growth.changed, place, order, source.line if source and not order else 0)
 
 
 def precedes(one: Contributor, other: Contributor) -> bool:
@@ -112,7 +116,7 @@ def cause_of(growths: Sequence[Difference], excess_bytes: int, key: str) -> Caus
     if elsewhere > 0:
         rest, elsewhere = rest + elsewhere, 0
     if _NEGLIGIBLE * rest > excess_bytes:
-        text += f", {format_change(rest)} in other places"
+        text += f", {format_change(rest)} from others"
     if _NEGLIGIBLE * -elsewhere > excess_bytes:
         text += f", {format_change(elsewhere)} elsewhere"
     return Cause(text, contributors)

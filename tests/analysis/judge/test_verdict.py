@@ -67,7 +67,7 @@ def test_the_first_line_has_both_numbers_and_the_cause():
     assert against(before, after).sentence == (
         "memory peaked at 214.0 MiB, +36.0 MiB (+20 %) over the baseline of 178.0 MiB: "
         "+32.0 MiB of activation from aten::_to_copy in model.layers.*.norm (norm.py:41), "
-        "+4.0 MiB in other places"
+        "+4.0 MiB from others"
     )
 
 
