@@ -90,6 +90,7 @@ SLOW = (
     "tests/test_docs.py",
     "tests/test_examples.py",
     "tests/test_readme.py",
+    "tests/test_regressions.py",
     "tests/test_stories.py",
     "tests/torch_names/",
 )

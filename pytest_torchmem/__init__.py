@@ -27,12 +27,14 @@ _HOME = {
     "export_chrome_trace": "pytest_torchmem.measuring.export",
     "export_memory_snapshot": "pytest_torchmem.measuring.export",
     "export_memory_timeline": "pytest_torchmem.measuring.export",
+    "export_stacks": "pytest_torchmem.measuring.export",
     "gather_ranks": "pytest_torchmem.measuring.gather",
     "load_ranks": "pytest_torchmem.measuring.saving",
     "load_results": "pytest_torchmem.measuring.saving",
     "load_snapshot": "pytest_torchmem.store.snapshots",
     "load_trace": "pytest_torchmem.values.trace",
     "measure": "pytest_torchmem.measuring.block",
+    "read_events": "pytest_torchmem.measuring.events",
     "save_results": "pytest_torchmem.measuring.saving",
     "GiB": "pytest_torchmem.values.units",
     "KiB": "pytest_torchmem.values.units",
@@ -44,11 +46,13 @@ if TYPE_CHECKING:
     from pytest_torchmem.measuring.block import measure
     from pytest_torchmem.measuring.body import Region
     from pytest_torchmem.measuring.estimate import estimate, estimate_graph, estimate_pair
+    from pytest_torchmem.measuring.events import read_events
     from pytest_torchmem.measuring.export import (
         analyze,
         export_chrome_trace,
         export_memory_snapshot,
         export_memory_timeline,
+        export_stacks,
     )
     from pytest_torchmem.measuring.gather import gather_ranks
     from pytest_torchmem.measuring.saving import load_ranks, load_results, save_results
@@ -79,12 +83,14 @@ __all__ = [
     "export_chrome_trace",
     "export_memory_snapshot",
     "export_memory_timeline",
+    "export_stacks",
     "gather_ranks",
     "load_ranks",
     "load_results",
     "load_snapshot",
     "load_trace",
     "measure",
+    "read_events",
     "save_results",
 ]
 

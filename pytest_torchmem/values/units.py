@@ -118,6 +118,14 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def format_time(time_ns: float) -> str:
+    """Return a time for people: ``12.345 ms``."""
+    for name, factor in (("s", 1e9), ("ms", 1e6)):
+        if abs(time_ns) >= factor:
+            return f"{time_ns / factor:.3f} {name}"
+    return f"{time_ns / 1e3:.3f} us"
+
+
 def format_apart(*sizes: int) -> tuple[str, ...]:
     """Return sizes for people so that no two different ones read the same.
 

@@ -76,6 +76,22 @@ def test_a_graph_is_told_and_checked_through_its_name(finished):
     assert [e.row for e in graph.leaf_events] == [n.event.row for n in graph.flow_nodes]
 
 
+def test_nodes_start_when_torchs_do(finished):
+    ours, theirs = MemoryProfile(finished).data_flow_graph, finished._memory_profile()
+    theirs = theirs._data_flow_graph
+    assert [n.start_time for n in ours.flow_nodes] == [n.start_time for n in theirs.flow_nodes]
+    assert [e.start_time_ns for e in ours.leaf_events] == [
+        e.start_time_ns for e in theirs.leaf_events
+    ]
+
+
+def test_last_versions_are_torchs(finished):
+    ours, theirs = MemoryProfile(finished).data_flow_graph, finished._memory_profile()
+    last = {plain(key): version for key, version in theirs._data_flow_graph._active_version.items()}
+    assert {plain(k): ours.lookup(k) for k in ours.keys.values if plain(k) in last} == last
+    assert max(last.values()) > 1
+
+
 def test_the_last_version_of_a_key_can_be_looked_up():
     graph = MemoryProfile(profiled(lambda: torch.ones(25).add_(1).add_(1))).data_flow_graph
     made = next(key for n in graph.flow_nodes if n.event.name == "aten::ones" for key in n.outputs)
