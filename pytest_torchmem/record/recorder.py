@@ -406,6 +406,8 @@ class Recorder:
             tensors=tables.tensors,
             allocations=allocations,
             module_calls=tables.module_calls,
+            overloads=tables.overloads,
+            details=tables.details,
             marks=marks,
             owners=self._log.owners.table(),
             module_edges=self._log.edges.table(),

@@ -60,7 +60,9 @@ class SafePoints:
             return
         self._outermost = _addresses()[-2:]
         self._number = _listen(self)
-        event = _Event(self._number, 0, _CALL_IN_THREAD, ctypes.cast(_on_timer(), ctypes.c_void_p))
+        event = _Notification(
+            self._number, 0, _CALL_IN_THREAD, ctypes.cast(_on_timer(), ctypes.c_void_p)
+        )
         if _timers().timer_create(_THREAD_TIME, ctypes.byref(event), ctypes.byref(self._timer)):
             self._number = 0
 
@@ -132,7 +134,7 @@ class _PendingCall:
         return False
 
 
-class _Event(ctypes.Structure):
+class _Notification(ctypes.Structure):
     """What a timer does: ``struct sigevent``."""
 
     _fields_ = (

@@ -23,11 +23,20 @@ from pytest_torchmem.record.tree.event_tree import (
     read_tree,
     times_of,
 )
-from pytest_torchmem.record.tree.mentions import InputShapes, Mentions
+from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
 from pytest_torchmem.record.tree.python_calls import PythonCalls
 from pytest_torchmem.record.tree.seams import Seam, Tables, seam_at
 from pytest_torchmem.record.tree.tables import StringTable
-from pytest_torchmem.values.trace import ALLOCATION, EVENT, MODULE_CALL, EventKind, Role, Scope
+from pytest_torchmem.values.trace import (
+    ALLOCATION,
+    DETAIL,
+    EVENT,
+    MODULE_CALL,
+    OVERLOAD,
+    EventKind,
+    Role,
+    Scope,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,26 +81,35 @@ class TreeReader:
         self._running: list[str] = []
 
     def read(
-        self, result: profiler.ProfilerResult, segment: int = 0, *, is_cut: bool = False
+        self,
+        result: profiler.ProfilerResult,
+        segment: int = 0,
+        whole: bool = False,
+        *,
+        is_cut: bool = False,
     ) -> Tables:
         """Return the tables of one profiling session; ``result`` is its kineto result.
 
+        ``whole`` asks for every event, and for details that only times are looked at with.
         ``is_cut`` is whether it was cut, and the session that is read next is to go on from there.
         """
         # Reading makes many small objects and no cycles: looking for some on the way would cost
         # as much as the reading itself.
         with gc_paused():
-            return self._read(result, segment, is_cut)
+            return self._read(result, segment, whole, is_cut)
 
-    def _read(self, result: profiler.ProfilerResult, segment: int, is_cut: bool) -> Tables:
-        mentions = Mentions(self._shapes)
-        tree = read_tree(result.experimental_event_tree(), mentions)
-        kept = find_kept(tree)
+    def _read(
+        self, result: profiler.ProfilerResult, segment: int, whole: bool, is_cut: bool
+    ) -> Tables:
+        sizes = InputSizes(self.strings) if whole else None
+        mentions = Mentions(self._shapes, sizes)
+        tree = read_tree(result.experimental_event_tree(), mentions, whole)
+        kept = find_kept(tree, whole)
         calls = [tree.python[number] for number in kept.calls.tolist()]
         events = _events(tree, kept, calls)
         events["segment"] = segment
         self._fill_operators(tree, events)
-        texts = self._fill_python(kept, tree, calls, events)
+        texts, call_details = self._fill_python(kept, tree, calls, events)
         seams = self._seams(events)
         began = seams[0] if seams and self._was_cut else None
         ended = seams[-1] if seams and is_cut else None
@@ -102,14 +120,18 @@ class TreeReader:
         text_of |= zip(began.around if began else (), self._running, strict=False)
         self._running = [text_of[row] for row in ended.around] if ended else []
         self._place_operators(tree, kept, text_of, events, _cuts(kept, own, began, ended))
+        details = np.concatenate([call_details, self._details(tree, sizes, events)])
+        details = details[np.argsort(details["event"], kind="stable")]
         module_calls = self._add_owners(tree, kept, events, mentions)
         allocations = self._allocations(tree, events)
         operators = _rows_of(events, EventKind.TORCH_OP)
         tensors = mentions.table(operators, tree.shapes, allocations, self.device_numbers)
-        self._settle_unkeyed(mentions, operators, events, tensors)
+        overloads = self._overloads(operators, tree)
+        self._settle_unkeyed(mentions, operators, events, tensors, overloads)
         tensors = tensors[np.argsort(tensors["event"], kind="stable")]
         count = len(tree.kinds)
-        return Tables(events, tensors, allocations, module_calls, own, began, ended, count)
+        tables = (events, tensors, allocations, module_calls, overloads, details)
+        return Tables(*tables, own, began, ended, count)
 
     def _seams(self, events: NDArray[np.void]) -> list[Seam]:
         """Find where the session was cut, and where it could not be."""
@@ -140,12 +162,15 @@ class TreeReader:
         tree: EventTree,
         calls: Sequence[profiler.ProfilerEvent],
         events: NDArray[np.void],
-    ) -> list[str]:
-        """Fill what is known of the Python calls; return their texts."""
+    ) -> tuple[list[str], NDArray[np.void]]:
+        """Fill names, files and lines of Python calls; return their texts and their details."""
+        rows = _rows_of(events, *PYTHON)
         texts = [profiler.name_of(call) for call in calls]
         lines = np.array(tree.lines, np.int32)[kept.calls]
-        self._python.read(_rows_of(events, *PYTHON), texts, lines, events)
-        return texts
+        details = np.full(len(rows), -1, DETAIL)
+        details["event"] = rows
+        details["text"] = self._python.read(rows, texts, lines, events)
+        return texts, details
 
     def _place_operators(
         self,
@@ -169,6 +194,19 @@ class TreeReader:
             ],
             events,
         )
+
+    def _details(
+        self, tree: EventTree, sizes: InputSizes | None, events: NDArray[np.void]
+    ) -> NDArray[np.void]:
+        """Return what a whole tree tells of its operators; nothing of one that is not."""
+        details = np.full(len(tree.operators), -1, DETAIL)
+        if sizes is not None:
+            details["event"] = _rows_of(events, EventKind.TORCH_OP)
+            details["inputs"] = sizes.numbers
+            overloads = map(profiler.overload_of, tree.operators)
+            details["overload"] = [self.strings.number(overload) for overload in overloads]
+            details["correlation"] = [event.correlation_id for event in tree.operators]
+        return details
 
     def _add_owners(
         self, tree: EventTree, kept: WorthKeeping, events: NDArray[np.void], mentions: Mentions
@@ -211,12 +249,20 @@ class TreeReader:
         table["total_reserved"] = reserved
         return table
 
+    def _overloads(self, operators: NDArray[np.int64], tree: EventTree) -> NDArray[np.void]:
+        table = np.empty(len(operators), OVERLOAD)
+        known = [(shape.overloads, shape.writes) for shape in self._shapes.known]
+        texts = np.array(known, np.int32).reshape(-1, 2)[tree.shapes]
+        table["event"], table["names"], table["writes"] = operators, texts[:, 0], texts[:, 1]
+        return table
+
     def _settle_unkeyed(
         self,
         mentions: Mentions,
         operators: NDArray[np.int64],
         events: NDArray[np.void],
         tensors: NDArray[np.void],
+        overloads: NDArray[np.void],
     ) -> None:
         """Resolve operators again in which a tensor turned out to have no identity."""
         for number, operator in mentions.unkeyed.items():
@@ -226,6 +272,7 @@ class TreeReader:
             mine = tensors["event"] == row
             arguments = tensors["argument"][mine]
             tensors["mutable"][mine] = [signature.mutable[a] for a in arguments.tolist()]
+            overloads[number] = row, *self._shapes.texts_of(signature)
 
 
 def _cuts(kept: WorthKeeping, own: Sequence[int], began: Seam | None, ended: Seam | None) -> Cuts:

@@ -11,13 +11,21 @@ functions. Both have the calls of the functions, and of ours that cut::
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchmem.values.trace import ALLOCATION, EVENT, MODULE_CALL, TENSOR, EventKind
+from pytest_torchmem.values.trace import (
+    ALLOCATION,
+    DETAIL,
+    EVENT,
+    MODULE_CALL,
+    OVERLOAD,
+    TENSOR,
+    EventKind,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,10 +57,21 @@ class Tables:
     tensors: NDArray[np.void]
     allocations: NDArray[np.void]
     module_calls: NDArray[np.void]
+    overloads: NDArray[np.void]
+    details: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DETAIL))
     own: tuple[int, ...] = ()
     began: Seam | None = None
     ended: Seam | None = None
     read_count: int = 0
+
+
+_ABOUT_EVENTS: Final = {
+    "tensors": TENSOR,
+    "allocations": ALLOCATION,
+    "module_calls": MODULE_CALL,
+    "overloads": OVERLOAD,
+    "details": DETAIL,
+}
 
 
 def seam_at(events: NDArray[np.void], row: int, name: int) -> Seam:
@@ -82,11 +101,17 @@ def joined(parts: Sequence[Tables]) -> Tables:
         place.fill(events)
     for place in places:
         place.lengthen(events)
+    tables = {
+        name: _by_event([row.moved(getattr(row.part, name)) for row in places], dtype)
+        for name, dtype in _ABOUT_EVENTS.items()
+    }
     return Tables(
         events,
-        _by_event([place.moved(place.part.tensors) for place in places], TENSOR),
-        _by_event([place.moved(place.part.allocations) for place in places], ALLOCATION),
-        _by_event([place.moved(place.part.module_calls) for place in places], MODULE_CALL),
+        tables["tensors"],
+        tables["allocations"],
+        tables["module_calls"],
+        tables["overloads"],
+        tables["details"],
     )
 
 

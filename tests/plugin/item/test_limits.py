@@ -16,7 +16,8 @@ def test_a_body_over_its_limit_fails_in_one_sentence(project):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "activation peaked at 1.2 GiB, 205.0 MiB over the limit of 1.0 GiB: largest 700.0 MiB "
+            "activation peaked at 1.2 GiB, +205.0 MiB (+20 %) over the limit of 1.0 GiB: largest "
+            "700.0 MiB "
             "from aten::mm in net.fc (fake_measure.py:12)",
             "live at the peak, 1.2 GiB on cpu:",
             "FAILED *::test_a - Failed: activation peaked at 1.2 GiB*",
@@ -81,7 +82,7 @@ def test_each_category_can_be_limited(project, category):
     result.assert_outcomes(failed=1, passed=1)
     subject = category.replace("_", " ")
     result.stdout.fnmatch_lines(
-        [f"{subject} peaked at 4.0 MiB, 1.0 MiB over the limit of 3.0 MiB*"]
+        [f"{subject} peaked at 4.0 MiB, +1.0 MiB (+33 %) over the limit of 3.0 MiB*"]
     )
 
 
@@ -98,7 +99,7 @@ def test_what_is_retained_can_be_limited(project):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "retained 1.0 MiB, 1.0 MiB over the limit of 0 B: largest 1.0 MiB of gradient from *",
+            "retained 1.0 MiB, +1.0 MiB over the limit of 0 B: largest 1.0 MiB of gradient from *",
             "retained at the end, 1.0 MiB:",
         ]
     )
@@ -120,7 +121,7 @@ def test_growth_per_step_can_be_limited(project):
     )
     result = project.run()
     result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines(["grew by 1.0 MiB per step, 1.0 MiB over the limit of 0 B: *"])
+    result.stdout.fnmatch_lines(["grew by 1.0 MiB per step, +1.0 MiB over the limit of 0 B: *"])
 
 
 def test_a_growth_limit_without_steps_fails(project):
@@ -148,7 +149,9 @@ def test_reserved_memory_is_limited_on_a_gpu(project):
     )
     result = project.run()
     result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines(["reserved memory peaked at 4.0 MiB, 1.0 MiB over the limit*"])
+    result.stdout.fnmatch_lines(
+        ["reserved memory peaked at 4.0 MiB, +1.0 MiB (+33 %) over the limit*"]
+    )
 
 
 def test_an_activation_limit_without_a_backward_pass_fails(project):
@@ -208,7 +211,7 @@ def test_sizes_one_byte_apart_do_not_read_the_same(project):
     )
     result = project.run()
     result.stdout.fnmatch_lines(
-        ["memory peaked at 1073741825 B, 1 B over the limit of 1073741824 B: *"]
+        ["memory peaked at 1073741825 B, +1 B over the limit of 1073741824 B: *"]
     )
 
 
@@ -225,7 +228,9 @@ def test_a_callable_limit_is_computed_after_the_body(project):
     )
     result = project.run()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["memory peaked at 4.0 MiB, 1.0 MiB over the limit of 3.0 MiB*"])
+    result.stdout.fnmatch_lines(
+        ["memory peaked at 4.0 MiB, +1.0 MiB (+33 %) over the limit of 3.0 MiB*"]
+    )
 
 
 def test_a_callable_limit_that_raises_fails_its_test_only(project):
@@ -240,3 +245,43 @@ def test_a_callable_limit_that_raises_fails_its_test_only(project):
     result = project.run()
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(["*could not be computed: ZeroDivisionError: *[[]bad-argument]"])
+
+
+BY_DEVICE = """
+@pytest.mark.memory_budget({limits})
+@pytest.mark.memory_budget(temporary="1B", device="{device}")
+def test_a():
+    use(4 * MiB)
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "limit"), [("cuda", "3.0 MiB"), ("xpu", "2.0 MiB"), ("cpu", "1.0 MiB")]
+)
+def test_a_limit_by_device_is_that_of_the_model_then_of_the_kind(project, device, limit):
+    limits = {"Fake 100": "3MiB", "cuda": "9MiB", "cpu": "1MiB"}
+    if device == "xpu":
+        limits = {"cpu": "1MiB", "xpu": "2MiB"}
+    project.write(BY_DEVICE.format(limits=limits, device=device))
+    project.run("--torchmem-level=full").stdout.fnmatch_lines([f"memory *the limit of {limit}*"])
+
+
+def test_none_by_device_is_no_limit_there(project):
+    project.write(BY_DEVICE.format(limits={"cuda": "1MiB", "cpu": None}, device="cpu"))
+    project.run().assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({"cuda": "1MiB"}, "total: there is no limit for 'cpu', only for 'cuda'; add one*"),
+        ({"cpu": "1"}, "total['cpu']: cannot read '1' as a size*"),
+        ({}, "total: a limit for each device is a dictionary*"),
+    ],
+)
+def test_a_limit_by_device_that_cannot_be_used_fails_its_test_only(project, limits, told):
+    project.write(BY_DEVICE.format(limits=limits, device="cpu") + "\ndef test_b(): pass\n")
+    result = project.run()
+    result.assert_outcomes(errors=1, passed=1)
+    told = told.replace("[", "[[]")
+    result.stdout.fnmatch_lines([f"*::test_a: memory_budget, {told}[[]bad-argument]"])
