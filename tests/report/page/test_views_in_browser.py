@@ -369,6 +369,14 @@ def test_the_row_of_a_failed_estimate_has_the_estimate_s_numbers(open_page):
     assert against == ["+16.0 MiB (+22 %)", "grown"]
 
 
+def test_the_legend_names_lanes_where_they_are_drawn(open_page):
+    page = open_page(picture_page(replace(drawn(), spans=(Span("region", "fit", 0, 50),)), "x"))
+    lanes = page.locator(".legend .of-lane")
+    lanes.first.wait_for()
+    view(page, "blocks")
+    assert not lanes.first.is_visible()
+
+
 # --- paper
 
 
