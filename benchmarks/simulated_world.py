@@ -64,7 +64,7 @@ def main() -> None:
     headers = ["model", "plan", "ranks", "shards", "between steps", "workspaces", "peak", "seconds"]
     text = tabulate(table, headers, tablefmt="pipe", disable_numparse=True)
     RESULTS.write_text(
-        f"# Rank 0 of N on simulated GPUs\n\ntorch {release}, {date.today()}, H100, 8 to a machine; "
+        f"# Rank 0 of N on simulated GPUs\n\ntorch {release}, {date.today()}, H100s; "
         "GiB of requested memory. `python benchmarks/simulated_world.py` made the table and says "
         f"what its columns mean.\n\n{text}\n"
     )

@@ -47,8 +47,8 @@ class MirroredStore(dist.Store):
     """A store in which the other ranks have put what this rank has put.
 
     A key that another rank would have set is one that this rank has set under its own number:
-    ``addr/3`` is answered with ``addr/0``. What nobody can have set is refused at once, where a real
-    store would wait for minutes. A counter counts each call of this rank once for each rank.
+    ``addr/3`` is answered with ``addr/0``. What nobody can have set is refused at once, where a
+    real store would wait for minutes. A counter counts each call of this rank once for each rank.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
