@@ -2,10 +2,11 @@
 engine whose bodies say what memory they use."""
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["pytester", "tests.project"]
 
@@ -13,9 +14,18 @@ pytest_plugins = ["pytester", "tests.project"]
 for _name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
     os.environ.pop(_name, None)
 
-# A machine that is busy with something else fails no test.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")
+# pytest rewrites the asserts of 160 files: each worker and each run would do so again, 7 seconds
+# long, where the environment says that no bytecode is written.
+sys.dont_write_bytecode = False
+
+
+def pytest_configure() -> None:
+    from hypothesis import HealthCheck, settings
+
+    # A machine that is busy with something else fails no test.
+    unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("unhurried", unhurried)
+    settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,22 +33,29 @@ def inner_runs_load_no_plugin_but_ours() -> Iterator[None]:
     """Tests start pytest on small projects. Such a run loads our plugin and those it names with
     ``-p``; otherwise every plugin of the machine (pytest-randomly, pytest-cov) would take part.
 
+    Nor does it write bytecode: a test may write two programs of one size in one second, and the
+    second would be taken for the first.
+
     A fixture sets this and not the module: xdist's workers inherit the controller's environment.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         patch.setenv("PYTEST_PLUGINS", "pytest_torchmem.plugin.hooks")
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        patch.setattr(sys, "dont_write_bytecode", True)
         yield
 
 
-#: Tests that start processes, train models, build C++ or search the whole heap: a file belongs here
-#: when it takes more than 5 seconds of processor time (``--durations=0``).
+#: What starts processes, trains models, builds C++ or searches the whole heap: files that take
+#: more than 5 seconds of processor time, and tests that take more than 2. ``python -m pytest
+#: -p tools.slow_tests`` lists them.
 SLOW = (
     "examples/",
     "tests/accelerator/",
     "tests/analysis/caching_allocator/test_caching_allocator_properties.py",
     "tests/analysis/storages/test_attribution.py",
     "tests/analysis/storages/test_labels.py",
+    "tests/analysis/storages/test_one_rule_set.py",
     "tests/analysis/torch_view/test_torch_labels.py",
     "tests/distributed/",
     "tests/measuring/",
@@ -46,37 +63,55 @@ SLOW = (
     "tests/plugin/item/test_real_bodies.py",
     "tests/plugin/item/test_real_estimates.py",
     "tests/plugin/item/test_tracebacks.py",
+    "tests/plugin/run/test_start.py::test_whatever_asks_for_a_measurement_loads_the_rest",
     "tests/plugin/run/test_xdist.py",
     "tests/record/compiled/test_compiled_source.py",
     "tests/record/holders/test_holders.py",
     "tests/record/owners/test_bare_storages.py",
     "tests/record/owners/test_frozen_objects.py",
     "tests/record/owners/test_live_objects.py",
+    "tests/record/patches/test_compiled_regions.py",
     "tests/record/patches/test_functorch.py",
     "tests/record/patches/test_patches.py",
+    "tests/record/patches/test_swaps.py",
     "tests/record/patches/test_threads.py",
     "tests/record/test_exit.py",
     "tests/record/test_kept_by_the_profiler.py",
+    "tests/record/test_python_undisturbed.py",
     "tests/record/test_recorder.py",
+    "tests/record/test_sessions.py",
     "tests/record/test_traps.py",
     "tests/record/test_undisturbed",
+    "tests/report/viewers/test_perfetto.py",
+    "tests/store/test_baseline_rows.py::test_whatever_is_written_is_read_back_and_written_as_it_was",
     "tests/store/test_baseline_scale.py",
     "tests/stress/",
     "tests/test_baseline_story.py",
     "tests/test_docs.py",
     "tests/test_examples.py",
     "tests/test_readme.py",
+    "tests/test_regressions.py",
     "tests/test_stories.py",
+    "tests/torch_names/",
 )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by what they need, so that ``-m`` can choose: see CONTRIBUTING."""
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In the quick loop, slow files are not even imported."""
+    path = os.path.relpath(collection_path, config.rootpath).replace(os.sep, "/")
+    quick = config.getoption("markexpr") == "not slow"
+    return True if quick and f"{path}/".startswith(SLOW) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what they need, so that ``-m`` can choose: see CONTRIBUTING.
+
+    Slow ones come first: at the end of a run no worker waits long for another.
+    """
     for item in items:
-        path = item.path.relative_to(config.rootpath).as_posix()
         fixtures = getattr(item, "fixturenames", ())
         needs = {
-            "slow": path.startswith(SLOW) or "browser" in fixtures,
+            "slow": item.nodeid.startswith(SLOW) or "browser" in fixtures,
             "torch": hasattr(getattr(item, "module", None), "torch"),
             "browser": "browser" in fixtures,
             "gpu": "cuda" in fixtures,
@@ -84,3 +119,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name, needed in needs.items():
             if needed:
                 item.add_marker(name)
+    items.sort(key=lambda item: not item.get_closest_marker("slow"))

@@ -16,7 +16,9 @@ _HOME = {
     "Category": "pytest_torchmem.values.contributors",
     "LimitError": "pytest_torchmem.values.errors",
     "RankResults": "pytest_torchmem.analysis.judge.ranks",
+    "Region": "pytest_torchmem.measuring.body",
     "Result": "pytest_torchmem.values.results",
+    "Torchmem": "pytest_torchmem.plugin.item.fixture",
     "TorchmemError": "pytest_torchmem.values.errors",
     "analyze": "pytest_torchmem.measuring.export",
     "estimate": "pytest_torchmem.measuring.estimate",
@@ -25,12 +27,14 @@ _HOME = {
     "export_chrome_trace": "pytest_torchmem.measuring.export",
     "export_memory_snapshot": "pytest_torchmem.measuring.export",
     "export_memory_timeline": "pytest_torchmem.measuring.export",
+    "export_stacks": "pytest_torchmem.measuring.export",
     "gather_ranks": "pytest_torchmem.measuring.gather",
     "load_ranks": "pytest_torchmem.measuring.saving",
     "load_results": "pytest_torchmem.measuring.saving",
     "load_snapshot": "pytest_torchmem.store.snapshots",
     "load_trace": "pytest_torchmem.values.trace",
     "measure": "pytest_torchmem.measuring.block",
+    "read_events": "pytest_torchmem.measuring.events",
     "save_results": "pytest_torchmem.measuring.saving",
     "GiB": "pytest_torchmem.values.units",
     "KiB": "pytest_torchmem.values.units",
@@ -40,15 +44,19 @@ _HOME = {
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.judge.ranks import RankResults
     from pytest_torchmem.measuring.block import measure
+    from pytest_torchmem.measuring.body import Region
     from pytest_torchmem.measuring.estimate import estimate, estimate_graph, estimate_pair
+    from pytest_torchmem.measuring.events import read_events
     from pytest_torchmem.measuring.export import (
         analyze,
         export_chrome_trace,
         export_memory_snapshot,
         export_memory_timeline,
+        export_stacks,
     )
     from pytest_torchmem.measuring.gather import gather_ranks
     from pytest_torchmem.measuring.saving import load_ranks, load_results, save_results
+    from pytest_torchmem.plugin.item.fixture import Torchmem
     from pytest_torchmem.store.snapshots import load_snapshot
     from pytest_torchmem.values.contributors import Category
     from pytest_torchmem.values.errors import LimitError, TorchmemError
@@ -63,7 +71,9 @@ __all__ = [
     "LimitError",
     "MiB",
     "RankResults",
+    "Region",
     "Result",
+    "Torchmem",
     "TorchmemError",
     "__version__",
     "analyze",
@@ -73,12 +83,14 @@ __all__ = [
     "export_chrome_trace",
     "export_memory_snapshot",
     "export_memory_timeline",
+    "export_stacks",
     "gather_ranks",
     "load_ranks",
     "load_results",
     "load_snapshot",
     "load_trace",
     "measure",
+    "read_events",
     "save_results",
 ]
 

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 
@@ -17,6 +19,25 @@ def blocks(page: Path, language: str) -> list[str]:
     """Return the code blocks of a page that are in one language."""
     text = page.read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def require_the_pinned_torch_on_a_cpu() -> None:
+    """Skip the test elsewhere: there, real failures have other numbers than the pages show."""
+    torch = pytest.importorskip("torch")
+    pin = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pin is not None
+    if torch.__version__.partition("+")[0] != pin[1] or torch.cuda.is_available():
+        pytest.skip("failures are shown as the pinned torch has them on the CPU")
+
+
+def apply_change(page: Path, source: Path) -> None:
+    """Make the one change that a page shows as a diff to a source file."""
+    (diff,) = blocks(page, "diff")
+    lines = diff.splitlines(True)
+    removed, added = ("".join(x[1:] for x in lines if x.startswith(sign)) for sign in "-+")
+    code = source.read_text(encoding="utf-8")
+    assert removed in code
+    source.write_text(code.replace(removed, added), encoding="utf-8")
 
 
 def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:

@@ -95,6 +95,10 @@ def environment(device):
     return {"device": kind, "capability": "", "torch": "2.99", "allocator": ""}
 
 
+def device_names(device):
+    return environment(device)["device"], device.partition(":")[0]
+
+
 def result_of(name, device, used, steps=()):
     used = sorted(used, key=lambda pair: -pair[0].size_bytes)
     live = tuple(contributor for contributor, _ in used)

@@ -221,7 +221,7 @@ def two_branches_add_tests(project: Project) -> None:
     project.git("merge", "-q", "two", "-m", "two")
     project.test("generate")
     project.test("loss")
-    assert "4 measured" in project.pytest("--torchmem-require-baseline")
+    assert "memory: 4 ok" in project.pytest("--torchmem-require-baseline")
     assert sorted(project.stored()) == [
         "test_forward: 50",
         "test_generate: 50",

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.documents import DOCS, ROOT, blocks, run, run_examples
+from pytest_torchmem.plugin.options.option_table import OPTIONS
+from tests.documents import (
+    DOCS,
+    ROOT,
+    blocks,
+    require_the_pinned_torch_on_a_cpu,
+    run,
+    run_examples,
+)
+from tools.pictures import fail_as_the_guide_does
 
 PACKAGE = ROOT / "pytest_torchmem"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted([*DOCS.glob("*.md"), *DOCS.glob("guides/*.md")])
 OF_ITS_OWN_TEST = "outside-pytest.md"
 """Its examples are files with names; tests/measuring/test_outside_pytest.py runs them."""
 
@@ -71,10 +81,25 @@ def test_every_link_leads_to_a_file(page):
 
 
 def test_the_index_names_every_page_and_the_decisions_are_numbered_once():
-    index = (DOCS / "README.md").read_text(encoding="utf-8")
-    assert [page.name for page in PAGES if f"]({page.name})" not in index] == ["README.md"]
+    index = (DOCS / "index.md").read_text(encoding="utf-8").splitlines()
+    names = {page.relative_to(DOCS).with_suffix("").as_posix() for page in PAGES} - {"index"}
+    assert sorted(names - set(index)) == []
     numbers = [page.name.partition("-")[0] for page in DOCS.glob("decisions/*.md")]
     assert len(numbers) == len(set(numbers))
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+def test_every_option_that_is_named_is_one(page):
+    text = page.read_text(encoding="utf-8")
+    flags = set(re.findall(r"--torchmem-[a-z-]+", text))
+    assert flags <= {option.flag for option in OPTIONS}
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.name)
+def test_every_workflow_that_is_shown_can_be_read(page):
+    yaml = pytest.importorskip("yaml")
+    for block in blocks(page, "yaml"):
+        assert isinstance(yaml.safe_load(textwrap.dedent(block)), dict | list)
 
 
 def test_a_dead_link_would_be_noticed(tmp_path):
@@ -104,6 +129,23 @@ def test_the_examples_of_a_page_run_and_print_what_it_says(page, tmp_path):
         done = run(tmp_path, "-m", "pytest_torchmem", *arguments)
         assert done.returncode == 0, done.stderr
         assert output in ("", done.stdout)
+
+
+def test_the_failure_that_is_explained_is_a_real_one(tmp_path):
+    require_the_pinned_torch_on_a_cpu()
+    real = iter(fail_as_the_guide_does(tmp_path).splitlines())
+    (shown,) = blocks(DOCS / "failures.md", "text")
+    missing = [line for line in shown.splitlines() if line not in ("", "...") and line not in real]
+    assert missing == []
+
+
+def test_the_site_is_built_without_a_warning(tmp_path):
+    for package in ("sphinx", "furo", "myst_parser", "sphinx_copybutton"):
+        pytest.importorskip(package)
+    done = run(ROOT, "-m", "sphinx", "-W", "--keep-going", "-q", DOCS, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    loaded = [p.name for p in tmp_path.glob("*.html") if 'src="http' in p.read_text("utf-8")]
+    assert loaded == [], "the site is read offline, too"
 
 
 def test_a_block_that_is_not_run_would_be_noticed(tmp_path):

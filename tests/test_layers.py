@@ -24,6 +24,7 @@ ALLOWED = {
     "store": {"values", "contexts", "analysis"},
     "report": {"values", "contexts", "analysis", "store"},
     "measuring": {"values", "contexts", "simulate", "record", "analysis", "store", "report"},
+    "torch_names": {"values", "contexts", "record", "analysis", "measuring"},
     "plugin": {
         *("values", "contexts", "simulate", "record", "analysis", "report", "store", "measuring"),
     },

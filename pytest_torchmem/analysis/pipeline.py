@@ -12,13 +12,7 @@ import numpy as np
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
 from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
-from pytest_torchmem.analysis.events.operators import (
-    OperatorRow,
-    Running,
-    operator_table,
-    out_of_memory_ranks,
-    running_at,
-)
+from pytest_torchmem.analysis.events.running import Running, out_of_memory_ranks, running_at
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
 from pytest_torchmem.analysis.judge.growth import attribute_growth
 from pytest_torchmem.analysis.judge.holders import LeftBehind
@@ -288,10 +282,19 @@ class MemoryProfile(GpuQuestions):
         """Every allocation and free of the window's footprint, in order."""
         return requests_of_window(self.evidence)
 
-    @cached_property
-    def operators(self) -> tuple[OperatorRow, ...]:
-        """One row for each operator that ran in the whole recording."""
-        return operator_table(self.tree, self.evidence.device)
+    def allocated_at_peak(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the allocation event of each storage that was live at the peak, and its bytes.
+
+        int64, shape (N,) each; the event of what was there before the recording is -1.
+        """
+        timeline, ranks = self._timeline
+        rows = live_at(self.evidence, float(ranks[timeline.peak_row]))
+        return self.storages.event[rows].astype(np.int64), self.storages.size_bytes[rows]
+
+    def allocated(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the event of each allocation that the window made, and its bytes: as above."""
+        rows = np.flatnonzero(self.evidence.counted & self.evidence.made)
+        return self.storages.event[rows].astype(np.int64), self.storages.size_bytes[rows]
 
     @property
     def own_cost_ns(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -76,11 +76,14 @@ class Site:
         source: The innermost line of Python outside of libraries; None where there is none.
         phase: BACKWARD below autograd's engine, OPTIMIZER below ``torch.optim``, PREEXISTING for
             what was there before the history, FORWARD otherwise.
+        stack: The calls around it, innermost first: those of Python, or of C++ where there are
+            none, as in autograd's threads. Sites are equal without it.
     """
 
     operator: str = ""
     source: Source | None = None
     phase: Phase = Phase.FORWARD
+    stack: tuple[Source, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,9 @@ class Snapshot(GpuQuestions):
         calls: dict[str, int] = defaultdict(int)
         for site in lives.sites:
             calls[site.operator] += 1
-        return with_holders(sketch_timeline(timeline), held, calls, (), lambda place: ())
+        return with_holders(
+            sketch_timeline(timeline), held, calls, (), lambda place: lives.sites[place].stack
+        )
 
     def _replayed(self, addresses: Sequence[int]) -> AllocatorRun:
         requests = self.history.requests
@@ -414,7 +419,12 @@ def _site(frames: Sequence[StackFrame]) -> Site:
         phase = Phase.BACKWARD
     elif any(_OPTIMIZER.search(frame["filename"]) for frame in python):
         phase = Phase.OPTIMIZER
-    return Site(f"aten::{operators[-1]}" if operators else "", source, phase)
+    # A frame of C++ whose file torch does not know is said to be in ``??``.
+    stack = tuple(
+        Source(frame["filename"].replace("??", ""), frame["line"], frame["name"])
+        for frame in python or frames
+    )
+    return Site(f"aten::{operators[-1]}" if operators else "", source, phase, stack)
 
 
 def _by_site(

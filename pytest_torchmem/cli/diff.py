@@ -17,6 +17,7 @@ from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.measured import peak_change
 from pytest_torchmem.values.units import format_apart, format_change, format_size
 
 CAUSES: Final = 3
@@ -148,14 +149,13 @@ def _headings(diff: Diff) -> Iterator[str]:
 
 
 def amount(row: Comparison) -> str:
-    """Return both peaks and the change: ``74.1 MiB -> 90.1 MiB, +16.0 MiB (+21.6 %)``."""
+    """Return both peaks and the change: ``74.1 MiB -> 90.1 MiB, +16.0 MiB (+22 %)``."""
     if row.before is None or row.after is None:
         return format_size(abs(row.size_bytes))
     before, after = format_apart(row.before.total, row.after.total)
     if before == after:
         return after
-    share = f" ({row.size_bytes / row.before.total:+.1%})" if row.before.total else ""
-    return f"{before} -> {after}, {format_change(row.size_bytes)}{share}"
+    return f"{before} -> {after}, {peak_change(row.before.total, row.after.total)}"
 
 
 def cause(difference: Difference) -> str:

@@ -21,16 +21,22 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import with_counters
 from pytest_torchmem.analysis.judge.holders import explain_retained
-from pytest_torchmem.analysis.judge.limits import Size, read_limits, sizes_now
+from pytest_torchmem.analysis.judge.limits import (
+    Size,
+    SizeByDevice,
+    limits_on,
+    read_limits,
+    sizes_now,
+)
 from pytest_torchmem.analysis.judge.verdict import judge_limits, sentences
 from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.measuring.body import BodyMeasurement, MeasuredNumbers, Region, running
-from pytest_torchmem.measuring.environment import allocator_settings
+from pytest_torchmem.measuring.environment import allocator_settings, device_names
 from pytest_torchmem.values.errors import LimitError, MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.values.findings import Verdict
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.units import reads_as_size
+from pytest_torchmem.values.units import format_size, reads_as_size
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -60,7 +66,7 @@ class _Expected:
 
     device: str = ""
     warmup: int = 0
-    limits: Mapping[str, Size] = field(default_factory=dict)
+    limits: Mapping[str, Size | SizeByDevice] = field(default_factory=dict)
     output: str | os.PathLike[str] | None = None
 
 
@@ -103,6 +109,12 @@ class Measure(MeasuredNumbers):
         self._result: Result | None = None
         self._missing = "nothing has been measured yet"
 
+    def __repr__(self) -> str:
+        if self._missing:
+            return f"<Measure {self.shown_name!r}: {self._missing}>"
+        peak, retained = map(format_size, (self.peak.total, self.retained.total))
+        return f"<Measure {self.shown_name!r}: peak {peak}, retained {retained}>"
+
     @property
     def device(self) -> str:
         """Where it measures, such as ``cpu`` or ``cuda:0``. Raises `DeviceError`."""
@@ -141,7 +153,7 @@ class Measure(MeasuredNumbers):
             self._judge()
 
     def _judge(self) -> None:
-        if limits := self._asked.limits:
+        if limits := self._limits():
             sizes = dict.fromkeys(limits, 0)
             self._result = with_counters(self.result, sizes, self, allocator_settings())
         if self._results is not None:
@@ -154,6 +166,12 @@ class Measure(MeasuredNumbers):
             first = verdict.findings[0]
             sentence = verdict.where + first.sentence
             raise LimitError(sentence, sentences([verdict]), first.kind.value)
+
+    def _limits(self) -> dict[str, Size]:
+        """Return the limits of the device that was measured."""
+        by_device = any(isinstance(size, Mapping) for size in self._asked.limits.values())
+        names = device_names(self.result.device) if by_device else ()
+        return limits_on(OWNER, self._asked.limits, names)
 
     def _new_measurement(self) -> BodyMeasurement:
         return BodyMeasurement(self._asked.device or None)
@@ -248,7 +266,8 @@ class Measure(MeasuredNumbers):
         """Write the result, those of the regions and the timeline to a file; return its path.
 
         ``{rank}`` in the path stands for the rank of this process. Where there are several ranks
-        and the path does not say it, the file's name gets it: ``mem-rank1.json``. `load_results`
+        and the path does not say it, the file's name gets it: ``mem-rank1.json``. Folders that are
+        not there are made. `load_results`
         and the command ``torchmem`` read the file. Raises `ReportError`.
         """
         from pytest_torchmem.measuring.saving import write_windows
@@ -319,23 +338,23 @@ def measure(name: Callable[P, R], /) -> Measured[P, R]: ...
 @overload
 def measure(
     name: str = "",
-    total: Size | None = None,
+    total: Size | SizeByDevice | None = None,
     *,
     device: str | None = None,
     warmup: int = 0,
     output: str | os.PathLike[str] | None = None,
-    **limits: Size | None,
+    **limits: Size | SizeByDevice | None,
 ) -> Measure: ...
 
 
 def measure(
     name: Any = "",
-    total: Size | None = None,
+    total: Size | SizeByDevice | None = None,
     *,
     device: str | None = None,
     warmup: int = 0,
     output: str | os.PathLike[str] | None = None,
-    **limits: Size | None,
+    **limits: Size | SizeByDevice | None,
 ) -> Any:
     """Measure a ``with`` block, or each call of the function that this decorates.
 
@@ -345,7 +364,7 @@ def measure(
             ``activation="1GiB"``, ``growth=0``.
         device: Where to measure; by default the first GPU that works, otherwise the CPU.
         warmup: How often each call runs the function before the run that is measured.
-        output: A file to write after each measurement; see `Measure.save`.
+        output: A file to write after each measurement, whose folder is made; see `Measure.save`.
 
     Within another measurement, and in a test's body that the plugin measures, it is a region of
     that one. What the body raises comes out as it is. Raises `MarkerError` for an argument that

@@ -39,14 +39,17 @@ class MeasuredNumbers(GpuQuestions):
 
     @property
     def peak(self) -> Peak:
+        """The largest footprint: ``peak.total``, ``peak.activation``, ``peak.at_peak``."""
         return self.result.peak
 
     @property
     def retained(self) -> Retained:
+        """What was made and left alive: ``retained.total``, ``retained.activation``."""
         return self.result.retained
 
     @property
     def growth(self) -> int | None:
+        """Bytes retained per step after the warm-up; None without two steps."""
         return self.result.growth
 
 

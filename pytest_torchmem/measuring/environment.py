@@ -26,6 +26,11 @@ def environment(device: str) -> dict[str, str]:
     return {**devices.environment(device), **current_rank().environment}
 
 
+def device_names(device: str) -> tuple[str, str]:
+    """Return what a device is called in limits by device: its model, and its kind."""
+    return environment(device)["device"], device.partition(":")[0]
+
+
 def require_device_name(name: str) -> None:
     """Raise `DeviceNameError` for a name that no device has on any machine."""
     from pytest_torchmem.record.devices import named_device

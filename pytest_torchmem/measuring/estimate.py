@@ -13,9 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_torchmem.analysis.estimated.estimate import Estimate
-from pytest_torchmem.analysis.estimated.static import join_pair, lifetimes_by_last_use
+from pytest_torchmem.analysis.estimated.static import (
+    join_pair,
+    lifetimes_by_last_use,
+    made_by_operator,
+)
 from pytest_torchmem.record.devices import named_device
-from pytest_torchmem.record.fake.graphs import devices_of, is_program, read_graph, read_pair
+from pytest_torchmem.record.fake.graphs import (
+    devices_of,
+    is_program,
+    read_graph,
+    read_pair,
+    with_fx_nodes,
+)
 from pytest_torchmem.record.fake.run import record_fake_run
 from pytest_torchmem.values.errors import (
     DeviceNameError,
@@ -54,7 +64,8 @@ def estimate(
 
     Args:
         backward: Differentiate the output: its ``loss`` if it has one, else the sum of the first
-            tensor with a graph. The output itself is not kept. With False, the output is held to
+            tensor with a graph, also where the caller's grad mode is off, which a note then says.
+            The output itself is not kept. With False, the output is held to
             the end of the window, and the caller's grad mode applies.
         optimizer: An optimizer, its class, or a function of the parameters that makes one. The
             estimate is then that of a second training step, with the state in place.
@@ -84,16 +95,25 @@ def estimate(
     return _result(run)
 
 
-def estimate_graph(graph: object, device: str | None = None) -> Estimate:
+def estimate_graph(
+    graph: object,
+    device: str | None = None,
+    is_releasable: Callable[[Any], bool] | None = None,
+) -> Estimate:
     """Return what a traced graph needs if it is run node by node, each storage released after its
     last use and the graph's inputs kept by the caller.
+
+    ``is_releasable`` is asked of each node of the graph whether what it makes is released after its
+    last use; without it, everything is but inputs and attributes.
 
     ``graph`` is a ``torch.fx.Graph``, a ``GraphModule`` or a ``torch.export.ExportedProgram`` whose
     nodes carry fake tensors. ``device`` defaults to the one that holds most. Raises
     `EstimateError`.
     """
     read, name = read_graph(graph), _device_name(device)
-    return _result(StaticRun(read, lifetimes_by_last_use(read), _device_of([read], name)))
+    releasable = made_by_operator if is_releasable is None else with_fx_nodes(graph, is_releasable)
+    lifetimes = lifetimes_by_last_use(read, releasable)
+    return _result(StaticRun(read, lifetimes, _device_of([read], name)))
 
 
 def estimate_pair(forward: object, backward: object, device: str | None = None) -> Estimate:

@@ -6,8 +6,10 @@ import gzip
 import json
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal, get_args
 
+from pytest_torchmem.analysis.events.calls import list_calls
+from pytest_torchmem.analysis.events.flame_graph import collapsed, stacks_by_bytes, stacks_by_time
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.analysis.pipeline import analyze as analyze_trace
@@ -18,12 +20,18 @@ from pytest_torchmem.analysis.torch_view.torch_timeline import (
     coalesced,
     raw_changes,
 )
+from pytest_torchmem.measuring.events import read_events
 from pytest_torchmem.report.page.html import picture_page
 from pytest_torchmem.report.viewers.memory_viz import pickled
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
+from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.trace import Trace
 
 Labels = Literal["torchmem", "torch"]
+#: What a stack weighs in a flame graph.
+Weight = Literal["peak", "allocated", "time", "device_time"]
+
+_ENDINGS: Final = (".html", ".json", ".json.gz", ".raw.json.gz")
 
 
 def analyze(profile: object, device: str | None = None) -> MemoryProfile:
@@ -54,23 +62,28 @@ def export_memory_timeline(
     AUTOGRAD_DETAIL, none of them), behind a column of zeros.
 
     With ``labels="torch"`` the data are torch's own; the default uses the labels of this package.
-    Raises `TraceError` for a profile that has not finished, `ValueError` for other labels.
+    Raises `TraceError` for a profile that has not finished, `ValueError` for other labels,
+    `ReportError` for another ending.
     """
     if labels not in ("torchmem", "torch"):
         raise ValueError(f"labels must be 'torchmem' or 'torch', not {labels!r}")
+    name = os.fspath(path)
+    if not name.endswith(_ENDINGS):
+        raise ReportError(
+            f"{name}: a memory timeline is written as {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}"
+        )
     from pytest_torchmem.record.tree.from_profiler import default_device, trace_of
 
     device = device or default_device()
     trace = profile if isinstance(profile, Trace) else trace_of(profile, device)
     source = _TorchSource(trace, device) if labels == "torch" else _OwnSource(trace, device)
-    name = os.fspath(path)
     if name.endswith(".html"):
         page = picture_page(sketch_timeline(source.timeline()), title=device)
         Path(name).write_text(page, encoding="utf-8")
     elif name.endswith("raw.json.gz"):
-        _write(name, source.raw())
+        write_json(name, source.raw())
     else:
-        _write(name, source.coalesced())
+        write_json(name, source.coalesced())
 
 
 def export_chrome_trace(
@@ -81,7 +94,7 @@ def export_chrome_trace(
     ``profile`` is a `Trace`, its analysis, or a finished ``torch.profiler.profile``; ``*.gz`` is
     compressed. Raises `TraceError` for a profile that has not finished.
     """
-    _write(os.fspath(path), chrome_trace(_analysed(profile, device)))
+    write_json(os.fspath(path), chrome_trace(_analysed(profile, device)))
 
 
 def export_memory_snapshot(
@@ -94,6 +107,34 @@ def export_memory_snapshot(
     only. Raises `TraceError` for a profile that has not finished.
     """
     Path(path).write_bytes(pickled(_analysed(profile, device)))
+
+
+def export_stacks(
+    profile: object,
+    path: str | os.PathLike[str],
+    weight: Weight = "peak",
+    device: str | None = None,
+) -> None:
+    """Write the Python stacks of calls with a weight each, for flame graph tools.
+
+    Each line is ``outer;inner;operator 17``. ``weight`` decides what is counted: bytes that were
+    live at the ``peak``, bytes ``allocated`` in all, or the microseconds that calls took themselves
+    on the CPU (``time``) or on a GPU (``device_time``).
+
+    As ``export_stacks`` of a ``torch.profiler.profile``, which knows the two times, and writes an
+    empty file unless the profiler was asked to be verbose. ``profile`` is a `Trace`, its analysis,
+    or a finished profile with stacks. Raises `TraceError` for a profile that has not finished,
+    `ValueError` for another weight.
+    """
+    if weight not in get_args(Weight):
+        raise ValueError(f"weight must be one of {', '.join(get_args(Weight))}, not {weight!r}")
+    if weight in ("time", "device_time"):
+        stacks = stacks_by_time(read_events(profile).calls, weight == "device_time")
+    else:
+        analysed = _analysed(profile, device)
+        rows = analysed.allocated_at_peak() if weight == "peak" else analysed.allocated()
+        stacks = stacks_by_bytes(list_calls(analysed.tree), *rows)
+    Path(path).write_text(collapsed(stacks), encoding="utf-8")
 
 
 def _analysed(profile: object, device: str | None) -> MemoryProfile:
@@ -134,6 +175,7 @@ class _OwnSource:
         return raw_changes(self._profile.timeline, self._start_ns)
 
 
-def _write(name: str, data: object) -> None:
+def write_json(name: str, data: object) -> None:
+    """Write JSON, compressed where the name ends in ``.gz``."""
     text = json.dumps(data).encode()
     Path(name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)

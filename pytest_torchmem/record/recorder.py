@@ -41,9 +41,11 @@ from pytest_torchmem.values.errors import RecordingError
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.trace import (
     ALLOCATION,
+    DETAIL,
     EVENT,
     MARK,
     MODULE_CALL,
+    OVERLOAD,
     TENSOR,
     EventKind,
     MarkKind,
@@ -346,6 +348,8 @@ class Recorder:
             tensors=_shifted([s.tensors for s in self._segments], TENSOR, starts),
             allocations=allocations,
             module_calls=_shifted([s.module_calls for s in self._segments], MODULE_CALL, starts),
+            overloads=_shifted([s.overloads for s in self._segments], OVERLOAD, starts),
+            details=_shifted([s.details for s in self._segments], DETAIL, starts),
             marks=marks,
             owners=self._log.owners.table(),
             module_edges=self._log.edges.table(),

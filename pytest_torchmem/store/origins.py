@@ -7,12 +7,13 @@ used. So a file that is missing, damaged or merged costs the names of causes, ne
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
-from typing import Final
+from typing import Final, overload
 
 from pytest_torchmem.store.baseline_rows import COLUMNS, Numbers, encode
 from pytest_torchmem.values.baseline import BaselineEntry
@@ -20,7 +21,6 @@ from pytest_torchmem.values.contributors import (
     CategoryBytes,
     Contributor,
     contributor_from_json,
-    contributor_to_json,
 )
 from pytest_torchmem.values.json_values import Json
 
@@ -30,6 +30,7 @@ FORMATS: Final = {1: "0.1.0: an entry in each line"}
 _HEAD: Final = '{"format": 1}'
 _WRONG: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _START: Final = '["'
+_DECODER: Final = json.JSONDecoder()
 
 
 def origins_path(baseline: Path) -> Path:
@@ -64,17 +65,16 @@ def render_origins(lines: Mapping[str, Iterable[str]]) -> str:
 
 def origin_line(key: str, entry: BaselineEntry) -> str:
     """Return the line of one entry."""
-    places = {c: place for place, c in enumerate(map(_stored, entry.at_peak_live))}
-    live = [places.get(c) for c in map(_stored, entry.live)]
+    at_peak_live = [_to_json(c) for c in entry.at_peak_live]
+    places = {tuple(data.items()): place for place, data in enumerate(at_peak_live)}
+    live = [_to_json(c) for c in entry.live]
+    # What a comparison needs stands first; the contributors behind it are often never decoded.
     parts = {
         "at_peak": entry.at_peak.to_json(),
-        "at_peak_live": [_to_json(c) for c in entry.at_peak_live],
-        # Most of them are the same at both moments.
-        "live": [
-            _to_json(c) if place is None else place
-            for c, place in zip(entry.live, live, strict=True)
-        ],
         "retained": entry.retained.to_json(),
+        "at_peak_live": at_peak_live,
+        # Most of them are the same at both moments.
+        "live": [places.get(tuple(data.items()), data) for data in live],
         "retained_live": [_to_json(c) for c in entry.retained_live],
     }
     return encode([key, _all(Numbers.of(entry)), parts])
@@ -82,10 +82,10 @@ def origin_line(key: str, entry: BaselineEntry) -> str:
 
 def entry_of(key: str, numbers: Numbers, lines: Iterable[str]) -> BaselineEntry:
     """Return an entry with these numbers, and with what one of the lines says they were made of."""
+    start = _start(key, numbers)
     for line in lines:
-        if explains(line, key, numbers):
-            with contextlib.suppress(*_WRONG):
-                return _from_parts(numbers, json.loads(line)[2])
+        if line.startswith(start) and (entry := _explained(numbers, line, len(start))):
+            return entry
     return BaselineEntry(
         numbers.total,
         CategoryBytes(unknown=numbers.total),
@@ -96,46 +96,110 @@ def entry_of(key: str, numbers: Numbers, lines: Iterable[str]) -> BaselineEntry:
 
 def explains(line: str, key: str, numbers: Numbers) -> bool:
     """Return whether a line is of an entry with these numbers."""
+    return line.startswith(_start(key, numbers))
+
+
+def _start(key: str, numbers: Numbers) -> str:
     start = f"[{encode(key)}, {encode(_all(numbers))}, "
-    return line.startswith(start.encode("utf-8", "backslashreplace").decode())
+    return start.encode("utf-8", "backslashreplace").decode()
 
 
-def _from_parts(numbers: Numbers, parts: Mapping[str, Json]) -> BaselineEntry:
-    at_peak_live = tuple(contributor_from_json(c) for c in parts["at_peak_live"])
-    live = (
-        at_peak_live[c] if isinstance(c, int) else contributor_from_json(c) for c in parts["live"]
-    )
-    at_peak = CategoryBytes.from_json(parts["at_peak"])
-    retained = CategoryBytes.from_json(parts["retained"])
+def _explained(numbers: Numbers, line: str, start: int) -> BaselineEntry | None:
+    """Return the entry that a line explains from ``start`` on; None where it is damaged."""
+    try:
+        at_peak, retained = map(CategoryBytes.from_json, _amounts(line, start))
+    except _WRONG:
+        return None
     if (at_peak.total, retained.total) != (numbers.total, numbers.retained):
-        raise ValueError("it does not add up")
-    return BaselineEntry(
-        numbers.total,
-        at_peak,
-        numbers.peaks,
-        tuple(live),
-        retained,
-        tuple(contributor_from_json(c) for c in parts["retained_live"]),
-        at_peak_live,
+        return None  # it does not add up
+    origins = _Origins(line)
+    live, retained_live, at_peak_live = (
+        _Contributors(origins, part) for part in ("live", "retained_live", "at_peak_live")
     )
+    return BaselineEntry(
+        numbers.total, at_peak, numbers.peaks, live, retained, retained_live, at_peak_live
+    )
+
+
+def _amounts(line: str, start: int) -> Sequence[Json]:
+    """Return the compositions at the peak and at the end. Raises what damage raises."""
+    found = []
+    for opening in ('{"at_peak": ', ', "retained": '):
+        if not line.startswith(opening, start):  # somebody laid it out anew
+            parts = json.loads(line)[2]
+            return parts["at_peak"], parts["retained"]
+        value, start = _DECODER.raw_decode(line, start + len(opening))
+        found.append(value)
+    return found
+
+
+@dataclass(frozen=True)
+class _Origins:
+    """The contributors in a line, decoded when somebody asks for one.
+
+    Most entries are compared by their numbers alone.
+    """
+
+    line: str
+
+    @cached_property
+    def parts(self) -> Mapping[str, tuple[Contributor, ...]]:
+        """The contributors by part; none at all where the line is damaged."""
+        try:
+            parts = json.loads(self.line)[2]
+            at_peak = tuple(map(contributor_from_json, parts["at_peak_live"]))
+            own = (
+                at_peak[c] if type(c) is int else contributor_from_json(c) for c in parts["live"]
+            )
+            kept = tuple(map(contributor_from_json, parts["retained_live"]))
+            return {"at_peak_live": at_peak, "live": tuple(own), "retained_live": kept}
+        except _WRONG:
+            return {"at_peak_live": (), "live": (), "retained_live": ()}
+
+
+class _Contributors(Sequence[Contributor]):
+    """One part of a line's contributors; it equals the tuple of them."""
+
+    def __init__(self, origins: _Origins, part: str) -> None:
+        self._origins, self._part = origins, part
+
+    def _decoded(self) -> tuple[Contributor, ...]:
+        return self._origins.parts[self._part]
+
+    @overload
+    def __getitem__(self, place: int) -> Contributor: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Contributor, ...]: ...
+    def __getitem__(self, place: int | slice) -> Contributor | tuple[Contributor, ...]:
+        return self._decoded()[place]
+
+    def __len__(self) -> int:
+        return len(self._decoded())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._decoded() == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._decoded())
+
+    def __repr__(self) -> str:
+        return repr(self._decoded())
 
 
 def _all(numbers: Numbers) -> list[int]:
     return [number for kind in COLUMNS for number in numbers.columns(kind)]
 
 
-def _stored(contributor: Contributor) -> tuple[object, ...]:
-    """What is kept of a contributor: all but its labels."""
-    source = contributor.source
-    return (
-        contributor.identity,
-        contributor.size_bytes,
-        contributor.count,
-        source.line if source else 0,
-    )
-
-
 def _to_json(contributor: Contributor) -> dict[str, Json]:
-    data = contributor_to_json(contributor)
-    del data["labels"]
+    """Return what is kept of a contributor: all but its labels, and nothing that is empty."""
+    source = contributor.source
+    data = {
+        "category": contributor.category._value_,
+        "bytes": contributor.size_bytes,
+        "count": contributor.count,
+        "operator": contributor.operator,
+        "module": contributor.module,
+        "source": source and (source.file, source.line, source.function),
+        "phase": contributor.phase._value_,
+    }
     return {name: value for name, value in data.items() if value not in ("", None)}

@@ -208,16 +208,16 @@ def _source(file: object, line: object, function: object) -> Source:
 
 
 def whole_number(value: object) -> int:
-    """Return a number of bytes or storages that a file holds. Raises `TypeError` for others."""
+    """Return a number of bytes or storages that a file holds. Raises `ValueError` for others."""
     if type(value) is not int or not 0 <= value <= _LARGEST:
         text = repr(value) if not isinstance(value, int) or value < 0 else "a larger one"
-        raise TypeError(f"expected a whole number of bytes, found {text}")
+        raise ValueError(f"expected a whole number of bytes, found {text}")
     return value
 
 
 def _text(value: object) -> str:
     if type(value) is not str:
-        raise TypeError(f"expected text, found {value!r}")
+        raise ValueError(f"expected text, found {value!r}")
     return value
 
 

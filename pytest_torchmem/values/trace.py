@@ -27,13 +27,19 @@ if TYPE_CHECKING:
 __tracebackhide__ = is_torchmem_error
 
 # 1: first format.
-FORMAT: Final = 1
+# 2: with `Trace.overloads`, which is empty in what a trace of format 1 gives.
+# 3: with `Trace.details`; device events have names, devices and streams.
+FORMAT: Final = 3
 
 # The text of a BACKWARD_BEGIN mark when the backward pass itself is differentiated.
 CREATE_GRAPH: Final = "create_graph"
 # The text of a GRADIENT_PASSED mark is the name of the node that is handed its gradients.
 # The text of a STEP mark is whose step it is, this, and the number of the loop.
 LOOP: Final = " loop "
+# Between the names of overloads in a text.
+OVERLOADS_JOIN: Final = ", "
+# How `OVERLOAD` writes `Mutable.NO`, `YES` and `UNKNOWN`.
+LETTERS: Final = "rw?"
 
 
 class EventKind(enum.IntEnum):
@@ -119,6 +125,9 @@ class DeviceEventKind(enum.IntEnum):
 
     LAUNCH = 0
     KERNEL = 1
+    COPY = 2
+    ANNOTATION = 3
+    RUNTIME = 4
 
 
 EVENT: Final = np.dtype(
@@ -167,9 +176,27 @@ ALLOCATION: Final = np.dtype(
         ("total_reserved", "i8"),
     ]
 )
+OVERLOAD: Final = np.dtype([("event", "i4"), ("names", "i4"), ("writes", "i4")])
 MODULE_CALL: Final = np.dtype([("event", "i4"), ("module", "u8"), ("class_name", "i4")])
 DEVICE_EVENT: Final = np.dtype(
-    [("kind", "u1"), ("correlation", "i8"), ("start_ns", "i8"), ("end_ns", "i8")]
+    [
+        ("kind", "u1"),
+        ("correlation", "i8"),
+        ("start_ns", "i8"),
+        ("end_ns", "i8"),
+        ("name", "i4"),
+        ("device", "i4"),
+        ("stream", "i4"),
+    ]
+)
+DETAIL: Final = np.dtype(
+    [
+        ("event", "i4"),
+        ("text", "i4"),
+        ("inputs", "i4"),
+        ("overload", "i4"),
+        ("correlation", "i8"),
+    ]
 )
 MARK: Final = np.dtype([("kind", "u1"), ("time_ns", "i8"), ("event", "i4"), ("text", "i4")])
 OWNER: Final = np.dtype(
@@ -217,8 +244,16 @@ class Trace:
             where that is not known.
         module_calls: `MODULE_CALL`, one row for each Python call of an ``nn.Module``; ``module`` is
             the module's ``id()``.
-        device_events: `DEVICE_EVENT`, launches and runs of kernels, where the profiler saw any;
-            a kernel has the ``correlation`` of its launch.
+        overloads: `OVERLOAD`, one row for each event that the profiler takes for an operator.
+            ``names`` are the overloads whose schemas fit its inputs, joined by `OVERLOADS_JOIN`;
+            ``writes`` has one of `LETTERS` for each argument.
+        device_events: `DEVICE_EVENT`, what a GPU did and the calls that told it to, where the
+            profiler saw any. The ``correlation`` is that of the operator which launched it, 0 for
+            none; ``device`` and ``stream`` are numbers, -1 for calls on the CPU.
+        details: `DETAIL`, at most one row for each event, in their order: the ``text`` by which the
+            profiler knows a Python call; of an operator the sizes of its ``inputs`` as text, its
+            ``overload``, and the ``correlation`` of what it launches. A recording of ours has the
+            texts alone.
         marks: `MARK`, moments that the recorder noted itself; ``event`` is where the mark stands in
             `events`, or -1 if only its time is known.
         owners: `OWNER`, which storages were held by whom at a mark; ``module`` is the ``id()`` of
@@ -240,7 +275,9 @@ class Trace:
     tensors: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TENSOR))
     allocations: NDArray[np.void] = field(default_factory=lambda: np.empty(0, ALLOCATION))
     module_calls: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MODULE_CALL))
+    overloads: NDArray[np.void] = field(default_factory=lambda: np.empty(0, OVERLOAD))
     device_events: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DEVICE_EVENT))
+    details: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DETAIL))
     marks: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MARK))
     owners: NDArray[np.void] = field(default_factory=lambda: np.empty(0, OWNER))
     module_edges: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MODULE_EDGE))
@@ -277,11 +314,20 @@ _TABLES: Final = {
     "tensors": TENSOR,
     "allocations": ALLOCATION,
     "module_calls": MODULE_CALL,
+    "overloads": OVERLOAD,
     "device_events": DEVICE_EVENT,
+    "details": DETAIL,
     "marks": MARK,
     "owners": OWNER,
     "module_edges": MODULE_EDGE,
     "compiled_lines": COMPILED_LINE,
+}
+# The tables that each format does not have.
+_MISSING: Final = {1: ("overloads", "details"), 2: ("details",), FORMAT: ()}
+_COLUMNS_BEFORE_3: Final = ("kind", "correlation", "start_ns", "end_ns")
+_BEFORE_3: Final = {
+    **_TABLES,
+    "device_events": np.dtype([(name, DEVICE_EVENT[name]) for name in _COLUMNS_BEFORE_3]),
 }
 assert set(_TABLES) < {f.name for f in fields(Trace)}
 
@@ -291,11 +337,18 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
     try:
         with np.load(path, allow_pickle=False) as archive:
             header = json.loads(archive["header"].tobytes())
-            if header["format"] != FORMAT:
+            missing = _MISSING.get(header["format"])
+            if missing is None:
                 raise TraceError(
                     f"{path} has trace format {header['format']}, this version reads {FORMAT}"
                 )
-            tables = {name: _typed(archive[name], dtype, path) for name, dtype in _TABLES.items()}
+            before = _TABLES if header["format"] == FORMAT else _BEFORE_3
+            tables = {
+                name: _typed(archive[name], dtype, path)
+                for name, dtype in before.items()
+                if name not in missing
+            }
+            tables["device_events"] = _with_all_columns(tables["device_events"], DEVICE_EVENT)
             return Trace(
                 **tables,
                 strings=tuple(header["strings"]),
@@ -306,6 +359,14 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
         # What numpy takes for its own old format it would have us open without care.
         reason = "it is not one" if "pickle" in str(error) else error
         raise TraceError(f"cannot read {path} as a trace: {reason}") from error
+
+
+def _with_all_columns(table: NDArray[np.void], dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    """Return a table of an earlier format; -1 in the columns that it did not have."""
+    filled = np.full(len(table), -1, dtype)
+    for name in table.dtype.names or ():
+        filled[name] = table[name]
+    return filled
 
 
 def _typed(table: NDArray[np.void], dtype: np.dtype[np.void], path: object) -> NDArray[np.void]:

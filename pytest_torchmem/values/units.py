@@ -115,6 +115,14 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def format_time(time_ns: float) -> str:
+    """Return a time for people: ``12.345 ms``."""
+    for name, factor in (("s", 1e9), ("ms", 1e6)):
+        if abs(time_ns) >= factor:
+            return f"{time_ns / factor:.3f} {name}"
+    return f"{time_ns / 1e3:.3f} us"
+
+
 def format_apart(*sizes: int) -> tuple[str, ...]:
     """Return sizes for people so that no two different ones read the same.
 
@@ -133,3 +141,12 @@ def format_apart(*sizes: int) -> tuple[str, ...]:
 def format_change(size_bytes: int) -> str:
     """Return a size with its sign: ``+32.0 MiB``, ``-4 B``, ``+0 B``."""
     return ("+" if size_bytes >= 0 else "") + format_size(size_bytes)
+
+
+def format_share(change_bytes: int, whole_bytes: int) -> str:
+    """Return a change as a share of what it changes: ``+30 %``; ``""`` where that is nothing."""
+    if not whole_bytes:
+        return ""
+    share = change_bytes / whole_bytes
+    digits = 0 if abs(share) >= 0.0095 else 1
+    return f"{share:+,.{digits}%}".replace("%", " %")

@@ -96,6 +96,25 @@ def test_a_site_is_the_user_s_line_the_outermost_operator_and_the_phase():
     assert found.phase is Phase.BACKWARD
 
 
+def test_blocks_have_their_whole_stacks_and_one_site_may_have_several():
+    inside = frame("forward", "/opt/lib/python3.12/site-packages/torch/nn/modules/linear.py", 125)
+    line, loop = frame("step", "/home/me/train.py", 7), frame("main", "/home/me/train.py", 9)
+    operator = frame("at::_ops::mm::call(at::Tensor const&)")
+    requests, run = run_of(("alloc", 0, 3 * MiB), ("alloc", 1, 5 * MiB), ("alloc", 2, 7 * MiB))
+    data = snapshot_of(requests, run)  # type: ignore[arg-type]
+    allocs = [entry for entry in data["device_traces"][0] if entry["action"] == "alloc"]
+    stacks = ([operator, inside, line, loop], [operator, line, loop], [operator])
+    for alloc, stack in zip(allocs, stacks, strict=True):
+        alloc["frames"] = stack
+    snapshot = read_snapshot(data)
+    blocks = snapshot.picture().blocks
+    told = [[source.function for source in blocks.stack(block)] for block in blocks.blocks]
+    assert sorted(told) == [[operator["name"]], ["forward", "step", "main"], ["step", "main"]]
+    # What torch calls differently on the way is still the user's one line.
+    assert [c.size_bytes for c in snapshot.contributors_at(3)] == [8 * MiB, 7 * MiB]
+    assert [len(site.stack) for site in snapshot.sites.values()] == [3, 2, 1]
+
+
 def test_what_is_there_at_both_ends_keeps_the_stack_of_its_block():
     requests, run = run_of(("alloc", 0, 3 * MiB), ("alloc", 1, 3 * MiB), ("free", 1, 0))
     data = snapshot_of(requests, run, 1)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from pytest_torchmem.cli.main import main
 
 
 @pytest.fixture
-def torchmem(capsys, monkeypatch, tmp_path):
+def command(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):

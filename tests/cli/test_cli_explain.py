@@ -26,8 +26,8 @@ def trace(tmp_path):
     return path
 
 
-def test_a_trace_is_told_storage_by_storage(torchmem, trace):
-    code, out, _ = torchmem("explain", trace)
+def test_a_trace_is_told_storage_by_storage(command, trace):
+    code, out, _ = command("explain", trace)
     assert code == Exit.OK
     head, *rows, last = out.splitlines()
     assert head.split()[:4] == ["born", "died", "size", "category"]
@@ -43,9 +43,9 @@ def test_a_trace_is_told_storage_by_storage(torchmem, trace):
     assert last == "3 storages, 51.0 MiB together; times in milliseconds"
 
 
-def test_category_module_and_moment_choose(torchmem, trace):
+def test_category_module_and_moment_choose(command, trace):
     def sizes(*options):
-        _, out, _ = torchmem("explain", trace, "--format=json", *options)
+        _, out, _ = command("explain", trace, "--format=json", *options)
         return [row["bytes"] // MiB for row in json.loads(out)]
 
     assert sizes("--category", "temporary") == [30, 20]
@@ -55,24 +55,24 @@ def test_category_module_and_moment_choose(torchmem, trace):
     assert sizes("--at", "1000") == [1, 20]
 
 
-def test_a_time_can_be_copied_from_the_columns(torchmem, trace):
-    _, out, _ = torchmem("explain", trace, "--category", "temporary")
+def test_a_time_can_be_copied_from_the_columns(command, trace):
+    _, out, _ = command("explain", trace, "--category", "temporary")
     born, died = out.splitlines()[1].split()[:2]
-    assert "30.0 MiB" in torchmem("explain", trace, "--at", born)[1]
-    assert "30.0 MiB" not in torchmem("explain", trace, "--at", died)[1]
+    assert "30.0 MiB" in command("explain", trace, "--at", born)[1]
+    assert "30.0 MiB" not in command("explain", trace, "--at", died)[1]
 
 
-def test_a_results_file_is_refused_with_the_way_to_a_recording(torchmem, tmp_path):
+def test_a_results_file_is_refused_with_the_way_to_a_recording(command, tmp_path):
     path = tmp_path / "run.json"
     path.write_text("{}")
-    code, _, err = torchmem("explain", path)
+    code, _, err = command("explain", path)
     assert code == Exit.BAD_INPUT
     assert "is no recording" in err
     assert "save_trace" in err
     assert err.rstrip().endswith("[bad-trace]")
 
 
-def test_a_moment_that_means_nothing_is_bad_input(torchmem, trace):
-    code, _, err = torchmem("explain", trace, "--at", "end")
+def test_a_moment_that_means_nothing_is_bad_input(command, trace):
+    code, _, err = command("explain", trace, "--at", "end")
     assert code == Exit.BAD_INPUT
     assert "--at takes 'peak' or a time in milliseconds" in err

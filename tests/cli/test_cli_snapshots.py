@@ -25,39 +25,39 @@ def write(tmp_path):
     return write
 
 
-def test_fits_and_reserved_answer_for_a_snapshot(torchmem, write):
+def test_fits_and_reserved_answer_for_a_snapshot(command, write):
     path = write("step.pickle", 30 * MiB, 4 * MiB)
-    code, out, _ = torchmem("fits", path, "--capacity", "40MiB")
+    code, out, _ = command("fits", path, "--capacity", "40MiB")
     assert (code, out.partition("(")[0]) == (1, "does not fit in 40.0 MiB ")
-    code, out, _ = torchmem("reserved", path)
+    code, out, _ = command("reserved", path)
     assert (code, out.split()[:3]) == (0, ["50.0", "MiB", "reserved"])
-    assert torchmem("fits", path, "--capacity", "1GiB", "--device", "cuda:0")[0] == 0
+    assert command("fits", path, "--capacity", "1GiB", "--device", "cuda:0")[0] == 0
 
 
 @pytest.mark.parametrize(
     ("device", "told"),
     [("cpu", "a snapshot has devices cuda:0 and so on"), ("cuda:3", "has no device 3")],
 )
-def test_another_device_is_refused(torchmem, write, device, told):
+def test_another_device_is_refused(command, write, device, told):
     path = write("step.pickle", 30 * MiB, 4 * MiB)
-    code, _, err = torchmem("reserved", path, "--device", device)
+    code, _, err = command("reserved", path, "--device", device)
     assert code == 2
     assert told in err
 
 
-def test_two_snapshots_are_compared_by_line(torchmem, write):
+def test_two_snapshots_are_compared_by_line(command, write):
     before, after = write("a.pickle", MiB, 4 * MiB), write("b.pickle", MiB, 16 * MiB)
-    code, out, _ = torchmem("diff", before, after)
+    code, out, _ = command("diff", before, after)
     assert code == 1
     assert "snapshot  5.0 MiB -> 17.0 MiB, +12.0 MiB" in out
     assert "unknown (model.py:2)" in out
 
 
-def test_a_snapshot_is_shown_and_reported(torchmem, write, tmp_path):
+def test_a_snapshot_is_shown_and_reported(command, write, tmp_path):
     path = write("step.pickle", 30 * MiB, 4 * MiB)
-    code, out, _ = torchmem("show", path, "snapshot")
+    code, out, _ = command("show", path, "snapshot")
     assert code == 0
     assert "the history begins in the middle" in out
-    code, out, _ = torchmem("report", path, "-o", tmp_path / "page.html")
+    code, out, _ = command("report", path, "-o", tmp_path / "page.html")
     assert code == 0
     assert "step.pickle" in (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -65,15 +65,15 @@ def facts(page):
     }
 
 
-def test_each_test_of_both_runs_has_a_row_with_its_change(torchmem, open_page, tmp_path):
+def test_each_test_of_both_runs_has_a_row_with_its_change(command, open_page, tmp_path):
     before = run_of(tmp_path / "a.json", test_x=MiB, test_y=MiB, test_gone=MiB)
     after = run_of(tmp_path / "b.json", test_x=2 * MiB, test_y=MiB, test_new=MiB)
-    code, _, err = torchmem("diff", before, after, "-o", "diff.html")
+    code, _, err = command("diff", before, after, "-o", "diff.html")
     assert code == Exit.GROWN
     assert err == "report written: diff.html\n"
     page = open_page()
     assert facts(page) == {
-        "test_x": ("grown", ["+90.1 MiB", "+100.0 %"]),
+        "test_x": ("grown", ["+90.1 MiB (+100 %)", "grown"]),
         "test_new": ("new", [f"only in {after}"]),
         "test_gone": ("unused", [f"only in {before}"]),
         "test_y": ("same", ["same"]),
@@ -81,14 +81,14 @@ def test_each_test_of_both_runs_has_a_row_with_its_change(torchmem, open_page, t
     assert page.locator("details.test .up").count() == 1
 
 
-def test_the_timelines_of_both_runs_are_drawn_over_each_other(torchmem, open_page, tmp_path):
+def test_the_timelines_of_both_runs_are_drawn_over_each_other(command, open_page, tmp_path):
     counts = []
     for with_timeline in (True, False):
         before = run_of(tmp_path / "a.json", test_x=MiB)
         if not with_timeline:
             before = results(tmp_path / "a.json", {"tests/test_step.py::test_x": MiB})
         after = run_of(tmp_path / "b.json", test_x=2 * MiB)
-        torchmem("diff", before, after, "-o", "diff.html")
+        command("diff", before, after, "-o", "diff.html")
         page = open_page()
         page.wait_for_selector(".timeline canvas")
         counts.append(page.evaluate(COUNT_PIXELS, ACCENT))
@@ -97,10 +97,10 @@ def test_the_timelines_of_both_runs_are_drawn_over_each_other(torchmem, open_pag
     assert counts[0] > counts[1] + 500
 
 
-def test_causes_stand_in_the_order_of_their_size(torchmem, open_page, tmp_path):
+def test_causes_stand_in_the_order_of_their_size(command, open_page, tmp_path):
     before = run_of(tmp_path / "a.json", test_x=MiB)
     after = run_of(tmp_path / "b.json", test_x=2 * MiB)
-    torchmem("diff", before, after, "-o", "diff.html")
+    command("diff", before, after, "-o", "diff.html")
     page = open_page()
     table = page.get_by_role("region", name="differences")
     rows = [row.split("\t") for row in table.locator("tbody tr").all_inner_texts()]
@@ -110,19 +110,19 @@ def test_causes_stand_in_the_order_of_their_size(torchmem, open_page, tmp_path):
     assert "causes, the largest first" in page.locator(".tables").inner_text()
 
 
-def test_a_run_can_be_held_against_its_baseline(torchmem, open_page, tmp_path):
+def test_a_run_can_be_held_against_its_baseline(command, open_page, tmp_path):
     before = baseline(tmp_path / "test_a.json", A)
     after = results(tmp_path / "b.json", {**A, "test_x": 30 * MiB})
-    assert torchmem("diff", before, after, "-o", "diff.html")[0] == Exit.GROWN
+    assert command("diff", before, after, "-o", "diff.html")[0] == Exit.GROWN
     page = open_page()
-    assert facts(page)["test_x"] == ("grown", ["+20.0 MiB", "+200.0 %"])
+    assert facts(page)["test_x"] == ("grown", ["+20.0 MiB (+200 %)", "grown"])
     page.locator("details.test summary").first.click()
     # The row opens a moment after the click.
     page.get_by_text(f"There is no timeline of this in {after}").wait_for()
     page.get_by_role("region", name="composition").first.wait_for()
 
 
-def test_what_grew_outside_the_peak_is_told(torchmem, open_page, tmp_path):
+def test_what_grew_outside_the_peak_is_told(command, open_page, tmp_path):
     body = window("test_x", Change.NOT_COMPARED)
     larger = replace(
         body.result.peak.by_category,
@@ -134,24 +134,24 @@ def test_what_grew_outside_the_peak_is_told(torchmem, open_page, tmp_path):
     for name, shown in (("a.json", body), ("b.json", grown)):
         run = RunReport((report_of("test_x", shown),))
         (tmp_path / name).write_text(render_run(run), encoding="utf-8")
-    torchmem("diff", tmp_path / "a.json", tmp_path / "b.json", "-o", "diff.html")
+    command("diff", tmp_path / "a.json", tmp_path / "b.json", "-o", "diff.html")
     page = open_page()
     assert page.locator(".notes").inner_text() == "+4.0 MiB in the own peak of activation"
     assert page.locator("details.test > summary .up").count() == 0
 
 
-def test_a_page_of_another_kind_is_refused(torchmem, tmp_path):
+def test_a_page_of_another_kind_is_refused(command, tmp_path):
     one = results(tmp_path / "a.json", A)
-    code, out, err = torchmem("diff", one, one, "-o", "diff.md")
+    code, out, err = command("diff", one, one, "-o", "diff.md")
     assert code == Exit.BAD_INPUT
     assert err.endswith("end it in .html [bad-report]\n")
     assert out == ""
     assert not (tmp_path / "diff.md").exists()
 
 
-def test_the_differences_stay_what_a_program_reads(torchmem, tmp_path):
+def test_the_differences_stay_what_a_program_reads(command, tmp_path):
     one = results(tmp_path / "a.json", A)
-    _, out, _ = torchmem("diff", one, one, "--format=json", "-o", "diff.html")
+    _, out, _ = command("diff", one, one, "--format=json", "-o", "diff.html")
     assert json.loads(out)["kind"] == "torchmem-diff"
     text = (tmp_path / "diff.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in text

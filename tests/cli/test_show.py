@@ -16,8 +16,8 @@ from tests.cli.files import CPU, A, measured, results
 from tests.results import contributor, result
 
 
-def test_show_lists_the_largest_first(torchmem, tmp_path):
-    lines = torchmem("show", results(tmp_path / "a.json", A))[1].splitlines()
+def test_show_lists_the_largest_first(command, tmp_path):
+    lines = command("show", results(tmp_path / "a.json", A))[1].splitlines()
     assert lines == [
         "10.0 MiB  tests/test_a.py::test_x  (activation 10.0 MiB)",
         " 5.0 MiB  tests/test_a.py::test_y  (activation 5.0 MiB)",
@@ -25,7 +25,7 @@ def test_show_lists_the_largest_first(torchmem, tmp_path):
     ]
 
 
-def test_why_a_test_failed_and_what_holds_its_memory_is_shown(torchmem, tmp_path):
+def test_why_a_test_failed_and_what_holds_its_memory_is_shown(command, tmp_path):
     test = measured("test_a.py::test_x", MiB, CPU)
     (window,) = test.measured.windows
     held = Holder(MiB, 1, Fate.HELD, "net.CACHE")
@@ -33,19 +33,19 @@ def test_why_a_test_failed_and_what_holds_its_memory_is_shown(torchmem, tmp_path
     window = replace(window, result=result, sentence="one", sentences=("one", "two"))
     failed = replace(test, measured=replace(test.measured, windows=(window,)), outcome="failed")
     (tmp_path / "a.json").write_text(render_run(RunReport((failed,))))
-    lines = torchmem("show", "a.json", "test_x")[1].splitlines()
+    lines = command("show", "a.json", "test_x")[1].splitlines()
     assert lines[2:4] == ["  failed: one", "  failed: two"]
     assert lines[-1] == "    1.0 MiB in 1 storage: still held by net.CACHE"
 
 
-def test_show_tells_everything_about_a_test(torchmem, tmp_path):
-    out = torchmem("show", results(tmp_path / "a.json", A), "test_x")[1]
+def test_show_tells_everything_about_a_test(command, tmp_path):
+    out = command("show", results(tmp_path / "a.json", A), "test_x")[1]
     assert "test_y" not in out
     assert "peak 10.0 MiB, retained 0 B" in out
     assert "aten::mm    net.fc    src/net.py:3 forward" in out
 
 
-def test_shares_are_those_of_the_peak_as_in_a_failure(torchmem, tmp_path):
+def test_shares_are_those_of_the_peak_as_in_a_failure(command, tmp_path):
     kept, scratch = contributor(80 * MiB), contributor(60 * MiB, Category.TEMPORARY)
     left, small = (contributor(size, Category.TEMPORARY) for size in (30 * MiB, 10 * MiB))
     one = result(kept, retained=(left, small))
@@ -56,7 +56,7 @@ def test_shares_are_those_of_the_peak_as_in_a_failure(torchmem, tmp_path):
     window = Window("test_x", one, {"total": 1}, Change.NOT_COMPARED, 0, "over", ("over",))
     run = RunReport((TestReport(MeasuredTest("test_a.py::test_x", "", CPU, (window,))),))
     (tmp_path / "a.json").write_text(render_run(run))
-    out = torchmem("show", "a.json", "test_x")[1]
+    out = command("show", "a.json", "test_x")[1]
     failure = failure_text(
         [Verdict(one, (Finding(FindingKind.OVER_LIMIT, "retained", "over"),))], "", "pytest"
     )
@@ -67,35 +67,35 @@ def test_shares_are_those_of_the_peak_as_in_a_failure(torchmem, tmp_path):
     assert "each at its category's own peak, as shares of the peak:" in out
 
 
-def test_what_was_held_against_nothing_is_shown_and_not_compared(torchmem, tmp_path):
+def test_what_was_held_against_nothing_is_shown_and_not_compared(command, tmp_path):
     body, region = result(contributor(9 * MiB)), result(contributor(3 * MiB), name="part")
     windows = (unjudged(body, None), unjudged(region, None))
     test = MeasuredTest("t.py::test_a", "t.py", CPU, (), unjudged=windows, raised="ValueError")
     path = tmp_path / "a.json"
     path.write_text(render_run(RunReport((TestReport(test, "failed"),))))
-    code, out, _ = torchmem("show", path)
+    code, out, _ = command("show", path)
     assert code == 0
     assert "9.0 MiB  t.py::test_a (unfinished)" in out
     assert "3.0 MiB  t.py::test_a::part" in out
     results(tmp_path / "b.json", {"t.py::test_a": 1 * MiB})
-    code, out, _ = torchmem("diff", path, tmp_path / "b.json")
+    code, out, _ = command("diff", path, tmp_path / "b.json")
     assert (code, "shrunk" in out) == (0, False)
     assert "1 new" in out
 
 
-def test_show_of_a_test_that_is_not_there_ends_with_2(torchmem, tmp_path):
-    code, _, err = torchmem("show", results(tmp_path / "a.json", A), "nobody")
+def test_show_of_a_test_that_is_not_there_ends_with_2(command, tmp_path):
+    code, _, err = command("show", results(tmp_path / "a.json", A), "nobody")
     assert code == Exit.BAD_INPUT
     assert "'nobody'" in err
 
 
-def test_an_estimated_number_is_named_so(torchmem, tmp_path):
+def test_an_estimated_number_is_named_so(command, tmp_path):
     test = measured("t.py::test_x", MiB, CPU)
     (window,) = test.measured.windows
     window = replace(window, result=replace(window.result, estimated=True))
     test = replace(test, measured=replace(test.measured, windows=(window,)))
     (tmp_path / "a.json").write_text(render_run(RunReport((test,))))
-    assert "estimated" in torchmem("show", "a.json")[1]
-    assert "estimated" in torchmem("show", "a.json", "test_x")[1]
+    assert "estimated" in command("show", "a.json")[1]
+    assert "estimated" in command("show", "a.json", "test_x")[1]
     grown = results(tmp_path / "b.json", {"t.py::test_x": 9 * MiB})
-    assert "estimated" in torchmem("diff", "a.json", grown)[1]
+    assert "estimated" in command("diff", "a.json", grown)[1]

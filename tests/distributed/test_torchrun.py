@@ -89,7 +89,7 @@ def project(tmp_path_factory) -> Path:
     stored = pytest_job(folder, "--torchmem-update-baseline", "--torchmem-report=run.json")
     assert stored.returncode == 0, stored.stdout + stored.stderr
     count = len(NAMES)
-    assert stored.stdout.count(f"{count} measured, {count} new") == RANKS
+    assert stored.stdout.count(f"memory: {count} new") == RANKS
     return folder
 
 

@@ -26,6 +26,14 @@ def make(mib: int) -> torch.Tensor:
     return torch.ones(mib * ONE_MIB)
 
 
+def test_a_limit_by_device_is_that_of_the_device_that_is_measured():
+    block = measure(total={"cuda": "1MiB", "cpu": "2MiB"}, device="cpu")
+    with pytest.raises(LimitError, match=r"over the limit of 2\.0 MiB"), block:
+        make(4)
+    with measure(total={"cuda": "1MiB", "cpu": None}, device="cpu"):
+        make(4)
+
+
 def test_a_block_has_the_numbers_of_what_it_did():
     with measure("work", device="cpu") as work:
         kept = make(2)
@@ -377,3 +385,26 @@ def test_what_a_block_left_alive_is_named_with_what_holds_it():
         kept.append(torch.ones(MiB))
     assert ", still held by kept in test_what_a_block_left_alive_" in str(caught.value)
     assert block.retained.holders[0].size_bytes == 4 * MiB
+
+
+def test_a_block_prints_its_name_and_its_numbers():
+    block = measure("step", device="cpu")
+    assert repr(block) == "<Measure 'step': nothing has been measured yet>"
+    with block:
+        assert repr(block) == "<Measure 'step': it is still open>"
+        kept = torch.ones(MiB // 4)
+        del kept
+    assert repr(block) == "<Measure 'step': peak 1.0 MiB, retained 0 B>"
+
+
+def breaks_in_its_second_step() -> None:
+    with measure("loop", growth=0, device="cpu") as block:
+        for step in block.steps(6):
+            torch.ones(4)
+            if step == 1:
+                break
+
+
+def test_a_loop_that_breaks_in_its_second_step_is_told_why_there_is_no_growth():
+    with pytest.raises(LimitError, match="came to the end of one step only: a step that `break`"):
+        breaks_in_its_second_step()

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from pytest_torchmem.analysis.judge.environments import complete, environment_name
+from pytest_torchmem.store import origins
 from pytest_torchmem.store.baseline_file import (
     FORMAT,
     FORMATS,
@@ -217,29 +218,57 @@ def test_the_file_beside_it_says_what_the_numbers_were_made_of(tmp_path):
     assert not path.with_suffix(".origins").exists()
 
 
+NOTHING_KNOWN = CategoryBytes(unknown=9)
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "at_peak"),
     [
-        lambda text: text.replace("[9, 9,", "[9, 8,"),
-        lambda text: text.replace('"bytes": 5', '"bytes": "5"'),
-        lambda text: text.replace('"gradient": 4', '"gradient": 40'),
-        lambda text: text.replace('"live"', '"alive"'),
-        lambda text: text.replace("}]", "}"),
-        lambda text: text.replace('"format": 1', '"format": 99'),
-        lambda text: text + "\udcff",
-        lambda _: "",
+        (lambda text: text.replace("[9, 9,", "[9, 8,"), NOTHING_KNOWN),
+        (lambda text: text.replace('"gradient": 4', '"gradient": 40'), NOTHING_KNOWN),
+        (lambda text: text.replace('"format": 1', '"format": 99'), NOTHING_KNOWN),
+        (lambda text: text + "\udcff", NOTHING_KNOWN),
+        (lambda _: "", NOTHING_KNOWN),
+        # The composition stands before the contributors, and is whole.
+        (lambda text: text.replace('"bytes": 5', '"bytes": "5"'), with_origins().at_peak),
+        (lambda text: text.replace('"live"', '"alive"'), with_origins().at_peak),
+        (lambda text: text.replace("}]", "}"), with_origins().at_peak),
     ],
 )
-def test_origins_that_cannot_be_used_cost_no_verdict(tmp_path, damage):
+def test_origins_that_cannot_be_used_cost_no_verdict(tmp_path, damage, at_peak):
     path = tmp_path / "a.json"
     write(path, {"test_a": with_origins()})
-    origins = path.with_suffix(".origins")
-    text = damage(origins.read_text())
-    assert text != origins.read_text()
-    origins.write_bytes(text.encode("utf-8", "surrogateescape"))
+    beside = path.with_suffix(".origins")
+    text = damage(beside.read_text())
+    assert text != beside.read_text()
+    beside.write_bytes(text.encode("utf-8", "surrogateescape"))
     left = read_file(path, CPU).entry("test_a", path)
     assert (left.total, left.peaks.activation, left.retained.total) == (9, 9, 4)
-    assert (left.at_peak, left.live, left.at_peak_live) == (CategoryBytes(unknown=9), (), ())
+    assert (left.at_peak, left.live, left.at_peak_live) == (at_peak, (), ())
+
+
+def test_origins_whose_parts_are_in_another_order_are_read(tmp_path):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": with_origins()})
+    head, line, _ = path.with_suffix(".origins").read_text().split("\n")
+    key, numbers, parts = json.loads(line)
+    parts["at_peak"] = parts.pop("at_peak")
+    path.with_suffix(".origins").write_text(f"{head}\n{json.dumps([key, numbers, parts])}\n")
+    assert read_file(path, CPU).entry("test_a", path) == with_origins()
+
+
+def test_an_entry_that_is_compared_by_its_numbers_decodes_no_contributor(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": with_origins()})
+
+    def decoded(_):
+        raise AssertionError("a contributor was decoded")
+
+    monkeypatch.setattr(origins, "contributor_from_json", decoded)
+    read = read_file(path, CPU).entry("test_a", path)
+    assert (read.at_peak, read.retained) == (with_origins().at_peak, with_origins().retained)
+    with pytest.raises(AssertionError, match="was decoded"):
+        len(read.live)
 
 
 def test_of_the_origins_of_two_branches_those_of_the_stored_numbers_count(tmp_path):
@@ -310,20 +339,28 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "Expecting value"),
+        ("", "it is no JSON: Expecting value (line 1, column 1)"),
         ("[]", "it is not a baseline file"),
         ('{"entries": 1, "format": 1}', "it is not a baseline file"),
         ("{\n<<<<<<< ours\n}", "merge conflict markers"),
-        ('{"entries": [["a", "total", 1]], "environment": {}, "format": 2}', "was measured on"),
+        (
+            '{"entries": [["a", "total", 1]], "environment": {}, "format": 2}',
+            "measured on another environment",
+        ),
         ('{"entries": [["a", "total", 1]], "environment": %s, "format": 2}', "last lines"),
         ('{"entries": [["a", "sum", 1], ["end"]], "environment": %s, "format": 2}', "not a row"),
         ('{"entries": [["a"], ["end"]], "environment": %s, "format": 2}', "not a row"),
         ("\ufeff{}", "byte order mark"),
+        ('{"entries": {}, "environment": %s}', "it does not say its format"),
+        ('{"entries": {}, "format": 1, "environment": 3}', "it does not say where it was measured"),
         ('{"entries": {}, "format": 99}', "has format 99"),
         ('{"entries": {}, "format": [1]}', "has format [1]"),
         ('{"entries": {"a": {"total": 1.5}}, "format": 1}', "1.5 is not a whole number"),
         ('{"entries": {"a": {}, "a": {}}, "format": 1}', "'a' occurs twice"),
-        ('{"entries": {}, "environment": {"device": "gpu"}, "format": 1}', "was measured on"),
+        (
+            '{"entries": {}, "environment": {"device": "gpu"}, "format": 1}',
+            "measured on another environment",
+        ),
         ("\udcff", "codec can't decode"),
     ],
 )
@@ -474,3 +511,43 @@ def test_one_folder_that_cannot_be_written_does_not_stop_the_others(project):
     result = project.update("--rootdir=.")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert (project.path / "two/__torchmem__/cpu-torch2.99/test_that.json").exists()
+
+
+def test_another_environment_is_told_by_the_parts_that_differ(tmp_path):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": entry(1)})
+    with pytest.raises(BaselineError) as refused:
+        read_file(path, complete({"device": "cpu", "torch": "2.14", "allocator": "max:1"}))
+    assert (
+        "another environment: allocator as usual, torch 2.13, and this run has allocator max:1, "
+        "torch 2.14; move the file away"
+    ) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now", "told"),
+    [
+        (', "work", 7,', ', "work", "7",', "expected a whole number of bytes, found '7'"),
+        (', "work", 7, 7, 0, 0, 0, 0],', ', "work", [7]],', "its row 'work' is missing or not"),
+    ],
+)
+def test_damage_is_told_in_words(tmp_path, was, is_now, told):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": entry(7)})
+    text = path.read_text()
+    path.write_text(text.replace(was, is_now))
+    assert path.read_text() != text
+    with pytest.raises(EntryError) as refused:
+        read_file(path, CPU).entry("test_a", path)
+    assert f"'test_a' is damaged ({told}" in str(refused.value)
+
+
+def test_a_merge_that_kept_two_versions_may_be_a_neighbour_s(tmp_path):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": entry(7)})
+    mine = path.read_text()
+    write(path, {"test_a": entry(9)})
+    rows = [line for line in mine.splitlines() if '"work"' in line and line.startswith('["test_a"')]
+    path.write_text(path.read_text().replace('["end"]', f'{rows[0]}\n["end"]'))
+    with pytest.raises(EntryError, match="or one changed it and the other an entry beside it"):
+        read_file(path, CPU).entry("test_a", path)

@@ -62,6 +62,20 @@ def test_a_trace_of_another_format_says_both_numbers(saved: Path) -> None:
         load_trace(rewritten(saved, header=header))
 
 
+def test_a_trace_of_the_first_format_has_no_overloads_or_details(trace: Trace, saved: Path) -> None:
+    with np.load(saved) as archive:
+        later = ("overloads", "details")
+        arrays = {name: archive[name] for name in archive if name not in later}
+        header = json.loads(archive["header"].tobytes())
+    times = [("start_ns", "i8"), ("end_ns", "i8")]
+    arrays["device_events"] = np.zeros(0, [("kind", "u1"), ("correlation", "i8"), *times])
+    arrays["header"] = np.frombuffer(json.dumps({**header, "format": 1}).encode(), np.uint8)
+    np.savez(saved, **arrays)
+    again = load_trace(saved)
+    assert (len(again.events), len(again.overloads)) == (len(trace.events), 0)
+    assert len(again.details) == 0
+
+
 def test_a_table_of_another_layout_is_refused(saved: Path) -> None:
     with pytest.raises(TraceError, match=r"body\.npz .* another layout"):
         load_trace(rewritten(saved, allocations=np.zeros(3, np.int64)))

@@ -12,6 +12,7 @@ from pytest_torchmem.analysis.blocks import StorageLives
 from pytest_torchmem.analysis.caching_allocator import (
     Requests,
 )
+from pytest_torchmem.analysis.estimated.schedule import NodeBytes, bytes_by_node
 from pytest_torchmem.analysis.estimated.static import (
     allocation_events,
     build_estimated_timeline,
@@ -76,6 +77,10 @@ class Estimate(Result, GpuQuestions):
         Moments are numbers of operators, and nothing is measured.
         """
         return explain_run(self.run, named_category(category), module, at)
+
+    def nodes(self) -> tuple[NodeBytes, ...]:
+        """The bytes on the estimate's device during and after each operator, in order."""
+        return bytes_by_node(self.run)
 
     @property
     def allocator_requests(self) -> Requests:

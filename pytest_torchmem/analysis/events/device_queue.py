@@ -1,12 +1,15 @@
 """Queue depth and idle time: the CPU runs ahead of a GPU, or the GPU waits for it.
 
-Defined as in ``BasicEvaluation`` of ``torch/profiler/_utils.py``: a kernel is queued from its
-launch until it starts; the device is idle between the end of an entry with an empty queue and the
-start of the next one with kernels in it.
+Defined as in ``BasicEvaluation`` of ``torch/profiler/_utils.py`` up to torch 2.13: a kernel is
+queued from its launch until it starts; the device is idle between the end of an entry with an empty
+queue and the start of the next one with kernels in it. Where idle intervals overlap we count their
+union; torch's function skips some that lie within others.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -20,114 +23,168 @@ if TYPE_CHECKING:
 
 _LAUNCHES: Final = int(DeviceEventKind.LAUNCH)
 _KERNELS: Final = int(DeviceEventKind.KERNEL)
+# From this many waiting kernels on, the CPU was well ahead of the device.
+_WELL_FILLED: Final = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Intervals:
+    """Stretches of time that do not touch each other, in order.
+
+    Attributes:
+        begins_ns: int64, shape (N,).
+        ends_ns: int64, shape (N,); each larger than its begin.
+    """
+
+    begins_ns: NDArray[np.int64]
+    ends_ns: NDArray[np.int64]
+
+    @classmethod
+    def union(cls, pairs: list[tuple[int, int]]) -> Intervals:
+        """Return the union of (begin, end) pairs; those that end before they begin are none."""
+        merged: list[list[int]] = []
+        for begin, end in sorted(pair for pair in pairs if pair[0] < pair[1]):
+            if merged and begin <= merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], end)
+            else:
+                merged.append([begin, end])
+        begins, ends = np.array(merged, np.int64).reshape(-1, 2).T
+        return cls(begins, ends)
+
+    def shared_ns(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the time that each event shares with the intervals: int64, shape (E,).
+
+        One event from 0 to 10, intervals 2 to 6 and 8 to 20::
+
+            begins      [2, 8]      ends [6, 20]       before [0, 4, 16]
+            until 0     0           until 10: before[1] + (10 - 8) = 6
+            shared      6
+        """
+        if not len(self.begins_ns):
+            return np.zeros(len(starts), np.int64)
+        return self._until(ends) - self._until(starts)
+
+    def _until(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        before = np.concatenate([[0], np.cumsum(self.ends_ns - self.begins_ns)])
+        index = np.searchsorted(self.begins_ns, times, side="right")
+        last = np.minimum(times, self.ends_ns[index - 1]) - self.begins_ns[index - 1]
+        result: NDArray[np.int64] = before[np.maximum(index - 1, 0)] + np.where(index > 0, last, 0)
+        return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceQueue:
-    """Queue depth and idle time of a trace that saw kernels.
+    """Queue depth and idle time; all zero where no kernels were recorded.
 
     Attributes:
         depth: int64, shape (E,); kernels launched and not started when each event starts.
         idle_ns: int64, shape (E,); how long the device was idle during each event.
+        entry_starts_ns: int64, shape (Q,); starts of launches and kernels, ascending.
+        entry_depth: int64, shape (Q,); the depth at each of those.
+        idle: When the device was idle: the queue had run dry.
     """
 
     depth: NDArray[np.int64]
     idle_ns: NDArray[np.int64]
+    entry_starts_ns: NDArray[np.int64]
+    entry_depth: NDArray[np.int64]
+    idle: Intervals
+
+    def falling(self) -> Intervals:
+        """Return the intervals in which a well filled queue (4 kernels) runs dry.
+
+        Each begins where the queue was fullest and ends where it is empty for the last time before
+        it fills again. Depths ``[0, 5, 4, 2, 0, 1, 0]`` at the times 0 to 6: from 1 to 6, since
+        the one kernel of time 5 does not fill the queue.
+        """
+        pairs: list[tuple[int, int]] = []
+        starts, depths = self.entry_starts_ns.tolist(), self.entry_depth.tolist()
+        at, empty_at = len(depths) - 1, -1
+        # Backwards in time, from one stretch of waiting kernels to the one before it.
+        while at >= 0:
+            if depths[at] == 0:
+                empty_at = at if empty_at < 0 else empty_at
+                at -= 1
+                continue
+            first = at
+            while first > 0 and depths[first - 1] > 0:
+                first -= 1
+            # Of several moments with the most kernels the last.
+            fullest = max(range(first, at + 1), key=lambda i: (depths[i], i))
+            if empty_at >= 0 and depths[fullest] >= _WELL_FILLED:
+                pairs.append((starts[fullest], starts[empty_at]))
+                # The empty moment before this stretch ends no interval of its own.
+                first, empty_at = first - 1, -1
+            at = first - 1
+        return Intervals.union(pairs)
 
 
 def find_device_queue(tree: OpTree) -> DeviceQueue:
-    """Return queue depth and idle time for each event; zeros where no kernels were recorded."""
+    """Return queue depth and idle time for each event of a tree."""
     events, table = tree.trace.events, tree.trace.device_events
     launches = _sorted(table[table["kind"] == _LAUNCHES])
     kernels = _sorted(table[table["kind"] == _KERNELS])
-    if not len(launches) + len(kernels):
+    count = len(launches) + len(kernels)
+    if not count:
+        none = np.zeros(0, np.int64)
         zeros = np.zeros(len(events), np.int64)
-        return DeviceQueue(zeros, zeros.copy())
-    last_launched = _last_launched(launches, kernels)
-    depth = _depth(events["start_ns"], launches, kernels, last_launched)
-    entries = np.concatenate([launches, kernels])
-    order = np.argsort(entries["start_ns"], kind="stable")
-    entries = entries[order]
-    entry_depth = _depth(entries["start_ns"], launches, kernels, last_launched)
-    idle = _idle_intervals(tree, entries, entry_depth)
-    return DeviceQueue(depth, _overlap(events["start_ns"], events["end_ns"], idle))
+        return DeviceQueue(zeros, zeros.copy(), none, none, Intervals.union([]))
+    # Of what starts at the same time launches come first, then kernels, then events.
+    starts = np.concatenate([launches["start_ns"], kernels["start_ns"], events["start_ns"]])
+    launched = np.full(len(starts), -1, np.int64)
+    launched[: len(launches)] = _kernel_of(launches, kernels)
+    order = np.argsort(starts, kind="stable")
+    newest = np.empty(len(starts), np.int64)
+    newest[order] = np.maximum.accumulate(launched[order])
+    started = np.searchsorted(np.sort(kernels["start_ns"]), starts, side="right")
+    depth = np.maximum(newest - started + 1, 0)
+    by_start = np.argsort(starts[:count], kind="stable")
+    ends = np.concatenate([launches["end_ns"], kernels["end_ns"]])[by_start]
+    entry_starts, entry_depth = starts[:count][by_start], depth[:count][by_start]
+    idle = _idle(tree, entry_starts, ends, entry_depth)
+    idle_ns = idle.shared_ns(events["start_ns"], events["end_ns"])
+    return DeviceQueue(depth[count:], idle_ns, entry_starts, entry_depth, idle)
 
 
 def _sorted(table: NDArray[np.void]) -> NDArray[np.void]:
     return table[np.argsort(table["start_ns"], kind="stable")]
 
 
-def _last_launched(launches: NDArray[np.void], kernels: NDArray[np.void]) -> NDArray[np.int64]:
-    """For each launch the number of the latest kernel launched until then, -1 for none."""
-    first: dict[int, int] = {}
+def _kernel_of(launches: NDArray[np.void], kernels: NDArray[np.void]) -> NDArray[np.int64]:
+    """Return the number of the kernel that each launch led to, -1 for none.
+
+    Kernels start in the order of their launches: what a launch led to is no earlier than what the
+    one before led to.
+    """
+    numbers: dict[int, list[int]] = defaultdict(list)
     for number, correlation in enumerate(kernels["correlation"].tolist()):
-        first.setdefault(correlation, number)
-    found = np.array([first.get(c, -1) for c in launches["correlation"].tolist()], np.int64)
-    result: NDArray[np.int64] = np.maximum.accumulate(found) if len(found) else found
-    return result
+        numbers[correlation].append(number)
+    found, last = [], 0
+    for correlation in launches["correlation"].tolist():
+        mine = numbers.get(correlation, [])
+        place = bisect_left(mine, last)
+        found.append(mine[place] if place < len(mine) else -1)
+        last = max(last, found[-1])
+    return np.array(found, np.int64)
 
 
-def _depth(
-    times: NDArray[np.int64],
-    launches: NDArray[np.void],
-    kernels: NDArray[np.void],
-    last_launched: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Kernels launched, and not started, at each time."""
-    launched = np.searchsorted(launches["start_ns"], times, side="right") - 1
-    newest = np.append(last_launched, -1)[launched]
-    started = np.searchsorted(kernels["start_ns"], times, side="right")
-    depth: NDArray[np.int64] = np.maximum(newest - started + 1, 0)
-    return depth
-
-
-def _idle_intervals(
-    tree: OpTree, entries: NDArray[np.void], depth: NDArray[np.int64]
-) -> list[tuple[int, int]]:
+def _idle(
+    tree: OpTree,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    depth: NDArray[np.int64],
+) -> Intervals:
     events = tree.trace.events
-    intervals: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     if len(events):
         last = int(events["end_ns"][int(np.argmax(tree.rank))])
-        intervals.append((int(events["start_ns"].min()), int(entries["start_ns"][0])))
-        intervals.append((int(entries["end_ns"][-1]), last))
+        pairs.append((int(events["start_ns"].min()), int(starts[0])))
+        pairs.append((int(ends[-1]), last))
     idle_since: int | None = None
-    columns = (entries["start_ns"], entries["end_ns"], depth)
-    for start, end, queued in zip(*(c.tolist() for c in columns), strict=True):
+    for start, end, queued in zip(starts.tolist(), ends.tolist(), depth.tolist(), strict=True):
         if queued == 0 and idle_since is None:
             idle_since = end
         elif queued > 0 and idle_since is not None:
-            intervals.append((idle_since, start))
+            pairs.append((idle_since, start))
             idle_since = None
-    return intervals
-
-
-def _overlap(
-    starts: NDArray[np.int64], ends: NDArray[np.int64], intervals: list[tuple[int, int]]
-) -> NDArray[np.int64]:
-    """Return the time that each event shares with the union of the intervals: int64, shape (E,).
-
-    One event from 0 to 10, intervals 2 to 4, 3 to 6 and 8 to 20::
-
-        merged      [2, 6], [8, 20]
-        begins      [2, 8]      stops [6, 20]      before [0, 4, 16]
-        until 0     0           until 10: before[1] + (10 - 8) = 6
-        shared      6
-    """
-    merged: list[list[int]] = []
-    for begin, end in sorted(interval for interval in intervals if interval[0] < interval[1]):
-        if merged and begin <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], end)
-        else:
-            merged.append([begin, end])
-    if not merged:
-        return np.zeros(len(starts), np.int64)
-    begins, stops = np.array(merged, np.int64).T
-    before = np.concatenate([[0], np.cumsum(stops - begins)])
-
-    def idle_until(times: NDArray[np.int64]) -> NDArray[np.int64]:
-        index = np.searchsorted(begins, times, side="right")
-        inside = np.where(index > 0, np.minimum(times, stops[index - 1]) - begins[index - 1], 0)
-        result: NDArray[np.int64] = before[np.maximum(index - 1, 0)] + inside
-        return result
-
-    return idle_until(ends) - idle_until(starts)
+    return Intervals.union(pairs)

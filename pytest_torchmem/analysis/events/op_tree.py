@@ -51,6 +51,12 @@ class OpTree:
         """For each event the row of the nearest event at or above it that meets ``condition``."""
         return _innermost(self.trace.events["parent"], self.levels, condition)
 
+    def name_of(self, row: int) -> str:
+        """The name of an event; as in torch, an allocation or free is ``[memory]``."""
+        event = self.trace.events[row]
+        memory = event["kind"] == EventKind.ALLOCATION
+        return "[memory]" if memory else self.trace.strings[int(event["name"])]
+
     def innermost_module_calls(self) -> NDArray[np.int32]:
         """For each event the row of the innermost module call around it, or -1: shape (E,)."""
         is_call = np.zeros(len(self.trace.events), np.bool_)

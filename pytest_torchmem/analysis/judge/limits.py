@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from pytest_torchmem.values.errors import MarkerError, SizeError, TorchmemError, is_torchmem_error
@@ -16,16 +16,18 @@ from pytest_torchmem.values.units import parse_size
 __tracebackhide__ = is_torchmem_error
 
 Size: TypeAlias = int | str | Callable[[], int | str]
+SizeByDevice: TypeAlias = Mapping[str, Size | None]
+"""A size for each model or kind of device: ``{"NVIDIA H200": "40GiB", "cpu": None}``."""
 
 
-def read_limits(owner: str, given: Mapping[str, object]) -> dict[str, Size]:
+def read_limits(owner: str, given: Mapping[str, object]) -> dict[str, Size | SizeByDevice]:
     """Return limits in the order in which they are reported; a None is left out.
 
     Raises `MarkerError` with a sentence about the first that cannot be used.
     """
     require_known(owner, given, LIMIT_KEYS)
     limits = {
-        key: read_size(owner, key, value) for key, value in given.items() if value is not None
+        key: _read_limit(owner, key, value) for key, value in given.items() if value is not None
     }
     return {key: limits[key] for key in LIMIT_KEYS if key in limits}
 
@@ -39,6 +41,46 @@ def require_known(owner: str, given: Iterable[str], keys: tuple[str, ...]) -> No
             near = difflib.get_close_matches(key, keys, 1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
             raise MarkerError(f"{owner} has no argument {key!r}{meant}; it takes {', '.join(keys)}")
+
+
+def limits_on(
+    owner: str, limits: Mapping[str, Size | SizeByDevice], names: Sequence[str]
+) -> dict[str, Size]:
+    """Return the limits of a device; those that it has not are left out.
+
+    ``names`` are what the device is called, the closest first: its model, its kind. Raises
+    `MarkerError` where limits are given by device and none of the keys is a name of this one.
+    """
+    found = {}
+    for key, size in limits.items():
+        chosen = _on_device(owner, key, size, names) if isinstance(size, Mapping) else size
+        if chosen is not None:
+            found[key] = chosen
+    return found
+
+
+def _on_device(owner: str, key: str, sizes: SizeByDevice, names: Sequence[str]) -> Size | None:
+    for name in names:
+        if name in sizes:
+            return sizes[name]
+    if not names:
+        raise MarkerError(f"{owner}, {key}: a limit for each device is of no use here; give a size")
+    raise MarkerError(
+        f"{owner}, {key}: there is no limit for {' or '.join(map(repr, dict.fromkeys(names)))}, "
+        f"only for {', '.join(map(repr, sizes))}; add one, or None for no limit there"
+    )
+
+
+def _read_limit(owner: str, key: str, value: object) -> Size | SizeByDevice:
+    if not isinstance(value, Mapping):
+        return read_size(owner, key, value)
+    if not value or not all(isinstance(name, str) and name for name in value):
+        raise MarkerError(
+            f"{owner}, {key}: a limit for each device is a dictionary from the device's model or "
+            f"kind to a size, such as {{'NVIDIA H200': '40GiB', 'cpu': '2GiB'}}; got {value!r}"
+        )
+    sizes = value.items()
+    return {n: None if s is None else read_size(owner, f"{key}[{n!r}]", s) for n, s in sizes}
 
 
 def read_size(owner: str, key: str, value: object) -> Size:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pytest_torchmem.analysis.judge.growth import attribute_growth
-from pytest_torchmem.analysis.judge.limits import Size, read_limits, read_size, sizes_now
+from pytest_torchmem.analysis.judge.limits import Size, limits_on, read_limits, read_size, sizes_now
 from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits, origin
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry
 from pytest_torchmem.values.errors import LimitError, MarkerError, RankError, SizeError
@@ -100,7 +100,7 @@ class RankResults:
         apart = {} if spread is None else {"spread": read_size(_OWNER, "spread", spread)}
         if not asked and not apart and before is None:
             raise MarkerError(f"{_OWNER} needs a limit, a spread or results to compare with")
-        wrong = self._over(sizes_now(_OWNER, asked))
+        wrong = self._over(sizes_now(_OWNER, limits_on(_OWNER, asked, ())))
         if before is not None:
             wrong += self._grown(before, _allowance(tolerance, floor))
         wrong.sort(key=_telling)

@@ -201,10 +201,16 @@ def _reading(result: Result, key: str) -> int | _Unread:
 
 def _growth_reading(result: Result) -> int | _Unread:
     if result.growth is None:
+        marked = "marked fewer than two steps; write"
+        if result.steps:
+            marked = (
+                "came to the end of one step only: a step that `break` leaves is not marked; let "
+                "two end, as in"
+            )
         return _Unread(
             FindingKind.NO_STEPS,
-            "growth is what each step adds, and the body marked fewer than two steps; "
-            "write `for _ in torchmem.steps(4, warmup=1):` around the step",
+            f"growth is what each step adds, and the body {marked} "
+            "`for _ in torchmem.steps(4, warmup=1):` around the step",
         )
     return result.growth
 

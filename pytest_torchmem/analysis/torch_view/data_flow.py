@@ -161,8 +161,7 @@ class DataFlowGraph:
             aten::mul    T0(v1)                       -> T1(v0)
             [memory]     T0(v1)
         """
-        strings, events = self.tree.trace.strings, self.tree.trace.events
-        names = [strings[name] for name in events["name"][self.node_event].tolist()]
+        names = [self.tree.name_of(row) for row in self.node_event.tolist()]
         taken, brought = (self._texts(of, len(names)) for of in (self.is_input, self.is_output))
         wide = max(map(len, names), default=0), max(map(len, taken), default=0)
         lines = [

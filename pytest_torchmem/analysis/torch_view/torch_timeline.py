@@ -12,7 +12,11 @@ import numpy as np
 from pytest_torchmem.analysis.events.op_tree import OpTree
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.analysis.torch_view.data_flow import DataFlowGraph, TensorKeys, build_data_flow
-from pytest_torchmem.analysis.torch_view.torch_labels import NOTHING, label_versions
+from pytest_torchmem.analysis.torch_view.torch_labels import (
+    NOTHING,
+    TorchLabels,
+    label_versions,
+)
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import Role
 
@@ -71,6 +75,10 @@ class TorchMemoryProfile:
         return build_data_flow(self.tree)
 
     @cached_property
+    def labels(self) -> TorchLabels:
+        return label_versions(self.graph)
+
+    @cached_property
     def entries(self) -> NDArray[np.void]:
         """`ENTRY` rows, sorted by time and action.
 
@@ -86,7 +94,7 @@ class TorchMemoryProfile:
             DESTROY             key 0, version 1
         """
         entries: NDArray[np.void] = np.concatenate(
-            [_unknown_entries(self.tree), _keyed_entries(self.graph)]
+            [_unknown_entries(self.tree), _keyed_entries(self.graph, self.labels)]
         )
         ordered: NDArray[np.void] = entries[np.lexsort((entries["action"], entries["time_ns"]))]
         return ordered
@@ -197,14 +205,14 @@ def _unknown_entries(tree: OpTree) -> NDArray[np.void]:
     return np.array(rows, ENTRY)
 
 
-def _keyed_entries(graph: DataFlowGraph) -> NDArray[np.void]:
+def _keyed_entries(graph: DataFlowGraph, labels_of: TorchLabels) -> NDArray[np.void]:
     """Actions on tensor keys, from the edges of the graph and what was there before it."""
     trace, keys = graph.tree.trace, graph.keys
-    labels = label_versions(graph).of_versions(graph)
+    labels = labels_of.of_versions(graph)
     offsets = graph.version_offset
     start = trace.events["start_ns"]
     born, died = (_last_times(graph, sign) for sign in (1, -1))
-    before = np.flatnonzero((born < 0) & _in_snapshot(graph))
+    before = np.flatnonzero((born < 0) & in_snapshot(graph))
     bumps = graph.mutates & ~graph.allocates
     created, bumped, freed = (graph.key[where] for where in (graph.allocates, bumps, graph.frees))
     first, last = labels[offsets[:-1]], labels[offsets[1:] - 1]
@@ -243,7 +251,7 @@ def _last_times(graph: DataFlowGraph, sign: int) -> NDArray[np.int64]:
     return times
 
 
-def _in_snapshot(graph: DataFlowGraph) -> NDArray[np.bool_]:
+def in_snapshot(graph: DataFlowGraph) -> NDArray[np.bool_]:
     """Keys that a node has an edge to, or that were labelled by id: bool, shape (K,)."""
     seen = np.zeros(len(graph.keys), np.bool_)
     seen[graph.key] = True

@@ -113,7 +113,8 @@ class CountedRun:
 class Body:
     """The body of one test, for as long as that test runs.
 
-    Raises `DeviceError` when its device is missing.
+    Raises `DeviceError` when its device is missing, `MarkerError` when limits are given by device
+    and not for this one.
 
     Attributes:
         state: Where the test is.
@@ -131,6 +132,15 @@ class Body:
         self._earlier: list[dict[str, Result]] = []
         self._counted: CountedRun | None = None
         self.measurement = self._new_measurement()
+        self._asked = self._on_this_device(asked)
+
+    def _on_this_device(self, asked: Asked) -> Asked:
+        """Return what is asked with the limits of the device that is measured."""
+        if not asked.differs_by_device:
+            return asked
+        from pytest_torchmem.measuring.environment import device_names
+
+        return asked.on_device(*device_names(self.device))
 
     def _new_measurement(self) -> BodyMeasurement:
         # Here torch comes in: a process that measures nothing does without.
@@ -147,7 +157,7 @@ class Body:
         """Take in what a fixture's markers ask for. Raises `MarkerError` for another device."""
         if self._asked.device != asked.device:
             raise MarkerError("memory_budget, device: a fixture sets it, after torchmem was set up")
-        self._asked = asked
+        self._asked = self._on_this_device(asked)
 
     def warm_up(self) -> None:
         """Run the body as often as the marker says, unmeasured. What the body raises comes out."""
@@ -231,7 +241,11 @@ class Body:
         state, self.state = self.state, State.AFTER
         if state is State.COUNTING and is_out_of_memory(error):
             self._item.add_report_section("call", "torchmem", COUNTED_OUT_OF_MEMORY)
-        if state is not State.MEASURING:
+        if state not in (State.COUNTING, State.MEASURING):
+            return
+        if is_failure(error):
+            self._sender.raised(error)
+        if state is State.COUNTING:
             return
         # The device may be beyond use; the test's own error counts.
         with contextlib.suppress(Exception):

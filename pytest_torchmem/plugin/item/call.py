@@ -60,8 +60,7 @@ def _asked(item: pytest.Item) -> Asked:
     try:
         asked = read_markers(item, item.config.stash[RUN].settings.allowance)
     except MarkerError as error:
-        item.stash[BAD_ARGUMENT] = True
-        raise pytest.fail.Exception(f"{plain_nodeid(item)}: {error}", pytrace=False) from None
+        raise _bad_argument(item, error) from None
     item.stash[ASKED] = marks, asked
     return asked
 
@@ -82,7 +81,15 @@ def _new_body(item: pytest.Item, asked: Asked) -> Body:
         body = item.stash[BODY] = item.config.stash[RUNNING] = Body(item, run, asked)
     except DeviceError as error:
         raise _refusal(item, run, error) from None
+    except MarkerError as error:
+        raise _bad_argument(item, error) from None
     return body
+
+
+def _bad_argument(item: pytest.Item, error: MarkerError) -> BaseException:
+    """Return what fails a test whose markers cannot be used."""
+    item.stash[BAD_ARGUMENT] = True
+    return pytest.fail.Exception(f"{plain_nodeid(item)}: {error}", pytrace=False)
 
 
 def _refusal(item: pytest.Item, run: Run, error: DeviceError) -> BaseException:

@@ -102,18 +102,13 @@ class Baselines:
 
     def reference(self, name: str) -> Reference | None:
         """Return what to compare a window with; None where it is new. Raises `BaselineError`."""
-        stores_new = Change.NEW in self.settings.accepted
         key = entry_key(self.nodeid, name)
         try:
-            reference = self.store.reference(self.module, self.environment(), key)
-            if reference and stores_new:
-                # Contributors are read late. Damage has to show before the entry is trusted.
-                len(reference.entry.live), len(reference.entry.retained_live)
+            return self.store.reference(self.module, self.environment(), key)
         except EntryError:
-            if stores_new:
+            if Change.NEW in self.settings.accepted:
                 return None  # what is right, the new measurement says
             raise
-        return reference
 
     def nearest(self, name: str) -> str:
         """Return the nearest environment that has an entry for a window; ``""`` without one."""

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pytest
 
-from pytest_torchmem.analysis.judge.limits import Size, read_limits, require_known, sizes_now
+from pytest_torchmem.analysis.judge.limits import (
+    Size,
+    SizeByDevice,
+    limits_on,
+    read_limits,
+    require_known,
+    sizes_now,
+)
 from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
 from pytest_torchmem.plugin.options.settings import require_device_name
 from pytest_torchmem.values.baseline import Allowance
@@ -28,14 +35,15 @@ class Asked:
     """What the markers of one test ask for.
 
     Attributes:
-        limits: Sizes by limit key, not yet computed where a callable was given.
+        limits: Sizes by limit key, not yet computed where a callable was given, nor chosen where
+            each device has its own.
         baseline: Compare with the stored baseline.
         allowance: How far from the baseline a number may be.
         device: Where to measure; ``""`` means wherever the run does.
         warmup: How often the body runs before the run that is measured.
     """
 
-    limits: Mapping[str, Size]
+    limits: Mapping[str, Size | SizeByDevice]
     baseline: bool
     allowance: Allowance
     device: str = ""
@@ -45,9 +53,18 @@ class Asked:
     def anything(self) -> bool:
         return bool(self.limits) or self.baseline
 
+    @property
+    def differs_by_device(self) -> bool:
+        """True while the limits of the device that is measured have to be chosen: `on_device`."""
+        return any(isinstance(size, Mapping) for size in self.limits.values())
+
+    def on_device(self, *names: str) -> Asked:
+        """Return what is asked on a device. Raises `MarkerError` where it has no limit."""
+        return replace(self, limits=limits_on(BUDGET, self.limits, names))
+
     def sizes(self) -> dict[str, int]:
         """Return the limits in bytes; callables are called. Raises `MarkerError` if one fails."""
-        return sizes_now(BUDGET, self.limits)
+        return sizes_now(BUDGET, limits_on(BUDGET, self.limits, ()))
 
 
 def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:

@@ -174,8 +174,8 @@ MARKERS: Final = (
     f"{BUDGET}(total, *, activation, temporary, gradient, parameter, optimizer_state, input, "
     "autograd_detail, buffer, workspace, unknown, retained, growth, allocated, active, reserved, "
     "device, warmup): fail the test when its body needs more memory than this. Sizes are bytes, "
-    "text such as '2GiB', or a callable; None lifts a limit set further out. The closest marker "
-    "wins per key.",
+    "text such as '2GiB', a callable, or a dictionary from a device's model or kind to one; None "
+    "lifts a limit set further out. The closest marker wins per key.",
     f"{BASELINE}(*, tolerance, floor): fail the test when its body needs more memory than the "
     "stored baseline by more than the larger of the two.",
 )

@@ -8,7 +8,7 @@ partitioned pairs and exported programs. Nothing is executed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,6 +75,19 @@ def read_pair(
     graphs = [(_graph_of(forward), Phase.FORWARD), (_graph_of(backward), Phase.BACKWARD)]
     read_forward, read_backward = _read(graphs, categories or {})
     return read_forward, read_backward
+
+
+def with_fx_nodes(graph: object, asked: Callable[[Any], bool]) -> Callable[[StaticNode], bool]:
+    """A question to a ``torch.fx.Node``, to be asked of the `StaticNode` that was read from it."""
+    nodes = {node.name: node for node in _graph_of(graph).nodes}
+    return lambda node: asked(nodes[node.name])
+
+
+def graph_nodes(nodes: Iterable[Any]) -> torch.fx.Graph:
+    """Return the graph that some nodes are part of. Raises `EstimateError` without any."""
+    for node in nodes:
+        return _graph_of(getattr(node, "graph", node))
+    raise EstimateError("there is no node to tell the graph by")
 
 
 def _graph_of(graph: object) -> torch.fx.Graph:

@@ -37,6 +37,7 @@ CHECKED: Final[Checked] = {
     "torch._C._autograd._enable_record_function": ("2.6.0", "2.15.0"),
     "torch._C._autograd._prepare_profiler": ("2.6.0", "2.15.0"),
     "torch._C._autograd._profiler_enabled": ("2.6.0", "2.15.0"),
+    "torch.autograd.profiler.profile._stats": ("2.13.0", "2.13.0"),
     "torch._C._profiler._ExtraFields_Allocation": ("2.6.0", "2.15.0"),
     "torch._C._profiler._ExtraFields_OutOfMemory": ("2.6.0", "2.15.0"),
     "torch._C._profiler._ExtraFields_PyCCall": ("2.6.0", "2.15.0"),
@@ -104,6 +105,25 @@ def name_of(event: ProfilerEvent) -> str:
     except UnicodeDecodeError as error:
         place, _, _ = error.object.rpartition(b": ")
         return f"{place.decode(errors='replace')}: <module>"
+
+
+def overload_of(event: ProfilerEvent) -> str:
+    """The overload of an operator, such as ``Tensor``; "" where none or where it was not recorded.
+
+    torch 2.6 does not record it.
+    """
+    return str(getattr(event, "overload_name", ""))
+
+
+def own_cost_ns(front_end: object) -> int:
+    """The time that torch's front end took to prepare, start and stop a session; 0 if not known."""
+    stats = getattr(front_end, "_stats", None)
+    calls = (
+        "profiler_prepare_call_duration_us",
+        "profiler_enable_call_duration_us",
+        "profiler_disable_call_duration_us",
+    )
+    return sum(getattr(stats, call, 0) for call in calls) * 1000
 
 
 def observe_operators(on: bool) -> None:

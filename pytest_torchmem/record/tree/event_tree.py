@@ -81,6 +81,7 @@ class EventTree:
             allocator's totals of allocated and reserved bytes.
         python: The Python calls themselves, not yet read.
         lines: For each Python call the line on which it stands.
+        operators: The operators themselves, not yet read, where more of them is wanted.
         owners: Which of the Python calls (by its place in ``python``) is one of a module or of an
             optimizer, and the two, either of which may be None.
     """
@@ -94,13 +95,19 @@ class EventTree:
     allocations: list[Allocation] = field(default_factory=list)
     python: list[profiler.ProfilerEvent] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
+    operators: list[profiler.ProfilerEvent] = field(default_factory=list)
     owners: list[tuple[int, profiler.ModuleInfo | None, profiler.OptimizerInfo | None]] = field(
         default_factory=list
     )
 
 
-def read_tree(roots: Sequence[profiler.ProfilerEvent], mentions: Mentions) -> EventTree:
-    """Walk the tree; the tensors that operators take go to ``mentions``."""
+def read_tree(
+    roots: Sequence[profiler.ProfilerEvent], mentions: Mentions, whole: bool = False
+) -> EventTree:
+    """Walk the tree; the tensors that operators take go to ``mentions``.
+
+    ``whole`` also keeps the operators themselves.
+    """
     tree = EventTree()
     parents, kinds, python, times = tree.parents, tree.kinds, tree.python, tree.times
     starts_ns, ends_ns, threads = times.starts_ns, times.ends_ns, times.threads
@@ -130,6 +137,8 @@ def read_tree(roots: Sequence[profiler.ProfilerEvent], mentions: Mentions) -> Ev
                 tree.sequences.append(_sequence(fields))
                 if not known[shape].is_operator:
                     tree.scopes.append(_scope(fields))
+                if whole:
+                    tree.operators.append(event)
         if children := _children(event):
             above += [len(parents) - 1] * len(children)
             children.reverse()
@@ -168,10 +177,10 @@ class WorthKeeping:
     calls: NDArray[np.int64]
 
 
-def find_kept(tree: EventTree) -> WorthKeeping:
-    """Return what is worth keeping of a tree."""
+def find_kept(tree: EventTree, whole: bool = False) -> WorthKeeping:
+    """Return what is worth keeping of a tree; of a ``whole`` one that is everything."""
     is_python = np.isin(np.array(tree.kinds, np.uint8), PYTHON)
-    worth = ~is_python
+    worth = ~is_python | whole
     worth[np.flatnonzero(is_python)[[call for call, _, _ in tree.owners]]] = True
     kept: list[bool] = worth.tolist()
     # How many kept events are in each subtree, itself included. Children come after their parents,

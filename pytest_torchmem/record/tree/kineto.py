@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING
@@ -23,10 +23,19 @@ from pytest_torchmem.record.tree.event_tree import (
     read_tree,
     times_of,
 )
-from pytest_torchmem.record.tree.mentions import InputShapes, Mentions
+from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
 from pytest_torchmem.record.tree.python_calls import PythonCalls
 from pytest_torchmem.record.tree.tables import StringTable
-from pytest_torchmem.values.trace import ALLOCATION, EVENT, MODULE_CALL, EventKind, Role, Scope
+from pytest_torchmem.values.trace import (
+    ALLOCATION,
+    DETAIL,
+    EVENT,
+    MODULE_CALL,
+    OVERLOAD,
+    EventKind,
+    Role,
+    Scope,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +49,8 @@ class Tables:
     tensors: NDArray[np.void]
     allocations: NDArray[np.void]
     module_calls: NDArray[np.void]
+    overloads: NDArray[np.void]
+    details: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DETAIL))
 
 
 class _DeviceNumbers(dict[torch.device, int]):
@@ -70,29 +81,39 @@ class TreeReader:
         self._shapes = InputShapes(self.strings)
         self._python = PythonCalls(self.strings)
 
-    def read(self, result: profiler.ProfilerResult, segment: int = 0) -> Tables:
-        """Return the tables of one profiling session; ``result`` is its kineto result."""
+    def read(
+        self, result: profiler.ProfilerResult, segment: int = 0, whole: bool = False
+    ) -> Tables:
+        """Return the tables of one profiling session; ``result`` is its kineto result.
+
+        ``whole`` asks for every event, and for details that only times are looked at with.
+        """
         # Reading makes many small objects and no cycles: looking for some on the way would cost
         # as much as the reading itself.
         with gc_paused():
-            return self._read(result, segment)
+            return self._read(result, segment, whole)
 
-    def _read(self, result: profiler.ProfilerResult, segment: int) -> Tables:
-        mentions = Mentions(self._shapes)
-        tree = read_tree(result.experimental_event_tree(), mentions)
-        kept = find_kept(tree)
+    def _read(self, result: profiler.ProfilerResult, segment: int, whole: bool) -> Tables:
+        sizes = InputSizes(self.strings) if whole else None
+        mentions = Mentions(self._shapes, sizes)
+        tree = read_tree(result.experimental_event_tree(), mentions, whole)
+        kept = find_kept(tree, whole)
         calls = [tree.python[number] for number in kept.calls.tolist()]
         events = _events(tree, kept, calls)
         events["segment"] = segment
         self._fill_operators(tree, events)
-        self._fill_python(tree, kept, calls, events)
+        details = np.concatenate(
+            [self._fill_python(tree, kept, calls, events), self._details(tree, sizes, events)]
+        )
+        details = details[np.argsort(details["event"], kind="stable")]
         module_calls = self._add_owners(tree, kept, events, mentions)
         allocations = self._allocations(tree, events)
         operators = _rows_of(events, EventKind.TORCH_OP)
         tensors = mentions.table(operators, tree.shapes, allocations, self.device_numbers)
-        self._settle_unkeyed(mentions, operators, events, tensors)
+        overloads = self._overloads(operators, tree)
+        self._settle_unkeyed(mentions, operators, events, tensors, overloads)
         tensors = tensors[np.argsort(tensors["event"], kind="stable")]
-        return Tables(events, tensors, allocations, module_calls)
+        return Tables(events, tensors, allocations, module_calls, overloads, details)
 
     def _fill_operators(self, tree: EventTree, events: NDArray[np.void]) -> None:
         events["name"] = self.strings.number("")
@@ -116,11 +137,14 @@ class TreeReader:
         kept: WorthKeeping,
         calls: Sequence[profiler.ProfilerEvent],
         events: NDArray[np.void],
-    ) -> None:
+    ) -> NDArray[np.void]:
+        """Fill names, files and lines of Python calls; return their details."""
         rows = _rows_of(events, *PYTHON)
         texts = [profiler.name_of(call) for call in calls]
         lines = np.array(tree.lines, np.int32)[kept.calls]
-        self._python.read(rows, texts, lines, events)
+        details = np.full(len(rows), -1, DETAIL)
+        details["event"] = rows
+        details["text"] = self._python.read(rows, texts, lines, events)
         text_of = dict(zip(rows.tolist(), texts, strict=True))
         gaps = find_gaps(tree, kept)
         names = self.strings.values()
@@ -130,6 +154,20 @@ class TreeReader:
             [names[events["name"][row]] for gap in gaps for row in gap.operators],
             events,
         )
+        return details
+
+    def _details(
+        self, tree: EventTree, sizes: InputSizes | None, events: NDArray[np.void]
+    ) -> NDArray[np.void]:
+        """Return what a whole tree tells of its operators; nothing of one that is not."""
+        details = np.full(len(tree.operators), -1, DETAIL)
+        if sizes is not None:
+            details["event"] = _rows_of(events, EventKind.TORCH_OP)
+            details["inputs"] = sizes.numbers
+            overloads = map(profiler.overload_of, tree.operators)
+            details["overload"] = [self.strings.number(overload) for overload in overloads]
+            details["correlation"] = [event.correlation_id for event in tree.operators]
+        return details
 
     def _add_owners(
         self, tree: EventTree, kept: WorthKeeping, events: NDArray[np.void], mentions: Mentions
@@ -172,12 +210,20 @@ class TreeReader:
         table["total_reserved"] = reserved
         return table
 
+    def _overloads(self, operators: NDArray[np.int64], tree: EventTree) -> NDArray[np.void]:
+        table = np.empty(len(operators), OVERLOAD)
+        known = [(shape.overloads, shape.writes) for shape in self._shapes.known]
+        texts = np.array(known, np.int32).reshape(-1, 2)[tree.shapes]
+        table["event"], table["names"], table["writes"] = operators, texts[:, 0], texts[:, 1]
+        return table
+
     def _settle_unkeyed(
         self,
         mentions: Mentions,
         operators: NDArray[np.int64],
         events: NDArray[np.void],
         tensors: NDArray[np.void],
+        overloads: NDArray[np.void],
     ) -> None:
         """Resolve operators again in which a tensor turned out to have no identity."""
         for number, operator in mentions.unkeyed.items():
@@ -187,6 +233,7 @@ class TreeReader:
             mine = tensors["event"] == row
             arguments = tensors["argument"][mine]
             tensors["mutable"][mine] = [signature.mutable[a] for a in arguments.tolist()]
+            overloads[number] = row, *self._shapes.texts_of(signature)
 
 
 def _rows_of(events: NDArray[np.void], *kinds: EventKind) -> NDArray[np.int64]:

@@ -21,8 +21,8 @@ from pytest_torchmem.record.tree.schemas import (
     Signature,
 )
 from pytest_torchmem.record.tree.tables import StringTable
+from pytest_torchmem.values.trace import LETTERS, OVERLOADS_JOIN, Mutable, Role
 from pytest_torchmem.values.trace import TENSOR as TENSOR_ROW
-from pytest_torchmem.values.trace import Mutable, Role
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _name = profiler.reader(profiler.TorchOpFields, "name")
 _inputs = profiler.reader(profiler.TorchOpFields, "inputs")
 _allocation_id = profiler.reader(profiler.TensorMetadata, "allocation_id")
+_sizes = profiler.reader(profiler.TensorMetadata, "sizes")
 _IDENTITY = attrgetter("id", "storage_data_ptr", "device")
 _EXTENT = attrgetter("layout", "dtype", "sizes", "strides")
 _IDENTITY_COLUMNS: Final = ("allocation_id", "id", "ptr", "device")
@@ -48,12 +49,15 @@ class InputShape:
         is_operator: A schema of the name fits the inputs.
         arguments: Which argument each tensor among them stands in.
         mutable: `Mutable` of each tensor.
+        overloads, writes: `trace.OVERLOAD`'s columns, as numbers of strings.
     """
 
     name: int
     is_operator: bool
     arguments: tuple[int, ...]
     mutable: tuple[int, ...]
+    overloads: int
+    writes: int
 
 
 class InputShapes:
@@ -82,7 +86,19 @@ class InputShapes:
         signature = self._schemas.resolve(name, tuple(_kind(value) for value in inputs))
         arguments = tuple(argument for argument, value in enumerate(inputs) for _ in flat([value]))
         mutable = tuple(int(signature.mutable[a]) for a in arguments)
-        return InputShape(self._strings.number(name), signature.is_operator, arguments, mutable)
+        return InputShape(
+            self._strings.number(name),
+            signature.is_operator,
+            arguments,
+            mutable,
+            *self.texts_of(signature),
+        )
+
+    def texts_of(self, signature: Signature) -> tuple[int, int]:
+        """The overloads, and a letter for each argument, as numbers of strings."""
+        letters = "".join(LETTERS[mutable] for mutable in signature.mutable)
+        overloads = OVERLOADS_JOIN.join(signature.overloads)
+        return self._strings.number(overloads), self._strings.number(letters)
 
     def resolve_again(self, operator: profiler.TorchOpFields) -> Signature:
         """The signature when some tensors have no identity: these then count as no tensor."""
@@ -112,6 +128,30 @@ def _is_keyed(tensor: profiler.TensorMetadata) -> bool:
     return None not in (tensor.id, tensor.allocation_id, tensor.storage_data_ptr)
 
 
+class InputSizes:
+    """The sizes of the inputs of operators, as text: ``[[2, 3], []]`` for a tensor and a number.
+
+    As in torch, what is no tensor has no sizes, and neither has a list of tensors.
+    """
+
+    def __init__(self, strings: StringTable) -> None:
+        self._strings = strings
+        self._known: dict[tuple[tuple[int, ...], ...], int] = {}
+        #: For each operator the number of its text.
+        self.numbers: list[int] = []
+
+    def add(self, inputs: Sequence[object]) -> None:
+        """Add the inputs of the next operator."""
+        sizes = tuple(
+            tuple(_sizes(value)) if type(value) is profiler.TensorMetadata else ()
+            for value in inputs
+        )
+        number = self._known.get(sizes)
+        if number is None:
+            number = self._known[sizes] = self._strings.number(str(list(map(list, sizes))))
+        self.numbers.append(number)
+
+
 class Mentions:
     """The mentions of tensors in one tree: first those by operators, then those by owners.
 
@@ -120,9 +160,10 @@ class Mentions:
     that follow we read nothing else.
     """
 
-    def __init__(self, shapes: InputShapes) -> None:
+    def __init__(self, shapes: InputShapes, sizes: InputSizes | None = None) -> None:
         #: The shapes that operators were given the numbers of.
         self.shapes = shapes
+        self._sizes = sizes
         # Allocation ids of which an allocation was met, and of others all that they stand for.
         self._allocated: set[int] = set()
         self._identities: dict[int, tuple[Any, ...]] = {}
@@ -143,6 +184,8 @@ class Mentions:
     def add_operator(self, operator: profiler.TorchOpFields) -> int:
         """Add what an operator takes in; return the number of its `InputShape`."""
         inputs = _inputs(operator)
+        if self._sizes is not None:
+            self._sizes.add(inputs)
         key = (_name(operator), *map(type, inputs))
         if plain := self.shapes.plain.get(key):
             number, arguments = plain

@@ -27,6 +27,7 @@ _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True)
 class _FrameText:
+    text: int
     name: int
     file: int
     path: str
@@ -48,12 +49,16 @@ class PythonCalls:
         texts: Sequence[str],
         lines: Sequence[int] | NDArray[np.int32],
         events: NDArray[np.void],
-    ) -> None:
-        """Fill name, file and line of the Python calls at ``rows``, whose event names are texts."""
+    ) -> list[int]:
+        """Fill name, file and line of the Python calls at ``rows``, whose event names are texts.
+
+        Return the numbers of the texts, without addresses.
+        """
         functions = [self._function(text) for text in texts]
         events["name"][rows] = [function.name for function in functions]
         events["file"][rows] = [function.file for function in functions]
         events["line"][rows] = lines
+        return [function.text for function in functions]
 
     def place_operators(
         self,
@@ -82,13 +87,14 @@ class PythonCalls:
         found = self._functions.get(text)
         if found is None:
             number = self._strings.number
+            plain = number(_ADDRESS.sub("", text))
             if match := _NAME.fullmatch(text):
                 path = self._paths[match["file"]]
                 found = _FrameText(
-                    number(match["function"]), number(path), path, int(match["line"])
+                    plain, number(match["function"]), number(path), path, int(match["line"])
                 )
             else:
-                found = _FrameText(number(_ADDRESS.sub("", text)), -1, "", 0)
+                found = _FrameText(plain, plain, -1, "", 0)
             self._functions[text] = found
         return found
 
@@ -106,6 +112,8 @@ def library_paths() -> list[str]:
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders.add(str(Path(__file__).resolve().parents[2]))
+    # Packages lie outside of a virtual environment, too, where it sees those of the system.
+    folders.update(e for e in sys.path if Path(e).name in ("site-packages", "dist-packages"))
     # torch may have been built from source and lie elsewhere.
     folders.add(str(Path(torch.__file__).parent))
     # A link may lead there, and the paths of frames are resolved.

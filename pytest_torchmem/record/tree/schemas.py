@@ -37,15 +37,33 @@ class Signature:
     Attributes:
         is_operator: At least one schema of that name accepts the inputs.
         mutable: For each input whether it may be written to.
+        overloads: The names of the overloads that accept the inputs, ``""`` for the one without a
+            name.
     """
 
     is_operator: bool
     mutable: tuple[Mutable, ...]
+    overloads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Schema:
+    """The facts of one overload that matching needs.
+
+    Attributes:
+        overload: Its name after the operator's.
+        accepted: For each argument the kinds it takes; None stands for every kind.
+        writes: For each argument whether the operator writes to it.
+    """
+
+    overload: str
+    accepted: list[frozenset[Kind] | None]
+    writes: list[bool]
 
 
 # Asking torch for the schemas of a name is slow, and once it has some they stay; so the answers are
 # kept for the life of the process. A name without any may get some later, so that is not kept.
-_SCHEMAS: dict[str, list[tuple[list[frozenset[Kind] | None], list[bool]]]] = {}
+_SCHEMAS: dict[str, list[_Schema]] = {}
 
 
 class SchemaTable:
@@ -65,17 +83,21 @@ class SchemaTable:
 
     def _match(self, name: str, kinds: tuple[Kind, ...]) -> Signature:
         matches = [
-            writes
-            for accepted, writes in self._schemas_of(name)
-            if len(accepted) == len(kinds)
-            and all(a is None or kind in a for a, kind in zip(accepted, kinds, strict=True))
+            schema
+            for schema in self._schemas_of(name)
+            if len(schema.accepted) == len(kinds)
+            and all(a is None or kind in a for a, kind in zip(schema.accepted, kinds, strict=True))
         ]
         if not matches:
             return Signature(False, (Mutable.UNKNOWN,) * len(kinds))
-        written = (any(column) for column in zip(*matches, strict=True))
-        return Signature(True, tuple(Mutable.YES if w else Mutable.NO for w in written))
+        written = (any(column) for column in zip(*(m.writes for m in matches), strict=True))
+        return Signature(
+            True,
+            tuple(Mutable.YES if w else Mutable.NO for w in written),
+            tuple(match.overload for match in matches),
+        )
 
-    def _schemas_of(self, name: str) -> list[tuple[list[frozenset[Kind] | None], list[bool]]]:
+    def _schemas_of(self, name: str) -> list[_Schema]:
         if name in self._missing:
             return []
         if name not in _SCHEMAS:
@@ -84,7 +106,8 @@ class SchemaTable:
                 self._missing.add(name)
                 return []
             _SCHEMAS[name] = [
-                (
+                _Schema(
+                    schema.overload_name,
                     [_accepted_kinds(a.type) for a in schema.arguments],
                     [bool(getattr(a.alias_info, "is_write", False)) for a in schema.arguments],
                 )

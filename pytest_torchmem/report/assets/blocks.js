@@ -23,7 +23,7 @@ const torchmemBlocks = (() => {
       rest: levels(rest, picture.rows.length),
       changeCount: picture.change_count,
       estimated: picture.estimated,
-      // The Python calls around a block, innermost first: a path in a tree.
+      // The calls around a block, innermost first: a path in a tree.
       stackOf(block) {
         const found = [];
         for (let node = block.stack; node >= 0; node = stacks[2 * node]) {

@@ -79,7 +79,7 @@ const torchmemWindow = (run, tables, charts) => {
       make("div", { class: "total" }, (data.estimated ? "estimated " : "") + size(found.bytes)),
       make("ul", {}, make("li", {}, make("span", {}, named(category)))),
       make("dl", {}, facts.filter(([, text]) => text).flatMap(([name, text]) => [make("dt", {}, name), make("dd", { class: "mono" }, text)])),
-      stack.length ? make("div", { class: "faint" }, "Python calls, innermost first") : null,
+      stack.length ? make("div", { class: "faint" }, "Calls, innermost first") : null,
       stack.length ? make("ol", { class: "calls" }, stack.map(frameLine)) : null,
       make("div", { class: "chips" },
         make("button", { type: "button", onclick: () => isolate({ only: category }) }, "only this category"),

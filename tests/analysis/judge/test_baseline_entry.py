@@ -28,7 +28,7 @@ def test_equal_contributors_are_stored_in_one_order():
 def test_anything_but_a_whole_number_is_refused(value):
     data = BaselineEntry.of(measured(live(5))).to_json()
     for part in ({"total": value}, {"peaks": {"activation": value}}):
-        with pytest.raises(TypeError):
+        with pytest.raises(ValueError, match="expected a whole number of bytes, found "):
             BaselineEntry.from_json({**data, **part})
 
 

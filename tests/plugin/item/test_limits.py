@@ -240,3 +240,43 @@ def test_a_callable_limit_that_raises_fails_its_test_only(project):
     result = project.run()
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(["*could not be computed: ZeroDivisionError: *[[]bad-argument]"])
+
+
+BY_DEVICE = """
+@pytest.mark.memory_budget({limits})
+@pytest.mark.memory_budget(temporary="1B", device="{device}")
+def test_a():
+    use(4 * MiB)
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "limit"), [("cuda", "3.0 MiB"), ("xpu", "2.0 MiB"), ("cpu", "1.0 MiB")]
+)
+def test_a_limit_by_device_is_that_of_the_model_then_of_the_kind(project, device, limit):
+    limits = {"Fake 100": "3MiB", "cuda": "9MiB", "cpu": "1MiB"}
+    if device == "xpu":
+        limits = {"cpu": "1MiB", "xpu": "2MiB"}
+    project.write(BY_DEVICE.format(limits=limits, device=device))
+    project.run("--torchmem-level=full").stdout.fnmatch_lines([f"memory *the limit of {limit}*"])
+
+
+def test_none_by_device_is_no_limit_there(project):
+    project.write(BY_DEVICE.format(limits={"cuda": "1MiB", "cpu": None}, device="cpu"))
+    project.run().assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({"cuda": "1MiB"}, "total: there is no limit for 'cpu', only for 'cuda'; add one*"),
+        ({"cpu": "1"}, "total['cpu']: cannot read '1' as a size*"),
+        ({}, "total: a limit for each device is a dictionary*"),
+    ],
+)
+def test_a_limit_by_device_that_cannot_be_used_fails_its_test_only(project, limits, told):
+    project.write(BY_DEVICE.format(limits=limits, device="cpu") + "\ndef test_b(): pass\n")
+    result = project.run()
+    result.assert_outcomes(errors=1, passed=1)
+    told = told.replace("[", "[[]")
+    result.stdout.fnmatch_lines([f"*::test_a: memory_budget, {told}[[]bad-argument]"])

@@ -106,12 +106,15 @@ def test_a_misspelt_device_of_a_marker_is_told_at_collection(project):
 
 
 def test_torch_says_which_names_there_are(pytester):
+    pytest.importorskip(
+        "torch"
+    )  # here: runs forget what they import, and torch cannot be loaded twice
     pytester.makepyfile("def test_a(torchmem): pass")
     for name in ("gpu", "cpuu"):
-        result = pytester.runpytest_subprocess(f"--torchmem-device={name}")
+        result = pytester.runpytest_inprocess(f"--torchmem-device={name}")
         result.stderr.fnmatch_lines([f"ERROR: *called {name!r} *they are called cpu, cuda, *"])
     for name in ("hpu", "vulkan"):  # torch knows them
-        result = pytester.runpytest_subprocess(f"--torchmem-device={name}")
+        result = pytester.runpytest_inprocess(f"--torchmem-device={name}")
         result.assert_outcomes(skipped=1)
 
 

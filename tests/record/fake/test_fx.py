@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +17,6 @@ from torch._functorch.partitioners import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._pytree import tree_leaves
 
 from pytest_torchmem.analysis.estimated.static import (
     estimate_result,
@@ -39,38 +36,18 @@ from pytest_torchmem.values.static_graph import (
     StaticGraph,
     StaticRun,
 )
-
-memory_estimator = pytest.importorskip(
-    "torch._inductor.fx_passes.memory_estimator", reason="torch's estimator came with torch 2.10"
+from tests.fx_graphs import (
+    STEPS,
+    Repaired,
+    memory_estimator,
+    needs_torchs,
+    not_cpu,
+    say_device,
+    torchs_profile,
+    trace,
 )
-KEYED_ON_STORAGES = hasattr(memory_estimator, "GraphAliasTracker")
-pytestmark = pytest.mark.skipif(
-    not KEYED_ON_STORAGES, reason="this torch has the older estimator, which counts by node"
-)
 
-
-def not_cpu(device: str) -> bool:
-    return device != "cpu"
-
-
-def trace(function: Callable[..., Any], *shapes: tuple[int, ...], device: str = "cuda:0"):
-    """A graph over fake tensors that are said to be on a device once it is traced."""
-    mode = FakeTensorMode()
-    with mode, torch.no_grad():
-        module = make_fx(function)(*(torch.empty(s) for s in shapes))
-    say_device(module, device)
-    return module
-
-
-def say_device(module: torch.fx.GraphModule, device: str) -> None:
-    for node in module.graph.nodes:
-        for leaf in tree_leaves(node.meta.get("val")):
-            if isinstance(leaf, torch.Tensor):
-                leaf.fake_device = torch.device(device)  # type: ignore[attr-defined]
-
-
-def torchs_profile(graph: torch.fx.Graph, releasable: Callable[[Any], bool]) -> list[int]:
-    return memory_estimator.build_memory_profile(graph, releasable)
+pytestmark = needs_torchs
 
 
 def assert_same_profile(module: torch.fx.GraphModule) -> None:
@@ -125,20 +102,6 @@ def test_profile_is_torchs_on_two_devices():
     with FakeTensorMode(), torch.no_grad():
         x = torch.empty(8, 8, device="cuda")
         assert_same_profile(make_fx(lambda t: (t.cpu() * 2).to(t.device) @ t)(x))
-
-
-STEPS: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
-    lambda a, b: a @ b,
-    lambda a, b: torch.relu(a),
-    lambda a, b: a.t(),
-    lambda a, b: a + b.t(),
-    lambda a, b: a.clone().add_(b),
-    lambda a, b: torch.cat([a[:2], b[2:]]),
-    lambda a, b: torch.sort(a)[0],
-    lambda a, b: torch.stack(torch.split(a, 2)).view(4, 4),
-    lambda a, b: torch.native_layer_norm(a, [4], None, None, 1e-5)[0],
-    lambda a, b: a.expand(2, 4, 4)[1],
-]
 
 
 @settings(max_examples=40, deadline=None)
@@ -209,32 +172,12 @@ def partitioned(partition=default_partition, device: str = "cpu"):
     return graphs
 
 
-class _Repaired:
-    """A graph whose nodes, reversed, begin with a list: what torch 2.13's ``[-1]`` expects."""
-
-    def __init__(self, graph: torch.fx.Graph) -> None:
-        self._graph = graph
-
-    @property
-    def nodes(self) -> Any:
-        nodes = list(self._graph.nodes)
-
-        class Nodes(list):
-            def __reversed__(self):
-                return iter([[nodes[-1]], *nodes[-2::-1]])
-
-        return Nodes(nodes)
-
-    def find_nodes(self, **wanted: Any) -> Any:
-        return self._graph.find_nodes(**wanted)
-
-
 @pytest.mark.parametrize("partition", [default_partition, min_cut_rematerialization_partition])
 def test_interactions_are_torchs(partition):
     _, forward, backward = partitioned(partition, "cuda:0")
     ours = interactions(*read_pair(forward, backward), not_cpu)
     held, pinned = memory_estimator.get_fwd_bwd_interactions(
-        _Repaired(forward.graph), backward.graph
+        Repaired(forward.graph), backward.graph
     )
     assert ours.held_bytes == held
     assert ours.pinned == set(pinned)
@@ -248,7 +191,7 @@ def test_pair_peak_is_what_torch_defines_where_torch_raises(partition, monkeypat
     monkeypatch.setattr(
         memory_estimator,
         "get_fwd_bwd_interactions",
-        lambda f, b, *rest: original(_Repaired(f), b, *rest),
+        lambda f, b, *rest: original(Repaired(f), b, *rest),
     )
     assert ours == memory_estimator.get_peak_memory(forward.graph, backward.graph) > 0
 

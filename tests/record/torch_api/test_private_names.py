@@ -130,6 +130,7 @@ def test_each_listed_name_is_used(subject: str) -> None:
 # What an instance has and its class does not, by the class.
 INSTANCES: dict[str, Callable[[], object]] = {
     "torch.autograd.graph.Node": lambda: (torch.ones(1, requires_grad=True) * 2).grad_fn,
+    "torch.autograd.profiler.profile": torch.autograd.profiler.profile,
     "torch._ops.OpOverload": lambda: torch.ops.aten.mm.default,
     "torch._dynamo.eval_frame.OptimizedModule": lambda: torch.compile(torch.nn.Linear(1, 1)),
 }

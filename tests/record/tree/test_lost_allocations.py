@@ -8,7 +8,7 @@ import pytest
 from pytest_torchmem.record.allocator import HistoryEntry
 from pytest_torchmem.record.tree.kineto import Tables
 from pytest_torchmem.record.tree.lost_allocations import with_lost
-from pytest_torchmem.values.trace import ALLOCATION, EVENT, MODULE_CALL, TENSOR, EventKind
+from pytest_torchmem.values.trace import ALLOCATION, EVENT, MODULE_CALL, OVERLOAD, TENSOR, EventKind
 
 GPU = 1
 MS = 1_000_000
@@ -42,7 +42,9 @@ def tables(*numbers: int, delay_ns: int = 700) -> Tables:
         allocations[row]["event"], allocations[row]["device"] = row, GPU
         allocations[row]["ptr"], allocations[row]["size_bytes"] = pointer, size
         allocations[row]["total_allocated"] = BEFORE + TOTALS[number]
-    return Tables(events, np.zeros(0, TENSOR), allocations, np.zeros(0, MODULE_CALL))
+    return Tables(
+        events, np.zeros(0, TENSOR), allocations, np.zeros(0, MODULE_CALL), np.zeros(0, OVERLOAD)
+    )
 
 
 def told(found: Tables) -> list[tuple[int, int]]:

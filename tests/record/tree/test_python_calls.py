@@ -72,6 +72,15 @@ def test_installed_packages_and_ours_are_the_librarys_and_tests_are_not() -> Non
     assert not __file__.startswith(folders)
 
 
+@pytest.mark.parametrize("name", ["site-packages", "dist-packages"])
+def test_packages_that_a_virtual_environment_sees_outside_of_it_are_the_librarys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path / name))
+    assert str(tmp_path / name) in library_paths()
+    assert str(tmp_path) not in library_paths()
+
+
 def test_operators_between_two_calls_get_lines_in_the_users_files_alone(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text("def forward(x, y):\n    x = call(x)\n    z = x + y\n    return call(z)\n")

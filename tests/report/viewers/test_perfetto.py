@@ -22,8 +22,10 @@ MOMENTS = """select slice.name from slice join process_track on slice.track_id =
 
 
 @pytest.fixture(scope="module")
-def page(pytestconfig):
-    return fetched(pytestconfig.cache.mkdir("perfetto-ui-1.1.0"))
+def page(pytestconfig, tmp_path_factory):
+    name = "perfetto-ui-1.1.0"
+    cache = getattr(pytestconfig, "cache", None)  # none under `-p no:cacheprovider`
+    return fetched(cache.mkdir(name) if cache else tmp_path_factory.mktemp(name))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,470 @@
+"""Regressions of what is kept: caches of keys and values, tables, queues, lists, exceptions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from benchmarks.regression_programs.case import CAST, KIB, MATMUL, MIB, SOFTMAX, Blame, Regression
+
+_EMPTY: Final = "aten::zeros|aten::empty|aten::zero_"
+
+KEYS_BY_CAT: Final = Regression(
+    "keys_by_cat",
+    """
+      class Cache:
+          def __init__(self, b, h, t, d):
+    -         self.keys = torch.zeros(b, h, t, d)
+    +         self.keys = torch.zeros(b, h, 0, d)
+
+          def append(self, position, new):
+    -         self.keys[:, :, position] = new
+    +         self.keys = torch.cat([self.keys, new[:, :, None]], 2)
+              return self.keys
+
+      @torch.no_grad()
+      def generate(cache, steps):
+          for position in range(steps):
+              cache.append(position, torch.ones(8, 8, 256))
+    """,
+    "generate(Cache(8, 8, 64, 256), 64)",
+    # The old 63 and the new 64 steps of 64 KiB are there together. The 64 of before are gone.
+    (Blame("temporary", "aten::cat", 127 * 64 * KIB),),
+)
+
+CACHE_NOT_CLEARED: Final = Regression(
+    "cache_not_cleared",
+    """
+      class Server:
+          def __init__(self):
+              self.key = nn.Linear(256, 256)
+              self.cache = []
+
+          @torch.no_grad()
+          def answer(self, tokens):
+    -         self.cache.clear()
+              for chunk in tokens.split(256):
+    *             self.cache.append(self.key(chunk))
+              return sum(keys.sum() for keys in self.cache)
+    """,
+    """
+    for _ in range(4):
+        server.answer(torch.ones(1024, 256))
+    """,
+    # A request leaves 1 MiB. The total grows as much, since the last request is the largest.
+    (Blame("temporary", MATMUL, 3 * MIB),),
+    fixtures="""
+    @pytest.fixture
+    def server():
+        return Server()
+    """,
+    uses="server",
+    holder="'server'.cache",
+)
+
+CACHE_IN_FLOAT32: Final = Regression(
+    "cache_in_float32",
+    """
+      class Cache:
+          def __init__(self, like, steps):
+              shape = (steps, *like.shape)
+    -         self.keys = torch.zeros(shape, dtype=like.dtype)
+    +         self.keys = torch.zeros(shape)
+
+          @torch.no_grad()
+          def put(self, position, new):
+              self.keys[position] = new
+    """,
+    """
+    new = torch.ones(8, 64, dtype=torch.bfloat16)
+    Cache(new, 2048).put(0, new)
+    """,
+    # Without a module, what comes out of nothing and is read is data.
+    (Blame("temporary|input", _EMPTY, 2 * MIB),),
+)
+
+VIEW_KEEPS_ALL: Final = Regression(
+    "view_keeps_all",
+    """
+      class Encoder:
+          def __init__(self):
+              self.layer = nn.Linear(128, 128)
+              self.features = []
+
+          @torch.no_grad()
+          def encode(self, batches):
+              for batch in batches:
+    *             hidden = self.layer(batch)
+    -             self.features.append(hidden[-1].clone())
+    +             self.features.append(hidden[-1])
+    """,
+    "encoder.encode([torch.ones(2048, 128)] * 4)",
+    # A view of one row keeps the whole: 4 MiB of outputs, of which 2 were there at a time before.
+    (Blame("temporary", MATMUL, 2 * MIB), Blame("temporary", MATMUL, 4 * MIB)),
+    fixtures="""
+    @pytest.fixture
+    def encoder():
+        return Encoder()
+    """,
+    uses="encoder",
+    holder="'encoder'.features",
+)
+
+LRU_CACHE: Final = Regression(
+    "lru_cache",
+    """
+    + import functools
+
+    + @functools.lru_cache
+      def table(length):
+    *     return torch.arange(length * 256, dtype=torch.float32)
+
+      def encode(lengths):
+          return [table(length)[-1].item() for length in lengths]
+    """,
+    "encode([1024] * 2 + [1025, 1026, 1027])",
+    # Four tables of 1 MiB and a little; one of them was the peak before.
+    (
+        Blame("temporary|input", "aten::arange", 3 * MIB + 3 * KIB),
+        Blame("temporary|input", "aten::arange", 4 * MIB + 6 * KIB),
+    ),
+    holder="lru_cache.table",
+)
+
+TABLES_BY_LENGTH: Final = Regression(
+    "tables_by_length",
+    """
+      class Positions(nn.Module):
+          def __init__(self):
+              super().__init__()
+              self.tables = {}
+
+          def forward(self, x):
+              t = x.shape[0]
+    -         if t not in self.tables:
+    -             self.tables = {t: torch.zeros(t, 256)}
+    +         if t not in self.tables:
+    +             self.tables[t] = torch.zeros(t, 256)
+              return (x[:, 0] + self.tables[t][:, 0]).sum()
+    """,
+    """
+    with torch.no_grad():
+        for t in (1024, 1025, 1026, 1027):
+            positions(torch.ones(t, 1))
+    """,
+    # One is made while the last one is still there: 1026 and 1027 rows before, all four after.
+    (
+        Blame("temporary", _EMPTY, 2 * MIB + KIB),
+        Blame("temporary", _EMPTY, 3 * MIB + 3 * KIB),
+    ),
+    fixtures="""
+    @pytest.fixture
+    def positions():
+        return Positions()
+    """,
+    uses="positions",
+    holder="'positions'.tables",
+)
+
+CACHE_AFTER_GENERATION: Final = Regression(
+    "cache_after_generation",
+    """
+      class Generator(nn.Module):
+          def __init__(self):
+              super().__init__()
+              self.key = nn.Linear(64, 64)
+              self.cache = None
+
+          @torch.no_grad()
+          def generate(self, prompt):
+    *         self.cache = self.key(prompt)
+              answer = self.cache.sum()
+    -         self.cache = None
+              return answer
+    """,
+    "generator.generate(torch.ones(8192, 64))",
+    (Blame("temporary", MATMUL, 2 * MIB),),
+    fixtures="""
+    @pytest.fixture
+    def generator():
+        return Generator()
+    """,
+    uses="generator",
+    holder="'generator'.cache",
+)
+
+EXCEPTIONS: Final = Regression(
+    "exceptions",
+    """
+      FAILURES = []
+
+      def check(batch):
+    *     hidden = batch * 2
+          raise ValueError(f"not finite: {hidden.shape}")
+
+      def run(batches):
+          for batch in batches:
+              try:
+                  check(batch)
+              except ValueError as error:
+    -             FAILURES.append(str(error))
+    +             FAILURES.append(error)
+    """,
+    "run([torch.ones(1024, 256)] * 4)",
+    (Blame("temporary", "aten::mul", 3 * MIB), Blame("temporary", "aten::mul", 4 * MIB)),
+    holder="exceptions.FAILURES",
+)
+
+CLOSURES: Final = Regression(
+    "closures",
+    """
+      CALLBACKS = []
+
+      @torch.no_grad()
+      def evaluate(model, batch):
+    *     logits = model(batch)
+          mean = logits.mean().item()
+    -     CALLBACKS.append(lambda: mean)
+    +     CALLBACKS.append(lambda: logits.mean().item())
+    """,
+    """
+    model = nn.Linear(16, 256)
+    for _ in range(4):
+        evaluate(model, torch.ones(1024, 16))
+    """,
+    (Blame("temporary", MATMUL, 3 * MIB), Blame("temporary", MATMUL, 4 * MIB)),
+    holder="closures.CALLBACKS",
+)
+
+QUEUE: Final = Regression(
+    "queue_without_end",
+    """
+      from collections import deque
+
+      class Loader:
+          def __init__(self):
+    -         self.ready = deque(maxlen=2)
+    +         self.ready = deque()
+
+          def load(self):
+    *         self.ready.append(torch.randn(1024, 256))
+    """,
+    """
+    for _ in range(6):
+        loader.load()
+    """,
+    # Two of 1 MiB and the next one before, six after; four more are left behind.
+    (
+        Blame("temporary|input", "aten::randn", 3 * MIB),
+        Blame("temporary|input", "aten::randn", 4 * MIB),
+    ),
+    fixtures="""
+    @pytest.fixture
+    def loader():
+        return Loader()
+    """,
+    uses="loader",
+    holder="'loader'.ready",
+)
+
+CYCLE: Final = Regression(
+    "cycle",
+    """
+      import weakref
+
+      class Node:
+          def __init__(self):
+    *         self.values = torch.zeros(1024, 256)
+    -         self.owner = weakref.ref(self)
+    +         self.owner = self
+
+      def build():
+          for _ in range(4):
+              Node()
+    """,
+    "build()",
+    (Blame("temporary|input", _EMPTY, 3 * MIB), Blame("temporary|input", _EMPTY, 4 * MIB)),
+    holder="cycle of cycle.Node",
+)
+
+CLASS_ATTRIBUTE: Final = Regression(
+    "class_attribute",
+    """
+      class Meter:
+    +     history = []
+
+    -     def __init__(self):
+    -         self.history = []
+    -
+          def update(self, logits):
+    *         self.history.append(logits.softmax(-1))
+    """,
+    """
+    for _ in range(4):
+        meter = Meter()
+        meter.update(torch.ones(1024, 256))
+    """,
+    (Blame("temporary", SOFTMAX, 3 * MIB), Blame("temporary", SOFTMAX, 4 * MIB)),
+    holder="class_attribute.Meter.history",
+)
+
+DEFAULT_ARGUMENT: Final = Regression(
+    "default_argument",
+    """
+    - def collect(batch, out=None):
+    + def collect(batch, out=[]):
+    -     out = [] if out is None else out
+    *     out.append(batch.relu())
+          return len(out)
+    """,
+    """
+    with torch.no_grad():
+        for _ in range(4):
+            collect(torch.ones(1024, 256))
+    """,
+    (
+        Blame("temporary", "aten::relu|aten::clamp_min", 3 * MIB),
+        Blame("temporary", "aten::relu|aten::clamp_min", 4 * MIB),
+    ),
+    holder="default_argument.collect",
+)
+
+METRIC: Final = Regression(
+    "metric",
+    """
+      class Accuracy:
+          def __init__(self):
+              self.seen = []
+
+          def update(self, logits, targets):
+    -         self.seen.append((logits.argmax(-1) == targets).sum().item())
+    +         self.seen.append(logits.softmax(-1))
+    """,
+    """
+    logits, targets = torch.ones(512, 512), torch.ones(512)
+    for _ in range(4):
+        metric.update(logits, targets)
+    """,
+    (Blame("temporary", SOFTMAX, 4 * MIB),),
+    fixtures="""
+    @pytest.fixture
+    def metric():
+        return Accuracy()
+    """,
+    uses="metric",
+    holder="'metric'.seen",
+)
+
+REGISTRY: Final = Regression(
+    "registry",
+    """
+      MODELS = {}
+
+      def make(name):
+    *     model = nn.Linear(512, 512, bias=False)
+    +     MODELS[name] = model
+          return model
+    """,
+    """
+    for name in "abcd":
+        model = make(name)
+        model(torch.ones(1, 512))
+    """,
+    # Two before, for a moment: the last one is there until its name is given to the next one.
+    (
+        Blame("parameter", "aten::empty", 2 * MIB),
+        Blame("parameter", "aten::empty", 4 * MIB),
+    ),
+    holder="registry.MODELS",
+)
+
+LOADER_LIST: Final = Regression(
+    "loader_list",
+    """
+      from torch.utils.data import DataLoader
+
+      class Images(torch.utils.data.Dataset):
+          def __len__(self):
+              return 128
+
+          def __getitem__(self, index):
+              return torch.full((128, 128), float(index))
+
+      @torch.no_grad()
+      def mean():
+          loader = DataLoader(Images(), batch_size=16)
+    +     loader = list(loader)
+    *     return sum(batch[:, 0, 0].sum().item() for batch in loader)
+    """,
+    "mean()",
+    # Eight batches of 1 MiB; before there was the last one beside the one that is being made.
+    (Blame("input|temporary", "aten::stack|aten::cat", 6 * MIB),),
+)
+
+STATE_DICT_COPIES: Final = Regression(
+    "state_dict_copies",
+    """
+      import copy
+
+      class EarlyStopping:
+          def __init__(self):
+              self.best = None
+
+          def update(self, model):
+    -         self.best = model.state_dict()
+    +         self.best = copy.deepcopy(model.state_dict())
+    """,
+    """
+    model(torch.ones(1, 512)).sum().item()
+    stopping.update(model)
+    """,
+    # The copy is no module's parameter. deepcopy copies a plain tensor's storage, by no operator.
+    (Blame("temporary", "|aten::clone|aten::copy_", 4 * MIB),),
+    fixtures="""
+    @pytest.fixture
+    def model():
+        return nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(4)))
+
+    @pytest.fixture
+    def stopping():
+        return EarlyStopping()
+    """,
+    uses="model, stopping",
+    holder="'stopping'.best",
+)
+
+HALF_TABLE: Final = Regression(
+    "lookup_in_float32",
+    """
+      class Table(nn.Module):
+          def __init__(self, rows, width):
+              super().__init__()
+              self.register_buffer("rows", torch.zeros(rows, width, dtype=torch.bfloat16))
+
+          def forward(self, index):
+    -         return self.rows[index].float()
+    +         return self.rows.float()[index]
+    """,
+    "Table(4096, 256)(torch.arange(16))",
+    (Blame("temporary", CAST, 4 * MIB),),
+)
+
+REGRESSIONS: Final = (
+    KEYS_BY_CAT,
+    CACHE_NOT_CLEARED,
+    CACHE_IN_FLOAT32,
+    VIEW_KEEPS_ALL,
+    LRU_CACHE,
+    TABLES_BY_LENGTH,
+    CACHE_AFTER_GENERATION,
+    EXCEPTIONS,
+    CLOSURES,
+    QUEUE,
+    CYCLE,
+    CLASS_ATTRIBUTE,
+    DEFAULT_ARGUMENT,
+    METRIC,
+    REGISTRY,
+    LOADER_LIST,
+    STATE_DICT_COPIES,
+    HALF_TABLE,
+)

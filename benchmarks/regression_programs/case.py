@@ -1,0 +1,104 @@
+"""One regression: a program before and after an edit, and what a failure must say of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from textwrap import dedent, indent
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+_IMPORTS: Final = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n\n"
+
+# One operation has several names, from what a user calls down to the kernel; all are right.
+MATMUL: Final = "aten::matmul|aten::linear|aten::addmm|aten::mm|aten::bmm|aten::baddbmm"
+SOFTMAX: Final = "aten::softmax|aten::_softmax"
+CAST: Final = "aten::to|aten::_to_copy|aten::float|aten::type"
+COPY: Final = "aten::contiguous|aten::clone"
+
+ANY: Final = "any"
+"""Stands for the operator where no single one is to blame; then no line needs to be named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """One right answer.
+
+    Attributes:
+        category: What the new memory is for, as a sentence says it; ``|`` between alternatives.
+        operators: The names of the operator that makes it, with ``|`` between; ``""`` for none.
+        size_bytes: By how much it made the memory grow that the sentence is about.
+    """
+
+    category: str
+    operators: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """A program, an edit of it, and what the first line of the failure must name.
+
+    ``code`` is the module before and after in one text, whose lines begin like those of a diff:
+    ``-`` is before the edit only, ``+`` after it only. ``*`` is in both and makes the memory: where
+    the edit itself allocates nothing, that line is as right as the edited one.
+
+    Attributes:
+        name: The module's name.
+        code: The module, marked as above.
+        body: The test's body.
+        blames: The right answers: more than one where the edit makes several equal things.
+        fixtures: What stands above the test.
+        uses: The fixtures that the test takes.
+        holder: Text that names who keeps the memory, for what is retained.
+    """
+
+    name: str
+    code: str
+    body: str
+    blames: tuple[Blame, ...]
+    fixtures: str = ""
+    uses: str = ""
+    holder: str = ""
+
+    @property
+    def before(self) -> str:
+        return self._side("-")
+
+    @property
+    def after(self) -> str:
+        return self._side("+")
+
+    def _side(self, own: str) -> str:
+        lines = (line for line in self._lines() if line[:1] in ("", " ", "*", own))
+        return _IMPORTS + "".join(f"{line[2:]}\n" for line in lines)
+
+    def _lines(self) -> list[str]:
+        return dedent(self.code).strip("\n").splitlines()
+
+    @property
+    def blamed_lines(self) -> frozenset[int]:
+        """The numbers of the lines that may be named, in the module after the edit."""
+        after = [line for line in self._lines() if not line.startswith("-")]
+        first = _IMPORTS.count("\n") + 1
+        return frozenset(n for n, line in enumerate(after, first) if line[:1] in ("+", "*"))
+
+    @property
+    def test(self) -> str:
+        """The test module."""
+        imports = f"import pytest\nimport torch\nfrom torch import nn\n\nimport {self.name}\n"
+        names = f"from {self.name} import *\n\n\n"
+        fixtures = f"{dedent(self.fixtures).strip()}\n\n\n" if self.fixtures else ""
+        test = f"@pytest.mark.memory_baseline\ndef test_{self.name}({self.uses}):\n"
+        return imports + names + fixtures + test + indent(dedent(self.body).strip(), "    ") + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Harmless:
+    """An edit that moves or renames and changes no memory: no test may fail."""
+
+    name: str
+    before: str
+    after: str
+    test: str

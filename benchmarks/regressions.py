@@ -1,0 +1,289 @@
+"""Regressions in real model code: does the first line of the failure name what was edited?
+
+    python -m benchmarks.regressions                     # all, as a Markdown table
+    python -m benchmarks.regressions foreach sort -v     # some, with what was said
+
+A project holds one module and one test for each program of `benchmarks.regression_programs`. Its
+baselines are stored before the edit, and everything is committed as a user's project would be. Then
+all edits are made, and the project's tests run once. Of each failure only the first line is read:
+it is right in a column if category, operator, line or bytes are those of one of the answers that
+were written down with the edit; a row is right if one answer has all four. The last column says
+whether the message names who keeps what was retained.
+
+A false alarm is a failure of a test whose memory did not change: the project as it was stored, with
+its tests in reverse, with every line moved down, and with edits that rename and rearrange.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from benchmarks.regression_programs import HARMLESS, REGRESSIONS
+from benchmarks.regression_programs.case import ANY, Blame, Regression
+
+GOAL: Final = 0.95
+
+_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SIZE: Final = re.compile(r"(\d[\d.]*) (B|KiB|MiB|GiB)\b")
+_CATEGORY: Final = re.compile(
+    r"\b(parameter|gradient|optimizer state|input|autograd detail|activation|temporary|buffer"
+    r"|workspace|unknown)s?\b"
+)
+_OPERATOR: Final = re.compile(r"\bfrom ([\w:.|]+)")
+_PLACE: Final = re.compile(r"\((\w+\.py):(\d+)\)")
+_CAUSE: Final = re.compile(r"\bbaseline of [^:]*: (.*)$")
+_MOVED: Final = "# One.\n# Two.\n# Three.\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a first line says; "" and 0 for what it does not say."""
+
+    category: str
+    operator: str
+    file: str
+    line: int
+    size: str
+
+    @classmethod
+    def read(cls, sentence: str) -> Answer:
+        found = _CAUSE.search(sentence)
+        cause = found[1] if found else ""
+        category = _CATEGORY.search(cause) or _CATEGORY.match(sentence)
+        operator, place, size = (p.search(cause) for p in (_OPERATOR, _PLACE, _SIZE))
+        return cls(
+            category[1] if category else "",
+            operator[1] if operator else "",
+            place[1] if place else "",
+            int(place[2]) if place else 0,
+            size[0] if size else "",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What is right in one message; ``holder`` is None where nobody keeps anything."""
+
+    regression: Regression
+    text: str
+    category: bool
+    operator: bool
+    line: bool
+    size: bool
+    holder: bool | None
+
+    @property
+    def sentence(self) -> str:
+        return self.text.partition("\n")[0]
+
+    @property
+    def columns(self) -> tuple[bool, ...]:
+        return self.category, self.operator, self.line, self.size
+
+
+def score(regression: Regression, text: str) -> Score:
+    """Hold a failure's text against the answers of its regression; the best one counts."""
+    answer = Answer.read(text.partition("\n")[0])
+    graded = [_grade(regression, blame, answer) for blame in regression.blames]
+    holder = regression.holder in text if regression.holder else None
+    return Score(regression, text, *max(graded, key=sum), holder)
+
+
+def _grade(regression: Regression, blame: Blame, answer: Answer) -> tuple[bool, bool, bool, bool]:
+    at_line = answer.file == f"{regression.name}.py" and answer.line in regression.blamed_lines
+    is_diffuse = blame.operators == ANY
+    return (
+        answer.category in blame.category.split("|"),
+        is_diffuse or answer.operator in blame.operators.split("|"),
+        at_line or (is_diffuse and not answer.file),
+        _is_size(answer.size, blame.size_bytes),
+    )
+
+
+def _is_size(text: str, size_bytes: int) -> bool:
+    """True if a size as it is shown, with one digit, stands for a number of bytes."""
+    if not text:
+        return False
+    number, unit = text.split(" ")
+    return abs(float(number) * _UNITS[unit] - size_bytes) <= 0.051 * _UNITS[unit]
+
+
+class Project:
+    """A folder with a module and a test for each program."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "pytest.ini").write_text("[pytest]\n")
+        self._git("init", "--quiet")
+
+    def write(self, texts: Mapping[str, str]) -> None:
+        for name, text in texts.items():
+            (self.folder / f"{name}.py").write_text(text, encoding="utf-8")
+
+    def commit(self) -> None:
+        who = ("-c", "user.name=someone", "-c", "user.email=someone@example.com")
+        self._git("add", "--all")
+        self._git(*who, "commit", "--quiet", "--message", "before")
+
+    def _git(self, *arguments: str) -> None:
+        subprocess.run(["git", *arguments], cwd=self.folder, check=True, capture_output=True)
+
+    def run(self, names: Sequence[str], *options: str) -> dict[str, str]:
+        """Run some programs' tests in a process of their own; return the texts of failures."""
+        report = self.folder.with_suffix(".xml")
+        tests = [f"test_{name}.py" for name in names]
+        ours = ("-p", "pytest_torchmem.plugin.hooks", "--torchmem-device=cpu")
+        quiet = ("-q", "-p", "no:cacheprovider", f"--junitxml={report}", *ours)
+        # Python tells an edit of the same second and length apart from nothing.
+        alone = {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *quiet, *options, *tests],
+            cwd=self.folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **alone},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        cases = list(ElementTree.parse(report).iter("testcase"))
+        if len(cases) != len(names):
+            raise RuntimeError(f"{len(cases)} of {len(names)} tests ran:\n{done.stdout[-4000:]}")
+        problems = (
+            (case.get("name", ""), case.findall("failure") + case.findall("error"))
+            for case in cases
+        )
+        return {
+            name.removeprefix("test_"): found[0].text or "" for name, found in problems if found
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What all runs of a project said.
+
+    Attributes:
+        scores: Of each regression.
+        alarms: Run and first line of each failure of a test whose memory did not change.
+        quiet_count: How many tests ran whose memory did not change.
+    """
+
+    scores: tuple[Score, ...]
+    alarms: tuple[tuple[str, str], ...]
+    quiet_count: int
+
+    @property
+    def right_count(self) -> int:
+        return sum(all(score.columns) for score in self.scores)
+
+
+def run_all(regressions: Sequence[Regression], folder: Path, false_alarms: bool = True) -> Outcome:
+    """Store baselines, look for false alarms, make all edits and score what the failures say."""
+    project = Project(folder)
+    edits = HARMLESS if false_alarms else ()
+    names = [r.name for r in regressions] + [e.name for e in edits]
+    before = {r.name: r.before for r in regressions} | {e.name: e.before for e in edits}
+    tests = {f"test_{r.name}": r.test for r in regressions}
+    tests |= {f"test_{e.name}": e.test for e in edits}
+    project.write(before | tests)
+    if failures := project.run(names, "--torchmem-update-baseline"):
+        raise RuntimeError(f"before any edit: {failures}")
+    project.commit()
+    alarms: list[tuple[str, str]] = []
+    quiet_count = 0
+
+    def quietly(what: str, some: Sequence[str]) -> None:
+        nonlocal quiet_count
+        quiet_count += len(some)
+        failures = project.run(some)
+        alarms.extend((f"{what}: {n}", t.partition("\n")[0]) for n, t in failures.items())
+
+    if false_alarms:
+        quietly("as it was", names)
+        quietly("in reverse", names[::-1])
+        project.write({name: _MOVED + text for name, text in (before | tests).items()})
+        quietly("lines moved", names)
+        project.write(before | tests | {e.name: e.after for e in edits})
+        quietly("edited", [e.name for e in edits])
+    project.write({r.name: r.after for r in regressions})
+    failures = project.run([r.name for r in regressions])
+    scores = tuple(score(r, failures.get(r.name, "")) for r in regressions)
+    return Outcome(scores, tuple(alarms), quiet_count)
+
+
+def table(outcome: Outcome) -> Iterable[str]:
+    """Return the result as Markdown."""
+    count = len(outcome.scores)
+    yield "# Regressions, and what the first line of their failures says\n"
+    yield (
+        f"torch {torch.__version__}, {datetime.date.today()}. "
+        "Made by `python -m benchmarks.regressions`, which says how it is scored.\n"
+    )
+    right = _share(outcome.right_count, count)
+    yield f"**{right} are right in all four columns**; goal {GOAL:.0%}.\n"
+    for place, column in enumerate(("category", "operator", "line", "bytes")):
+        yield f"- {column}: {_share(sum(s.columns[place] for s in outcome.scores), count)}"
+    held = [s.holder for s in outcome.scores if s.holder is not None]
+    yield f"- holder, where something is kept: {_share(sum(held), len(held))}"
+    alarms = f"{len(outcome.alarms)} of {outcome.quiet_count}"
+    yield f"- false alarms: {alarms} tests without a change\n"
+    yield "| regression | category | operator | line | bytes | holder | first line |"
+    yield "|---|:-:|:-:|:-:|:-:|:-:|---|"
+    for each in outcome.scores:
+        marks = ["yes" if right else "**no**" for right in each.columns]
+        marks.append("" if each.holder is None else "yes" if each.holder else "**no**")
+        said = each.sentence.replace("|", "\\|").replace("*", "\\*") or "(passed)"
+        yield f"| {each.regression.name} | {' | '.join(marks)} | {said} |"
+    for what, sentence in outcome.alarms:
+        yield f"\nFalse alarm, {what}: {sentence}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole} ({part / whole:.0%})" if whole else "none"
+
+
+def details(scores: Iterable[Score]) -> Iterable[str]:
+    """Return what was said, and what would have been right, of each that is not."""
+    for each in scores:
+        if all(each.columns) and each.holder is not False:
+            continue
+        yield f"--- {each.regression.name}: {each.columns}, holder {each.holder}"
+        yield each.text or "(passed)"
+        yield f"right, at lines {sorted(each.regression.blamed_lines)}:"
+        yield from (f"    {blame}" for blame in each.regression.blames)
+        yield f"    held by {each.regression.holder!r}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="some regressions; all without it")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show whole messages")
+    parser.add_argument("--no-alarms", action="store_true", help="look for no false alarms")
+    parser.add_argument("-o", "--output", type=Path, help="write the table to a file")
+    arguments = parser.parse_args()
+    chosen = [r for r in REGRESSIONS if not arguments.names or r.name in arguments.names]
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder) / "project"
+        project.mkdir()
+        outcome = run_all(chosen, project, not (arguments.names or arguments.no_alarms))
+    text = "\n".join(table(outcome)) + "\n"
+    if arguments.output:
+        arguments.output.write_text(text, encoding="utf-8")
+    print(text)
+    if arguments.verbose:
+        print("\n".join(details(outcome.scores)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""Calls of one name together: how often, how long, and how much memory.
+
+The columns are those of ``key_averages()`` (``torch/autograd/profiler_util.py``), in nanoseconds
+and bytes, and two that torch does not have: what was allocated, frees not subtracted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchmem.analysis.events.calls import (
+    CallList,
+    is_annotation,
+    without_step_number,
+)
+from pytest_torchmem.analysis.events.python_stacks import PythonStacks
+from pytest_torchmem.values.trace import DeviceEventKind, Scope
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Calls of one name together, or also of one overload, one set of input sizes, or one stack.
+
+    Memory is what was allocated minus what was freed while a call ran, on whatever thread; a call's
+    *own* is without that of the calls within it.
+
+    Attributes:
+        name: The operator, label, Python function or kernel.
+        overload: Its overload, where calls were told apart by it.
+        inputs: The sizes of its inputs, ``[[2, 3], []]``, where calls were told apart by them.
+        stack: The Python calls around it, innermost first, as many as were asked for.
+        on_device: Whether it ran on a GPU.
+        calls: How often it was called.
+        self_time_ns: Time on the CPU in its calls but in nothing that they called.
+        total_time_ns: Time on the CPU in its calls.
+        self_device_time_ns: Time on a GPU of the kernels that its calls launched themselves.
+        device_time_ns: The same with the calls within them.
+        self_cpu_bytes: CPU memory of its own.
+        cpu_bytes: CPU memory.
+        self_device_bytes: GPU memory of its own.
+        device_bytes: GPU memory.
+        self_allocated_bytes: What its calls allocated themselves on any device, without frees.
+        allocated_bytes: The same with the calls within them.
+    """
+
+    name: str
+    overload: str = ""
+    inputs: str = ""
+    stack: tuple[str, ...] = ()
+    on_device: bool = False
+    calls: int = 0
+    self_time_ns: int = 0
+    total_time_ns: int = 0
+    self_device_time_ns: int = 0
+    device_time_ns: int = 0
+    self_cpu_bytes: int = 0
+    cpu_bytes: int = 0
+    self_device_bytes: int = 0
+    device_bytes: int = 0
+    self_allocated_bytes: int = 0
+    allocated_bytes: int = 0
+
+    @property
+    def time_ns(self) -> float:
+        """Time on the CPU of one call."""
+        return self.total_time_ns / self.calls if self.calls else 0.0
+
+
+#: The names of the columns that are numbers, by which averages can be sorted.
+NUMBERS: Final = tuple(field.name for field in fields(Average))[5:]
+
+
+def find_averages(
+    calls: CallList,
+    *,
+    by_inputs: bool = False,
+    by_overload: bool = False,
+    by_stack: int = 0,
+    top_level: bool = False,
+) -> tuple[Average, ...]:
+    """Return one row for each group of calls, in the order in which each was first met.
+
+    ``top_level`` leaves out the calls that lie within others.
+    """
+    stacks = stacks_of(calls) if by_stack else [()] * len(calls.rows)
+    keys: dict[object, int] = {}
+    described: list[tuple[str, str, str, tuple[str, ...], bool]] = []
+    groups = np.full(len(calls.rows), -1, np.int64)
+    names = [without_step_number(text) for text in calls.strings]
+    texts, sizes = (*calls.strings, ""), (*calls.strings, "[]" if by_inputs else "")
+    columns = zip(
+        calls.names.tolist(),
+        (calls.detail("overload") if by_overload else _nothing(calls)).tolist(),
+        (calls.detail("inputs") if by_inputs else _nothing(calls)).tolist(),
+        calls.on_device.tolist(),
+        _labels(calls).tolist(),
+        _left_out(calls, top_level),
+        strict=True,
+    )
+    for call, (name, overload, inputs, on_device, label, left_out) in enumerate(columns):
+        if left_out:
+            continue
+        stack = stacks[call][:by_stack]
+        key = (names[name], texts[overload], sizes[inputs], on_device, label, stack)
+        group = keys.setdefault(key, len(described))
+        if group == len(described):
+            described.append((names[name], texts[overload], sizes[inputs], stack, on_device))
+        groups[call] = group
+    return _summed(described, groups, amounts_of(calls))
+
+
+def find_total(averages: Iterable[Average]) -> Average:
+    """Return the sum of all rows, as ``total_average()`` does."""
+    rows = list(averages)
+    return Average("Total", **{name: sum(getattr(row, name) for row in rows) for name in NUMBERS})
+
+
+def _left_out(calls: CallList, top_level: bool) -> list[bool]:
+    nesting = calls.nesting
+    if not top_level:
+        return nesting.merged
+    return [parent >= 0 for parent in nesting.parents]
+
+
+def _nothing(calls: CallList) -> NDArray[np.int64]:
+    return np.full(len(calls.rows), -1, np.int64)
+
+
+def _labels(calls: CallList) -> NDArray[np.bool_]:
+    """Whether a call is a label or the stretch on a GPU that belongs to one: bool, shape (C,)."""
+    kinds = np.append(calls.tree.trace.device_events["kind"], DeviceEventKind.RUNTIME)
+    found: NDArray[np.bool_] = kinds[calls.device_rows] == DeviceEventKind.ANNOTATION
+    return found | is_annotation(calls)
+
+
+def stacks_of(calls: CallList) -> list[tuple[str, ...]]:
+    """Return the Python calls around each call, innermost first.
+
+    What runs in a backward pass has the stack of the forward call that it belongs to: autograd
+    gives both the same sequence number.
+    """
+    python = PythonStacks(calls.tree)
+    known: dict[int, tuple[str, ...]] = {}
+    nodes = [python.around[row] if row >= 0 else 0 for row in calls.rows.tolist()]
+    for node in set(nodes):
+        known[node] = python.frames(node)
+    sequences = calls.event_column("sequence", -1).tolist()
+    backward = _backward_sequences(calls, sequences)
+    forward: dict[int, tuple[str, ...]] = {}
+    for call, sequence in enumerate(backward):
+        if sequence is None and sequences[call] >= 0:
+            forward.setdefault(sequences[call], known[nodes[call]])
+    return [
+        known[node] if sequence is None else forward.get(sequence, ())
+        for node, sequence in zip(nodes, backward, strict=True)
+    ]
+
+
+def _backward_sequences(calls: CallList, sequences: Sequence[int]) -> list[int | None]:
+    """For each call within a node of the backward graph the node's sequence number."""
+    is_node = (calls.event_column("scope", -1) == Scope.BACKWARD_FUNCTION).tolist()
+    found: list[int | None] = []
+    for call, parent in enumerate(calls.nesting.parents):
+        if is_node[call]:
+            found.append(sequences[call])
+        else:
+            found.append(found[parent] if parent >= 0 else None)
+    return found
+
+
+def amounts_of(calls: CallList) -> dict[str, NDArray[np.int64]]:
+    """The numbers of each call, by the names of their columns: int64, shape (C,) each."""
+    parents = np.array(calls.nesting.parents, np.int64)
+    counted = ~np.array(calls.nesting.merged, np.bool_)
+    on_cpu = ~calls.on_device
+    durations = np.where(on_cpu, calls.durations_ns, 0)
+    cpu, device, allocated = _memory(calls)
+    launched = np.where(on_cpu, _launched(calls), calls.durations_ns)
+    return {
+        "calls": counted.astype(np.int64),
+        "self_time_ns": _own(durations, parents, counted),
+        "total_time_ns": durations,
+        "self_device_time_ns": launched,
+        "device_time_ns": _with_inner(launched, calls.nesting.parents, counted),
+        "self_cpu_bytes": _own(cpu, parents, counted),
+        "cpu_bytes": cpu,
+        "self_device_bytes": _own(device, parents, counted),
+        "device_bytes": device,
+        "self_allocated_bytes": _own(allocated, parents, counted),
+        "allocated_bytes": allocated,
+    }
+
+
+def _own(
+    amounts: NDArray[np.int64], parents: NDArray[np.int64], counted: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    own: NDArray[np.int64] = amounts.copy()
+    below = (parents >= 0) & counted
+    np.subtract.at(own, parents[below], amounts[below])
+    return own
+
+
+def _with_inner(
+    amounts: NDArray[np.int64], parents: Sequence[int], counted: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    totals = np.where(counted, amounts, 0).tolist()
+    # A call comes after the one around it.
+    for call in range(len(parents) - 1, -1, -1):
+        if parents[call] >= 0:
+            totals[parents[call]] += totals[call]
+    return np.array(totals, np.int64)
+
+
+def _launched(calls: CallList) -> NDArray[np.int64]:
+    """The time of the kernels that each call launched; of a merged call the outer one has them."""
+    trace = calls.tree.trace
+    table = trace.device_events
+    found = np.zeros(len(calls.rows), np.int64)
+    ran = table[(table["correlation"] > 0) & (table["kind"] != DeviceEventKind.RUNTIME)]
+    ran = ran[ran["kind"] != DeviceEventKind.LAUNCH]
+    if not len(ran):
+        return found
+    correlations = calls.detail("correlation").tolist()
+    call_of = {number: call for call, number in enumerate(correlations) if number > 0}
+    durations = (ran["end_ns"] - ran["start_ns"]).tolist()
+    for correlation, duration in zip(ran["correlation"].tolist(), durations, strict=True):
+        if (call := call_of.get(correlation)) is not None:
+            found[call] += duration
+    lifted: NDArray[np.int64] = found[np.array(calls.nesting.inner, np.int64)]
+    return lifted
+
+
+def _memory(
+    calls: CallList,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Bytes on the CPU and on GPUs while each call ran, and bytes allocated without frees."""
+    trace = calls.tree.trace
+    table = trace.allocations
+    times = trace.events["start_ns"][table["event"]]
+    order = np.argsort(times, kind="stable")
+    times, table = times[order], table[order]
+    begin = np.searchsorted(times, calls.starts_ns, side="left")
+    end = np.searchsorted(times, calls.ends_ns, side="right")
+    is_cpu = np.array([name == "cpu" for name in trace.devices] or [True], np.bool_)
+    on_cpu = is_cpu[table["device"]]
+    size = table["size_bytes"]
+    sums = []
+    for amounts in (size * on_cpu, size * ~on_cpu, np.maximum(size, 0)):
+        until = np.concatenate([[0], np.cumsum(amounts)])
+        sums.append(np.where(calls.on_device, 0, until[end] - until[begin]))
+    return sums[0], sums[1], sums[2]
+
+
+def _summed(
+    described: Sequence[tuple[str, str, str, tuple[str, ...], bool]],
+    groups: NDArray[np.int64],
+    amounts: dict[str, NDArray[np.int64]],
+) -> tuple[Average, ...]:
+    columns: dict[str, list[int]] = {}
+    for name, values in amounts.items():
+        # Python's integers: the times of frames that never return have no room in 64 bits.
+        sums = [0] * (len(described) + 1)
+        for group, value in zip(groups.tolist(), values.tolist(), strict=True):
+            sums[group] += value
+        columns[name] = sums
+    numbers = zip(*(columns[name] for name in NUMBERS), strict=True)
+    return tuple(Average(*row, *amounts) for row, amounts in zip(described, numbers, strict=False))

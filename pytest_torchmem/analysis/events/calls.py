@@ -1,0 +1,230 @@
+"""A recording as a list of calls: operators, annotations, Python calls, and what a GPU did.
+
+As ``profile.events()`` has them (``torch/autograd/profiler_util.py``): what lies within what is
+told by the times on a thread and not by the profiler's tree, since an annotation begins within the
+Python call of its ``__enter__`` and outlives it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchmem.analysis.events.op_tree import OpTree
+from pytest_torchmem.analysis.events.python_stacks import PythonStacks
+from pytest_torchmem.values.trace import DeviceEventKind, EventKind, Scope
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: The names of the calls that stand for memory outside of every other call.
+MEMORY: Final = "[memory]"
+OUT_OF_MEMORY: Final = "[OutOfMemory]"
+_STEP: Final = "ProfilerStep#"
+_CALLS: Final = (EventKind.TORCH_OP, EventKind.PY_CALL, EventKind.PY_C_CALL)
+_ON_CPU: Final = (DeviceEventKind.LAUNCH, DeviceEventKind.RUNTIME)
+# What only asks a tensor for something, and the profiler's own.
+_LEFT_OUT: Final = frozenset(
+    {
+        "profiler::_record_function_enter",
+        "profiler::_record_function_enter_new",
+        "profiler::_record_function_exit",
+        "aten::is_leaf",
+        "aten::output_nr",
+        "aten::_version",
+    }
+)
+# Unlinked calls of a GPU's libraries are on no thread that a tree knows.
+_NO_THREAD: Final = -1
+
+
+@dataclass(frozen=True, eq=False)
+class CallList:
+    """Calls in the order of their starts, of equal ones the longer first; C of them.
+
+    Attributes:
+        tree: Where they come from.
+        rows: int64, shape (C,); the event of each, or -1 for what a GPU did or was told.
+        device_rows: int64, shape (C,); its row in `Trace.device_events`, or -1.
+        names: int64, shape (C,); index of its name in `strings`.
+        starts_ns: int64, shape (C,).
+        ends_ns: int64, shape (C,).
+        threads: int64, shape (C,).
+        strings: The strings of the trace, and more.
+    """
+
+    tree: OpTree
+    rows: NDArray[np.int64]
+    device_rows: NDArray[np.int64]
+    names: NDArray[np.int64]
+    starts_ns: NDArray[np.int64]
+    ends_ns: NDArray[np.int64]
+    threads: NDArray[np.int64]
+    strings: tuple[str, ...]
+
+    @property
+    def durations_ns(self) -> NDArray[np.int64]:
+        """int64, shape (C,)."""
+        return self.ends_ns - self.starts_ns
+
+    @cached_property
+    def on_device(self) -> NDArray[np.bool_]:
+        """Whether it ran on a GPU: bool, shape (C,)."""
+        kinds = self.tree.trace.device_events["kind"]
+        result: NDArray[np.bool_] = self.device_rows >= 0
+        result[result] = ~np.isin(kinds[self.device_rows[result]], _ON_CPU)
+        return result
+
+    @cached_property
+    def nesting(self) -> Nesting:
+        """Which call lies within which."""
+        return _nesting(self)
+
+    def detail(self, column: str) -> NDArray[np.int64]:
+        """A column of `Trace.details` for each call, -1 where nothing is known: shape (C,)."""
+        details = self.tree.trace.details
+        of_event = np.full(len(self.tree.trace.events) + 1, -1, np.int64)
+        of_event[details["event"]] = details[column]
+        result: NDArray[np.int64] = of_event[self.rows]
+        return result
+
+    def event_column(self, column: str, nothing: int) -> NDArray[np.int64]:
+        """A column of `Trace.events` for each call, ``nothing`` for a GPU's: shape (C,)."""
+        values = np.append(self.tree.trace.events[column].astype(np.int64), nothing)
+        result: NDArray[np.int64] = values[self.rows]
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Nesting:
+    """Which call lies within which, by time.
+
+    Attributes:
+        parents: For each call the one around it, or -1.
+        merged: Whether the call is the only one within another of its name, and counts as that one:
+            ``Tensor.sum()`` runs ``aten::sum``, which runs an ``aten::sum`` with a dimension.
+        inner: Of a call that others were merged into the innermost of these, else itself.
+    """
+
+    parents: list[int]
+    merged: list[bool]
+    inner: list[int]
+
+
+def list_calls(tree: OpTree) -> CallList:
+    """Return the calls of a recording."""
+    trace = tree.trace
+    events, device_events = trace.events, trace.device_events
+    strings = dict.fromkeys((*trace.strings, MEMORY, OUT_OF_MEMORY))
+    numbers = {text: number for number, text in enumerate(strings)}
+    texts = PythonStacks(tree).texts
+    hidden = [number for text, number in numbers.items() if text in _LEFT_OUT]
+    is_call = np.isin(events["kind"], _CALLS) & ~np.isin(texts, hidden)
+    rows = np.flatnonzero(is_call)
+    memory = _outside(tree, rows)
+    failed = np.flatnonzero(events["kind"] == EventKind.OUT_OF_MEMORY)
+    rows = np.concatenate([rows, memory, failed])
+    names = np.concatenate(
+        [
+            texts[rows[: int(is_call.sum())]],
+            np.full(len(memory), numbers[MEMORY]),
+            np.full(len(failed), numbers[OUT_OF_MEMORY]),
+            device_events["name"],
+        ]
+    ).astype(np.int64)
+    starts = np.concatenate([events["start_ns"][rows], device_events["start_ns"]])
+    ends = np.concatenate([events["end_ns"][rows], device_events["end_ns"]])
+    threads = np.concatenate([events["thread"][rows], _threads(tree)]).astype(np.int64)
+    order = np.lexsort((-ends, starts))
+    none = np.full(len(device_events), -1, np.int64)
+    device_rows = np.concatenate([np.full(len(rows), -1), np.arange(len(device_events))])
+    return CallList(
+        tree,
+        np.concatenate([rows, none])[order],
+        device_rows[order].astype(np.int64),
+        names[order],
+        starts[order],
+        ends[order],
+        threads[order],
+        tuple(strings),
+    )
+
+
+def _outside(tree: OpTree, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the allocations and frees at whose time no call ran, on whatever thread."""
+    events = tree.trace.events
+    found = tree.trace.allocations["event"].astype(np.int64)
+    times = events["start_ns"][found]
+    begun = np.searchsorted(np.sort(events["start_ns"][rows]), times, side="right")
+    ended = np.searchsorted(np.sort(events["end_ns"][rows]), times, side="left")
+    outside: NDArray[np.int64] = found[begun == ended]
+    return outside
+
+
+def _threads(tree: OpTree) -> NDArray[np.int64]:
+    """The thread of each device event: that of the operator it belongs to."""
+    trace = tree.trace
+    linked = trace.details[trace.details["correlation"] > 0]
+    thread_of = dict(
+        zip(
+            linked["correlation"].tolist(),
+            trace.events["thread"][linked["event"]].tolist(),
+            strict=True,
+        )
+    )
+    correlations = trace.device_events["correlation"].tolist()
+    return np.array([thread_of.get(c, _NO_THREAD) for c in correlations], np.int64)
+
+
+def _nesting(calls: CallList) -> Nesting:
+    count = len(calls.rows)
+    parents, children = [-1] * count, [0] * count
+    open_calls: dict[int, list[int]] = defaultdict(list)
+    starts, ends = calls.starts_ns.tolist(), calls.ends_ns.tolist()
+    threads = calls.threads.tolist()
+    for call in np.flatnonzero(~calls.on_device).tolist():
+        # A call that ends after the one around it lies in neither: the outer one is given up.
+        around = open_calls[threads[call]]
+        while around and (starts[call] >= ends[around[-1]] or ends[call] > ends[around[-1]]):
+            around.pop()
+        if around:
+            parents[call] = around[-1]
+            children[around[-1]] += 1
+        around.append(call)
+    return _merged(calls.names.tolist(), parents, children)
+
+
+def _merged(names: list[int], parents: list[int], children: list[int]) -> Nesting:
+    """Merge each call that is alone in one of its name into it, from the outside in."""
+    merged, outer = [False] * len(names), list(range(len(names)))
+    inner = list(range(len(names)))
+    for call in range(len(names)):
+        if parents[call] < 0:
+            continue
+        parent = parents[call] = outer[parents[call]]
+        if names[call] == names[parent] and children[parent] == 1:
+            merged[call], outer[call] = True, parent
+            inner[parent], children[parent] = call, children[call]
+    return Nesting(parents, merged, inner)
+
+
+def is_annotation(calls: CallList) -> NDArray[np.bool_]:
+    """Whether a call is a ``record_function`` label: bool, shape (C,)."""
+    kinds = calls.event_column("kind", -1)
+    found: NDArray[np.bool_] = kinds == EventKind.TORCH_OP
+    found &= calls.event_column("scope", -1) == Scope.OTHER
+    return found
+
+
+def is_step(name: str) -> bool:
+    """Whether a name is that of a step, as ``torch.profiler.profile.step`` marks them."""
+    return name.startswith(_STEP)
+
+
+def without_step_number(name: str) -> str:
+    """``ProfilerStep*`` for every ``ProfilerStep#3``; other names as they are."""
+    return "ProfilerStep*" if is_step(name) else name

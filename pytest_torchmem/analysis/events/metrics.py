@@ -1,0 +1,174 @@
+"""The time of each event, and which events are worth a look: they hold a GPU up.
+
+Defined as in ``BasicEvaluation`` of ``torch/profiler/_utils.py``, which left torch in 2.14.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
+from pytest_torchmem.analysis.events.op_tree import OpTree
+from pytest_torchmem.analysis.events.python_stacks import PythonStacks
+from pytest_torchmem.values.trace import EventKind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_WEIGHT_OF_SELF_TIME: Final = 0.6
+_PLACE: Final = re.compile(r"\.py\(.*\)")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventMetrics:
+    """The metrics of all events, as columns in the order of `Trace.events`.
+
+    Attributes:
+        duration_ns: int64, shape (E,); from start to end.
+        self_time_ns: int64, shape (E,); the part that no child took. A kernel that the profiler
+            puts below its operator counts as one, though it runs beside it: this may be negative.
+        idle_ns: int64, shape (E,); the part during which the device was idle.
+        queue_depth: int64, shape (E,); kernels that wait as the event starts.
+        queue: The device's queue, from which the last two follow.
+    """
+
+    duration_ns: NDArray[np.int64]
+    self_time_ns: NDArray[np.int64]
+    idle_ns: NDArray[np.int64]
+    queue_depth: NDArray[np.int64]
+    queue: DeviceQueue
+
+    @property
+    def idle_fraction(self) -> NDArray[np.float64]:
+        """The idle part of each event: float64, shape (E,), between 0 and 1."""
+        return self.idle_ns / np.maximum(self.duration_ns, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event with its metrics.
+
+    Attributes:
+        row: Its row in `Trace.events`.
+        parent: The row of the event around it, or -1.
+        depth: How many events are around it.
+        name: The operator, label, or Python call; "" for an allocation.
+        kind: What it is.
+        place: The nearest Python function at or around it, ``train.py(12): step``, or "".
+        start_ns: When it began, on the recording's clock.
+        duration_ns: How long it took.
+        self_time_ns: The part that no child took.
+        idle_ns: The part during which the device was idle.
+        queue_depth: How many kernels waited as it began.
+    """
+
+    row: int
+    parent: int
+    depth: int
+    name: str
+    kind: EventKind
+    place: str
+    start_ns: int
+    duration_ns: int
+    self_time_ns: int
+    idle_ns: int
+    queue_depth: int
+
+    @property
+    def idle_fraction(self) -> float:
+        """The idle part of the event, between 0 and 1."""
+        return self.idle_ns / self.duration_ns if self.duration_ns else 0.0
+
+
+class EventReader:
+    """Makes events of rows; `Event` says what each is."""
+
+    def __init__(self, tree: OpTree, metrics: EventMetrics) -> None:
+        self._tree, self._metrics = tree, metrics
+        self._texts = PythonStacks(tree).texts
+
+    def event(self, row: int) -> Event:
+        """Return the event of a row."""
+        events, metrics = self._tree.trace.events, self._metrics
+        return Event(
+            row,
+            int(events["parent"][row]),
+            int(self._tree.depth[row]),
+            self._name(row),
+            EventKind(int(events["kind"][row])),
+            self._place(row),
+            int(events["start_ns"][row]),
+            int(metrics.duration_ns[row]),
+            int(metrics.self_time_ns[row]),
+            int(metrics.idle_ns[row]),
+            int(metrics.queue_depth[row]),
+        )
+
+    def _name(self, row: int) -> str:
+        return str(self._tree.trace.strings[self._texts[row]])
+
+    def _place(self, row: int) -> str:
+        parents = self._tree.trace.events["parent"]
+        while row >= 0:
+            if _PLACE.search(name := self._name(row)):
+                return name
+            row = int(parents[row])
+        return ""
+
+
+def depth_first(tree: OpTree) -> NDArray[np.int64]:
+    """Return all rows, each event before those within it: int64, shape (E,)."""
+    return np.arange(len(tree.trace.events))
+
+
+def breadth_first(tree: OpTree) -> NDArray[np.int64]:
+    """Return all rows, the roots first, then the events within them, and so on: int64, (E,)."""
+    return np.concatenate([np.zeros(0, np.int64), *tree.levels])
+
+
+def find_metrics(tree: OpTree) -> EventMetrics:
+    """Return the metrics of every event of a tree."""
+    events, queue = tree.trace.events, find_device_queue(tree)
+    duration = events["end_ns"] - events["start_ns"]
+    return EventMetrics(duration, self_times(tree), queue.idle_ns, queue.depth, queue)
+
+
+def self_times(tree: OpTree) -> NDArray[np.int64]:
+    """Time of each event that none of its children took: int64 nanoseconds, shape (E,)."""
+    events = tree.trace.events
+    duration: NDArray[np.int64] = events["end_ns"] - events["start_ns"]
+    result: NDArray[np.int64] = duration.copy()
+    below = events["parent"] >= 0
+    np.subtract.at(result, events["parent"][below], duration[below])
+    return result
+
+
+def rank_events(tree: OpTree, metrics: EventMetrics) -> NDArray[np.int64]:
+    """Return the rows of the events that run while a full queue runs dry, the worst first.
+
+    An event is the worse the larger its idle part and its own time are: the first in standard
+    deviations above the mean, and 0.6 times the second likewise. int64, shape (N,).
+    """
+    events = tree.trace.events
+    falling = metrics.queue.falling()
+    rows = np.flatnonzero(falling.shared_ns(events["start_ns"], events["end_ns"]))
+    # Equal scores keep the order in which torch walks the tree: the last child first.
+    sizes = events["end"] - np.arange(len(events))
+    finished = np.arange(len(events)) + sizes - 1 - tree.depth
+    rows = rows[np.argsort(-finished[rows], kind="stable")]
+    if len(rows) < 2:
+        return rows
+    score = _standardized(metrics.idle_fraction[rows])
+    score += _WEIGHT_OF_SELF_TIME * _standardized(metrics.self_time_ns[rows])
+    return rows[np.argsort(-score, kind="stable")]
+
+
+def _standardized(values: NDArray[np.number]) -> NDArray[np.float64]:
+    # torch rounds to single precision first; equal scores stay equal.
+    rounded = values.astype(np.float32).astype(np.float64)
+    deviation = float(rounded.std(ddof=1))
+    return (rounded - rounded.mean()) / deviation if deviation else np.zeros(len(rounded))

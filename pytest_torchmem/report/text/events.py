@@ -1,0 +1,107 @@
+"""Events and the time they took, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pytest_torchmem.analysis.events.averages import NUMBERS, Average, find_total
+from pytest_torchmem.analysis.events.metrics import Event
+from pytest_torchmem.report.text.tables import aligned
+from pytest_torchmem.values.units import format_size, format_time
+
+_RULE: Final = "-" * 80
+_NAME_WIDTH: Final = 55
+_FRAMES_APART: Final = " < "
+
+
+def averages_table(
+    averages: Sequence[Average], sort_by: str = "self_time_ns", limit: int = 100
+) -> str:
+    """Return averages as a table, the largest ``sort_by`` first; at most ``limit`` rows.
+
+    Raises `ValueError` for another column.
+    """
+    if sort_by not in NUMBERS:
+        raise ValueError(f"sort_by must be one of {', '.join(NUMBERS)}, not {sort_by!r}")
+    rows = sorted(averages, key=lambda row: -getattr(row, sort_by))
+    total = find_total(averages)
+    columns = [column for column in _columns(total) if column.shown(rows)]
+    cells = [[column.cell(row) for column in columns] for row in rows[:limit]]
+    align = "".join(column.align for column in columns)
+    lines = aligned(cells, [column.header for column in columns], align)
+    if left_out := len(rows[limit:]):
+        lines.append(f"... and {left_out} more")
+    lines.append(f"self CPU time in all: {format_time(total.self_time_ns)}")
+    if total.self_device_time_ns:
+        lines.append(f"self GPU time in all: {format_time(_on_device_ns(rows))}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column; an ``optional`` one is shown where an attribute of that name says anything."""
+
+    header: str
+    cell: Callable[[Average], str]
+    align: str = "r"
+    optional: str = ""
+
+    def shown(self, rows: Iterable[Average]) -> bool:
+        return not self.optional or any(getattr(row, self.optional) for row in rows)
+
+
+def _columns(total: Average) -> Iterator[_Column]:
+    yield _Column("name", lambda row: _shortened(row.name), "l")
+    yield _Column("overload", lambda row: row.overload, "l", optional="overload")
+    yield _Column("calls", lambda row: str(row.calls))
+    yield _Column("self CPU", lambda row: format_time(row.self_time_ns))
+    yield _Column("self CPU %", lambda row: _share(row.self_time_ns, total.self_time_ns))
+    yield _Column("CPU", lambda row: format_time(row.total_time_ns))
+    yield _Column("CPU a call", lambda row: format_time(row.time_ns))
+    for header, name, shown in (
+        ("self GPU", "self_device_time_ns", format_time),
+        ("GPU", "device_time_ns", format_time),
+        ("self CPU memory", "self_cpu_bytes", format_size),
+        ("CPU memory", "cpu_bytes", format_size),
+        ("self GPU memory", "self_device_bytes", format_size),
+        ("GPU memory", "device_bytes", format_size),
+        ("self allocated", "self_allocated_bytes", format_size),
+        ("allocated", "allocated_bytes", format_size),
+    ):
+        yield _Column(header, _number(name, shown), optional=name)
+    yield _Column("inputs", lambda row: row.inputs, "l", optional="inputs")
+    yield _Column("stack", lambda row: _FRAMES_APART.join(row.stack), "l", optional="stack")
+
+
+def _number(name: str, shown: Callable[[int], str]) -> Callable[[Average], str]:
+    return lambda row: shown(getattr(row, name))
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else ""
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 3]}..."
+
+
+def _on_device_ns(rows: Iterable[Average]) -> int:
+    """A kernel's time counts once: in its own row, and not in that of what launched it."""
+    return sum(row.self_device_time_ns for row in rows if row.on_device)
+
+
+def optimizable_text(events: Sequence[Event]) -> str:
+    """Return the events that hold a GPU up, as ``get_optimizable_events`` printed them."""
+    if not events:
+        return "no events to optimize: no full queue of kernels ran dry"
+    lines = ["events to optimize:"]
+    for event in events:
+        lines += [
+            _RULE,
+            f"event:      {event.name}",
+            f"source:     {event.place or 'not known'}",
+            f"idle time:  {event.idle_fraction:.2%} of {format_time(event.duration_ns)}",
+        ]
+    return "\n".join([*lines, _RULE])

@@ -1,0 +1,416 @@
+"""The names of ``torch.profiler._memory_profiler``, over our columns.
+
+    from pytest_torchmem.torch_names.memory_profiler import MemoryProfile
+
+    profile = MemoryProfile(finished)  # a torch.profiler.profile, or a stored Trace
+    for time_ns, action, (key, version), size_bytes in profile.timeline: ...
+
+Nothing is computed here: the graph is that of `analysis.torch_view.data_flow`, the categories those
+of `torch_labels`, the timeline that of `torch_timeline`. What had an underscore in torch and was
+used all the same has none here: ``_data_flow_graph`` is ``data_flow_graph``. A category that
+torch does not know is None, as there. Devices are text: ``cuda:0``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from pytest_torchmem.analysis.torch_view.data_flow import DataFlowGraph as Columns
+from pytest_torchmem.analysis.torch_view.torch_labels import TorchLabels
+from pytest_torchmem.analysis.torch_view.torch_timeline import (
+    Action,
+    in_snapshot,
+)
+from pytest_torchmem.measuring.export import export_memory_timeline as _export
+from pytest_torchmem.measuring.export import write_json
+from pytest_torchmem.torch_names.tree_events import OpTreeView, TreeEvent, get_scopes
+from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.errors import TraceError
+from pytest_torchmem.values.trace import LETTERS, Role, Scope
+
+__all__ = [
+    "Action",
+    "Category",
+    "CategoryDict",
+    "DataFlowEdge",
+    "DataFlowGraph",
+    "DataFlowNode",
+    "Key",
+    "MemoryProfile",
+    "MemoryProfileTimeline",
+    "OpTree",
+    "SchemaMatcher",
+    "SizeMap",
+    "TensorKey",
+    "extract_gradients",
+    "extract_parameters",
+    "get_scopes",
+]
+
+_CATEGORIES: Final = tuple(None if c is Category.UNKNOWN else c for c in Category)
+_NEEDED: Final = ("record_shapes", "profile_memory", "with_stack")
+_ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
+_KEEPING: Final = ("aten::detach", "aten::add_")
+_PARAMETERS: Final = (Role.MODULE_PARAMETER, Role.OPTIMIZER_PARAMETER)
+_GRADIENTS: Final = (Role.MODULE_GRADIENT, Role.OPTIMIZER_GRADIENT)
+_WRITES: Final = dict(zip(LETTERS, (False, True, None), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKey:
+    """Memory of which no more is known than its device."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class StorageId:
+    """A storage: its address, for printing, and the number that the profiler gave to it."""
+
+    ptr: int
+    allocation_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorKey(DeviceKey):
+    """A tensor in one storage; keys are ordered by id, allocation id and device."""
+
+    id: int
+    storage: StorageId
+
+    def __lt__(self, other: TensorKey) -> bool:
+        return self._sortable < other._sortable
+
+    @property
+    def _sortable(self) -> tuple[int, int, str]:
+        return self.id, self.storage.allocation_id, self.device
+
+
+TensorAndID: TypeAlias = tuple[TensorKey, int]
+TimelineEntry: TypeAlias = tuple[int, Action, tuple[DeviceKey, int], int]
+
+
+def extract_parameters(event: TreeEvent) -> Iterator[TensorKey]:
+    """Yield the parameters of the module or optimizer that an event calls."""
+    for parameter, _ in _extracted(event):
+        if parameter is not None:
+            yield parameter
+
+
+def extract_gradients(event: TreeEvent) -> Iterator[tuple[TensorKey | None, TensorKey]]:
+    """Yield the gradients that an event shows, each with its parameter where that is known.
+
+    A call of a module or of an optimizer shows both; AccumulateGrad the gradient alone.
+    """
+    for parameter, gradient in _extracted(event):
+        if gradient is not None:
+            yield parameter, gradient
+
+
+def _extracted(event: TreeEvent) -> Iterator[tuple[TensorKey | None, TensorKey | None]]:
+    if event.scope is Scope.BACKWARD_FUNCTION and event.name == _ACCUMULATE:
+        first = next(iter(event.children), None)
+        if first is not None and first.name in _KEEPING:
+            yield from ((None, _key(first, row)) for row in _rows(first, Role.OPERATOR_INPUT)[:1])
+        return
+    pairs: list[tuple[TensorKey | None, TensorKey | None]] = []
+    for row in _rows(event, *_PARAMETERS, *_GRADIENTS):
+        # A gradient follows its parameter.
+        if event.tree.trace.tensors["role"][row] in _PARAMETERS:
+            pairs.append((_key(event, row), None))
+        else:
+            pairs[-1] = pairs[-1][0], _key(event, row)
+    yield from pairs
+
+
+def _rows(event: TreeEvent, *roles: Role) -> list[int]:
+    tensors = event.tree.trace.tensors
+    return [row for row in event.tensor_rows if tensors["role"][row] in roles]
+
+
+def _key(event: TreeEvent, row: int) -> TensorKey | None:
+    trace = event.tree.trace
+    tensor = trace.tensors[row]
+    if not tensor["keyed"]:
+        return None
+    storage = StorageId(int(tensor["ptr"]), int(tensor["allocation_id"]))
+    return TensorKey(trace.devices[tensor["device"]], int(tensor["id"]), storage)
+
+
+class SchemaMatcher:
+    """Finds the schemas that an operator may have had: the recording holds them."""
+
+    @staticmethod
+    def match_schemas(event: TreeEvent) -> tuple[str, ...]:
+        """The overloads whose schemas fit an event's inputs, by name: ``aten::add_.Tensor``."""
+        return event.overloads
+
+    @staticmethod
+    def inputs_are_mutable(event: TreeEvent) -> tuple[bool | None, ...]:
+        """For each argument whether it may be written to; None where no schema fits."""
+        return tuple(_WRITES[letter] for letter in event.writes)
+
+    @staticmethod
+    def lookup_schemas(name: str) -> tuple[object, ...] | None:
+        """Every schema of an operator's name, as torch gives it; None without any."""
+        from pytest_torchmem.record.torch_api.dispatcher import schemas_of
+
+        return schemas_of(name) or None
+
+
+class _Keys:
+    """The tensor keys of a graph as objects, numbered as the graph numbers them."""
+
+    def __init__(self, graph: Columns) -> None:
+        keys, trace = graph.keys, graph.tree.trace
+        pointers = np.zeros(len(keys), np.uint64)
+        for number, table in (
+            (keys.of_tensor, trace.tensors),
+            (keys.of_allocation, trace.allocations),
+        ):
+            pointers[number[number >= 0]] = table["ptr"][number >= 0]
+        columns = (keys.id, keys.allocation_id, keys.device, pointers)
+        self.values = [
+            TensorKey(trace.devices[device], id, StorageId(ptr, allocation_id))
+            for id, allocation_id, device, ptr in zip(*(c.tolist() for c in columns), strict=True)
+        ]
+        self.numbers = {key: number for number, key in enumerate(self.values)}
+
+
+class SizeMap:
+    """The bytes of each tensor key: its allocation's, or else the largest extent seen."""
+
+    def __init__(self, op_tree: OpTreeView) -> None:
+        self._graph = DataFlowGraphView(op_tree)
+
+    def __getitem__(self, key: TensorKey) -> int:
+        return int(self._graph.columns.keys.size_bytes[self._graph.keys.numbers[key]])
+
+
+@dataclass(frozen=True, slots=True)
+class DataFlowEdge:
+    """A node's use of a key.
+
+    Attributes:
+        input_version: The version that it takes in, None where it allocates the key.
+        mutated: Whether it may write to the key, None where it frees it.
+    """
+
+    input_version: int | None
+    mutated: bool | None
+
+    @property
+    def is_allocation(self) -> bool:
+        return self.input_version is None
+
+    @property
+    def is_deletion(self) -> bool:
+        return self.mutated is None
+
+
+@dataclass(frozen=True, slots=True)
+class DataFlowNode:
+    """A node of the graph: an operator, or an allocation or free outside of all."""
+
+    event: TreeEvent
+    edges: Mapping[TensorKey, DataFlowEdge]
+
+    @property
+    def inputs(self) -> dict[TensorKey, tuple[bool, int]]:
+        """Each key that it takes in: whether it may write to it, and the version."""
+        return {
+            key: (bool(edge.mutated), edge.input_version)
+            for key, edge in self.edges.items()
+            if edge.input_version is not None
+        }
+
+    @property
+    def outputs(self) -> dict[TensorKey, int]:
+        """Each key that it brings out, and the version."""
+        return {
+            key: 0 if edge.input_version is None else edge.input_version + 1
+            for key, edge in self.edges.items()
+            if (edge.is_allocation and not edge.is_deletion) or edge.mutated
+        }
+
+    @property
+    def intermediates(self) -> tuple[TensorKey, ...]:
+        """The keys that live and die within it."""
+        return tuple(k for k, e in self.edges.items() if e.is_allocation and e.is_deletion)
+
+    @property
+    def start_time(self) -> int:
+        """When it started, in nanoseconds."""
+        return self.event.start_time_ns
+
+
+class DataFlowGraphView:
+    """torch's ``DataFlowGraph``: nodes and edges as objects. ``columns`` holds the same as arrays.
+
+    Raises `TraceError` if the nodes, in their order, make no data-flow graph.
+    """
+
+    def __init__(self, op_tree: OpTreeView) -> None:
+        self.op_tree = op_tree
+        self.columns = op_tree.labelled.graph
+        self.validate()
+
+    def validate(self) -> None:
+        """Raise `TraceError` unless each version is made once, and used as the last one made."""
+        self.columns.validate()
+
+    def dump(self) -> str:
+        """Return one line for each node: its name, the versions in, and the versions out."""
+        return self.columns.dump()
+
+    @cached_property
+    def keys(self) -> _Keys:
+        return _Keys(self.columns)
+
+    @property
+    def leaf_events(self) -> tuple[TreeEvent, ...]:
+        """The event of each node, in the order of start times."""
+        rows = self.columns.node_event.tolist()
+        return tuple(TreeEvent(self.columns.tree, row) for row in rows)
+
+    @cached_property
+    def flow_nodes(self) -> tuple[DataFlowNode, ...]:
+        """Every node, in the order of start times."""
+        graph = self.columns
+        edges: list[dict[TensorKey, DataFlowEdge]] = [{} for _ in graph.node_event]
+        columns = (
+            graph.node,
+            graph.key,
+            graph.version,
+            graph.allocates,
+            graph.frees,
+            graph.mutates,
+        )
+        for node, key, version, allocates, frees, mutates in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            edges[node][self.keys.values[key]] = DataFlowEdge(
+                None if allocates else version, None if frees else mutates
+            )
+        return tuple(map(DataFlowNode, self.leaf_events, edges))
+
+    def lookup(self, key: TensorKey) -> int:
+        """The last version of a key. Raises `KeyError` for one that is not in the graph."""
+        return int(np.diff(self.columns.version_offset)[self.keys.numbers[key]]) - 1
+
+
+class CategoryDict:
+    """torch's label for each version of each key."""
+
+    def __init__(self, graph: DataFlowGraphView, labels: TorchLabels) -> None:
+        self._graph = graph
+        self._labels = labels
+
+    def get(self, key: DeviceKey, version: int) -> Category | None:
+        """The category of a version; None where torch has none, and for memory without a key."""
+        if not isinstance(key, TensorKey):
+            return None
+        number = self._graph.keys.numbers[key]
+        first, after = self._graph.columns.version_offset[number : number + 2].tolist()
+        labels = [self._labels.by_id[key.id], self._labels.by_key[number]]
+        if first + version < after:
+            labels.append(self._labels.by_version[first + version])
+        return next((found for label in labels if (found := _CATEGORIES[label])), None)
+
+
+class MemoryProfileView:
+    """torch's ``MemoryProfile``: a finished profile, or a trace, under torch's labels.
+
+    ``result`` is a ``torch.profiler.profile`` with shapes, memory and stacks, its
+    ``kineto_results``, or a `Trace`. Raises `TraceError` for a profile that has not finished or did
+    not record enough.
+    """
+
+    def __init__(self, result: object) -> None:
+        _require_recorded(result)
+        self.op_tree = OpTreeView(result)
+        self.data_flow_graph = DataFlowGraphView(self.op_tree)
+        self.columns = self.op_tree.labelled
+
+    @cached_property
+    def size_map(self) -> SizeMap:
+        return SizeMap(self.op_tree)
+
+    @cached_property
+    def categories(self) -> CategoryDict:
+        return CategoryDict(self.data_flow_graph, self.columns.labels)
+
+    @property
+    def timeline(self) -> tuple[TimelineEntry, ...]:
+        """(time in ns, action, (key, version), bytes), by time; -1 for what was there before."""
+        entries, devices = self.columns.entries, self.op_tree.tree.trace.devices
+        keys = self.data_flow_graph.keys.values
+        names = ("time_ns", "action", "key", "version", "size_bytes", "device")
+        rows = zip(*(entries[name].tolist() for name in names), strict=True)
+        return tuple(
+            (
+                time,
+                Action(action),
+                (keys[key] if key >= 0 else DeviceKey(devices[device]), version),
+                size,
+            )
+            for time, action, key, version, size, device in rows
+        )
+
+    def category_snapshot(self) -> dict[TensorAndID, Category | None]:
+        """The category of each version of each key that a node or an owner mentions."""
+        graph = self.data_flow_graph.columns
+        counts = np.diff(graph.version_offset)
+        return {
+            (key, version): self.categories.get(key, version)
+            for number in np.flatnonzero(in_snapshot(graph)).tolist()
+            for key in (self.data_flow_graph.keys.values[number],)
+            for version in range(int(counts[number]))
+        }
+
+
+def _require_recorded(profile: object) -> None:
+    """Raise `TraceError` for a profile that was not asked for all that the labels need."""
+    lacking = [name for name in _NEEDED if getattr(profile, name, True) is False]
+    if lacking:
+        raise TraceError(
+            f"the profile was made without {', '.join(lacking)}; memory by category needs "
+            f"torch.profiler.profile({', '.join(f'{name}=True' for name in _NEEDED)})"
+        )
+
+
+class MemoryProfileTimeline:
+    """The timeline of a memory profile, and the files that torch writes of it."""
+
+    def __init__(self, memory_profile: MemoryProfileView) -> None:
+        self.timeline = memory_profile.timeline
+        self.categories = memory_profile.categories
+        self._columns = memory_profile.columns
+
+    def coalesce_timeline(self, device: str) -> tuple[list[int], list[list[int]]]:
+        """Times in µs, and for each the bytes by category in torch's order behind a 0."""
+        return self._columns.coalesced(device)
+
+    def export_memory_timeline(self, path: str | os.PathLike[str], device: str) -> None:
+        """Write `coalesce_timeline` as JSON."""
+        write_json(os.fspath(path), self.coalesce_timeline(device))
+
+    def export_memory_timeline_raw(self, path: str | os.PathLike[str], device: str) -> None:
+        """Write each change as (time in ns, action, bytes, index of the category) as JSON."""
+        write_json(os.fspath(path), self._columns.raw(device))
+
+    def export_memory_timeline_html(self, path: str | os.PathLike[str], device: str) -> None:
+        """Write a page with a picture of bytes by category; ``path`` ends in ``.html``."""
+        _export(self._columns.tree.trace, path, device, labels="torch")
+
+
+Key = DeviceKey
+MemoryProfile = MemoryProfileView
+OpTree = OpTreeView
+DataFlowGraph = DataFlowGraphView

@@ -1,0 +1,108 @@
+"""The table of torch's names: it has each of the installed torch, and what it names is there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.documents import DOCS, ROOT
+
+PAGE = (DOCS / "coming-from-torch.md").read_text(encoding="utf-8")
+SOURCES = {
+    "torch.profiler._memory_profiler": True,
+    "torch._inductor.fx_passes.memory_estimator": True,
+}
+"""The modules that the page has a table of, and whether it has the methods of their classes."""
+
+TORCHS_OWN = "torch's own"
+"""How the cell of a name begins that has nothing to do with memory."""
+
+
+def rows_of(source: str) -> dict[str, tuple[str, str]]:
+    """Return the counterpart and the test of each name in the table of a module."""
+    section = PAGE.partition(f"\n### {source}\n")[2].partition("\n#")[0]
+    found = re.findall(r"^\| `([\w.]+)` \| (.*?) \| (.*?) \|$", section, re.MULTILINE)
+    return {name: (here, compared) for name, here, compared in found}
+
+
+def public_names(text: str, methods: bool) -> set[str]:
+    """The public functions and classes of a source, and the public methods of the latter."""
+    defined = (ast.ClassDef, ast.FunctionDef)
+    found = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, defined) and not node.name.startswith("_"):
+            found.add(node.name)
+            inner = node.body if methods and isinstance(node, ast.ClassDef) else []
+            found |= {
+                f"{node.name}.{method.name}"
+                for method in inner
+                if isinstance(method, ast.FunctionDef) and not method.name.startswith("_")
+            }
+    return found
+
+
+def is_there(path: str) -> bool:
+    """Whether a dotted path below our package leads to something."""
+    parts = f"pytest_torchmem.{path}".split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[count:]:
+            if not hasattr(found, name) and name not in getattr(found, "__annotations__", {}):
+                return False
+            found = getattr(found, name, None)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_public_name_of_torchs_source_is_in_the_table_and_no_other(source):
+    torch = pytest.importorskip("torch")
+    if not torch.__version__.startswith("2.13."):
+        pytest.skip("the table is that of torch 2.13")
+    spec = importlib.util.find_spec(source)
+    assert spec is not None
+    assert spec.origin is not None
+    assert set(rows_of(source)) == public_names(Path(spec.origin).read_text(), SOURCES[source])
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_counterpart_can_be_imported(source):
+    pytest.importorskip("torch")
+    for name, (here, _) in rows_of(source).items():
+        counterparts = re.findall(r"`([\w.]+)`", here)
+        assert counterparts or here.startswith(TORCHS_OWN), name
+        assert [path for path in counterparts if not is_there(path)] == [], name
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_test_that_compares_is_there(source):
+    for name, (here, compared) in rows_of(source).items():
+        file, _, test = compared.strip("`").partition("::")
+        if here.startswith(TORCHS_OWN):
+            assert compared == "-", name
+        else:
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), name
+
+
+def test_a_name_that_leads_nowhere_is_found():
+    assert is_there("estimate_graph")
+    assert is_there("values.results.Result.peak")
+    assert not is_there("estimate_graphs")
+    assert not is_there("torch_names.memory_profiler.OpTree.bfs")
+    assert not is_there("nowhere.at_all")
+
+
+def test_public_names_are_those_of_functions_classes_and_methods():
+    text = (
+        "class A:\n    def b(self): ...\n    def _c(self): ...\ndef d(): ...\ndef _e(): ...\nF = 1"
+    )
+    assert public_names(text, methods=True) == {"A", "A.b", "d"}
+    assert public_names(text, methods=False) == {"A", "d"}

@@ -1,0 +1,98 @@
+"""Some of the regressions that `benchmarks.regressions` scores, and how it scores them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.regression_programs import REGRESSIONS
+from benchmarks.regression_programs.case import ANY, Blame, Regression
+from benchmarks.regressions import Outcome, run_all, score
+
+SOME = (
+    "float_mask_buffer",
+    "exceptions",
+    "cache_after_generation",
+    "silu_by_hand",
+    "amsgrad",
+    "moving_average",
+    "distances",
+)
+
+DOUBLED = Regression(
+    "doubled",
+    """
+      def double(x):
+    -     return x.mul_(2)
+    +     return x * 2
+    """,
+    "double(torch.ones(1024, 256))",
+    (Blame("temporary", "aten::mul", 1 << 20),),
+    holder="doubled.KEPT",
+)
+LINE = sorted(DOUBLED.blamed_lines)[0]
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    folder = tmp_path_factory.mktemp("regressions") / "project"
+    folder.mkdir()
+    some = [regression for regression in REGRESSIONS if regression.name in SOME]
+    return run_all(some, folder, false_alarms=False)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_the_first_line_names_what_was_edited(outcome: Outcome, name: str) -> None:
+    (found,) = (each for each in outcome.scores if each.regression.name == name)
+    assert all(found.columns), found.text
+    assert found.holder is not False, found.text
+
+
+def test_an_edit_is_written_as_a_diff() -> None:
+    assert "mul_" in DOUBLED.before
+    assert "mul_" not in DOUBLED.after
+    assert DOUBLED.after.splitlines()[LINE - 1].strip() == "return x * 2"
+
+
+def said(size: str, operator: str, line: int, more: str = "") -> str:
+    cause = f"+{size} of temporary from {operator} (doubled.py:{line}){more}"
+    return f"memory peaked at 2.0 MiB, +1.0 MiB (+100 %) over the baseline of 1.0 MiB: {cause}\n"
+
+
+def test_a_right_answer_is_right_in_all_columns() -> None:
+    assert score(DOUBLED, said("1.0 MiB", "aten::mul", LINE)).columns == (True,) * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        (said("1.0 MiB", "aten::mul", LINE).replace("of temporary", "of activation"), 0),
+        (said("1.0 MiB", "aten::add", LINE), 1),
+        (said("1.0 MiB", "aten::mul", LINE + 1), 2),
+        (said("1.2 MiB", "aten::mul", LINE), 3),
+    ],
+)
+def test_each_column_can_be_wrong(text: str, column: int) -> None:
+    columns = score(DOUBLED, text).columns
+    assert [place for place, right in enumerate(columns) if not right] == [column]
+
+
+def test_a_test_that_passed_is_wrong_in_all_columns() -> None:
+    assert not any(score(DOUBLED, "").columns)
+
+
+def test_the_holder_may_stand_below_the_first_line() -> None:
+    line = said("1.0 MiB", "aten::mul", LINE)
+    assert score(DOUBLED, line).holder is False
+    assert score(DOUBLED, line + "still held by doubled.KEPT[*]").holder is True
+
+
+def test_growth_that_no_line_is_to_blame_for_needs_none() -> None:
+    all_of_it = Regression("doubled", "", "", (Blame("temporary", ANY, 1 << 20),))
+    line = (
+        "memory peaked at 2.0 MiB, +1.0 MiB over the baseline of 1.0 MiB: +1.0 MiB of temporary\n"
+    )
+    assert all(score(all_of_it, line).columns)
+
+
+def test_names_are_used_once() -> None:
+    assert len({regression.name for regression in REGRESSIONS}) == len(REGRESSIONS)
