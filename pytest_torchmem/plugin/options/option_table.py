@@ -297,6 +297,12 @@ def world_asked(config: pytest.Config) -> tuple[str, str]:
     return str(size or ""), str(rank or "")
 
 
+def world_typed(config: pytest.Config) -> bool:
+    """Return whether the command line asks for a world; what an ini file asks for may wait."""
+    typed = config.known_args_namespace
+    return bool(typed.torchmem_world or typed.torchmem_rank)
+
+
 def anything_set(config: pytest.Config) -> bool:
     """Return whether the command line or the ini file sets any of the options.
 
