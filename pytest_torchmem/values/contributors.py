@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeVar
 
@@ -141,6 +141,8 @@ class Contributor:
         source: The user's line that called the operator; None when no user frame was seen.
         phase: Where in the step they were made.
         labels: Enclosing ``record_function`` labels, outermost first.
+        order: When the first of them was made, as a number that later ones exceed; 0 for what was
+            there before, and where nobody knows. Two that differ in nothing else are equal.
     """
 
     category: Category
@@ -151,6 +153,7 @@ class Contributor:
     source: Source | None
     phase: Phase
     labels: tuple[str, ...] = ()
+    order: int = field(default=0, compare=False)
 
     @property
     def identity(self) -> tuple[str, ...]:

@@ -29,6 +29,9 @@ _FACTORS: Final = {
 _MOST_DIGITS: Final = 32
 _LARGEST_FRACTION: Final = 1000.0
 
+_TOO_MANY_TIMES: Final = 1000
+_ONE_DIGIT: Final = 0.0095
+
 _SIZE = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*((?:[kmgt]i?)?b)\s*", re.IGNORECASE)
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _FLOOR = re.compile(r"\s*(\S+\s*%)\s+up\s+to\s+(.*)", re.IGNORECASE)
@@ -144,9 +147,12 @@ def format_change(size_bytes: int) -> str:
 
 
 def format_share(change_bytes: int, whole_bytes: int) -> str:
-    """Return a change as a share of what it changes: ``+30 %``; ``""`` where that is nothing."""
-    if not whole_bytes:
+    """Return a change as a share of what it changes: ``+30 %``.
+
+    A share of next to nothing, or next to no share, is not worth a word: ``""``.
+    """
+    if not whole_bytes or change_bytes > _TOO_MANY_TIMES * whole_bytes:
         return ""
     share = change_bytes / whole_bytes
-    digits = 0 if abs(share) >= 0.0095 else 1
-    return f"{share:+,.{digits}%}".replace("%", " %")
+    text = f"{share:+,.{0 if abs(share) >= _ONE_DIGIT else 1}%}"
+    return "" if text[1:] == "0.0%" else text.replace("%", " %")

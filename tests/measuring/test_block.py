@@ -75,13 +75,14 @@ def test_a_block_over_its_limit_raises_the_sentence_of_a_test():
     with pytest.raises(LimitError) as caught, measure("work", "1MiB", temporary=3, device="cpu"):
         make(2)
     assert str(caught.value).startswith(
-        "in 'work', temporary peaked at 2.0 MiB, 2.0 MiB over the limit of 3 B: "
+        "in 'work', temporary peaked at 2.0 MiB, +2.0 MiB over the limit of 3 B: "
         "largest 2.0 MiB from aten::ones (test_block.py:"
     )
     assert str(caught.value).endswith(" [over-limit]")
     assert len(caught.value.sentences) == 2
     assert (
-        "memory peaked at 2.0 MiB, 1.0 MiB over the limit of 1.0 MiB" in caught.value.sentences[1]
+        "memory peaked at 2.0 MiB, +1.0 MiB (+100 %) over the limit of 1.0 MiB"
+        in caught.value.sentences[1]
     )
 
 

@@ -28,11 +28,12 @@ const torchmemUnits = (() => {
   const tick = (bytes) => size(bytes).replace(".0 ", " ");
   const signed = (bytes) => (bytes >= 0 ? "+" : "") + size(bytes);
 
-  // "+100 %" of what was there before, as units.format_share has it; nothing of nothing is no share.
+  // "+100 %" of what was there before, as units.format_share has it; of next to nothing it is no share.
   function share(change, before) {
-    if (!before || !change) return "";
+    if (!before || change > 1000 * before) return "";
     const percent = (100 * change) / before;
     const digits = Math.abs(percent) >= 0.95 ? 0 : 1;
+    if (Math.abs(percent) < 0.05) return "";
     return `${percent > 0 ? "+" : ""}${rounded(percent, digits).toLocaleString("en", { minimumFractionDigits: digits })} %`;
   }
 

@@ -13,10 +13,10 @@ const torchmemWindow = (run, tables, charts) => {
   };
 
   // A change is red or green where a test was judged so, as grown or as shrunk, and plain otherwise.
-  function change(bytes, before, judged, word = "") {
+  function change(bytes, before, judged) {
     const kind = !bytes ? "faint" : judged === "grown" && bytes > 0 ? "up" : judged === "shrunk" && bytes < 0 ? "down" : "within";
     const percent = share(bytes, before);
-    return make("span", { class: kind }, word + signed(bytes), percent ? make("small", { class: "share" }, ` ${percent}`) : null);
+    return make("span", { class: kind }, signed(bytes), percent ? make("small", { class: "share" }, ` ${percent}`) : null);
   }
 
   // --- what is read at a moment -----------------------------------------------------------------
@@ -115,14 +115,16 @@ const torchmemWindow = (run, tables, charts) => {
     return make("div", { class: "choice", role: "group", "aria-label": label }, buttons);
   }
 
+  const lane = (kind, text) => make("li", { class: "of-lane" }, make("i", { class: `lane ${kind}` }), text);
+
   function legendOf(data, window, isolate, before) {
     const items = run.categories.filter(({ key }) => data.columns[key]).map(({ key, meaning }) => make("li", {},
       make("button", { type: "button", class: "key", "aria-pressed": "false", "data-key": key, title: `${meaning} Click to see it alone.`, onclick: () => isolate({ only: key }) }, named(key))));
     const kinds = new Set(data.spans.map((span) => span.kind));
-    if (kinds.has("region")) items.push(make("li", {}, make("i", { class: "lane region" }), "region"));
-    if (kinds.has("backward") || kinds.has("optimizer")) items.push(make("li", {}, make("i", { class: "lane phase" }), "phase"));
-    if (kinds.has("step")) items.push(make("li", {}, make("i", { class: "lane step" }), "step, with what it left alive"));
-    if (before) items.push(make("li", {}, make("i", { class: "lane before" }), before));
+    if (kinds.has("region")) items.push(lane("region", "region"));
+    if (kinds.has("backward") || kinds.has("optimizer")) items.push(lane("phase", "phase"));
+    if (kinds.has("step")) items.push(lane("step", "step, with what it left alive"));
+    if (before) items.push(lane("before", before));
     items.push(...window.marks.filter((mark) => !mark.drawn).map((mark) => make("li", { class: "faint" }, `not drawn: ${mark.text}`)));
     return make("ul", { class: "legend" }, items);
   }
@@ -205,6 +207,8 @@ const torchmemWindow = (run, tables, charts) => {
       alone.replaceChildren(...[["only", state.only && run.categories.find(({ key }) => key === state.only).name], ["module", state.module]]
         .filter(([key, name]) => name && (key === "only" || state.view !== "categories"))
         .map(([key, name]) => make("button", { type: "button", class: "alone", onclick: () => isolate({ [key]: "" }) }, `only ${name} \u00d7`)));
+      // Only the categories' view draws lanes.
+      legend.querySelectorAll(".of-lane").forEach((one) => { one.hidden = state.view !== "categories"; });
       legend.querySelectorAll("[data-key]").forEach((one) => one.setAttribute("aria-pressed", String(one.dataset.key === state.only)));
     }
 
@@ -265,9 +269,7 @@ const torchmemWindow = (run, tables, charts) => {
   function differences(window) {
     const judged = window.change;
     const rows = window.differences.map((d) => [
-      change(d.bytes, 0, judged, d.at_least ? "at least " : ""),
-      d.one_sided ? (d.bytes > 0 ? "new" : "gone") : d.bytes > 0 ? "grown" : "shrunk",
-      named(d.who.category), ...place(d.who),
+      change(d.bytes, 0, judged), d.kind, named(d.who.category), ...place(d.who),
     ]);
     if (!rows.length) return [make("p", { class: "faint" }, "nothing changed")];
     return long([["change", "number"], ["kind"], ["category", "category"], ...PLACE], rows, "differences", "stack places");

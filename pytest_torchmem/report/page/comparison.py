@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Final
 
-from pytest_torchmem.analysis.judge.differences import Comparison
+from pytest_torchmem.analysis.judge.comparison import Comparison
 from pytest_torchmem.report.page.html import (
     PICTURES_BUDGET_BYTES,
     categories_json,

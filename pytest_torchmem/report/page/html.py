@@ -13,7 +13,7 @@ from html import escape
 from importlib import resources
 from typing import Final
 
-from pytest_torchmem.analysis.judge.differences import differences, whole_entry
+from pytest_torchmem.analysis.judge.comparison import entry_differences, whole_entry
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.marks import marks_of
@@ -267,10 +267,9 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
             {
                 "who": contributor_to_json(d.contributor),
                 "bytes": d.size_bytes,
-                "one_sided": d.one_sided,
-                "at_least": d.at_least,
+                "kind": d.kind.value,
             }
-            for d in differences(whole_entry(result), entry)
+            for d in entry_differences(whole_entry(result), entry)
         ]
     return data
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from pytest_torchmem.analysis.judge.differences import differences, whole_entry
+from pytest_torchmem.analysis.judge.comparison import entry_differences, whole_entry
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.measured import Window
@@ -146,14 +146,13 @@ def _details(test: TestReport) -> str:
 def _causes(window: Window) -> Iterator[str]:
     if window.baseline is None:
         return
-    found = differences(whole_entry(window.result), window.baseline)[:_CAUSES]
+    found = entry_differences(whole_entry(window.result), window.baseline)[:_CAUSES]
     if found:
         yield "\n| change | category | operator | module | source |\n|---:|---|---|---|---|"
     for difference in found:
         c = difference.contributor
-        least = "at least " if difference.at_least else ""
         cells = [_code(c.operator), _code(c.module), _code(str(c.source) if c.source else "")]
-        change = f"{least}{format_change(difference.size_bytes)}"
+        change = f"{format_change(difference.size_bytes)}"
         yield f"| {change} | {words(c.category.value)} | {' | '.join(cells)} |"
 
 

@@ -131,7 +131,9 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
         lines += live_table(result.retained.live, width, result.retained.total)
         lines += holder_lines(result.retained.holders)
     if growths := verdict.growths:
-        lines += ["", f"grown against the baseline{of_region}:", *growth_table(growths, width)]
+        allowed = next(f.allowed for f in verdict.findings if f.growths)
+        title = f"grown against the baseline{of_region} ({allowed}):"
+        lines += ["", title, *growth_table(growths, width)]
     lines += [f"note: {note}" for note in result.notes]
     return lines
 

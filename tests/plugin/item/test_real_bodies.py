@@ -85,8 +85,8 @@ def test_every_kind_of_body_on_the_real_engine(pytester):
     result.stdout.fnmatch_lines_random(
         [
             "activation peaked at * over the limit of 1.0 MiB: largest 4.0 MiB from aten::* in *",
-            "memory peaked at 4.0 MiB, 3.0 MiB over the limit of 1.0 MiB: * (test_it.py:*",
-            "reserved memory peaked at an estimated 2.0 MiB, 1.0 MiB over the limit of 1.0 MiB: *",
+            "memory peaked at 4.0 MiB, +3.0 MiB (+300 %) over the limit of 1.0 *(test_it.py:*",
+            "reserved memory peaked at an estimated 2.0 MiB, * over the limit of 1.0 MiB: *",
             "the body used no memory on cpu: *",
             "not measured: test_it.py::test_missing_device: *cuda:99*",
             "  new: test_regions_and_steps: *",
@@ -162,5 +162,37 @@ def test_a_region_s_failure_names_who_held_what_it_retained(pytester, monkeypatc
             "test_region, freed later",
             "what held it:",
             "    4.0 MiB in 1 storage: held at its end by model.last in test_region, freed later",
+        ]
+    )
+
+
+KEPT = """
+import pytest
+import torch
+
+
+def test_list(torchmem):
+    kept = []
+    with torchmem.measure("part") as part:
+        kept.append(torch.ones(1 << 18))
+    assert part.retained.total == 0
+
+
+class TestClass:
+    @pytest.mark.memory_budget(retained=0)
+    def test_attribute(self):
+        self.kept = torch.ones(1 << 18)
+"""
+
+
+def test_an_assert_and_a_limit_name_who_holds_what_is_retained(pytester):
+    pytester.makepyfile(test_kept=KEPT)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--torchmem-device=cpu")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "E             largest 1.0 MiB of temporary from aten::ones (test_kept.py:8), "
+            "still held by kept[[]0] in test_list (test_kept.py:*)",
+            "retained 1.0 MiB, *, still held by an object of type test_kept.TestClass: kept",
         ]
     )

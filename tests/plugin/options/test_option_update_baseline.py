@@ -151,9 +151,10 @@ def test_a_new_contributor_is_named_and_an_old_one_on_a_new_line_is_not(project)
     result = project.run()
     result.stdout.fnmatch_lines(
         [
-            "temporary peaked at 9.0 MiB, 9.0 MiB over the baseline of 0 B (floor 1.0 MiB): "
-            "+9.0 MiB from aten::sum in net (fake_measure.py:12)",
-            "grown against the baseline:",
+            "memory peaked at 109.0 MiB, +9.0 MiB (+9 %) over the baseline of 100.0 MiB: "
+            "+9.0 MiB of temporary from aten::sum in net (fake_measure.py:12)",
+            "also: temporary peaked at 9.0 MiB, +9.0 MiB over the baseline of 0 B (same cause)",
+            "grown against the baseline (tolerance 2 %):",
             "+9.0 MiB  new  temporary *",
         ]
     )
@@ -210,7 +211,7 @@ def test_growth_from_nothing_fails_with_both_numbers(project, monkeypatch):
     result = project.run()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["activation peaked at 3.0 MiB, 3.0 MiB over the baseline of 0 B (tolerance 2 %): +3.0 *"]
+        ["memory peaked at 3.0 MiB, +3.0 MiB over the baseline of 0 B: +3.0 *"]
     )
     project.update().stdout.fnmatch_lines(["  grown: test_a: 0 B -> 3.0 MiB"])
 

@@ -31,7 +31,7 @@ def test_a_method_of_a_test_case_is_measured(project):
     result = project.run()
     result.assert_outcomes(failed=2, passed=1)
     result.stdout.fnmatch_lines(
-        ["memory peaked at 2.0 MiB, 1.0 MiB over the limit*", "*AssertionError: my own"]
+        ["memory peaked at 2.0 MiB, +1.0 MiB (+100 %) over the limit*", "*AssertionError: my own"]
     )
     assert result.stdout.str().count("over the limit of 1.0 MiB: largest") == 1
 
@@ -355,4 +355,4 @@ def test_what_pytest_sets_up_is_not_the_body_and_what_unittest_sets_up_is(projec
     )
     result = project.run()
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["memory peaked at 3.0 MiB, 2.0 MiB over the limit of 1.0 MiB*"])
+    result.stdout.fnmatch_lines(["memory peaked at 3.0 MiB, +2.0 MiB (+200 %) over the limit *"])

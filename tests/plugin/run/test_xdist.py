@@ -31,7 +31,7 @@ def test_a_failure_in_a_worker_reads_as_without_one(sized, monkeypatch):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "activation peaked at 200.0 MiB, 100.0 MiB over the baseline of 100.0 MiB*",
+            "memory peaked at 200.0 MiB, +100.0 MiB (+100 %) over the baseline of 100.0 MiB*",
             "memory: 1 failed*",
         ]
     )

@@ -15,7 +15,13 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
-from pytest_torchmem.values.findings import Finding, FindingKind, Growth, Verdict
+from pytest_torchmem.values.findings import (
+    Difference,
+    DifferenceKind,
+    Finding,
+    FindingKind,
+    Verdict,
+)
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Window
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import MiB
@@ -98,7 +104,7 @@ def test_a_dry_run_s_table_without_room_becomes_a_list():
 
 
 def test_a_table_without_room_becomes_a_list():
-    grown = Growth(made(3 * MiB, "net.new"), 3 * MiB, new=True)
+    grown = Difference(made(3 * MiB, "net.new"), 3 * MiB, DifferenceKind.NEW)
     verdict = Verdict(
         result(made(3 * MiB, "net.layers.*.mlp")),
         (Finding(FindingKind.GROWN, "total", "x", 1, (grown,)),),
@@ -117,10 +123,11 @@ def test_a_table_without_room_becomes_a_list():
 
 
 def test_a_failure_shows_what_is_live_what_grew_and_how_to_accept_it():
-    grown = Growth(made(3 * MiB, "net.new"), 3 * MiB, new=True)
+    grown = Difference(made(3 * MiB, "net.new"), 3 * MiB, DifferenceKind.NEW)
     finding = Finding(
         FindingKind.GROWN, "activation", "activation peaked too high", 3 * MiB, (grown,)
     )
+    finding = replace(finding, allowed="tolerance 2 %")
     verdict = Verdict(
         result(made(5 * MiB), made(3 * MiB, "net.new"), notes=("seen late",)),
         (finding,),
@@ -134,7 +141,7 @@ def test_a_failure_shows_what_is_live_what_grew_and_how_to_accept_it():
         "5.0 MiB  62%  activation        2  aten::mm    net       src/net.py:3 forward",
         "3.0 MiB  38%  activation        2  aten::mm    net.new   src/net.py:3 forward",
         "",
-        "grown against the baseline:",
+        "grown against the baseline (tolerance 2 %):",
         "  growth       category    operator    module    source",
         "+3.0 MiB  new  activation  aten::mm    net.new   src/net.py:3 forward",
         "note: seen late",
@@ -164,7 +171,9 @@ def test_a_problem_comes_before_numbers():
 
 
 def test_of_several_windows_the_most_telling_failure_leads():
-    body = Verdict(result(made(1)), (Finding(FindingKind.GROWN, "total", "the body grew", 10),))
+    body = Verdict(
+        result(made(1)), (Finding(FindingKind.OVER_LIMIT, "total", "the body is large", 10),)
+    )
     region = Verdict(
         result(made(1), name="r"), (Finding(FindingKind.GROWN, "activation", "the region grew", 5),)
     )
@@ -306,7 +315,7 @@ def test_the_closing_line_tells_what_is_over_from_what_could_not_be_judged():
 
 
 def test_what_is_over_counts_as_that_whatever_else_failed():
-    sentences = ("not everything was seen [unseen]", "1 B over the limit of 1 B")
+    sentences = ("not everything was seen [unseen]", "+1 B (+100 %) over the limit of 1 B")
     both = replace(window(sentence=sentences[0]), sentences=sentences)
     counts = texts(run_of(one("both", both)), Detail.COUNTS)[0]
     assert counts == "memory: 1 failed (1 over a limit or baseline)"

@@ -58,7 +58,7 @@ def test_a_comment_can_be_found_again_and_leads_with_the_counts():
 
 def test_a_failure_has_its_sentence_and_its_causes():
     text = run_markdown(sample_run())
-    assert "activation peaked at 64.0 MiB, 16.0 MiB over the baseline of 48.0 MiB" in text
+    assert "activation peaked at 64.0 MiB, +16.0 MiB (+33 %) over the baseline of 48.0 MiB" in text
     cells = ("+7.8 MiB", "activation", "`aten::_to_copy`", "`model.layers.*.norm`", "`net.py:41`")
     assert f"| {' | '.join(cells)} |" in text
 
@@ -84,7 +84,9 @@ def test_a_sentence_says_which_region_it_is_about():
 
 def test_a_row_tells_what_failed_without_a_baseline_and_in_which_region():
     over = replace(
-        window("a", Change.NOT_COMPARED, "memory peaked at 9 B, 1 B over the limit of 8 B"),
+        window(
+            "a", Change.NOT_COMPARED, "memory peaked at 9 B, +1 B (+12 %) over the limit of 8 B"
+        ),
         baseline=None,
         kinds=(OVER,),
     )
@@ -95,7 +97,7 @@ def test_a_row_tells_what_failed_without_a_baseline_and_in_which_region():
 
 
 OVER, GROWN_KIND = FindingKind.OVER_LIMIT, FindingKind.GROWN
-LIMIT = "grew by 9 B per step, 9 B over the limit of 0 B"
+LIMIT = "grew by 9 B per step, +9 B over the limit of 0 B"
 
 
 @pytest.mark.parametrize("kinds", [(GROWN_KIND, OVER), (OVER, GROWN_KIND)])
@@ -245,7 +247,9 @@ def test_what_was_not_measured_says_why_in_its_details():
 
 
 def test_a_failure_that_was_expected_is_told_as_such_in_a_comment():
-    over = window("a", Change.NOT_COMPARED, "memory peaked at 9 B, 1 B over the limit of 8 B")
+    over = window(
+        "a", Change.NOT_COMPARED, "memory peaked at 9 B, +1 B (+12 %) over the limit of 8 B"
+    )
     over = replace(over, baseline=None, baseline_bytes=0, kinds=(OVER,))
     text = run_markdown(RunReport((report_of("a", over, outcome="xfailed"),)))
     assert "| over limit, as expected |" in text
@@ -277,7 +281,7 @@ def test_a_failure_is_an_error_at_its_line():
     assert command.startswith(
         "::error file=tests/test_step.py,line=12,title=memory grown%3A test_train["
     )
-    assert "(tolerance 2 %25)" in command
+    assert "(+33 %25)" in command
 
 
 def test_a_command_is_one_line_whatever_is_in_it():
