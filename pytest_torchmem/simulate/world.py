@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.simulate.gpus import Gpu
 from pytest_torchmem.simulate.torch_builds import cache_folder
-from pytest_torchmem.store.files import replace_file
 from pytest_torchmem.values.errors import SimulationError
 
 _MOST_RANKS: Final = 1_000_000
@@ -57,13 +59,17 @@ class World:
 
 def entry_point_folder() -> Path:
     """Return a folder for the import path; with it torch lets the rank join when it is loaded."""
-    folder = cache_folder() / "world"
-    package = folder / "torchmem_mirrored_ranks-1.dist-info"
-    package.mkdir(parents=True, exist_ok=True)
-    for name, text in (("METADATA", _METADATA), ("entry_points.txt", _ENTRY_POINT)):
-        path = package / name
-        if not path.exists() or path.read_text() != text:
-            replace_file(path, text)
+    key = sha256((_METADATA + _ENTRY_POINT).encode()).hexdigest()[:12]
+    folder = cache_folder() / f"world-{key}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            package = Path(made) / folder.name / "torchmem_mirrored_ranks-1.dist-info"
+            package.mkdir(parents=True)
+            (package / "METADATA").write_text(_METADATA)
+            (package / "entry_points.txt").write_text(_ENTRY_POINT)
+            with contextlib.suppress(OSError):  # another process was first
+                package.parent.rename(folder)
     return folder
 
 
