@@ -95,6 +95,16 @@ SLOW = (
     "tests/torch_names/",
 )
 
+#: What torch's compilers leave in memory makes each later look at the heap several times as long.
+COMPILES = (
+    "tests/analysis/storages/test_labels.py",
+    "tests/measuring/test_estimate.py",
+    "tests/record/compiled/",
+    "tests/record/patches/test_compiled_regions.py",
+    "tests/record/patches/test_threads.py",
+    "tests/record/test_undisturbed.py",
+)
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """In the quick loop, slow files are not even imported."""
@@ -106,7 +116,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by what they need, so that ``-m`` can choose: see CONTRIBUTING.
 
-    Slow ones come first: at the end of a run no worker waits long for another.
+    Slow ones come first: at the end of a run no worker waits long for another. Those that compile
+    come after all others that search the heap.
     """
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
@@ -119,4 +130,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name, needed in needs.items():
             if needed:
                 item.add_marker(name)
-    items.sort(key=lambda item: not item.get_closest_marker("slow"))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.nodeid.startswith(COMPILES):
+        return 1
+    return 0 if item.get_closest_marker("slow") else 2

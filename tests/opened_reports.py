@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchmem.values.findings import words
-from pytest_torchmem.values.units import MiB, format_change, format_size
+from pytest_torchmem.values.units import MiB, format_size
 
 Run = dict[str, Any]
 ROWS = """[...document.querySelectorAll("details.test > summary")].map((summary) =>
-  [...summary.children].map((child) => child.firstChild?.textContent ?? ""))"""
+  [...summary.children].map((child, place) => (place < 4 ? child.firstChild?.textContent
+    : [...child.childNodes].map((node) => node.textContent).join("; ")) ?? ""))"""
 CELLS = """(rows) => rows.map((row) => [...row.children].map((cell) => cell.innerText.trim()))"""
 
 
@@ -46,15 +47,12 @@ def check_page(browser: Any, path: Path, run: Run, opened: str) -> None:
     assert set(rows) == set(run["tests"])
     for name, shown in run["tests"].items():
         window = body(shown)
-        peak = window["result"]["peak"]["total"]
-        against = format_change(peak - window["baseline_bytes"])
-        if window["change"] not in ("same", "grown", "shrunk"):
-            against = limit_status(window) or "no baseline"
-        elif peak == window["baseline_bytes"]:
-            against = "same"
-        elif window["baseline_bytes"]:
-            against += f" {100 * (peak / window['baseline_bytes'] - 1):+.1f} %"
-        assert rows[name][3:] == [format_size(peak), against], name
+        against = "not compared, ended by an exception" if shown["raised"] else window["status"]
+        assert rows[name][0] == shown["status"], name
+        assert rows[name][3] == format_size(window["result"]["peak"]["total"]), name
+        assert parts(rows[name][4]) == parts(against), name
+    counts = {chip.rpartition(" ")[0]: int(chip.rpartition(" ")[2]) for chip in chips(page)}
+    assert counts == (run["counts"] if len(rows) > 1 else {})
     check_window(page, body(test))
     assert trouble == []
     page.close()
@@ -81,13 +79,15 @@ def check_window(page: Any, window: dict[str, Any]) -> None:
             assert composition[words(category)][3] == format_size(size)
 
 
-def limit_status(window: dict[str, Any]) -> str:
-    """Return what a row says of a window's limits."""
-    if any(" over the limit of " in sentence for sentence in window["sentences"]):
-        return "over limit"
-    if total := window["limits"].get("total"):
-        return f"{window['result']['peak']['total'] / total:.0%} of limit"
-    return "within limits" if window["limits"] else ""
+def parts(status: str) -> set[str]:
+    """Return the parts of what is said of a test's limits and its baseline, in any order."""
+    return set(re.split("[;,] ", status))
+
+
+def chips(page: Any) -> list[str]:
+    """Return the statuses above a list, each with how many tests have it."""
+    told: list[str] = page.locator(".tools .chips button").all_inner_texts()
+    return told
 
 
 def differences(browser: Any, path: Path, test: str) -> list[list[str]]:
@@ -104,10 +104,14 @@ def check_markdown(path: Path, run: Run) -> None:
     """Each test is a row with the peak of the run, and each failed one has its sentences."""
     text = path.read_text(encoding="utf-8")
     found = re.findall(r"^\| (.+?) \| `(.+?)` \| (.*?) \| (.*?) \| .*\|$", text, re.MULTILINE)
-    rows = {name.partition("::")[2]: (status, peak) for status, name, peak, _ in found}
+    rows = {name.partition("::")[2]: (status, peak, told) for status, name, peak, told in found}
+    headline = ", ".join(f"{count} {status}" for status, count in run["counts"].items())
+    assert f"### Memory: {headline}\n" in text
     assert set(rows) == set(run["tests"])
     for name, test in run["tests"].items():
         assert rows[name][1] == format_size(body(test)["result"]["peak"]["total"])
+        assert rows[name][0].endswith(test["status"])
+        assert test["raised"] or rows[name][2].startswith(body(test)["status"])
         failed = test["outcome"] == "failed"
         assert ("failed" in rows[name][0]) == failed
         assert (f"<summary><code>{test['test']}</code></summary>" in text) == failed

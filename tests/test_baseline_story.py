@@ -221,7 +221,7 @@ def two_branches_add_tests(project: Project) -> None:
     project.git("merge", "-q", "two", "-m", "two")
     project.test("generate")
     project.test("loss")
-    assert "4 measured" in project.pytest("--torchmem-require-baseline")
+    assert "memory: 4 ok" in project.pytest("--torchmem-require-baseline")
     assert sorted(project.stored()) == [
         "test_forward: 50",
         "test_generate: 50",
@@ -311,8 +311,8 @@ def a_regression_is_caught(project: Project) -> None:
     told = project.pytest("--torchmem-report=out", "--junitxml=junit.xml", ends=1)
     assert "1 failed, 3 passed" in told
     assert (
-        "activation peaked at 113.0 MiB, 33.0 MiB over the baseline of 80.0 MiB (tolerance 2 %): "
-        "+33.0 MiB from aten::_to_copy in net.norm (fake_measure.py:31)"
+        "memory peaked at 133.0 MiB, +33.0 MiB (+33 %) over the baseline of 100.0 MiB: "
+        "+33.0 MiB of activation from aten::_to_copy in net.norm (fake_measure.py:31)"
     ) in told
     the_reports_of_the_regression_are_opened(project)
     project.test("train", parameter=20, activation=80)

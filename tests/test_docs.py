@@ -139,6 +139,15 @@ def test_the_failure_that_is_explained_is_a_real_one(tmp_path):
     assert missing == []
 
 
+def test_the_site_is_built_without_a_warning(tmp_path):
+    for package in ("sphinx", "furo", "myst_parser", "sphinx_copybutton"):
+        pytest.importorskip(package)
+    done = run(ROOT, "-m", "sphinx", "-W", "--keep-going", "-q", DOCS, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    loaded = [p.name for p in tmp_path.glob("*.html") if 'src="http' in p.read_text("utf-8")]
+    assert loaded == [], "the site is read offline, too"
+
+
 def test_a_block_that_is_not_run_would_be_noticed(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```python\nx = Net()\n```\n")

@@ -28,7 +28,7 @@ class Story:
         test: The test module, without its imports.
         before: The text of ``code`` that the regression replaces.
         after: What it is replaced by.
-        subject: How the first line of the failure must begin.
+        subject: What the first line of the failure must say.
         blamed: Text of the one line of the regressed module that the failure must name.
     """
 
@@ -90,7 +90,7 @@ LOGITS = Story(
     before="model(tokens)\n",
     after="model(tokens).float()\n",
     # The copy itself is not kept for backward, so it is TEMPORARY.
-    subject="temporary peaked at ",
+    subject="of temporary",
     blamed=".float()",
 )
 
@@ -119,7 +119,7 @@ LOGITS_IN_FORWARD = Story(
     """,
     before="self.head(self.embed(tokens))\n",
     after="self.head(self.embed(tokens))\n        logits = logits.float()\n",
-    subject="temporary peaked at ",
+    subject="of temporary",
     blamed="logits.float()",
 )
 
@@ -163,7 +163,7 @@ CHECKPOINTING = Story(
     """,
     before="self.checkpointing = True",
     after="self.checkpointing = False",
-    subject="activation peaked at ",
+    subject="of activation",
     blamed="torch.tanh(self.up(x))",
 )
 
@@ -235,7 +235,7 @@ OPTIMIZER_STATE = Story(
     """,
     before="torch.zeros_like(p)",
     after="torch.zeros_like(p, dtype=torch.float32)",
-    subject="optimizer state peaked at ",
+    subject="of optimizer state",
     blamed="torch.zeros_like(p, dtype=torch.float32)",
 )
 
@@ -271,7 +271,7 @@ CUSTOM_FUNCTION = Story(
     """,
     before="ctx.save_for_backward(x)",
     after="ctx.save_for_backward(x.float())",
-    subject="activation peaked at ",
+    subject="of activation",
     blamed="ctx.save_for_backward(x.float())",
 )
 
@@ -304,7 +304,7 @@ HIDDEN_STATES = Story(
     """,
     before="hidden = [x]",
     after="hidden.append(x)",
-    subject="temporary peaked at ",
+    subject="of temporary",
     blamed="torch.relu_(layer(x))",
 )
 
@@ -378,7 +378,7 @@ class TestStory:
 
     def test_the_first_line_names_category_and_source(self, runs: Runs, story: Story) -> None:
         line = runs.regressed[story.name]
-        assert line.startswith(story.subject)
+        assert story.subject in line
         assert " over the baseline of " in line
         assert story.place in line
 

@@ -68,7 +68,7 @@ def excerpt(output: str) -> Iterator[str]:
     for line in lines[start + 1 :]:
         if line.startswith(("---", "===", "___")):
             return
-        rows = rows + 1 if re.match(r" *(at least )?[+\d.]+ [KMGT]?i?B ", line) else 0
+        rows = rows + 1 if re.match(r" *[+\d.]+ [KMGT]?i?B ", line) else 0
         if rows <= ROWS_OF_A_TABLE:
             yield line
         elif rows == ROWS_OF_A_TABLE + 1:

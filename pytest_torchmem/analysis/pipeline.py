@@ -14,7 +14,7 @@ from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_devic
 from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
 from pytest_torchmem.analysis.events.running import Running, out_of_memory_ranks, running_at
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
-from pytest_torchmem.analysis.judge.growth import attribute_growth
+from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.judge.holders import LeftBehind
 from pytest_torchmem.analysis.storages.attribution import Attribution
 from pytest_torchmem.analysis.storages.categories import Decisions, decide
@@ -38,7 +38,7 @@ from pytest_torchmem.analysis.storages.timeline import (
 )
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.errors import TraceError
-from pytest_torchmem.values.findings import Growth
+from pytest_torchmem.values.findings import Difference
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind, Trace
 from pytest_torchmem.values.units import format_size
@@ -320,9 +320,10 @@ class MemoryProfile(GpuQuestions):
         """For each time the allocator ran out of memory what was live then, largest first."""
         return tuple(self._live_at(float(rank)) for rank in out_of_memory_ranks(self.tree))
 
-    def __sub__(self, before: MemoryProfile) -> tuple[Growth, ...]:
+    def __sub__(self, before: MemoryProfile) -> tuple[Difference, ...]:
         """Return the growth from the other's peak to this one, the largest contributor first."""
-        return attribute_growth(self.peak.live, before.peak.live)
+        found = differences(self.peak.live, before.peak.live)
+        return tuple(difference for difference in found if difference.size_bytes > 0)
 
     def region(self, begin_mark: int, end_mark: int, steps_of: str = "") -> MemoryProfile:
         """The part of the recording between two marks."""

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from pytest_torchmem.analysis.judge.differences import Comparison, Difference, compare
-from pytest_torchmem.analysis.judge.verdict import origin
+from pytest_torchmem.analysis.judge.causes import origin
+from pytest_torchmem.analysis.judge.comparison import Comparison, compare
 from pytest_torchmem.cli.inputs import Key, Measurements
 from pytest_torchmem.report.page.comparison import ComparedTest, comparison_page
 from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.contributors import Category
-from pytest_torchmem.values.findings import words
+from pytest_torchmem.values.findings import Difference, words
 from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.measured import peak_change
 from pytest_torchmem.values.units import format_apart, format_change, format_size
 
 CAUSES: Final = 3
@@ -148,22 +149,18 @@ def _headings(diff: Diff) -> Iterator[str]:
 
 
 def amount(row: Comparison) -> str:
-    """Return both peaks and the change: ``74.1 MiB -> 90.1 MiB, +16.0 MiB (+21.6 %)``."""
+    """Return both peaks and the change: ``74.1 MiB -> 90.1 MiB, +16.0 MiB (+22 %)``."""
     if row.before is None or row.after is None:
         return format_size(abs(row.size_bytes))
     before, after = format_apart(row.before.total, row.after.total)
     if before == after:
         return after
-    share = f" ({row.size_bytes / row.before.total:+.1%})" if row.before.total else ""
-    return f"{before} -> {after}, {format_change(row.size_bytes)}{share}"
+    return f"{before} -> {after}, {peak_change(row.before.total, row.after.total)}"
 
 
 def cause(difference: Difference) -> str:
     """Return one changed contributor on a line."""
-    least = "at least " if difference.at_least else ""
-    return one_line(
-        f"{least}{format_change(difference.size_bytes)} {origin(difference.contributor)}"
-    )
+    return one_line(f"{format_change(difference.size_bytes)} {origin(difference.contributor)}")
 
 
 def _own_peaks(row: Comparison) -> Iterator[str]:
@@ -187,10 +184,7 @@ def as_json(diff: Diff) -> str:
             "change": row.change.value,
             "before_bytes": row.before.total if row.before else None,
             "after_bytes": row.after.total if row.after else None,
-            "causes": [
-                {"bytes": d.size_bytes, "at_least": d.at_least, "text": cause(d)}
-                for d in row.differences
-            ],
+            "causes": [{"bytes": d.size_bytes, "text": cause(d)} for d in row.differences],
         }
         for key, row in diff.rows
     ]

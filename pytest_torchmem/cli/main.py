@@ -26,6 +26,7 @@ from pytest_torchmem.store.results import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.errors import ReportError, SizeError, TorchmemError
+from pytest_torchmem.values.json_values import told_damage
 from pytest_torchmem.values.units import parse_floor, parse_fraction
 
 
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         MemoryError,
     ) as error:
         # Every number and index in a file that somebody sent may be wrong.
-        print(f"torchmem: the input is damaged: {one_line(repr(error))}", file=sys.stderr)
+        print(f"torchmem: the input is damaged: {one_line(told_damage(error))}", file=sys.stderr)
     except BrokenPipeError:  # the reader has seen enough, as in `torchmem show x | head`
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
         return int(Exit.OK)

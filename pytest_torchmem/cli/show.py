@@ -26,7 +26,7 @@ def table(measurements: Measurements) -> str:
         lines.append(f"{size:>{wide}}  {name}  ({largest(entry.at_peak, 3)})")
     environments = "; ".join(measurements.environments)
     notes = dict.fromkeys(n for _, window in _windows(measurements) for n in window.result.notes)
-    closing = f"{len(lines)} measured on {environments or 'nothing'}"
+    closing = f"{len(lines)} measured on {environments}" if lines else "nothing was measured"
     return "\n".join([*lines, closing, *(f"note: {note}" for note in notes)])
 
 

@@ -36,7 +36,7 @@ from pytest_torchmem.values.errors import LimitError, MarkerError, RecordingErro
 from pytest_torchmem.values.findings import Verdict
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.units import reads_as_size
+from pytest_torchmem.values.units import format_size, reads_as_size
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -108,6 +108,12 @@ class Measure(MeasuredNumbers):
         self._inner: list[Region] = []
         self._result: Result | None = None
         self._missing = "nothing has been measured yet"
+
+    def __repr__(self) -> str:
+        if self._missing:
+            return f"<Measure {self.shown_name!r}: {self._missing}>"
+        peak, retained = map(format_size, (self.peak.total, self.retained.total))
+        return f"<Measure {self.shown_name!r}: peak {peak}, retained {retained}>"
 
     @property
     def device(self) -> str:
@@ -260,7 +266,8 @@ class Measure(MeasuredNumbers):
         """Write the result, those of the regions and the timeline to a file; return its path.
 
         ``{rank}`` in the path stands for the rank of this process. Where there are several ranks
-        and the path does not say it, the file's name gets it: ``mem-rank1.json``. `load_results`
+        and the path does not say it, the file's name gets it: ``mem-rank1.json``. Folders that are
+        not there are made. `load_results`
         and the command ``torchmem`` read the file. Raises `ReportError`.
         """
         from pytest_torchmem.measuring.saving import write_windows
@@ -357,7 +364,7 @@ def measure(
             ``activation="1GiB"``, ``growth=0``.
         device: Where to measure; by default the first GPU that works, otherwise the CPU.
         warmup: How often each call runs the function before the run that is measured.
-        output: A file to write after each measurement; see `Measure.save`.
+        output: A file to write after each measurement, whose folder is made; see `Measure.save`.
 
     Within another measurement, and in a test's body that the plugin measures, it is a region of
     that one. What the body raises comes out as it is. Raises `MarkerError` for an argument that

@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from pytest_torchmem.analysis.events.calls import list_calls
 from pytest_torchmem.analysis.events.flame_graph import collapsed, stacks_by_bytes, stacks_by_time
@@ -24,11 +24,14 @@ from pytest_torchmem.measuring.events import read_events
 from pytest_torchmem.report.page.html import picture_page
 from pytest_torchmem.report.viewers.memory_viz import pickled
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
+from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.trace import Trace
 
 Labels = Literal["torchmem", "torch"]
 #: What a stack weighs in a flame graph.
 Weight = Literal["peak", "allocated", "time", "device_time"]
+
+_ENDINGS: Final = (".html", ".json", ".json.gz", ".raw.json.gz")
 
 
 def analyze(profile: object, device: str | None = None) -> MemoryProfile:
@@ -59,16 +62,21 @@ def export_memory_timeline(
     AUTOGRAD_DETAIL, none of them), behind a column of zeros.
 
     With ``labels="torch"`` the data are torch's own; the default uses the labels of this package.
-    Raises `TraceError` for a profile that has not finished, `ValueError` for other labels.
+    Raises `TraceError` for a profile that has not finished, `ValueError` for other labels,
+    `ReportError` for another ending.
     """
     if labels not in ("torchmem", "torch"):
         raise ValueError(f"labels must be 'torchmem' or 'torch', not {labels!r}")
+    name = os.fspath(path)
+    if not name.endswith(_ENDINGS):
+        raise ReportError(
+            f"{name}: a memory timeline is written as {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}"
+        )
     from pytest_torchmem.record.tree.from_profiler import default_device, trace_of
 
     device = device or default_device()
     trace = profile if isinstance(profile, Trace) else trace_of(profile, device)
     source = _TorchSource(trace, device) if labels == "torch" else _OwnSource(trace, device)
-    name = os.fspath(path)
     if name.endswith(".html"):
         page = picture_page(sketch_timeline(source.timeline()), title=device)
         Path(name).write_text(page, encoding="utf-8")

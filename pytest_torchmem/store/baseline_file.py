@@ -16,7 +16,12 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Final, NoReturn
 
-from pytest_torchmem.analysis.judge.environments import Environment, complete, environment_name
+from pytest_torchmem.analysis.judge.environments import (
+    Environment,
+    complete,
+    environment_name,
+    told_differences,
+)
 from pytest_torchmem.store.baseline_rows import (
     COLUMNS,
     Numbers,
@@ -38,7 +43,7 @@ from pytest_torchmem.store.origins import (
 )
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError
-from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.json_values import Json, told_damage
 from pytest_torchmem.values.units import format_apart
 
 FORMAT: Final = 3
@@ -105,7 +110,7 @@ class StoredEntries:
                 _check_same(key, Numbers.of(old), numbers, path)
             _check_sentences(key, rows, numbers)
         except _WRONG as error:
-            raise _damaged(path, key, str(error)) from None
+            raise _damaged(path, key, told_damage(error)) from None
         return numbers
 
 
@@ -259,7 +264,7 @@ def _load(path: Path, text: str) -> tuple[object, Callable[[], StoredEntries]]:
     except (ValueError, RecursionError) as error:
         conflict = re.search(r"^<{7}|^>{7}", text, re.MULTILINE)
         raise unreadable(
-            path, "it holds merge conflict markers" if conflict else str(error)
+            path, "it holds merge conflict markers" if conflict else told_damage(error)
         ) from None
     return parsed, lambda: _entries(path, parsed)
 
@@ -387,7 +392,9 @@ def render(environment: Environment, entries: Mapping[str, list[str]]) -> str:
 def _check_format(path: Path, data: object) -> None:
     if not isinstance(data, dict) or not isinstance(data.get("entries"), dict | list):
         raise unreadable(path, "it is not a baseline file")
-    if data.get("format") not in list(FORMATS):
+    if "format" not in data:
+        raise unreadable(path, "it does not say its format")
+    if data["format"] not in list(FORMATS):
         raise BaselineError(
             f"the baseline {path} has format {data.get('format')!r}, and this version of "
             f"pytest-torchmem reads {', '.join(map(str, FORMATS))}; install a newer one"
@@ -400,10 +407,13 @@ def _check_format(path: Path, data: object) -> None:
 def _check(path: Path, data: object, environment: Environment) -> None:
     _check_format(path, data)
     stored = data.get("environment") if isinstance(data, dict) else None
-    if not isinstance(stored, dict) or complete(stored) != complete(environment):
+    if not isinstance(stored, dict):
+        raise unreadable(path, "it does not say where it was measured")
+    if complete(stored) != complete(environment):
         raise BaselineError(
-            f"the baseline {path} was measured on {stored!r}, "
-            f"and this run is on {complete(environment)!r}; move the file away and update again"
+            f"the baseline {path} was measured on another environment: "
+            f"{told_differences(complete(stored), complete(environment))}; "
+            "move the file away and update again"
         )
 
 
@@ -427,8 +437,8 @@ def _changed_twice(path: Path, key: str, part: str, one: object, other: object) 
     if isinstance(one, int) and isinstance(other, int):
         text += f", as {' and as '.join(format_apart(one, other))}"
     return EntryError(
-        f"the baseline {path}: {text}. Two branches changed it; measure again and accept it with "
-        "--torchmem-update-baseline"
+        f"the baseline {path}: {text}. Two branches changed it, or one changed it and the other an "
+        "entry beside it; measure again and accept it with --torchmem-update-baseline"
     )
 
 

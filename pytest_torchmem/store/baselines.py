@@ -15,6 +15,7 @@ from pytest_torchmem.analysis.judge.environments import (
     same_kind,
 )
 from pytest_torchmem.store.baseline_file import StoredEntries, read_any, read_file
+from pytest_torchmem.store.changed_lines import ChangedLines
 from pytest_torchmem.store.files import LOCK, replace_file
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import Contributor
@@ -55,6 +56,7 @@ class BaselineStore:
     def __init__(self, rootdir: Path, folder: Path | None, fallbacks: Sequence[str] = ()) -> None:
         self._rootdir = rootdir
         self.folder = folder
+        self.changed_lines = ChangedLines(rootdir)
         self._fallbacks = tuple(fallbacks)
         self._files: dict[Path, StoredEntries | BaselineError] = {}
         self._others: dict[Path, tuple[Environment, StoredEntries] | None] = {}

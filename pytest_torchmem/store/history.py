@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -15,7 +15,9 @@ from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, ReportError
 
 _MARK: Final = "\x1e"
-_FIELDS: Final = "%h%x1f%an%x1f%as%x1f%s"
+_SHORT: Final = 9
+_FIELDS: Final = "%H%x1f%an%x1f%as%x1f%s"
+_DAMAGED: Final = -1
 _Totals = dict[str, int]
 
 
@@ -49,8 +51,9 @@ class Acceptance:
 def read_history(folder: Path) -> tuple[Acceptance, ...]:
     """Return every change of a baseline at or below a folder, the oldest first.
 
-    A file that moved is no change, and its tests have the name that they have now. Raises
-    `ReportError` where there is no git, no repository or no baseline in its history.
+    Each commit is compared with its own parent, so that branches do not undo each other. A file
+    that moved is no change, and its tests have the name that they have now. Raises `ReportError`
+    where there is no git, no repository or no baseline in its history.
     """
     log = _git(
         folder,
@@ -59,33 +62,70 @@ def read_history(folder: Path) -> tuple[Acceptance, ...]:
         "--topo-order",
         "--no-merges",
         "-M",
-        "--name-status",
+        "--raw",
+        "--no-abbrev",
         "-z",
         f"--format={_MARK}{_FIELDS}",
         "--",
         ".",
     )
     found: list[Acceptance] = []
-    stored: dict[str, _Totals] = {}
+    blobs = _Blobs(folder)
     for block in log.split(_MARK)[1:]:
         head, _, names = block.partition("\0")
         commit, author, date, subject = head.strip("\n").split("\x1f")
-        for old, new in _changed_files(names):
-            before = stored.pop(old, {})
-            if old and new and old != new:
-                found = [_moved(item, _named(old), _named(new)) for item in found]
-            after = _totals(folder, commit, new) if new else {}
-            if new:
-                stored[new] = after
-            test, environment = _named(new or old)
-            for key, change, sizes in _changes(before, after):
+        for was, now in _changed_files(names):
+            if was.name and now.name and was.name != now.name:
+                old, new = _named(was.name), _named(now.name)
+                found = [_moved(item, old, new) for item in found]
+            test, environment = _named(now.name or was.name)
+            before = {
+                key: _last(found, f"{test}::{key}", environment) if total == _DAMAGED else total
+                for key, total in blobs.totals(was).items()
+            }
+            short = commit[:_SHORT]
+            for key, change, sizes in _changes(before, blobs.totals(now)):
                 place = f"{test}::{key}"
                 found.append(
-                    Acceptance(place, environment, change, *sizes, commit, author, date, subject)
+                    Acceptance(place, environment, change, *sizes, short, author, date, subject)
                 )
     if not found:
         raise ReportError(f"git knows no baseline in {folder}; commit the folder {FOLDER} first")
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """A baseline file on one side of a commit; without a name where it is not there."""
+
+    name: str = ""
+    blob: str = ""
+
+
+class _Blobs:
+    """The peaks in versions of baseline files. Most are on the far side of the next commit, too."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[str, _Totals] = {"": {}}
+
+    def totals(self, version: _Version) -> _Totals:
+        """Return the peaks in a file, `_DAMAGED` for an entry that is; none of no baseline."""
+        if version.blob not in self._known:
+            self._known[version.blob] = self._read(version)
+        return self._known[version.blob]
+
+    def _read(self, version: _Version) -> _Totals:
+        path = Path(version.name)
+        try:
+            _, entries = parse_text(_git(self._folder, "cat-file", "blob", version.blob), path)
+        except (BaselineError, ReportError):
+            return {}
+        totals = dict.fromkeys(entries.lines, _DAMAGED)
+        for key in entries.lines:
+            with contextlib.suppress(BaselineError):
+                totals[key] = entries.numbers(key, path).total
+        return totals
 
 
 def _moved(item: Acceptance, old: tuple[str, str], new: tuple[str, str]) -> Acceptance:
@@ -96,44 +136,42 @@ def _moved(item: Acceptance, old: tuple[str, str], new: tuple[str, str]) -> Acce
     return replace(item, test=f"{new[0]}::{key}", environment=new[1])
 
 
-def _changed_files(names: str) -> Iterator[tuple[str, str]]:
-    """Yield the baseline files of a commit: what each was called, and is; ``""`` for neither."""
+def _last(found: Iterable[Acceptance], test: str, environment: str) -> int:
+    """Return the peak that was accepted last, of an entry that two branches had changed."""
+    sizes = [i.after_bytes for i in found if (i.test, i.environment) == (test, environment)]
+    return sizes[-1] if sizes else 0
+
+
+def _changed_files(names: str) -> Iterator[tuple[_Version, _Version]]:
+    """Yield the baseline files of a commit as they were and as they are."""
     parts = iter(names.strip("\0\n").split("\0"))
-    for status in parts:
-        if not (status := status.strip("\n")):
+    for raw in parts:
+        if not raw.strip("\n"):
             continue
+        *_, was, now, status = raw.split()
         old = new = next(parts)
         if status[0] in "RC":
             new = next(parts)
-        if status[0] == "D":
-            new = ""
-        if FOLDER in PurePosixPath(new or old).parts and (new or old).endswith(".json"):
-            yield ("" if status[0] == "C" else old), new
+        if FOLDER in PurePosixPath(new).parts and new.endswith(".json"):
+            yield (
+                _Version() if status[0] in "AC" else _Version(old, was),
+                _Version() if status[0] == "D" else _Version(new, now),
+            )
 
 
-def _totals(folder: Path, commit: str, file: str) -> _Totals:
-    """Return the peaks in a file as it was in a commit; none where it cannot be read."""
-    try:
-        _, entries = parse_text(_git(folder, "show", f"{commit}:{file}"), Path(file))
-    except (BaselineError, ReportError):
-        return {}
-    totals = {}
-    for key in entries.lines:
-        with contextlib.suppress(BaselineError):
-            totals[key] = entries.numbers(key, Path(file)).total
-    return totals
+def _changes(before: _Totals, after: _Totals) -> Iterator[tuple[str, Change, tuple[int, int]]]:
+    """Yield what changed from one version of a file to the next.
 
-
-def _changes(
-    before: Mapping[str, int], after: Mapping[str, int]
-) -> Iterator[tuple[str, Change, tuple[int, int]]]:
-    """Yield what changed from one version of a file to the next."""
+    An entry that is damaged, as a merge may leave it, is no change.
+    """
     for key in sorted(before.keys() | after.keys()):
         was, now = before.get(key, 0), after.get(key, 0)
+        if now == _DAMAGED:
+            continue
         if key not in before:
-            yield key, Change.NEW, (was, now)
+            yield key, Change.NEW, (0, now)
         elif key not in after:
-            yield key, Change.UNUSED, (was, now)
+            yield key, Change.UNUSED, (was, 0)
         elif was != now:
             yield key, Change.GROWN if now > was else Change.SHRUNK, (was, now)
 

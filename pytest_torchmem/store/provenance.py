@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import subprocess
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timezone
 from importlib import metadata
@@ -30,6 +31,12 @@ def stamped(run: RunReport, folder: Path, rank: Rank) -> RunReport:
         versions=_versions(),
         rank=rank,
     )
+
+
+def checked_out(folder: Path, files: Iterable[str]) -> frozenset[str]:
+    """Return those of some files, relative to ``folder``, that git has in its index."""
+    listed = _git(folder, "--literal-pathspecs", "ls-files", "-z", "--", *files)
+    return frozenset(filter(None, listed.split("\0")))
 
 
 def _versions() -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import ReportError
-from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.json_values import Json, told_damage
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Rank, RunSummary, Window
 
 KIND: Final = "torchmem-results"
@@ -69,8 +69,24 @@ class TestReport:
 
     @property
     def peak_bytes(self) -> int:
-        """The body's peak; 0 where nothing was measured."""
-        return self.body.result.peak.total if self.body else 0
+        """The peak of `leading`; 0 where nothing was measured."""
+        return self.leading.result.peak.total if self.leading else 0
+
+    @property
+    def leading(self) -> Window | None:
+        """The window that a row of a report is about; None where nothing was measured.
+
+        It is the body, or an estimate that failed beside it. A region that failed is a part of the
+        body; an estimate is of something else.
+        """
+        well = self.body is not None and not self.body.sentence
+        failed = (window for window in self.failed_windows if window.result.estimated and well)
+        return next(failed, self.body)
+
+    @property
+    def standing(self) -> str:
+        """How `leading` stands to its limits and its baseline; ``""`` where it had neither."""
+        return self.measured.status_of(self.leading) if self.leading else ""
 
     @property
     def body(self) -> Window | None:
@@ -80,7 +96,8 @@ class TestReport:
 
     def to_json(self) -> dict[str, Json]:
         data = self.measured.to_json()
-        return {**data, "file": self.file, "outcome": self.outcome, "line": self.line}
+        own = {"outcome": self.outcome, "status": self.status, "line": self.line}
+        return {**data, "file": self.file, **own}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> TestReport:
@@ -124,7 +141,7 @@ class RunReport:
         """
 
         def place(test: TestReport) -> tuple[int, int, int, str]:
-            before_bytes = test.body.baseline_bytes if test.body else 0
+            before_bytes = test.leading.baseline_bytes if test.leading else 0
             grown_bytes = test.peak_bytes - before_bytes if before_bytes else 0
             return (
                 STATUSES.index(test.status),
@@ -140,6 +157,12 @@ class RunReport:
         found = [test.status for test in self.tests]
         return {status: found.count(status) for status in STATUSES if status in found}
 
+    @property
+    def headline(self) -> str:
+        """How many tests have each status, in words."""
+        counts = ", ".join(f"{count} {status}" for status, count in self.counts().items())
+        return counts or "nothing was measured"
+
     def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
         return {
@@ -151,6 +174,7 @@ class RunReport:
             "versions": dict(self.versions),
             "rank": self.rank.number,
             "rank_count": self.rank.count,
+            "counts": self.counts(),
             "tests": [test.to_json() for test in self.tests],
             "changes": [
                 {
@@ -200,15 +224,19 @@ def read_run(path: Path) -> RunReport:
     """Return the run in a results file. Raises `ReportError` when there is none in it."""
     try:
         return parse_run(json.loads(path.read_text(encoding="utf-8")), str(path))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ReportError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ReportError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"{path} cannot be read: {told_damage(error)}") from None
 
 
 def parse_run(data: object, name: str) -> RunReport:
     """Return the run in parsed JSON. Raises `ReportError` when there is none in it."""
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise ReportError(f"{name} is no results file; `--torchmem-report=x.json` writes one")
-    if data.get("format") not in FORMATS:
+    if "format" not in data:
+        raise ReportError(f"{name} is damaged: it does not say its format")
+    if data["format"] not in list(FORMATS):
         known = ", ".join(map(str, FORMATS))
         raise ReportError(
             f"{name} has format {data.get('format')!r}, and this version of pytest-torchmem reads "
@@ -217,7 +245,7 @@ def parse_run(data: object, name: str) -> RunReport:
     try:
         return RunReport.from_json(data)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise ReportError(f"{name} is damaged: {error!r}") from None
+        raise ReportError(f"{name} is damaged: {told_damage(error)}") from None
 
 
 def merged(runs: Iterable[RunReport]) -> RunReport:

@@ -117,25 +117,21 @@ def _extracted(event: TreeEvent) -> Iterator[tuple[TensorKey | None, TensorKey |
     if event.scope is Scope.BACKWARD_FUNCTION and event.name == _ACCUMULATE:
         first = next(iter(event.children), None)
         if first is not None and first.name in _KEEPING:
-            yield from ((None, _key(first, row)) for row in _rows(first, Role.OPERATOR_INPUT)[:1])
+            yield from ((None, _key(first, row)) for row in first.tensor_rows[:1])
         return
+    roles = event.columns.roles
     pairs: list[tuple[TensorKey | None, TensorKey | None]] = []
-    for row in _rows(event, *_PARAMETERS, *_GRADIENTS):
+    for row in event.tensor_rows:
         # A gradient follows its parameter.
-        if event.tree.trace.tensors["role"][row] in _PARAMETERS:
+        if roles[row] in _PARAMETERS:
             pairs.append((_key(event, row), None))
-        else:
+        elif roles[row] in _GRADIENTS:
             pairs[-1] = pairs[-1][0], _key(event, row)
     yield from pairs
 
 
-def _rows(event: TreeEvent, *roles: Role) -> list[int]:
-    tensors = event.tree.trace.tensors
-    return [row for row in event.tensor_rows if tensors["role"][row] in roles]
-
-
 def _key(event: TreeEvent, row: int) -> TensorKey | None:
-    trace = event.tree.trace
+    trace = event.columns.tree.trace
     tensor = trace.tensors[row]
     if not tensor["keyed"]:
         return None
@@ -276,8 +272,8 @@ class DataFlowGraphView:
     @property
     def leaf_events(self) -> tuple[TreeEvent, ...]:
         """The event of each node, in the order of start times."""
-        rows = self.columns.node_event.tolist()
-        return tuple(TreeEvent(self.columns.tree, row) for row in rows)
+        lists = self.op_tree.columns
+        return tuple(TreeEvent(lists, row) for row in self.columns.node_event.tolist())
 
     @cached_property
     def flow_nodes(self) -> tuple[DataFlowNode, ...]:

@@ -19,8 +19,8 @@ from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size
 
-KEPT_CONTRIBUTORS: Final = 20
-"""How many of the largest contributors are stored: enough to name what is new, few to review."""
+KEPT_CONTRIBUTORS: Final = 64
+"""How many of the largest contributors are stored: as many as a result has."""
 
 
 class Change(enum.Enum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeVar
 
@@ -141,6 +141,8 @@ class Contributor:
         source: The user's line that called the operator; None when no user frame was seen.
         phase: Where in the step they were made.
         labels: Enclosing ``record_function`` labels, outermost first.
+        order: When the first of them was made, as a number that later ones exceed; 0 for what was
+            there before, and where nobody knows. Two that differ in nothing else are equal.
     """
 
     category: Category
@@ -151,6 +153,7 @@ class Contributor:
     source: Source | None
     phase: Phase
     labels: tuple[str, ...] = ()
+    order: int = field(default=0, compare=False)
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -208,16 +211,16 @@ def _source(file: object, line: object, function: object) -> Source:
 
 
 def whole_number(value: object) -> int:
-    """Return a number of bytes or storages that a file holds. Raises `TypeError` for others."""
+    """Return a number of bytes or storages that a file holds. Raises `ValueError` for others."""
     if type(value) is not int or not 0 <= value <= _LARGEST:
         text = repr(value) if not isinstance(value, int) or value < 0 else "a larger one"
-        raise TypeError(f"expected a whole number of bytes, found {text}")
+        raise ValueError(f"expected a whole number of bytes, found {text}")
     return value
 
 
 def _text(value: object) -> str:
     if type(value) is not str:
-        raise TypeError(f"expected text, found {value!r}")
+        raise ValueError(f"expected text, found {value!r}")
     return value
 
 

@@ -56,22 +56,42 @@ _UNREAD: Final = (
 _TOO_LARGE: Final = (FindingKind.OVER_LIMIT, FindingKind.GROWN)
 
 
+class DifferenceKind(enum.Enum):
+    """How a contributor differs from what the other side holds.
+
+    NEW and GROWN were made by the body. LONGER is as large as before, and was gone by the moment
+    that is compared. READ was there before the body, which touches more of it. RELABELLED was of
+    another category.
+    """
+
+    NEW = "new"
+    GROWN = "grown"
+    LONGER = "lives longer"
+    READ = "read"
+    RELABELLED = "relabelled"
+    GONE = "gone"
+    SHRUNK = "shrunk"
+
+
 @dataclass(frozen=True, slots=True)
-class Growth:
-    """One contributor that holds more than the baseline knows of.
+class Difference:
+    """One contributor that holds more than on the other side, or less.
 
     Attributes:
-        contributor: The measured contributor; the largest of those that are new.
-        size_bytes: By how much its group grew.
-        new: True when the baseline has no contributor like it.
-        at_least: True when the baseline left small contributors out, so that the growth may be
-            smaller than what is live but not smaller than ``size_bytes``.
+        contributor: The one that grew, as it is now; or the one that shrank, as it was.
+        size_bytes: By how much: above zero for growth, below for shrinking.
+        kind: How it differs.
+        changed: The line that makes it is not as it was when the baseline was stored.
+        places: Of how many modules it is; its path is what they have in common.
+        was: The category that relabelled bytes had.
     """
 
     contributor: Contributor
     size_bytes: int
-    new: bool
-    at_least: bool = False
+    kind: DifferenceKind
+    changed: bool = False
+    places: int = 1
+    was: Category | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +103,20 @@ class Finding:
         key: One of `LIMIT_KEYS`.
         numbers: Both numbers, in a sentence without a cause; or why there is no number.
         excess_bytes: By how much; 0 when the number could not be judged.
-        growths: What grew, largest first, when there was a baseline to compare with.
-        cause: The largest cause in words, ``""`` for none.
-        causes: The contributor that these words are about; empty for none.
+        growths: What grew, the most telling first, when there was a baseline to compare with.
+        cause: The cause in words, ``""`` for none.
+        causes: The contributors that these words are about; empty for none.
+        allowed: What the baseline allows: ``tolerance 2 %``; ``""`` without one.
     """
 
     kind: FindingKind
     key: str
     numbers: str
     excess_bytes: int = 0
-    growths: tuple[Growth, ...] = ()
+    growths: tuple[Difference, ...] = ()
     cause: str = ""
     causes: tuple[Contributor, ...] = ()
+    allowed: str = ""
 
     @property
     def sentence(self) -> str:
@@ -150,12 +172,12 @@ class Verdict:
         return tuple(dict.fromkeys(finding.kind for finding in self.findings))
 
     @property
-    def growths(self) -> tuple[Growth, ...]:
+    def growths(self) -> tuple[Difference, ...]:
         """What grew against the baseline, each contributor once, largest growth first."""
-        seen: dict[tuple[str, ...], Growth] = {}
+        seen: dict[object, Difference] = {}
         for finding in self.findings:
             for growth in finding.growths:
-                seen.setdefault(growth.contributor.identity, growth)
+                seen.setdefault(growth.contributor.told_as, growth)
         return tuple(sorted(seen.values(), key=lambda g: -g.size_bytes))
 
 

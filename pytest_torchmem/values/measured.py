@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from pytest_torchmem.values.baseline import BaselineEntry, Change
+from pytest_torchmem.values.contributors import (
+    Contributor,
+    contributor_from_json,
+    contributor_to_json,
+)
 from pytest_torchmem.values.findings import FindingKind, is_estimated
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Result
-from pytest_torchmem.values.units import format_size
+from pytest_torchmem.values.units import format_change, format_share, format_size
+
+_COMPARED: Final = (Change.SAME, Change.WITHIN, Change.GROWN, Change.SHRUNK)
+_WORDS: Final = {Change.SAME: "same as baseline", Change.NEW: "new, no baseline"}
+"""A change in words, where its own word is too short for a report."""
+
+NOT_COMPARED: Final = "not compared, ended by an exception"
+"""Said of a body that did not come to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +45,7 @@ class Window:
         nearest: Without a baseline, the nearest environment that has one; ``""`` if none does.
         notice: What shrank, in a sentence; ``""`` when nothing did.
         kinds: Why it failed, each kind once, the most telling first.
+        causes: The contributors that the sentences name, each once, in their order.
     """
 
     key: str
@@ -47,6 +61,7 @@ class Window:
     nearest: str = ""
     notice: str = ""
     kinds: tuple[FindingKind, ...] = ()
+    causes: tuple[Contributor, ...] = ()
 
     @property
     def is_bound(self) -> bool:
@@ -83,6 +98,39 @@ class Window:
             return f"{status} ({', '.join(simulated)} estimated)"
         return status
 
+    @property
+    def is_compared(self) -> bool:
+        """True where there was a baseline, of however few bytes."""
+        return self.change in _COMPARED
+
+    @property
+    def change_text(self) -> str:
+        """By how much the peak differs from its baseline: ``+33.0 MiB (+30 %)``.
+
+        ``""`` of what is the same, and where there is no baseline.
+        """
+        if not self.is_compared or self.change is Change.SAME:
+            return ""
+        return peak_change(self.baseline_bytes, self.result.peak.total)
+
+    @property
+    def change_word(self) -> str:
+        """The change in a word or two; ``""`` where nobody asked for a baseline."""
+        if self.change is Change.NOT_COMPARED:
+            return ""
+        return _WORDS.get(self.change) or str(self.change.value)
+
+    @property
+    def baseline_status(self) -> str:
+        """How a window stands to its baseline; ``""`` where nobody asked for one."""
+        other = f"compared with {self.reference}" if self.reference else ""
+        return ", ".join(filter(None, [self.change_word, self.change_text, other]))
+
+    @property
+    def status(self) -> str:
+        """How a window stands to its limits and its baseline, in the words of every report."""
+        return "; ".join(filter(None, [self.limit_status, self.baseline_status]))
+
     def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
         return {
@@ -99,6 +147,8 @@ class Window:
             "nearest": self.nearest,
             "notice": self.notice,
             "kinds": [kind.value for kind in self.kinds],
+            "causes": [contributor_to_json(c) for c in self.causes],
+            "status": self.status,
         }
 
     @classmethod
@@ -118,7 +168,17 @@ class Window:
             nearest=data.get("nearest", ""),
             notice=data.get("notice", ""),
             kinds=tuple(map(FindingKind, data.get("kinds", ()))),
+            causes=tuple(map(contributor_from_json, data.get("causes", ()))),
         )
+
+
+def peak_change(before_bytes: int, after_bytes: int) -> str:
+    """Return ``+33.0 MiB (+30 %)``, or that nothing changed at the peak."""
+    change_bytes = after_bytes - before_bytes
+    if not change_bytes:
+        return "peak as before"
+    share = format_share(change_bytes, before_bytes)
+    return format_change(change_bytes) + (f" ({share})" if share else "")
 
 
 def unjudged(result: Result, picture: Picture | None, sentences: Sequence[str] = ()) -> Window:
@@ -152,6 +212,15 @@ class MeasuredTest:
     problem: str = ""
     unjudged: tuple[Window, ...] = ()
     raised: str = ""
+
+    @property
+    def rows(self) -> tuple[Window, ...]:
+        """What a table has a row for: what was judged, or the body that did not come to its end."""
+        return self.windows or (self.unjudged[:1] if self.raised else ())
+
+    def status_of(self, window: Window) -> str:
+        """How one of its rows stands to its limits and its baseline."""
+        return NOT_COMPARED if self.raised else window.status
 
     def to_json(self) -> dict[str, Json]:
         """Return plain builtins: nothing else crosses from a worker to its controller."""

@@ -29,6 +29,9 @@ _FACTORS: Final = {
 _MOST_DIGITS: Final = 32
 _LARGEST_FRACTION: Final = 1000.0
 
+_TOO_MANY_TIMES: Final = 1000
+_ONE_DIGIT: Final = 0.0095
+
 _SIZE = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*((?:[kmgt]i?)?b)\s*", re.IGNORECASE)
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _FLOOR = re.compile(r"\s*(\S+\s*%)\s+up\s+to\s+(.*)", re.IGNORECASE)
@@ -141,3 +144,15 @@ def format_apart(*sizes: int) -> tuple[str, ...]:
 def format_change(size_bytes: int) -> str:
     """Return a size with its sign: ``+32.0 MiB``, ``-4 B``, ``+0 B``."""
     return ("+" if size_bytes >= 0 else "") + format_size(size_bytes)
+
+
+def format_share(change_bytes: int, whole_bytes: int) -> str:
+    """Return a change as a share of what it changes: ``+30 %``.
+
+    A share of next to nothing, or next to no share, is not worth a word: ``""``.
+    """
+    if not whole_bytes or change_bytes > _TOO_MANY_TIMES * whole_bytes:
+        return ""
+    share = change_bytes / whole_bytes
+    text = f"{share:+,.{0 if abs(share) >= _ONE_DIGIT else 1}%}"
+    return "" if text[1:] == "0.0%" else text.replace("%", " %")

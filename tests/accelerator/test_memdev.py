@@ -83,15 +83,15 @@ LIMITS = {
     "training_within_its_limits": ("PASSED", ""),
     "too_much_activation": (
         "FAILED",
-        "activation peaked at 28.0 KiB, 27.0 KiB over the limit of 1.0 KiB: "
+        "activation peaked at 28.0 KiB, +27.0 KiB (+2,700 %) over the limit of 1.0 KiB: "
         "largest 12.0 KiB from aten::ones (test_limits.py:",
     ),
     "something_is_kept": (
         "FAILED",
-        "retained 40.0 KiB, 39.0 KiB over the limit of 1.0 KiB: largest 40.0 KiB of temporary from "
-        "aten::ones (test_limits.py:",
+        "retained 40.0 KiB, +39.0 KiB (+3,900 %) over the limit of 1.0 KiB: "
+        "largest 40.0 KiB of temporary from aten::ones (test_limits.py:",
     ),
-    "growth": ("FAILED", "grew by 8.0 KiB per step, 8.0 KiB over the limit of 0 B"),
+    "growth": ("FAILED", "grew by 8.0 KiB per step, +8.0 KiB over the limit of 0 B"),
     "nothing_on_the_device": ("FAILED", "the body used no memory on memdev:0: the reading is 0 B"),
     "out_of_memory": ("FAILED", "memdev out of memory: tried to allocate 81920 bytes"),
     "a_counter_that_says_nothing": (
@@ -99,7 +99,10 @@ LIMITS = {
         "the limit of 1.0 MiB on active memory cannot be judged: the allocator of memdev:0 counted "
         "no active bytes at all [no-counter]",
     ),
-    "baseline": ("FAILED", "temporary peaked at 40.0 KiB, 20.0 KiB over the baseline of 20.0 KiB"),
+    "baseline": (
+        "FAILED",
+        "temporary peaked at 40.0 KiB, +20.0 KiB (+100 %) over the baseline of 20.0 KiB",
+    ),
 }
 
 

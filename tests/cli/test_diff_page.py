@@ -73,7 +73,7 @@ def test_each_test_of_both_runs_has_a_row_with_its_change(command, open_page, tm
     assert err == "report written: diff.html\n"
     page = open_page()
     assert facts(page) == {
-        "test_x": ("grown", ["+90.1 MiB", "+100.0 %"]),
+        "test_x": ("grown", ["+90.1 MiB (+100 %)", "grown"]),
         "test_new": ("new", [f"only in {after}"]),
         "test_gone": ("unused", [f"only in {before}"]),
         "test_y": ("same", ["same"]),
@@ -115,7 +115,7 @@ def test_a_run_can_be_held_against_its_baseline(command, open_page, tmp_path):
     after = results(tmp_path / "b.json", {**A, "test_x": 30 * MiB})
     assert command("diff", before, after, "-o", "diff.html")[0] == Exit.GROWN
     page = open_page()
-    assert facts(page)["test_x"] == ("grown", ["+20.0 MiB", "+200.0 %"])
+    assert facts(page)["test_x"] == ("grown", ["+20.0 MiB (+200 %)", "grown"])
     page.locator("details.test summary").first.click()
     # The row opens a moment after the click.
     page.get_by_text(f"There is no timeline of this in {after}").wait_for()

@@ -1,5 +1,6 @@
 """torchmem history: who accepted which number when, read from git."""
 
+import re
 import subprocess
 from html.parser import HTMLParser
 
@@ -61,6 +62,13 @@ def test_the_latest_changes_of_all_tests_come_first(command, told):
         assert line.endswith(subject)
 
 
+def test_a_commit_has_its_short_name(command, told):
+    out = command("history", "test_moved.py::test_a", "-C", told)[1]
+    (name,) = re.findall(r" ([0-9a-f]+) +half of it", out)
+    assert len(name) == 9
+    git(told, "cat-file", "commit", name)
+
+
 def test_a_test_has_a_bar_for_each_size_that_was_accepted(command, told):
     _, out, _ = command("history", "test_moved.py::test_a", "-C", told)
     bars = [max(line.count("#"), line.count("\u2588")) for line in out.splitlines()[2:]]
@@ -78,7 +86,9 @@ def test_the_page_is_one_file_that_runs_nothing(command, told):
     parser = HTMLParser()
     parser.handle_starttag = lambda tag, attributes: tags.append(tag)  # type: ignore[assignment]
     parser.feed(text)
-    assert tags.count("circle") == 5
+    # A dot for each size of test_a; test_b has one, which needs no plot.
+    assert tags.count("circle") == 3
+    assert tags.count("svg") == 1
     assert not {"script", "link", "img"} & set(tags)
 
 
@@ -98,3 +108,38 @@ def test_without_a_repository_or_a_baseline_it_says_so(command, tmp_path):
     assert command("history", "-C", tmp_path)[0] == 2
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "nothing")
     assert "git knows no baseline" in command("history", "-C", tmp_path)[2]
+
+
+def test_branches_do_not_undo_each_other(command, tmp_path):
+    git(tmp_path, "init", "-q", "-b", "main")
+    accept(tmp_path, {"test_a": 10}, "first")
+    git(tmp_path, "checkout", "-q", "-b", "side")
+    accept(tmp_path, {"test_side": 5}, "side")
+    git(tmp_path, "checkout", "-q", "main")
+    accept(tmp_path, {"test_z": 5}, "main")
+    (tmp_path / ".gitattributes").write_text("*.json merge=union\n*.origins merge=union\n")
+    git(tmp_path, "merge", "-q", "side", "-m", "both")
+    accept(tmp_path, {"test_a": 20}, "later")
+    lines = [" ".join(line.split()) for line in command("history", "-C", tmp_path)[1].splitlines()]
+    told = [line.partition("Ada & b ")[2].partition(" cpu")[0] for line in lines[1:]]
+    name = "tests/test_net.py::test_"
+    assert told[0] == f"+100 % 20.0 MiB {name}a"
+    assert sorted(told[1:]) == [
+        f"new 10.0 MiB {name}a",
+        f"new 5.0 MiB {name}side",
+        f"new 5.0 MiB {name}z",
+    ]
+
+
+def test_an_entry_that_a_merge_left_twice_was_what_was_accepted_last(command, tmp_path):
+    git(tmp_path, "init", "-q", "-b", "main")
+    accept(tmp_path, {"test_a": 10}, "first")
+    git(tmp_path, "checkout", "-q", "-b", "side")
+    accept(tmp_path, {"test_a": 20}, "side")
+    git(tmp_path, "checkout", "-q", "main")
+    accept(tmp_path, {"test_a": 30}, "main")
+    (tmp_path / ".gitattributes").write_text("*.json merge=union\n*.origins merge=union\n")
+    git(tmp_path, "merge", "-q", "side", "-m", "both")
+    accept(tmp_path, {"test_a": 60}, "measured again")
+    assert "60.0 MiB" in command("history", "-C", tmp_path)[1].splitlines()[1]
+    assert "new" not in command("history", "-C", tmp_path)[1].splitlines()[1]

@@ -80,7 +80,7 @@ def test_a_kept_limit_is_proved_by_counters_and_a_broken_one_is_recorded(project
     )
     said, outcomes = project.run()
     assert outcomes == {"passed": 2, "failed": 1}, said
-    assert "memory peaked at 45.0 MiB, 5.0 MiB over the limit of 40.0 MiB" in said
+    assert "memory peaked at 45.0 MiB, +5.0 MiB (+12 %) over the limit of 40.0 MiB" in said
     assert "45.0 MiB of temporary from aten::ones" in said
     assert "at most 30.0 MiB" in said
 

@@ -75,13 +75,14 @@ def test_a_block_over_its_limit_raises_the_sentence_of_a_test():
     with pytest.raises(LimitError) as caught, measure("work", "1MiB", temporary=3, device="cpu"):
         make(2)
     assert str(caught.value).startswith(
-        "in 'work', temporary peaked at 2.0 MiB, 2.0 MiB over the limit of 3 B: "
+        "in 'work', temporary peaked at 2.0 MiB, +2.0 MiB over the limit of 3 B: "
         "largest 2.0 MiB from aten::ones (test_block.py:"
     )
     assert str(caught.value).endswith(" [over-limit]")
     assert len(caught.value.sentences) == 2
     assert (
-        "memory peaked at 2.0 MiB, 1.0 MiB over the limit of 1.0 MiB" in caught.value.sentences[1]
+        "memory peaked at 2.0 MiB, +1.0 MiB (+100 %) over the limit of 1.0 MiB"
+        in caught.value.sentences[1]
     )
 
 
@@ -385,3 +386,26 @@ def test_what_a_block_left_alive_is_named_with_what_holds_it():
         kept.append(torch.ones(MiB))
     assert ", still held by kept in test_what_a_block_left_alive_" in str(caught.value)
     assert block.retained.holders[0].size_bytes == 4 * MiB
+
+
+def test_a_block_prints_its_name_and_its_numbers():
+    block = measure("step", device="cpu")
+    assert repr(block) == "<Measure 'step': nothing has been measured yet>"
+    with block:
+        assert repr(block) == "<Measure 'step': it is still open>"
+        kept = torch.ones(MiB // 4)
+        del kept
+    assert repr(block) == "<Measure 'step': peak 1.0 MiB, retained 0 B>"
+
+
+def breaks_in_its_second_step() -> None:
+    with measure("loop", growth=0, device="cpu") as block:
+        for step in block.steps(6):
+            torch.ones(4)
+            if step == 1:
+                break
+
+
+def test_a_loop_that_breaks_in_its_second_step_is_told_why_there_is_no_growth():
+    with pytest.raises(LimitError, match="came to the end of one step only: a step that `break`"):
+        breaks_in_its_second_step()

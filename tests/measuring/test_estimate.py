@@ -538,3 +538,13 @@ def test_a_compiled_module_is_estimated_as_the_eager_one_and_says_so():
         result = estimate(compiled, x)
     assert result.peak.total == estimate(model, x).peak.total
     assert any("torch.compile is not followed" in note for note in result.notes)
+
+
+def test_a_training_step_that_is_estimated_without_gradients_says_so():
+    model, x = Mlp(), torch.randn(8, 64)
+    with torch.no_grad():
+        asked, inference = estimate(model, x), estimate(model, x, backward=False)
+    told = "backward=False estimates inference"
+    assert asked.peak.total == estimate(model, x).peak.total
+    assert any(told in note for note in asked.notes)
+    assert not any(told in note for note in (*inference.notes, *estimate(model, x).notes))

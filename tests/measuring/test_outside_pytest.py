@@ -55,7 +55,8 @@ work()
     done = run_script(tmp_path, code)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "pytest_torchmem.LimitError: in 'work', memory peaked at 4.0 MiB, 3.0 MiB over the "
+        "pytest_torchmem.LimitError: in 'work', memory peaked at 4.0 MiB, +3.0 MiB (+300 %) over "
+        "the "
         "limit of 1.0 MiB: largest 4.0 MiB of temporary from aten::ones (script.py:9) [over-limit]"
     )
 
@@ -132,8 +133,8 @@ if __name__ == "__main__":
     done = run_script(tmp_path, code)
     assert done.stdout.splitlines() == [
         f"work {3 * MiB} script.py:11",
-        "in 'work', memory peaked at 5.0 MiB, 1.0 MiB over the limit of 4.0 MiB: largest 5.0 MiB "
-        "of temporary from aten::ones (script.py:11)",
+        "in 'work', memory peaked at 5.0 MiB, +1.0 MiB (+25 %) over the limit of 4.0 MiB: "
+        "largest 5.0 MiB of temporary from aten::ones (script.py:11)",
     ], done.stderr
 
 

@@ -141,7 +141,7 @@ def counted(key, level=Level.COUNTERS, **changes):
 
 
 GROWN = (
-    "activation peaked at 64.0 MiB, 16.0 MiB over the baseline of 48.0 MiB (tolerance 2 %): "
+    "activation peaked at 64.0 MiB, +16.0 MiB (+33 %) over the baseline of 48.0 MiB: "
     "+16.0 MiB from aten::_to_copy in model.layers.*.norm (net.py:41)"
 )
 

@@ -339,20 +339,28 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "Expecting value"),
+        ("", "it is no JSON: Expecting value (line 1, column 1)"),
         ("[]", "it is not a baseline file"),
         ('{"entries": 1, "format": 1}', "it is not a baseline file"),
         ("{\n<<<<<<< ours\n}", "merge conflict markers"),
-        ('{"entries": [["a", "total", 1]], "environment": {}, "format": 2}', "was measured on"),
+        (
+            '{"entries": [["a", "total", 1]], "environment": {}, "format": 2}',
+            "measured on another environment",
+        ),
         ('{"entries": [["a", "total", 1]], "environment": %s, "format": 2}', "last lines"),
         ('{"entries": [["a", "sum", 1], ["end"]], "environment": %s, "format": 2}', "not a row"),
         ('{"entries": [["a"], ["end"]], "environment": %s, "format": 2}', "not a row"),
         ("\ufeff{}", "byte order mark"),
+        ('{"entries": {}, "environment": %s}', "it does not say its format"),
+        ('{"entries": {}, "format": 1, "environment": 3}', "it does not say where it was measured"),
         ('{"entries": {}, "format": 99}', "has format 99"),
         ('{"entries": {}, "format": [1]}', "has format [1]"),
         ('{"entries": {"a": {"total": 1.5}}, "format": 1}', "1.5 is not a whole number"),
         ('{"entries": {"a": {}, "a": {}}, "format": 1}', "'a' occurs twice"),
-        ('{"entries": {}, "environment": {"device": "gpu"}, "format": 1}', "was measured on"),
+        (
+            '{"entries": {}, "environment": {"device": "gpu"}, "format": 1}',
+            "measured on another environment",
+        ),
         ("\udcff", "codec can't decode"),
     ],
 )
@@ -503,3 +511,43 @@ def test_one_folder_that_cannot_be_written_does_not_stop_the_others(project):
     result = project.update("--rootdir=.")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert (project.path / "two/__torchmem__/cpu-torch2.99/test_that.json").exists()
+
+
+def test_another_environment_is_told_by_the_parts_that_differ(tmp_path):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": entry(1)})
+    with pytest.raises(BaselineError) as refused:
+        read_file(path, complete({"device": "cpu", "torch": "2.14", "allocator": "max:1"}))
+    assert (
+        "another environment: allocator as usual, torch 2.13, and this run has allocator max:1, "
+        "torch 2.14; move the file away"
+    ) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now", "told"),
+    [
+        (', "work", 7,', ', "work", "7",', "expected a whole number of bytes, found '7'"),
+        (', "work", 7, 7, 0, 0, 0, 0],', ', "work", [7]],', "its row 'work' is missing or not"),
+    ],
+)
+def test_damage_is_told_in_words(tmp_path, was, is_now, told):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": entry(7)})
+    text = path.read_text()
+    path.write_text(text.replace(was, is_now))
+    assert path.read_text() != text
+    with pytest.raises(EntryError) as refused:
+        read_file(path, CPU).entry("test_a", path)
+    assert f"'test_a' is damaged ({told}" in str(refused.value)
+
+
+def test_a_merge_that_kept_two_versions_may_be_a_neighbour_s(tmp_path):
+    path = tmp_path / "a.json"
+    write(path, {"test_a": entry(7)})
+    mine = path.read_text()
+    write(path, {"test_a": entry(9)})
+    rows = [line for line in mine.splitlines() if '"work"' in line and line.startswith('["test_a"')]
+    path.write_text(path.read_text().replace('["end"]', f'{rows[0]}\n["end"]'))
+    with pytest.raises(EntryError, match="or one changed it and the other an entry beside it"):
+        read_file(path, CPU).entry("test_a", path)

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("xdist")
 
-MODULES, TESTS = 20, 250
+MODULES, TESTS = 20, 100
 
 MODULE = """
 @pytest.mark.memory_baseline
@@ -43,7 +43,7 @@ def files(project):
     return {path.name: path.read_bytes() for path in project.baseline().parent.iterdir()}
 
 
-def test_five_thousand_entries_a_killed_worker_and_reruns(project, monkeypatch):
+def test_two_thousand_entries_a_killed_worker_and_reruns(project, monkeypatch):
     pytest.importorskip("pytest_rerunfailures")
     for number in range(MODULES):
         project.write(MODULE.format(tests=TESTS), f"test_{number:02}")

@@ -56,12 +56,16 @@ def test_each_format_number_ever_used_is_explained():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "cannot be read"),
+        ("{", "cannot be read: it is no JSON: Expecting property name"),
         ("[]", "is no results file"),
         ('{"entries": {}}', "is no results file"),
         ('{"kind": "torchmem-results", "format": 99}', "has format 99"),
-        ('{"kind": "torchmem-results", "format": 1}', "is damaged"),
-        ('{"kind": "torchmem-results", "format": 1, "tests": 3}', "is damaged"),
+        ('{"kind": "torchmem-results"}', "is damaged: it does not say its format"),
+        ('{"kind": "torchmem-results", "format": 1}', "is damaged: 'tests' is missing"),
+        (
+            '{"kind": "torchmem-results", "format": 1, "tests": 3}',
+            "is damaged: a part of it is of another kind than it must be",
+        ),
     ],
 )
 def test_another_file_is_refused_with_the_reason(tmp_path, text, reason):

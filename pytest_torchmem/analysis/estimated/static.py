@@ -65,16 +65,16 @@ def lifetimes_by_last_use(
     """
     first = np.zeros(len(graph.storages), dtype=np.int64)
     end = np.zeros(len(graph.storages), dtype=np.int64)
-    operator = 0
+    operator, row_count = 0, graph.row_count
     released: dict[int, int] = {}
     for node in graph.nodes:
         is_operator = node.kind is NodeKind.OPERATOR
         for storage in node.makes:
             first[storage] = 2 * operator + 1 if is_operator else 0
-            end[storage] = graph.row_count
+            end[storage] = row_count
         if node.kind in (NodeKind.OPERATOR, NodeKind.OUTPUT):
             # The output node uses its storages at a row that is never reached.
-            last_row = 2 * operator + 2 if is_operator else graph.row_count
+            last_row = 2 * operator + 2 if is_operator else row_count
             released.update(dict.fromkeys(node.uses, last_row))
         operator += is_operator
     kept = {s for node in graph.nodes if not releasable(node) for s in node.makes}

@@ -1,109 +1,228 @@
-"""What changed between two measurements of one test, both ways: what grew and what shrank."""
+"""What differs between two sides: contributors that were live together, now and before.
+
+Two sides are paired contributor by contributor. What the pairs differ by adds up to what the sides
+differ by::
+
+    before                             now
+    activation  addmm  net.py:10  8    activation  addmm  net.py:11   8    the line moved: 0
+    activation  relu   net.py:11  4    temporary   relu   net.py:12   4    another label: 0
+                                       temporary   clone  net.py:12   6    new: +6
+    temporary   mul    net.py:30  2                                        gone: -2
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import Final, TypeAlias
 
-from pytest_torchmem.analysis.judge.growth import attribute_growth
-from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, overall
-from pytest_torchmem.values.contributors import Category, Contributor
-from pytest_torchmem.values.results import Result
+from pytest_torchmem.values.contributors import Contributor, Phase
+from pytest_torchmem.values.findings import Difference, DifferenceKind
+
+Key: TypeAlias = Callable[[Contributor], tuple[Hashable, ...]]
+_Pair: TypeAlias = tuple[Contributor | None, Contributor | None]
+_Sides: TypeAlias = tuple[list[Contributor], list[Contributor]]
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One contributor that holds more than before, or less, at its category's own peak.
+def _identity(contributor: Contributor) -> tuple[Hashable, ...]:
+    return contributor.identity
 
-    Attributes:
-        contributor: The one that grew, as it is now; or the one that shrank, as it was.
-        size_bytes: By how much: above zero for growth, below for shrinking.
-        one_sided: True when the other side has no contributor like it.
-        at_least: True when the other side names its largest contributors only, so that the change
-            may be larger.
+
+def _same_module(contributor: Contributor) -> tuple[Hashable, ...]:
+    return (contributor.category, contributor.operator, contributor.module)
+
+
+def _same_source(contributor: Contributor) -> tuple[Hashable, ...]:
+    return (contributor.category, contributor.operator, *_function(contributor))
+
+
+def _same_size(contributor: Contributor) -> tuple[Hashable, ...]:
+    return (contributor.category, contributor.operator, contributor.size_bytes, contributor.count)
+
+
+# From strict to lenient: code that moved to another function, module or file must not look like
+# one contributor gone and another one new, or the move would be blamed for bytes that were there
+# before.
+_KEYS: Final[tuple[Key, ...]] = (_identity, _same_module, _same_source, _same_size)
+
+
+def origin_of(contributor: Contributor) -> tuple[Hashable, ...]:
+    """Return what stays the same when storages get another label.
+
+    What was there before the body has no origin: which category reads it is all that is known.
     """
-
-    contributor: Contributor
-    size_bytes: int
-    one_sided: bool
-    at_least: bool = False
+    if contributor.phase is Phase.PREEXISTING:
+        return (Phase.PREEXISTING,)
+    return (contributor.operator, *_function(contributor))
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two measurements of one thing, side by side.
+def differences(
+    now: Sequence[Contributor],
+    then: Sequence[Contributor],
+    unlisted_bytes: int = 0,
+    known: Sequence[Contributor] = (),
+) -> tuple[Difference, ...]:
+    """Return what differs between two sides, the largest change first.
 
-    Attributes:
-        change: How the second differs from the first, over all that a baseline compares.
-        before: The first; None when there is none.
-        after: The second; None when there is none.
+    ``unlisted_bytes`` is what the earlier side held in contributors too small to be listed: one
+    that it does not list is new only if it is larger than any of those can have been. ``known`` is
+    what the earlier side held at other moments, to tell what is new from what lives longer.
     """
-
-    change: Change
-    before: BaselineEntry | None
-    after: BaselineEntry | None
-
-    @property
-    def size_bytes(self) -> int:
-        """By how much the peak changed; its whole size where there is one side only."""
-        before = self.before.total if self.before else 0
-        return (self.after.total if self.after else 0) - before
-
-    @property
-    def differences(self) -> tuple[Difference, ...]:
-        """What changed, the largest change first; nothing where there is one side only."""
-        if self.before is None or self.after is None:
-            return ()
-        return differences(self.after, self.before)
-
-
-def differences(after: BaselineEntry, before: BaselineEntry) -> tuple[Difference, ...]:
-    """Return what changed from ``before`` to ``after``, the largest change first.
-
-    Each category is compared at its own peak, as its entry holds it. Contributors are paired as
-    `growth.attribute_growth` does, so a line that moved or a function that was renamed is no
-    change.
-    """
-    found: list[Difference] = []
-    for category in Category:
-        now, now_omitted_bytes = _live(after, category)
-        then, then_omitted_bytes = _live(before, category)
-        found += [
-            Difference(g.contributor, g.size_bytes, g.new, g.at_least)
-            for g in attribute_growth(now, then, then_omitted_bytes)
-        ]
-        found += [
-            Difference(g.contributor, -g.size_bytes, g.new, g.at_least)
-            for g in attribute_growth(then, now, now_omitted_bytes)
-        ]
+    smallest = min((c.size_bytes for c in then), default=unlisted_bytes)
+    bound = min(unlisted_bytes, smallest)
+    pairs = [
+        (after, before)
+        for after, before in _paired(now, then)
+        if before or (after and after.size_bytes > bound)
+    ]
+    found = _without_labels([d for pair in pairs if (d := _difference(*pair)).size_bytes])
+    found = _merged(_with_known(found, known) if known else found)
     return tuple(sorted(found, key=lambda d: (-abs(d.size_bytes), d.contributor.identity)))
 
 
-def _live(entry: BaselineEntry, category: Category) -> tuple[list[Contributor], int]:
-    """Return a category's contributors, and what it held in those too small to be named."""
-    live = [c for c in entry.live if c.category is category]
-    return live, max(0, entry.peaks[category] - sum(c.size_bytes for c in live))
+def _difference(after: Contributor | None, before: Contributor | None) -> Difference:
+    """Return what one pair differs by; one side of it may be missing."""
+    change = (after.size_bytes if after else 0) - (before.size_bytes if before else 0)
+    one = after if after and change > 0 else before or after
+    assert one is not None
+    if change < 0:
+        return Difference(one, change, DifferenceKind.SHRUNK if after else DifferenceKind.GONE)
+    if one.phase is Phase.PREEXISTING:
+        return Difference(one, change, DifferenceKind.READ)
+    return Difference(one, change, DifferenceKind.GROWN if before else DifferenceKind.NEW)
 
 
-def whole_entry(result: Result) -> BaselineEntry:
-    """Return a result as the entry it would be stored as, with every contributor it names."""
-    live = result.peak.live_by_category or result.peak.live
-    entry = BaselineEntry.of(result)
-    return replace(entry, live=live, retained_live=result.retained.live)
+def _paired(now: Iterable[Contributor], then: Iterable[Contributor]) -> list[_Pair]:
+    """Pair each contributor with the one that it was, as far as there is one."""
+    left, right = list(now), list(then)
+    pairs: list[_Pair] = []
+    for key in _KEYS:
+        groups: dict[tuple[Hashable, ...], _Sides] = defaultdict(lambda: ([], []))
+        for side, contributors in enumerate((left, right)):
+            for contributor in contributors:
+                groups[key(contributor)][side].append(contributor)
+        left, right = [], []
+        for group in groups.values():
+            pairs += _paired_lines(*group)
+            left += group[0]
+            right += group[1]
+    return [*pairs, *((one, None) for one in left), *((None, one) for one in right)]
 
 
-def compare(
-    before: BaselineEntry | None, after: BaselineEntry | None, allowance: Allowance
-) -> Comparison:
-    """Compare two entries of one test as a baseline is compared: total, categories, retained."""
-    if before is None or after is None:
-        return Comparison(Change.NEW if before is None else Change.UNUSED, before, after)
-    allowance = allowance.at(before.total)
-    pairs = zip(_numbers(after), _numbers(before), strict=True)
-    change = overall({allowance.compare(now, then) for now, then in pairs})
-    return Comparison(change, before, after)
+def _paired_lines(now: list[Contributor], then: list[Contributor]) -> list[_Pair]:
+    """Take pairs out of the contributors of one function, which differ in their lines.
+
+    Where the lines are the same ones, or moved as a block, they decide. Else equal sizes do, those
+    on one line first: of two equal calls the one on the old line is the old one. What remains is
+    paired by the nearest size.
+    """
+    pairs: list[_Pair] = []
+
+    def take(one: Contributor, twin: Contributor) -> None:
+        now.remove(one)
+        then.remove(twin)
+        pairs.append((one, twin))
+
+    if _shape(now) == _shape(then):
+        for one, twin in zip(sorted(now, key=_line), sorted(then, key=_line), strict=True):
+            take(one, twin)
+    for same_line in (True, False):
+        for one in tuple(now):
+            equals = (c for c in then if c.size_bytes == one.size_bytes)
+            near = (c for c in equals if not same_line or _line(c) == _line(one))
+            for equal in [*near][:1]:
+                take(one, equal)
+    while now and then:
+        apart = {(abs(a.size_bytes - b.size_bytes), _line(a)): (a, b) for a in now for b in then}
+        take(*apart[min(apart)])
+    return pairs
 
 
-def _numbers(entry: BaselineEntry) -> Sequence[int]:
-    own = [entry.peaks[category] for category in Category]
-    return (entry.total, *own, entry.retained.total)
+def _shape(contributors: Iterable[Contributor]) -> list[int]:
+    """Return how far each line is from the first of them."""
+    lines = sorted(map(_line, contributors))
+    return [line - lines[0] for line in lines]
+
+
+def _line(contributor: Contributor) -> int:
+    return contributor.source.line if contributor.source else 0
+
+
+def _function(contributor: Contributor) -> tuple[str, str]:
+    source = contributor.source
+    return (source.file, source.function) if source else ("", "")
+
+
+def _without_labels(found: list[Difference]) -> list[Difference]:
+    """Take out what only changed its category: it is gone from one and new in another."""
+    gone: dict[tuple[Hashable, ...], int] = defaultdict(int)
+    come: dict[tuple[Hashable, ...], int] = defaultdict(int)
+    for difference in found:
+        side = come if difference.size_bytes > 0 else gone
+        side[origin_of(difference.contributor)] += abs(difference.size_bytes)
+    moved = {origin: min(size, gone[origin]) for origin, size in come.items()}
+    budgets = moved.copy(), moved.copy()
+    left = []
+    for difference in found:
+        budget = budgets[difference.size_bytes > 0]
+        sign = 1 if difference.size_bytes > 0 else -1
+        origin = origin_of(difference.contributor)
+        taken = min(budget.get(origin, 0), abs(difference.size_bytes))
+        if not taken:
+            left.append(difference)
+            continue
+        budget[origin] -= taken
+        rest = abs(difference.size_bytes) - taken
+        kind = DifferenceKind.GROWN if difference.kind is DifferenceKind.NEW else difference.kind
+        if rest:
+            left.append(replace(difference, size_bytes=sign * rest, kind=kind))
+    return left
+
+
+def _with_known(found: list[Difference], known: Sequence[Contributor]) -> list[Difference]:
+    """Tell what was made before, and as large, from what is new or has grown."""
+    made = [d for d in found if d.kind in (DifferenceKind.NEW, DifferenceKind.GROWN)]
+    before = {
+        id(now): then.size_bytes
+        for now, then in _paired((d.contributor for d in made), known)
+        if now and then
+    }
+    return [
+        replace(d, kind=DifferenceKind.LONGER)
+        if 2 * (d.contributor.size_bytes - before.get(id(d.contributor), 0)) < d.size_bytes
+        else d
+        for d in found
+    ]
+
+
+def _merged(found: Iterable[Difference]) -> list[Difference]:
+    """Tell modules that one line made it in as one: their path is what they have in common."""
+    groups: dict[tuple[Hashable, ...], list[Difference]] = defaultdict(list)
+    for difference in found:
+        c = difference.contributor
+        line = (c.category, c.operator, c.source, c.phase, difference.kind)
+        groups[line].append(difference)
+    merged = []
+    for group in groups.values():
+        contributors = [difference.contributor for difference in group]
+        modules = {contributor.module for contributor in contributors}
+        one = replace(
+            contributors[0],
+            size_bytes=sum(contributor.size_bytes for contributor in contributors),
+            count=sum(contributor.count for contributor in contributors),
+            module=common_module(modules),
+            order=min(contributor.order for contributor in contributors),
+        )
+        size_bytes = sum(difference.size_bytes for difference in group)
+        merged.append(
+            replace(group[0], contributor=one, size_bytes=size_bytes, places=len(modules))
+        )
+    return merged
+
+
+def common_module(modules: Iterable[str]) -> str:
+    """Return what the paths of modules have in common: ``net.blocks`` of two of its children."""
+    levels = zip(*(module.split(".") for module in modules), strict=False)
+    return ".".join(level[0] for level in takewhile(lambda level: len({*level}) == 1, levels))

@@ -29,6 +29,18 @@ def complete(environment: Environment) -> dict[str, str]:
     return {key: environment.get(key, "") for key in sorted({*KEYS, *environment})}
 
 
+def told_differences(stored: Environment, present: Environment) -> str:
+    """Return where two complete environments differ: ``torch 1, and this run has torch 2``."""
+    names = [
+        name for name in {**present, **stored} if stored.get(name, "") != present.get(name, "")
+    ]
+    told = (
+        ", ".join(f"{name} {side.get(name) or 'as usual'}" for name in sorted(names))
+        for side in (stored, present)
+    )
+    return ", and this run has ".join(told)
+
+
 def environment_name(environment: Environment) -> str:
     """Return a folder name for an environment: ``cpu-torch2.13``, ``nvidia-h200-sm90-torch2.13``.
 

@@ -56,15 +56,22 @@ def explain_retained(
 
 
 def _with_holder(finding: Finding, held: tuple[Held, ...]) -> Finding:
-    """Add who holds the cause that a finding names; something else may hold more."""
-    if finding.key not in RETAINED or not finding.causes:
-        return finding
-    cause = finding.causes[0].told_as
-    holders = group_holders(each.holder for each in held if each.contributor.told_as == cause)
+    """Add who holds the cause that a finding names; something else may hold more.
+
+    A cause of the peak may be what is left behind at the end: then its holder is the reason, too.
+    """
+    causes = {_made_by(cause) for cause in finding.causes}
+    holders = group_holders(each.holder for each in held if _made_by(each.contributor) in causes)
     if not holders:
         return finding
     first = min(holders, key=lambda holder: holder.fate is Fate.NOT_LOOKED_FOR)
     return replace(finding, cause=f"{finding.cause}, {first}")
+
+
+def _made_by(contributor: Contributor) -> tuple[object, ...]:
+    """Return the line that made it; its label and its module may be others at another moment."""
+    _, operator, module, _, where = contributor.told_as
+    return (operator, where or module)
 
 
 def holders_title(holders: Iterable[Holder]) -> str:

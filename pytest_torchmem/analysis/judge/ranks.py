@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pytest_torchmem.analysis.judge.growth import attribute_growth
+from pytest_torchmem.analysis.judge.causes import cause_of, most_telling_first
+from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.judge.limits import Size, limits_on, read_limits, read_size, sizes_now
-from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits, origin
+from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry
 from pytest_torchmem.values.errors import LimitError, MarkerError, RankError, SizeError
 from pytest_torchmem.values.findings import FindingKind, Verdict
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import (
     format_apart,
-    format_change,
     format_size,
     parse_floor,
     parse_fraction,
@@ -129,11 +129,9 @@ class RankResults:
             return []
         top, low = self.largest, self.smallest
         high, small = format_apart(top.result.peak.total, low.result.peak.total)
-        growths = attribute_growth(top.result.peak.live, low.result.peak.live)
-        cause = ""
-        if growths:
-            change = format_change(growths[0].size_bytes)
-            cause = f": {change} {origin(growths[0].contributor)}"
+        found = differences(top.result.peak.live, low.result.peak.live)
+        growths = most_telling_first((d for d in found if d.size_bytes > 0), self.spread_bytes)
+        cause = f": {cause_of(growths, self.spread_bytes, 'total').text}" if growths else ""
         over = format_size(self.spread_bytes - allowed_bytes)
         return [
             f"rank {top.rank} of {len(self)} peaked at {high} and rank {low.rank} at {small}, "

@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from pytest_torchmem.analysis.judge.growth import attribute_growth
+from pytest_torchmem.analysis.judge.causes import (
+    cause_of,
+    most_telling_first,
+    origin,
+    tell_labels,
+)
+from pytest_torchmem.analysis.judge.comparison import (
+    category_differences,
+    peak_differences,
+    retained_differences,
+    whole_entry,
+)
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, overall
-from pytest_torchmem.values.contributors import Category, Contributor
+from pytest_torchmem.values.contributors import Category, Contributor, Source
 from pytest_torchmem.values.findings import (
     COUNTERS,
     LIMIT_KEYS,
     RETAINED,
+    Difference,
+    DifferenceKind,
     Finding,
     FindingKind,
-    Growth,
     Verdict,
     is_estimated,
     words,
 )
 from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.units import format_apart, format_change, format_size
+from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
 
 # Numbers that memory of another thread would be part of, whatever it is for.
 _MAY_LACK: Final = ("total", "retained", Category.UNKNOWN.value)
-_SCRATCH: Final = ("temporary", "autograd_detail", "workspace", "unknown")
-_SCRATCH_FACTOR: Final = 8
+
+IsChanged = Callable[[Source], bool]
 
 
 def judge_limits(result: Result, limits: Mapping[str, int]) -> tuple[Finding, ...]:
@@ -48,11 +59,16 @@ def judge_blind_spots(result: Result) -> tuple[Finding, ...]:
 
 
 def judge_baseline(
-    result: Result, entry: BaselineEntry, allowance: Allowance, environment: str = ""
+    result: Result,
+    entry: BaselineEntry,
+    allowance: Allowance,
+    environment: str = "",
+    is_changed: IsChanged = lambda source: False,
 ) -> Verdict:
     """Compare the peak, each category's own peak and what was retained with a stored entry.
 
     ``environment`` names where the entry comes from if that is not where the result does.
+    ``is_changed`` says of a line whether it has changed since; it is called only for what grew.
     """
     if result.peak.total == 0 and entry.total > 0:
         missing = _nothing_read(result, f"the baseline has {format_size(entry.total)}")
@@ -61,20 +77,18 @@ def judge_baseline(
     changes: set[Change] = set()
     findings: list[Finding] = []
     of_other = f" for {environment}" if environment else ""
-    # The total is asked for what its categories were asked for before.
-    category_growths = functools.cache(functools.partial(_category_growths, result, entry))
     for key, measured_bytes, baseline_bytes in _compared(result, entry):
         if measured_bytes == baseline_bytes:
             continue
         change = allowance.compare(measured_bytes, baseline_bytes)
         changes.add(change)
         if change is Change.GROWN:
-            allowed = allowance.text_for(baseline_bytes)
-            reference = f"the baseline{of_other} of {{}} ({allowed})"
-            growths = _growths(result, entry, key, category_growths)
+            reference = f"the baseline{of_other} of {{}}"
             numbers = _exceeds(result, key, measured_bytes, baseline_bytes, reference)
             excess_bytes = measured_bytes - baseline_bytes
+            growths = _growths(result, entry, key, excess_bytes, is_changed)
             finding = Finding(FindingKind.GROWN, key, numbers, excess_bytes, growths)
+            finding = replace(finding, allowed=allowance.text_for(baseline_bytes))
             findings.append(_with_cause(finding, result))
     change = overall(changes)
     notice = _largest_saving(result, entry) if change is Change.SHRUNK else ""
@@ -103,40 +117,32 @@ def _largest_saving(result: Result, entry: BaselineEntry) -> str:
 def rank(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Sort findings, the most telling first.
 
-    What could not be judged comes first, because nobody knows how large it is. A category or what
-    was retained says more than the total that it is part of. Among those the largest single cause
-    leads, then the largest excess.
-
-    Scratch often grows as a consequence: a state kept in fp32 makes the scratch of all that reads
-    it wider, too. It leads where its cause is several times larger than any other, or is in the
-    same function and on an earlier line: what was made first is no consequence of the rest.
+    What could not be judged leads, because nobody knows how large it is. Next is a total that grew:
+    it is known what it grew by, and the rest are parts of it. Of these parts the one with the most
+    telling cause comes first. A total over a limit, of which only the composition is known, says
+    less than its parts, and so does a category that only took over what another had.
     """
-    ranked = sorted(findings, key=_rank)
-    if ranked and (cause := _cause(ranked[0])):
-        earlier = [f for f in ranked if f.kind.has_excess and _precedes(_cause(f), cause)]
-        ranked.sort(key=lambda finding: finding not in earlier)
-    return tuple(ranked)
+    found = list(findings)
+    leads = [f.growths[0] for f in found if f.growths]
+    excess_bytes = max((f.excess_bytes for f in found), default=0)
+    order = [id(lead) for lead in most_telling_first(leads, excess_bytes)]
+
+    def telling(finding: Finding) -> tuple[int, int, int, int]:
+        place = order.index(id(finding.growths[0])) if finding.growths else len(order)
+        key = LIMIT_KEYS.index(finding.key)
+        return (_tier(finding), place, -finding.excess_bytes, key)
+
+    return tuple(sorted(found, key=telling))
 
 
-def _cause(finding: Finding) -> Growth | None:
-    return finding.growths[0] if finding.growths and finding.key != "total" else None
-
-
-def _precedes(one: Growth | None, other: Growth) -> bool:
-    """True when two causes are of one size and in one function, and ``one`` is further up in it."""
-    if one is None or not (one.contributor.source and other.contributor.source):
-        return False
-    above, below = one.contributor.source, other.contributor.source
-    same = (above.file, above.function) == (below.file, below.function)
-    return same and 0 < above.line < below.line and 2 * one.size_bytes >= other.size_bytes
-
-
-def _rank(finding: Finding) -> tuple[bool, bool, int, int, int]:
-    whole = finding.key in ("total", *COUNTERS)
-    cause_bytes = finding.growths[0].size_bytes if finding.growths else 0
-    weight = 1 if finding.key in _SCRATCH else _SCRATCH_FACTOR
-    place = LIMIT_KEYS.index(finding.key)
-    return (finding.kind.has_excess, whole, -weight * cause_bytes, -finding.excess_bytes, place)
+def _tier(finding: Finding) -> int:
+    if not finding.kind.has_excess:
+        return 0
+    if finding.growths and finding.growths[0].kind is DifferenceKind.RELABELLED:
+        return 4
+    if finding.key == "total":
+        return 1 if finding.kind is FindingKind.GROWN else 3
+    return 3 if finding.key in COUNTERS else 2
 
 
 def _compared(result: Result, entry: BaselineEntry) -> Iterable[tuple[str, int, int]]:
@@ -201,10 +207,16 @@ def _reading(result: Result, key: str) -> int | _Unread:
 
 def _growth_reading(result: Result) -> int | _Unread:
     if result.growth is None:
+        marked = "marked fewer than two steps; write"
+        if result.steps:
+            marked = (
+                "came to the end of one step only: a step that `break` leaves is not marked; let "
+                "two end, as in"
+            )
         return _Unread(
             FindingKind.NO_STEPS,
-            "growth is what each step adds, and the body marked fewer than two steps; "
-            "write `for _ in torchmem.steps(4, warmup=1):` around the step",
+            f"growth is what each step adds, and the body {marked} "
+            "`for _ in torchmem.steps(4, warmup=1):` around the step",
         )
     return result.growth
 
@@ -236,7 +248,9 @@ def _exceeds(
     verb = {"retained": "retained", "growth": "grew by"}.get(key, f"{words(key)} peaked at")
     per_step = " per step" if key == "growth" else ""
     estimated = "an estimated " if is_estimated(result, key) else ""
-    over = format_size(measured_bytes - reference_bytes)
+    excess_bytes = measured_bytes - reference_bytes
+    share = format_share(excess_bytes, reference_bytes)
+    over = format_change(excess_bytes) + (f" ({share})" if share else "")
     return f"{verb} {estimated}{measured}{per_step}, {over} over {reference.format(against)}"
 
 
@@ -259,83 +273,52 @@ def _at_own_peaks(result: Result) -> tuple[Contributor, ...]:
 
 
 def _growths(
-    result: Result,
-    entry: BaselineEntry,
-    key: str,
-    category_growths: Callable[[Category], tuple[Growth, ...]],
-) -> tuple[Growth, ...]:
+    result: Result, entry: BaselineEntry, key: str, excess_bytes: int, is_changed: IsChanged
+) -> tuple[Difference, ...]:
+    """Return what grew, the most telling first; nothing for an entry without contributors."""
+    now = whole_entry(result)
+    found: Sequence[Difference] = ()
+    if entry.total and not entry.live:
+        return ()
     if key == "retained":
-        omitted_bytes = entry.retained.total - _held(entry.retained_live)
-        return attribute_growth(result.retained.live, entry.retained_live, max(0, omitted_bytes))
-    if key != "total":
-        return category_growths(Category(key))
-    # What is not alive when the total peaks did not make it larger. Only where nothing of what is
-    # can be told to have grown, a category's growth at its own peak is the best guess.
-    at_peak = [g for c in Category for g in _grown_among(result.peak.live, entry, c)]
-    growths = at_peak or [g for c in Category for g in category_growths(c)]
-    return tuple(sorted(growths, key=lambda growth: -growth.size_bytes))
+        found = retained_differences(now, entry)
+    elif key == "total":
+        found = peak_differences(now, entry)
+    else:
+        found = tell_labels(category_differences(now, entry, Category(key)), now.live, entry)
+    grown = (_marked(d, is_changed) for d in found if d.size_bytes > 0)
+    return most_telling_first(grown, excess_bytes)
 
 
-def _category_growths(
-    result: Result, entry: BaselineEntry, category: Category
-) -> tuple[Growth, ...]:
-    if not result.peak.by_category[category]:
-        return ()
-    return _grown_among(contributors(result, category.value), entry, category)
-
-
-def _grown_among(
-    live: Iterable[Contributor], entry: BaselineEntry, category: Category
-) -> tuple[Growth, ...]:
-    """What grew among contributors of a category, beside what it held at its stored own peak."""
-    mine = tuple(c for c in live if c.category is category)
-    if not mine:
-        return ()
-    stored = tuple(c for c in entry.live if c.category is category)
-    omitted_bytes = max(0, entry.peaks[category] - _held(stored))
-    return attribute_growth(mine, stored, omitted_bytes)
-
-
-def _held(live: Iterable[Contributor]) -> int:
-    return sum(contributor.size_bytes for contributor in live)
-
-
-# Said of a cause that is larger than what it is to explain: of a peak, and of what is retained.
-_OTHERS_WENT: Final = (
-    " (more than the whole: something else is gone, or the peak is at another moment)",
-    " (more than the whole: something else is gone)",
-)
+def _marked(growth: Difference, is_changed: IsChanged) -> Difference:
+    source = growth.contributor.source
+    return replace(growth, changed=source is not None and is_changed(source))
 
 
 def _with_cause(finding: Finding, result: Result) -> Finding:
-    """Add what grew most, or without a baseline what is largest."""
-    key, aside = finding.key, ""
+    """Add what a number grew by, or without a baseline what is largest."""
     if finding.growths:
-        growth = finding.growths[0]
-        cause = growth.contributor
-        size = ("at least " if growth.at_least else "") + format_change(growth.size_bytes)
-        # A tenth more or less is what comes and goes beside it.
-        if 10 * growth.size_bytes > 11 * finding.excess_bytes:
-            aside = _OTHERS_WENT[key in RETAINED]
-    elif live := contributors(result, key):
-        cause, size = live[0], f"largest {format_size(live[0].size_bytes)}"
-    else:
+        cause = cause_of(finding.growths, finding.excess_bytes, finding.key)
+        return replace(finding, cause=cause.text, causes=cause.contributors)
+    live = contributors(result, finding.key)
+    if not live:
         return finding
-    return replace(finding, cause=f"{size} {origin(cause, key)}{aside}", causes=(cause,))
+    if finding.key == "growth" and result.grown and result.growth:
+        cause = cause_of(_per_step(result), result.growth, finding.key)
+        return replace(finding, cause=cause.text, causes=cause.contributors)
+    text = f"largest {format_size(live[0].size_bytes)} {origin(live[0], finding.key)}"
+    return replace(finding, cause=text, causes=live[:1])
 
 
-def origin(contributor: Contributor, key: str = "total") -> str:
-    """Return ``from aten::mm in model.fc (net.py:12)``; names the category unless ``key`` does."""
-    parts = []
-    if key != contributor.category.value:
-        parts.append(f"of {words(contributor.category.value)}")
-    if contributor.operator:
-        parts.append(f"from {contributor.operator}")
-    if contributor.module:
-        parts.append(f"in {contributor.module}")
-    if contributor.source:
-        parts.append(f"({contributor.source})")
-    return " ".join(parts) or "of unknown origin"
+def _per_step(result: Result) -> tuple[Difference, ...]:
+    """Return what each origin adds in one step."""
+    count = len(result.steps) - 1
+    growths = (
+        Difference(replace(c, size_bytes=size_bytes), size_bytes, DifferenceKind.GROWN)
+        for c in result.grown
+        if (size_bytes := -(-c.size_bytes // count))
+    )
+    return most_telling_first(growths, result.growth or 0)
 
 
 def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Finding, ...]:
@@ -380,23 +363,21 @@ def sentences(verdicts: Iterable[Verdict], name_regions: bool = True) -> tuple[s
     """Return everything that failed, the first line of the failure first.
 
     A tensor that is left behind is part of what is retained, of its category's peak and of the
-    total. The first of those sentences names it; the others become one, which follows.
+    total. The first of those sentences names it; the others say that the cause is the same.
     """
     told: dict[object, list[str]] = {}
     for verdict in verdicts:
         where = verdict.where if name_regions else ""
         for finding in verdict.findings:
             known = told.setdefault(_shared_cause(finding), [])
-            known.append(where + (finding.numbers if known else finding.shown))
-    return tuple(sentence for known in told.values() for sentence in _in_two(*known))
+            same = f"{where}{finding.numbers} (same cause)"
+            known.append(same if known else where + finding.shown)
+    return tuple(sentence for known in told.values() for sentence in known)
 
 
 def _shared_cause(finding: Finding) -> object:
-    """What the finding has in common with others of one cause; itself if it names none."""
-    return finding.causes[0].told_as if finding.causes else id(finding)
+    """Return what the finding has in common with others of one cause; itself if it names none.
 
-
-def _in_two(first: str, *others: str) -> Iterable[str]:
-    yield first
-    if others:
-        yield f"of the same cause, {'; '.join(others)}"
+    One cause may count in several categories: a storage is scratch at one moment and kept later.
+    """
+    return finding.causes[0].told_as[1:] if finding.causes else id(finding)

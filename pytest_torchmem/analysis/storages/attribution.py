@@ -65,12 +65,15 @@ class Attribution:
         """Group storages by category and origin, largest group first."""
         sizes: dict[tuple[Category, Origin], int] = defaultdict(int)
         counts: dict[tuple[Category, Origin], int] = defaultdict(int)
+        born: dict[tuple[Category, Origin], float] = {}
         categories = tuple(Category)
         for storage in storages:
             category = categories[int(self.labels[storage])]
             key = (category, self.origin(storage, category))
             sizes[key] += int(self.evidence.storages.size_bytes[storage])
             counts[key] += 1
+            rank = float(self.evidence.storages.born[storage])
+            born[key] = min(rank, born.get(key, rank))
         groups = [
             Contributor(
                 category,
@@ -81,6 +84,7 @@ class Attribution:
                 o.source,
                 o.phase,
                 o.labels,
+                max(0, int(born[category, o])),
             )
             for (category, o), size in sizes.items()
         ]

@@ -241,7 +241,11 @@ class Body:
         state, self.state = self.state, State.AFTER
         if state is State.COUNTING and is_out_of_memory(error):
             self._item.add_report_section("call", "torchmem", COUNTED_OUT_OF_MEMORY)
-        if state is not State.MEASURING:
+        if state not in (State.COUNTING, State.MEASURING):
+            return
+        if is_failure(error):
+            self._sender.raised(error)
+        if state is State.COUNTING:
             return
         # The device may be beyond use; the test's own error counts.
         with contextlib.suppress(Exception):

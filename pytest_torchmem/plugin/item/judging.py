@@ -26,6 +26,7 @@ from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.store.baseline_file import EntryError
 from pytest_torchmem.store.baselines import BaselineStore, Reference, entry_key
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.errors import TorchmemError
 from pytest_torchmem.values.findings import Finding, FindingKind, Verdict
 from pytest_torchmem.values.results import Result
@@ -110,6 +111,11 @@ class Baselines:
                 return None  # what is right, the new measurement says
             raise
 
+    def has_changed(self, source: Source) -> bool:
+        """Return whether a line is not as it was when the baseline was committed."""
+        path = self.store.path(self.module, self.environment())
+        return self.store.changed_lines.has_changed(path, source)
+
     def nearest(self, name: str) -> str:
         """Return the nearest environment that has an entry for a window; ``""`` without one."""
         key = entry_key(self.nodeid, name)
@@ -192,7 +198,13 @@ class Judge:
             near = self.baselines.nearest(result.name)
             findings = (*findings, *self.baselines.missing(result.name, near))
             return Verdict(result, findings, Change.NEW, nearest=near), None
-        compared = judge_baseline(result, reference.entry, allowance, reference.environment)
+        compared = judge_baseline(
+            result,
+            reference.entry,
+            allowance,
+            reference.environment,
+            self.baselines.has_changed,
+        )
         if compared.change not in settings.accepted or reference.environment:
             shrunk = judge_shrinking(compared) if settings.fail_shrunk else ()
             findings = rank([*findings, *compared.findings, *shrunk])

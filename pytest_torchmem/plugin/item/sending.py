@@ -93,6 +93,10 @@ class Sender:
         window = Window(entry_key(self.nodeid), result, limits, nothing, 0, "")
         self._send(self._record(device, (window,)))
 
+    def raised(self, error: BaseException) -> None:
+        """Send that the body's own exception ended it, so that every report counts the test."""
+        self._send(self._record("", raised=raised(error)))
+
     def unfinished(self, raw: Result, measurement: BodyMeasurement, error: BaseException) -> None:
         """Send what was measured until the body's own exception, for reports."""
         settings, rootdir = self.run.settings, self.run.rootdir
@@ -128,6 +132,7 @@ class Sender:
             nearest=verdict.nearest,
             notice=verdict.notice,
             kinds=verdict.kinds,
+            causes=tuple(dict.fromkeys(c for f in verdict.findings for c in f.causes)),
         )
 
     def _kept(self, picture: Picture | None) -> Picture | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pytest_torchmem.analysis.judge.verdict import origin
+from pytest_torchmem.analysis.judge.causes import origin
 from pytest_torchmem.report.text.tables import live_table
 from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.results import Result

@@ -48,6 +48,8 @@ from pytest_torchmem.report.text.changes import (
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.process import simulated_here
+from pytest_torchmem.store.provenance import stamped
+from pytest_torchmem.store.results import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, ReportError
 from pytest_torchmem.values.measured import MeasuredTest, RunSummary
@@ -134,12 +136,13 @@ class Collector:
         self._partial = self._partial or session.exitstatus not in _WHOLE
         self.summary += RunSummary(tests=tuple(self._tests.values()))
         self._update()
-        self._lines += notices(self._as_typed(), self.run.settings.accepted)
+        self._lines += notices(self._as_typed().summary, self.run.settings.accepted)
         if on_ci() and not self.run.settings.accepted:
             unguarded = unguarded_line(self.summary)
             title = "::warning title=memory has no baseline::" if on_github() else ""
             self._lines += [title + unguarded] if unguarded else []
-        self._report()
+        written = self._report()
+        self._tell_other_plugins(written)
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -164,10 +167,19 @@ class Collector:
             text = f"--torchmem-baseline-from={name}: there is no baseline of that name"
             terminalreporter.write_line(text, yellow=True)
 
-    def _as_typed(self) -> RunSummary:
-        """The summary with the tests as pytest names them where it was started."""
-        tests = (replace(t, test=typed_nodeid(self.config, t.test)) for t in self.summary.tests)
-        return replace(self.summary, tests=tuple(tests))
+    def _as_typed(self) -> RunReport:
+        """The run with the tests as pytest names them where it was started."""
+        run = self._run_report()
+        tests = (
+            replace(
+                t, measured=replace(t.measured, test=typed_nodeid(self.config, t.measured.test))
+            )
+            for t in run.tests
+        )
+        return replace(run, tests=tuple(tests))
+
+    def _run_report(self) -> RunReport:
+        return run_report(self.summary, self._endings, self.config.rootpath)
 
     def _unknown_fallbacks(self) -> tuple[str, ...]:
         compared = {
@@ -177,25 +189,46 @@ class Collector:
         }
         return self.run.store.unknown_fallbacks(compared) if compared else ()
 
-    def _report(self) -> None:
-        """Write the reports that were asked for, and what GitHub shows when it runs this."""
+    def _tell_other_plugins(self, written: Sequence[Path]) -> None:
+        hook = self.config.hook
+        for test in self.summary.tests:
+            windows = (*test.windows, *test.unjudged)
+            if not windows:
+                continue
+            hook.pytest_torchmem_measured(
+                config=self.config,
+                nodeid=test.test,
+                results=tuple(window.result for window in windows),
+                failure=next((window.sentence for window in windows if window.sentence), ""),
+            )
+        for path in written:
+            hook.pytest_torchmem_report_written(config=self.config, path=path)
+
+    def _report(self) -> list[Path]:
+        """Write the reports that were asked for, and what GitHub shows when it runs this.
+
+        Returns the reports that could be written.
+        """
+        written: list[Path] = []
         settings, github = self.run.settings, on_github() and self.summary.anything
         if not settings.reports and not github:
-            return
-        run = run_report(self.summary, self._endings, self.config.rootpath)
+            return written
+        run = stamped(self._run_report(), self.config.rootpath, environment_rank())
         for asked in settings.report_paths:
             try:
                 path = write_run(run, asked, self._traces)
             except ReportError as error:
                 self.add_problem(str(error))
                 continue
+            written.append(path)
             shown = relative_path(path, self.config.invocation_params.dir)
             shown = str(path) if shown.startswith("..") else shown
             self._lines.append(f"report written: {shown}")
         try:
-            self._lines += github_lines(run) if github else []
+            self._lines += github_lines(run, self.config.rootpath) if github else []
         except ReportError as error:
             self.add_problem(str(error))
+        return written
 
     def _update(self) -> None:
         """Write the accepted changes, file by file; one that fails does not stop the others."""

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.measuring.ranks import environment_rank
-from pytest_torchmem.report.text.github import error_commands
+from pytest_torchmem.report.text.github import cause_lines, error_commands, line_commands
 from pytest_torchmem.report.text.markdown import step_summary
-from pytest_torchmem.store.provenance import stamped
+from pytest_torchmem.store.provenance import checked_out
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.measured import MeasuredTest, RunSummary
@@ -54,14 +53,18 @@ def _outcome(report: pytest.TestReport) -> str:
 
 
 def run_report(summary: RunSummary, endings: Endings, rootdir: Path) -> RunReport:
-    """Return everything that is known of a run."""
-    start = Path(os.environ.get("GITHUB_WORKSPACE") or rootdir)
-    run = RunReport(
+    """Return everything that is known of a run, but when and with what it was made."""
+    start = checkout(rootdir)
+    return RunReport(
         tests=tuple(endings.report_on(t, _within(start, rootdir, t)) for t in summary.tests),
         changes=summary.changes,
         problems=summary.problems,
     )
-    return stamped(run, rootdir, environment_rank())
+
+
+def checkout(rootdir: Path) -> Path:
+    """Return the folder that files of reports are named from."""
+    return Path(os.environ.get("GITHUB_WORKSPACE") or rootdir)
 
 
 def _within(start: Path, rootdir: Path, measured: MeasuredTest) -> str:
@@ -81,7 +84,7 @@ def on_github() -> bool:
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-def github_lines(run: RunReport) -> list[str]:
+def github_lines(run: RunReport, rootdir: Path) -> list[str]:
     """Return the workflow commands to print, after adding the run to the job's summary page."""
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
         try:
@@ -89,4 +92,14 @@ def github_lines(run: RunReport) -> list[str]:
                 file.write(step_summary(run, file.tell()))
         except OSError as error:
             raise ReportError(f"the step summary {path} cannot be written: {error}") from None
-    return error_commands(run)
+    return [*error_commands(run), *line_commands(run, _grown_files(run, rootdir))]
+
+
+def _grown_files(run: RunReport, rootdir: Path) -> dict[str, str]:
+    """Return the files of causes that are checked out, each with its name for GitHub."""
+    files = {file for test in run.tests for file, _ in cause_lines(test)}
+    start, found = checkout(rootdir), {}
+    for file in checked_out(rootdir, sorted(files)) if files else ():
+        with contextlib.suppress(ValueError):
+            found[file] = (rootdir / file).relative_to(start).as_posix()
+    return found

@@ -88,10 +88,14 @@ def _properties(measured: MeasuredTest) -> list[tuple[str, object]]:
         properties.append((f"{start}retained_bytes", result.retained.total))
         if result.growth is not None:
             properties.append((f"{start}growth_bytes", result.growth))
-        if window.baseline_bytes:
+        if window.is_compared:
             properties.append((f"{start}baseline_bytes", window.baseline_bytes))
+        if window.status:
+            properties.append((f"{start}status", window.status))
         if result.estimated:
             properties.append((f"{start}estimated", "true"))
+    if measured.raised:
+        properties.append((f"{_PREFIX}raised", measured.raised))
     if measured.not_measured:
         properties.append((f"{_PREFIX}not_measured", measured.not_measured))
     return properties

@@ -151,17 +151,17 @@ class _StorageTable:
     def find(self, tensor: torch.Tensor) -> int | None:
         return self.numbers.get(_key(tensor))
 
-    def add(self, tensor: torch.Tensor, category: Category) -> int:
-        number = len(self.storages)
-        size = fake_tensors.size_hint(tensor.untyped_storage().nbytes())
-        self.storages.append(StaticStorage(size, str(tensor.device), category))
-        self.alive.append(tensor.untyped_storage())
-        self.numbers[_key(tensor)] = number
+    def add(self, key: tuple[int, str], tensor: torch.Tensor, category: Category) -> int:
+        number, storage = len(self.storages), tensor.untyped_storage()
+        size = fake_tensors.size_hint(storage.nbytes())
+        self.storages.append(StaticStorage(size, key[1], category))
+        self.alive.append(storage)
+        self.numbers[key] = number
         return number
 
-    def alias(self, tensor: torch.Tensor, number: int) -> None:
+    def alias(self, key: tuple[int, str], tensor: torch.Tensor, number: int) -> None:
         self.alive.append(tensor.untyped_storage())
-        self.numbers[_key(tensor)] = number
+        self.numbers[key] = number
 
     def label(self, number: int, category: Category) -> None:
         self.storages[number] = replace(self.storages[number], category=category)
@@ -224,16 +224,18 @@ class _FxReader:
     def _number(
         self, node: torch.fx.Node, kind: NodeKind, position: int, tensor: torch.Tensor
     ) -> int:
-        known = self._table.find(tensor)
+        # A fake tensor takes its time to say on which device it is.
+        key = _key(tensor)
+        known = self._table.numbers.get(key)
         if known is not None:
             return known
         if kind is NodeKind.OPERATOR:
             aliased = self._aliased(node, position)
             if aliased is not None:
-                self._table.alias(tensor, aliased)
+                self._table.alias(key, tensor, aliased)
                 return aliased
-            return self._table.add(tensor, Category.UNKNOWN)
-        return self._table.add(tensor, self._given_category(node, kind, tensor))
+            return self._table.add(key, tensor, Category.UNKNOWN)
+        return self._table.add(key, tensor, self._given_category(node, kind, tensor))
 
     def _aliased(self, node: torch.fx.Node, position: int) -> int | None:
         """The storage an unknown one stands for: a graph that was saved and loaded has fake tensors

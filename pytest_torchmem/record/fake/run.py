@@ -34,6 +34,11 @@ _ADVICE = (
     "as a plain argument, or measure it with pytest_torchmem.measure"
 )
 
+_WITHOUT_GRAD = (
+    "a backward pass is in it, although gradients are switched off around estimate(): "
+    "backward=False estimates inference"
+)
+
 _OTHER_DEVICE = (
     "this torch is built without that device; make tensors on the device of the inputs and give "
     "the device to estimate"
@@ -106,6 +111,7 @@ def record_fake_run(
     runs_on = _runnable_device(shown, tensors, backward)
     fake_mode = _fake_mode_of(tensors)
     fakes = Substitution(fake_mode, None if device is None and shown == runs_on else runs_on)
+    without_grad = backward and not torch.is_grad_enabled()
     with contextlib.ExitStack() as stack:
         # A collection in the middle would come at a time that nobody can predict.
         gc.collect()
@@ -123,6 +129,8 @@ def record_fake_run(
         recorder = _run(program, fakes, found)
         graph, lifetimes = recorder.recorded
     notes = recorder.notes | _notes(shown, runs_on, graph, program, found)
+    if without_grad:
+        notes.add(_WITHOUT_GRAD)
     return StaticRun(_on_device(graph, runs_on, shown), lifetimes, str(shown), tuple(sorted(notes)))
 
 

@@ -11,16 +11,15 @@
 
   // --- the list ---------------------------------------------------------------------------------
 
-  // How a test stands to its baseline: in red only what was judged to have grown.
+  // How a test stands to its baseline, in the words of every report: in red only what was judged to
+  // have grown, in green what was judged to have shrunk.
   function against(test) {
-    const texts = [];
-    if (test.compared) {
-      const bytes = test.peak - test.baseline_bytes;
-      texts.push(bytes ? windows.change(bytes, test.baseline_bytes, test.change) : make("span", { class: "faint" }, "same"));
-      if (bytes && test.change === "same") texts.push(make("small", {}, "within tolerance"));
-    }
+    const moved = test.compared && test.peak !== test.baseline_bytes;
+    const kind = (moved && { grown: "up", shrunk: "down", "within tolerance": "within" }[test.change]) || "faint";
+    const texts = [test.moved, test.word].filter(Boolean)
+      .map((text, place) => make(place ? "small" : "span", place ? {} : { class: kind }, text));
+    if (test.reference) texts.push(make("small", {}, `compared with ${test.reference}`));
     if (test.limit) texts.push(make("small", {}, test.limit));
-    if (!texts.length && test.measured) texts.push(make("span", { class: "faint" }, test.uncompared));
     return texts;
   }
 

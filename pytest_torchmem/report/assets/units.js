@@ -16,21 +16,25 @@ const torchmemUnits = (() => {
   }
 
   // Halves go to the even digit, as they do on the terminal: 128.25 is 128.2 in both places.
-  function inTenths(value) {
-    const tenths = Math.floor(value * 10);
-    const rest = value * 10 - tenths;
-    const up = rest > 0.5 || (rest === 0.5 && tenths % 2 !== 0);
-    return ((tenths + (up ? 1 : 0)) / 10).toFixed(1);
+  function rounded(value, digits) {
+    const scaled = value * 10 ** digits;
+    const floor = Math.floor(scaled);
+    const up = scaled - floor > 0.5 || (scaled - floor === 0.5 && floor % 2 !== 0);
+    return (floor + (up ? 1 : 0)) / 10 ** digits;
   }
+
+  const inTenths = (value) => rounded(value, 1).toFixed(1);
 
   const tick = (bytes) => size(bytes).replace(".0 ", " ");
   const signed = (bytes) => (bytes >= 0 ? "+" : "") + size(bytes);
 
-  // "+100.0 %" of what was there before; nothing of nothing is no share.
+  // "+100 %" of what was there before, as units.format_share has it; of next to nothing it is no share.
   function share(change, before) {
-    if (!before || !change) return "";
+    if (!before || change > 1000 * before) return "";
     const percent = (100 * change) / before;
-    return `${percent > 0 ? "+" : ""}${percent.toFixed(1)} %`;
+    const digits = Math.abs(percent) >= 0.95 ? 0 : 1;
+    if (Math.abs(percent) < 0.05) return "";
+    return `${percent > 0 ? "+" : ""}${rounded(percent, digits).toLocaleString("en", { minimumFractionDigits: digits })} %`;
   }
 
   function milliseconds(ns) {

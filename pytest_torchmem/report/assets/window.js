@@ -13,10 +13,10 @@ const torchmemWindow = (run, tables, charts) => {
   };
 
   // A change is red or green where a test was judged so, as grown or as shrunk, and plain otherwise.
-  function change(bytes, before, judged, word = "") {
+  function change(bytes, before, judged) {
     const kind = !bytes ? "faint" : judged === "grown" && bytes > 0 ? "up" : judged === "shrunk" && bytes < 0 ? "down" : "within";
     const percent = share(bytes, before);
-    return make("span", { class: kind }, word + signed(bytes), percent ? make("small", { class: "share" }, ` ${percent}`) : null);
+    return make("span", { class: kind }, signed(bytes), percent ? make("small", { class: "share" }, ` ${percent}`) : null);
   }
 
   // --- what is read at a moment -----------------------------------------------------------------
@@ -265,9 +265,7 @@ const torchmemWindow = (run, tables, charts) => {
   function differences(window) {
     const judged = window.change;
     const rows = window.differences.map((d) => [
-      change(d.bytes, 0, judged, d.at_least ? "at least " : ""),
-      d.one_sided ? (d.bytes > 0 ? "new" : "gone") : d.bytes > 0 ? "grown" : "shrunk",
-      named(d.who.category), ...place(d.who),
+      change(d.bytes, 0, judged), d.kind, named(d.who.category), ...place(d.who),
     ]);
     if (!rows.length) return [make("p", { class: "faint" }, "nothing changed")];
     return long([["change", "number"], ["kind"], ["category", "category"], ...PLACE], rows, "differences", "stack places");

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Final
 
-from pytest_torchmem.analysis.judge.differences import Comparison
+from pytest_torchmem.analysis.judge.comparison import Comparison
 from pytest_torchmem.report.page.html import (
     PICTURES_BUDGET_BYTES,
     categories_json,
@@ -19,7 +19,7 @@ from pytest_torchmem.report.page.html import (
 from pytest_torchmem.report.page.marks import LineKind, Mark
 from pytest_torchmem.values.baseline import BaselineEntry, Change
 from pytest_torchmem.values.json_values import Json
-from pytest_torchmem.values.measured import Window
+from pytest_torchmem.values.measured import Window, peak_change
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import format_change, format_size
 
@@ -59,7 +59,7 @@ def comparison_page(before: str, after: str, tests: Sequence[ComparedTest], rema
     """
     rows = [_row(test, order, before, after) for order, test in enumerate(tests)]
     found = Counter(test.comparison.change for test in tests)
-    order = (Change.GROWN, Change.SHRUNK, Change.NEW, Change.UNUSED, Change.SAME)
+    order = (Change.GROWN, Change.SHRUNK, Change.NEW, Change.UNUSED, Change.WITHIN, Change.SAME)
     title = f"Memory from {before} to {after}"
     head = {
         "title": title,
@@ -82,6 +82,7 @@ def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, J
     then, now = test.comparison.before, test.comparison.after
     entry = now or then
     assert entry is not None
+    changed = test.comparison.change is not Change.SAME
     return {
         "id": f"torchmem-test-{order}",
         "order": order,
@@ -98,9 +99,17 @@ def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, J
         "baseline_bytes": then.total if then else 0,
         "compared": then is not None and now is not None,
         "change": test.comparison.change.value,
-        "uncompared": f"only in {after if now else before}",
+        "word": _word(test, before, after),
+        "moved": peak_change(then.total, now.total) if then and now and changed else "",
+        "reference": "",
         "limit": "",
     }
+
+
+def _word(test: ComparedTest, before: str, after: str) -> str:
+    if test.comparison.before and test.comparison.after:
+        return test.comparison.change.value
+    return f"only in {after if test.comparison.after else before}"
 
 
 def _window(test: ComparedTest, before: str, after: str, with_pictures: bool) -> dict[str, Json]:

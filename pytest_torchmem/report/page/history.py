@@ -12,21 +12,32 @@ from pytest_torchmem.store.history import Acceptance
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.units import format_size
 
-_WIDTH: Final = 640
-_HEIGHT: Final = 120
+_WIDTH: Final = 360
+_HEIGHT: Final = 80
+_LEFT: Final = 62
 _STYLE: Final = """
 main { max-width: 60rem; margin: 0 auto; padding: 1rem; }
 section { border-top: 1px solid var(--edge); padding: .5rem 0 1rem; }
 h2 { font-size: 1rem; overflow-wrap: anywhere; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .875rem; }
-td, th { padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-svg { width: 100%; height: auto; max-width: 40rem; display: block; }
+h2 small { font-weight: normal; color: var(--faint); }
+table { border-collapse: collapse; font-size: .875rem; width: 100%; }
+td, th { padding: .2rem .9rem .2rem 0; text-align: left; vertical-align: top; white-space: nowrap; }
+th { font-weight: normal; color: var(--faint); }
+td.number, th.number { text-align: right; min-width: 5rem; font-variant-numeric: tabular-nums; }
+td.code { font-family: ui-monospace, monospace; }
+td:last-child, th:last-child { width: 99%; white-space: normal; overflow-wrap: anywhere; }
+svg { width: 22.5rem; max-width: 100%; height: auto; display: block; }
 svg path { fill: none; stroke: var(--accent); stroke-width: 2; }
 svg circle { fill: var(--accent); }
 svg text { fill: var(--faint); font: 11px system-ui, sans-serif; }
-@media print { * { print-color-adjust: exact; } }
+@media (max-width: 36rem) {
+  thead { display: none; }
+  tr { display: flex; flex-wrap: wrap; border-bottom: 1px solid var(--edge); }
+  td { border: 0; }
+  td.number, th.number { min-width: 0; }
+  td:last-child { width: 100%; }
+}
+@media print { * { print-color-adjust: exact; } section { break-inside: avoid; } }
 """
 
 
@@ -34,7 +45,7 @@ def history_page(history: Sequence[Acceptance]) -> str:
     """Return the page of a history."""
     assets = resources.files("pytest_torchmem.report").joinpath("assets")
     css = assets.joinpath("page.css").read_text("utf-8")
-    sections = "".join(_section(*place, items) for place, items in by_test(history).items())
+    sections = "".join(_section(*place, items) for place, items in sorted(by_test(history).items()))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -46,33 +57,45 @@ def history_page(history: Sequence[Acceptance]) -> str:
 def _section(test: str, environment: str, items: Sequence[Acceptance]) -> str:
     rows = "".join(_row(item) for item in reversed(items))
     return (
-        f"<section><h2>{escape(test)} <small>{escape(environment)}</small></h2>\n{_plot(items)}"
-        "<div class=wide><table><tr><th>date<th>peak<th>change<th>who<th>commit<th></tr>\n"
-        f"{rows}</table></div></section>\n"
+        f"<section><h2>{escape(test)} <small>on {escape(environment)}</small></h2>\n{_plot(items)}"
+        "<table><thead><tr><th>date<th class=number>peak<th class=number>change<th>who<th>commit"
+        f"<th></thead>\n{rows}</table></section>\n"
     )
 
 
 def _row(item: Acceptance) -> str:
     size = "" if item.change is Change.UNUSED else format_size(item.after_bytes)
     numbers = "".join(f"<td class=number>{escape(t)}" for t in (size, change_text(item)))
-    words = "".join(f"<td>{escape(t)}" for t in (item.author, item.commit, item.subject))
-    return f"<tr><td>{escape(item.date)}{numbers}{words}</tr>\n"
+    return (
+        f"<tr><td>{escape(item.date)}{numbers}<td>{escape(item.author)}"
+        f"<td class=code>{escape(item.commit)}<td>{escape(item.subject)}</tr>\n"
+    )
 
 
 def _plot(items: Sequence[Acceptance]) -> str:
-    """Return a line that steps from one accepted size to the next, from zero to the largest."""
-    largest = max((item.after_bytes for item in items), default=0) or 1
-    step = (_WIDTH - 80) / max(len(items), 1)
-    path, dots = "", ""
+    """Return a line that steps from one accepted size to the next, from zero to the largest.
+
+    It ends where the entry was removed. One size alone needs no plot.
+    """
+    sizes = [item.after_bytes for item in items if item.change is not Change.UNUSED]
+    if len(sizes) < 2:
+        return ""
+    largest = max(sizes) or 1
+    step = (_WIDTH - _LEFT - 8) / len(items)
+    path, dots, drawn = "", "", False
     for place, item in enumerate(items):
-        x = 70 + place * step
+        if item.change is Change.UNUSED:
+            drawn = False
+            continue
+        x = _LEFT + place * step
         y = 14 + (_HEIGHT - 24) * (1 - item.after_bytes / largest)
-        path += f"{'M' if not path else 'V'}{f'{x:.1f} {y:.1f}' if not path else f'{y:.1f}'}"
+        path += f"V{y:.1f}" if drawn else f"M{x:.1f} {y:.1f}"
         path += f"H{x + step:.1f}"
+        drawn = True
         told = f"{item.date}: {format_size(item.after_bytes)}, {item.author}"
         dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4"><title>{escape(told)}</title></circle>'
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="accepted peaks over time">'
-        f'<text x="0" y="18">{format_size(largest)}</text><text x="0" y="{_HEIGHT - 8}">0 B</text>'
+        f'<text x="0" y="18">{format_size(largest)}</text><text x="0" y="{_HEIGHT - 6}">0 B</text>'
         f'<path d="{path}"/>{dots}</svg>\n'
     )

@@ -13,12 +13,11 @@ from html import escape
 from importlib import resources
 from typing import Final
 
-from pytest_torchmem.analysis.judge.differences import differences, whole_entry
+from pytest_torchmem.analysis.judge.comparison import entry_differences, whole_entry
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.marks import marks_of
 from pytest_torchmem.store.results import RunReport, TestReport
-from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import (
     Category,
     Contributor,
@@ -26,7 +25,7 @@ from pytest_torchmem.values.contributors import (
 )
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.json_values import Json
-from pytest_torchmem.values.measured import Window
+from pytest_torchmem.values.measured import NOT_COMPARED, Window
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.units import format_size
 
@@ -47,7 +46,6 @@ _MEANINGS: Final = {
     Category.UNKNOWN: "Nobody could tell what it is for.",
 }
 """Each category in a sentence, for who reads its name for the first time."""
-_COMPARED: Final = (Change.SAME, Change.GROWN, Change.SHRUNK)
 _NOT_KEPT: Final = (
     "There is no timeline of this in the report; --torchmem-report-timelines chooses which tests "
     "have one, and of a test its first regions do."
@@ -184,7 +182,7 @@ def _facts(run: RunReport) -> list[tuple[str, str]]:
 
 
 def _row(test: TestReport, order: int) -> dict[str, Json]:
-    shown = _leading(test)
+    shown = test.leading
     is_body = shown is test.body
     return {
         "id": f"torchmem-test-{order}",
@@ -200,21 +198,20 @@ def _row(test: TestReport, order: int) -> dict[str, Json]:
         "peak": shown.result.peak.total if shown else 0,
         "at_peak": shown.result.peak.at_peak.to_json() if shown else {},
         "baseline_bytes": shown.baseline_bytes if shown else 0,
-        "compared": bool(shown and shown.change in _COMPARED),
+        "compared": bool(shown and shown.is_compared),
         "change": shown.change.value if shown else "",
-        "uncompared": "not compared" if test.measured.raised else "no baseline",
+        "word": _word(test),
+        "moved": shown.change_text if shown else "",
+        "reference": shown.reference if shown else "",
         "limit": shown.limit_status if shown else "",
     }
 
 
-def _leading(test: TestReport) -> Window | None:
-    """Return the window that a row is about: the body, or an estimate that failed beside it.
-
-    A region that failed is a part of the body; an estimate is of something else.
-    """
-    well = test.body is not None and not test.body.sentence
-    failed = (window for window in test.failed_windows if window.result.estimated and well)
-    return next(failed, test.body)
+def _word(test: TestReport) -> str:
+    """How a test stands to its baseline, beside the numbers of the change."""
+    if test.leading is None:
+        return ""
+    return NOT_COMPARED if test.measured.raised else test.leading.change_word
 
 
 def _contents(tests: Sequence[TestReport]) -> Iterator[str]:
@@ -270,10 +267,9 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
             {
                 "who": contributor_to_json(d.contributor),
                 "bytes": d.size_bytes,
-                "one_sided": d.one_sided,
-                "at_least": d.at_least,
+                "kind": d.kind.value,
             }
-            for d in differences(whole_entry(result), entry)
+            for d in entry_differences(whole_entry(result), entry)
         ]
     return data
 
@@ -298,11 +294,14 @@ def _plain_table(tests: Sequence[TestReport]) -> str:
     """The numbers for a reader without JavaScript, such as one whose CI server switches it off."""
     rows = "".join(
         f"<tr><td>{escape(test.status)}</td>"
-        f'<td class="number">{test.body.peak_text if test.body else ""}</td>'
+        f'<td class="number">{test.leading.peak_text if test.leading else ""}</td>'
+        f"<td>{escape(test.standing)}</td>"
         f"<td>{escape(test.measured.test)}<br>{escape(test.sentence)}</td></tr>"
         for test in tests[:_PLAIN_ROWS]
     )
     more = len(tests) - _PLAIN_ROWS
     cut = f"<p>... and {more} more</p>" if more > 0 else ""
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("status", "peak", "test"))
+    heads = "".join(
+        f'<th scope="col">{name}</th>' for name in ("status", "peak", "against", "test")
+    )
     return f'<table class="plain"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{cut}'

@@ -11,7 +11,7 @@ from pytest_torchmem.analysis.judge.environments import environment_name
 from pytest_torchmem.report.text.tables import ANY_WIDTH, aligned, one_line
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.measured import BaselineChange, RunSummary
-from pytest_torchmem.values.units import format_size
+from pytest_torchmem.values.units import format_share, format_size
 
 DIFF_LINES: Final = 400
 """Lines of a diff that are shown; a terminal is no place for more."""
@@ -23,13 +23,6 @@ REPAIRED: Final = "replaces an entry that was damaged or that a merge left twice
 NOTHING_USED: Final = (
     "no memory was used; is the work done on another device, or in another process or thread?"
 )
-
-
-def percent(before_bytes: int, after_bytes: int) -> str:
-    """Return a change as ``+30 %``; ``""`` where there is nothing to compare with."""
-    if not before_bytes or not after_bytes:
-        return ""
-    return f"{(after_bytes - before_bytes) / before_bytes:+.0%}".replace("%", " %")
 
 
 def change_table(changes: Sequence[BaselineChange], room: int = ANY_WIDTH) -> list[str]:
@@ -46,7 +39,7 @@ def change_table(changes: Sequence[BaselineChange], room: int = ANY_WIDTH) -> li
             change.key + _remark(change),
             "-" if change.change is Change.NEW else format_size(change.before_bytes),
             "-" if change.change is Change.UNUSED else format_size(change.after_bytes),
-            percent(change.before_bytes, change.after_bytes),
+            _share(change),
             change.file,
         ]
         for change in sorted(changes, key=lambda c: (order.index(c.change), c.file, c.key))
@@ -57,6 +50,12 @@ def change_table(changes: Sequence[BaselineChange], room: int = ANY_WIDTH) -> li
     counts = Counter(change.change for change in changes)
     told = ", ".join(f"{counts[change]} {change.value}" for change in order if counts[change])
     return [*lines, f"dry run: {told}; nothing written"]
+
+
+def _share(change: BaselineChange) -> str:
+    if change.change is Change.UNUSED:
+        return ""
+    return format_share(change.after_bytes - change.before_bytes, change.before_bytes)
 
 
 def _remark(change: BaselineChange) -> str:

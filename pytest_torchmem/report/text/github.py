@@ -1,10 +1,12 @@
-"""Annotations for GitHub's view of a change: workflow commands, one for each failed test.
+"""Annotations for GitHub's view of a change: workflow commands, for failed tests and grown lines.
 
 https://docs.github.com/actions/reference/workflow-commands-for-github-actions
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Final
 
 from pytest_torchmem.store.results import RunReport, TestReport
@@ -12,21 +14,63 @@ from pytest_torchmem.store.results import RunReport, TestReport
 ANNOTATIONS: Final = 10
 """GitHub shows no more than this many of one kind for a step."""
 
+LINES: Final = 9
+"""Lines are warnings; the tenth is left for missing baselines."""
+
 
 def error_commands(run: RunReport) -> list[str]:
     """Return the workflow commands for a run: an error for each test that failed over memory."""
+    return [_error(test) for test in _failed(run)[:ANNOTATIONS]]
+
+
+def line_commands(run: RunReport, checked_out: Mapping[str, str]) -> list[str]:
+    """Return a warning for each line that the failed tests name as a cause, the first ones first.
+
+    ``checked_out`` has the files in which GitHub can show a line, by the names that causes have.
+    """
+    told: dict[tuple[str, int], list[TestReport]] = defaultdict(list)
+    for test in _failed(run):
+        for file, line in cause_lines(test):
+            if file in checked_out:
+                told[checked_out[file], line].append(test)
+    return [_warning(file, line, tests) for (file, line), tests in list(told.items())[:LINES]]
+
+
+def cause_lines(test: TestReport) -> tuple[tuple[str, int], ...]:
+    """Return the files and lines that a failed test names as its causes, each once."""
+    causes = (cause for window in test.failed_windows for cause in window.causes)
+    places = ((c.source.file, c.source.line) for c in causes if c.source and c.source.line)
+    return tuple(dict.fromkeys(places))
+
+
+def _failed(run: RunReport) -> list[TestReport]:
     told = (test for test in run.ranked() if test.failed_windows or test.measured.problem)
-    failed = [test for test in told if test.status == "failed"]
-    return [_error(test) for test in failed[:ANNOTATIONS]]
+    return [test for test in told if test.status == "failed"]
 
 
 def _error(test: TestReport) -> str:
-    properties = {"file": test.file, "line": str(test.line) if test.line else ""}
+    line = str(test.line) if test.line else ""
+    name = test.measured.test.partition("::")[2]
+    properties = {"file": test.file, "line": line, "title": f"{_subject(test)}: {name}"}
+    return _command("error", properties, test.sentence)
+
+
+def _warning(file: str, line: int, tests: list[TestReport]) -> str:
+    first, *others = tests
+    more = f" (and {len(others)} more)" if others else ""
+    text = f"{first.measured.test}{more}: {first.sentence}"
+    properties = {"file": file, "line": str(line), "title": f"{_subject(first)} here"}
+    return _command("warning", properties, text)
+
+
+def _subject(test: TestReport) -> str:
     kinds = [kind for window in test.failed_windows for kind in window.kinds]
-    subject = f"memory {kinds[0].value}" if kinds else "memory"
-    properties["title"] = f"{subject}: {test.measured.test.partition('::')[2]}"
-    given = ",".join(f"{name}={_property(value)}" for name, value in properties.items() if value)
-    return f"::error {given}::{_data(test.sentence)}"
+    return f"memory {kinds[0].value}" if kinds else "memory"
+
+
+def _command(name: str, properties: Mapping[str, str], text: str) -> str:
+    given = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
+    return f"::{name} {given}::{_data(text)}"
 
 
 def _data(text: str) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pytest_torchmem.report.text.changes import percent
 from pytest_torchmem.report.text.tables import aligned, one_line
 from pytest_torchmem.store.history import Acceptance
 from pytest_torchmem.values.baseline import Change
-from pytest_torchmem.values.units import format_size
+from pytest_torchmem.values.units import format_share, format_size
 
 ROWS: Final = 30
 """The latest changes that the table of all tests shows."""
@@ -31,7 +30,8 @@ def change_text(item: Acceptance) -> str:
         return "new"
     if item.change is Change.UNUSED:
         return "removed"
-    return percent(item.before_bytes, item.after_bytes) or item.change.value
+    share = format_share(item.after_bytes - item.before_bytes, item.before_bytes)
+    return share or item.change.value
 
 
 def history_table(history: Sequence[Acceptance]) -> list[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from pytest_torchmem.analysis.judge.differences import differences, whole_entry
+from pytest_torchmem.analysis.judge.comparison import entry_differences, whole_entry
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.measured import Window
@@ -48,7 +48,7 @@ def run_markdown(
     """
     problems, shown = _fitting((f"> {_text(p)}\n" for p in run.problems), limit // 4, measure)
     problems += _more(len(run.problems) - shown, "problems")
-    head = [MARKER, f"### Memory: {_headline(run)}", "", *([problems] if problems else [])]
+    head = [MARKER, f"### Memory: {run.headline}", "", *([problems] if problems else [])]
     tail = ["", _facts(run)]
     ranked = run.ranked()
     well = [test for test in ranked if test.status == "ok"]
@@ -92,11 +92,6 @@ def _more(count: int, what: str) -> str:
     return f"\n... and {count} more {what}, which the report of this run has\n" if count else ""
 
 
-def _headline(run: RunReport) -> str:
-    counts = ", ".join(f"{count} {status}" for status, count in run.counts().items())
-    return counts or "nothing was measured"
-
-
 def _fitting(texts: Iterator[str], room: int, measure: Callable[[str], int]) -> tuple[str, int]:
     """Return as many texts as there is room for, and how many these are."""
     kept: list[str] = []
@@ -111,45 +106,27 @@ def _fitting(texts: Iterator[str], room: int, measure: Callable[[str], int]) -> 
 def _table_rows(tests: Sequence[TestReport]) -> Iterator[str]:
     for test in tests:
         symbol = f"{_SYMBOLS[test.status]} {test.status}"
-        body, name = test.body, _code(test.measured.test)
-        if body is None:
+        leading, name = test.leading, _code(test.measured.test)
+        if leading is None:
             yield f"| {symbol} | {name} | | {_text(test.sentence)} | |"
             continue
-        if test.measured.raised:
-            yield f"| {symbol} | {name} | {body.peak_text} | {_text(test.sentence)} | |"
-            continue
-        others = (w for w in test.measured.windows if w is not body)
-        told = [_against(body), *map(_against_by_name, others)]
+        if leading.result.name:
+            name += f" {_code(leading.result.name)}"
+        others = (w for w in test.measured.windows if w is not leading)
+        told = [_text(test.standing), *map(_by_name, others)]
         against = "; ".join(filter(None, told))
         if test.outcome == "xfailed" and test.failed_windows:
             against += ", as expected"
-        yield f"| {symbol} | {name} | {body.peak_text} | {against} | {_retained(body)} |"
+        yield f"| {symbol} | {name} | {leading.peak_text} | {against} | {_retained(leading)} |"
 
 
-def _against(window: Window) -> str:
-    """What its limits and its baseline say of a window; ``""`` where it had neither."""
-    return ", ".join(filter(None, [window.limit_status, _against_baseline(window)]))
-
-
-def _against_by_name(window: Window) -> str:
-    """The same of a region that failed, or of an estimate, which has no other place for its peak.
-
-    It is ``""`` of a region that is well.
-    """
-    if window.result.estimated:
-        told = [format_size(window.result.peak.total), _against(window)]
-        return f"{_code(window.result.name)} {', '.join(filter(None, told))}"
-    return f"{_code(window.result.name)} {_against(window)}" if window.sentence else ""
-
-
-def _against_baseline(window: Window) -> str:
-    if not window.baseline_bytes:
-        return "new" if window.change.value == "new" else ""
-    change_bytes = window.result.peak.total - window.baseline_bytes
-    if not change_bytes:
-        return "same"
-    other = f" of {_code(window.reference)}" if window.reference else ""
-    return f"{format_change(change_bytes)} ({change_bytes / window.baseline_bytes:+.1%}){other}"
+def _by_name(window: Window) -> str:
+    """What is said of a region that failed, or of an estimate, which has no other place for its
+    peak; ``""`` of a region that is well."""
+    if not window.result.estimated and not window.sentence:
+        return ""
+    told = [window.peak_text if window.result.estimated else "", window.status]
+    return f"{_code(window.result.name or 'test body')} {_text(', '.join(filter(None, told)))}"
 
 
 def _details(test: TestReport) -> str:
@@ -169,14 +146,13 @@ def _details(test: TestReport) -> str:
 def _causes(window: Window) -> Iterator[str]:
     if window.baseline is None:
         return
-    found = differences(whole_entry(window.result), window.baseline)[:_CAUSES]
+    found = entry_differences(whole_entry(window.result), window.baseline)[:_CAUSES]
     if found:
         yield "\n| change | category | operator | module | source |\n|---:|---|---|---|---|"
     for difference in found:
         c = difference.contributor
-        least = "at least " if difference.at_least else ""
         cells = [_code(c.operator), _code(c.module), _code(str(c.source) if c.source else "")]
-        change = f"{least}{format_change(difference.size_bytes)}"
+        change = f"{format_change(difference.size_bytes)}"
         yield f"| {change} | {words(c.category.value)} | {' | '.join(cells)} |"
 
 

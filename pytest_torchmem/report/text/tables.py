@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
-from pytest_torchmem.values.findings import Growth, words
+from pytest_torchmem.values.findings import Difference, words
 from pytest_torchmem.values.units import format_change, format_size
 
 ROWS: Final = 10
@@ -42,12 +42,12 @@ def live_table(
     return lines + left_out([c.size_bytes for c in live[ROWS:]])
 
 
-def growth_table(growths: Sequence[Growth], width: int = ANY_WIDTH) -> list[str]:
+def growth_table(growths: Sequence[Difference], width: int = ANY_WIDTH) -> list[str]:
     """Return what grew most as the lines of a table."""
     rows = [
         [
-            ("at least " if growth.at_least else "") + format_change(growth.size_bytes),
-            "new" if growth.new else "grown",
+            format_change(growth.size_bytes),
+            growth.kind.value,
             words(growth.contributor.category.value),
             *_place(growth.contributor),
         ]

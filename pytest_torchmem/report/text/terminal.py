@@ -12,7 +12,7 @@ from typing import Final
 
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.analysis.judge.verdict import rank, sentences
-from pytest_torchmem.report.text.changes import NOTHING_USED, REPAIRED, percent
+from pytest_torchmem.report.text.changes import NOTHING_USED, REPAIRED
 from pytest_torchmem.report.text.tables import (
     ANY_WIDTH,
     ROWS,
@@ -23,6 +23,7 @@ from pytest_torchmem.report.text.tables import (
     live_table,
     one_line,
 )
+from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.findings import RETAINED, FindingKind, Verdict
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
@@ -39,8 +40,15 @@ _TEST_WIDTH: Final = 60
 
 _OVER: Final = "over a limit or baseline"
 _NOT_JUDGED: Final = "not judged"
-_FAILURES: Final = {FindingKind.UNSTABLE: "not stable", FindingKind.UNSEEN: "not all seen"}
-"""How the closing line calls what failed; what shrank or is new is counted as such anyway."""
+_TOO_LARGE: Final = (FindingKind.OVER_LIMIT, FindingKind.GROWN)
+_RAISED: Final = "ended by an exception"
+_FAILURES: Final = {
+    FindingKind.UNSTABLE: "not stable",
+    FindingKind.UNSEEN: "not all seen",
+    FindingKind.SHRUNK: "shrunk",
+    FindingKind.NO_BASELINE: "without a baseline",
+}
+"""How the closing line calls what failed."""
 
 
 class Detail(enum.Enum):
@@ -123,7 +131,9 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
         lines += live_table(result.retained.live, width, result.retained.total)
         lines += holder_lines(result.retained.holders)
     if growths := verdict.growths:
-        lines += ["", f"grown against the baseline{of_region}:", *growth_table(growths, width)]
+        allowed = next(f.allowed for f in verdict.findings if f.growths)
+        title = f"grown against the baseline{of_region} ({allowed}):"
+        lines += ["", title, *growth_table(growths, width)]
     lines += [f"note: {note}" for note in result.notes]
     return lines
 
@@ -153,28 +163,28 @@ def holder_lines(holders: Sequence[Holder]) -> list[str]:
     return lines + left_out([holder.size_bytes for holder in holders[ROWS:]])
 
 
-def summary_lines(
-    summary: RunSummary, detail: Detail, width: int, room: int = ANY_WIDTH
-) -> list[Line]:
+def summary_lines(run: RunReport, detail: Detail, width: int, room: int = ANY_WIDTH) -> list[Line]:
     """Return the closing summary of a run, laid out for ``width`` columns.
 
     A table that takes more than ``room`` becomes a list; a log has more room than columns.
     What went wrong, what was not measured and what an update changed is in it at every detail.
     """
     lines: list[Line] = []
+    summary = run.summary
     if detail in (Detail.COMPOSITION, Detail.ALL, Detail.SHORT):
         lines += _tests_table(summary, detail, width, room)
     lines += _changes_lines(summary)
     lines += _not_measured_lines(summary)
     lines += _blind_lines(summary)
     if detail is not Detail.PROBLEMS and summary.tests:
-        lines.append(Line(_counts(summary)))
+        lines.append(Line(_counts(run)))
         lines += _missing_lines(summary)
     return lines + [Line(problem, ("red",)) for problem in summary.problems]
 
 
 def _tests_table(summary: RunSummary, detail: Detail, width: int, room: int) -> list[Line]:
-    windows = sorted(summary.windows, key=_importance)
+    rows = ((test, window) for test in summary.tests for window in test.rows)
+    windows = sorted(rows, key=_importance)
     if not windows:
         return []
     shown = windows[: 2 * ROWS] if detail is Detail.SHORT else windows
@@ -192,10 +202,13 @@ def _slim_list(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> list
     """Return two short lines for each window, for a terminal too slim for a table."""
     lines: list[Line] = []
     for measured, window in shown:
-        styles = ("red",) if window.sentence else ()
+        styles = _styles(measured, window)
         lines.append(Line(_shortened(_window_name(measured, window), width - 1), styles))
         lines.append(
-            Line(f"  {', '.join(filter(None, [window.peak_text, _status(window)]))}", styles)
+            Line(
+                f"  {', '.join(filter(None, [window.peak_text, measured.status_of(window)]))}",
+                styles,
+            )
         )
     return lines
 
@@ -219,14 +232,18 @@ def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> lis
         name = _shortened(_window_name(measured, window), _TEST_WIDTH if wide else width // 2)
         biggest = [largest(result.peak.at_peak, 2)] if wide else []
         retained = format_size(result.retained.total) if window.retained_known else ""
-        rows.append([name, window.peak_text, *biggest, retained, _status(window)])
+        rows.append([name, window.peak_text, *biggest, retained, measured.status_of(window)])
     lines = aligned(rows, headers, "lrlr" if wide else "lrr")
     styled = [Line(lines[0])]
     styled += [
-        Line(text, ("red",) if window.sentence else ())
-        for text, (_, window) in zip(lines[1:], shown, strict=True)
+        Line(text, _styles(measured, window))
+        for text, (measured, window) in zip(lines[1:], shown, strict=True)
     ]
     return styled
+
+
+def _styles(measured: MeasuredTest, window: Window) -> tuple[str, ...]:
+    return ("red",) if window.sentence or measured.raised else ()
 
 
 def _importance(pair: tuple[MeasuredTest, Window]) -> tuple[bool, int, int, str]:
@@ -234,7 +251,7 @@ def _importance(pair: tuple[MeasuredTest, Window]) -> tuple[bool, int, int, str]
     measured, window = pair
     changed = _CHANGED.index(window.change) if window.change in _CHANGED else len(_CHANGED)
     name = f"{measured.test}::{window.key}"
-    return (not window.sentence, changed, -window.result.peak.total, name)
+    return (not (window.sentence or measured.raised), changed, -window.result.peak.total, name)
 
 
 def _window_name(measured: MeasuredTest, window: Window) -> str:
@@ -246,25 +263,8 @@ def _shortened(name: str, width: int) -> str:
     return name if len(name) <= width else "..." + name[3 - width :]
 
 
-def _status(window: Window) -> str:
-    result, texts = window.result, []
-    if window.limits:
-        texts.append(window.limit_status)
-    change_bytes = result.peak.total - window.baseline_bytes
-    if window.change is Change.SAME:
-        texts.append("same as baseline")
-    elif window.change is Change.WITHIN:
-        share = percent(window.baseline_bytes, result.peak.total)
-        moved = f"{format_change(change_bytes)} ({share})" if change_bytes else "peak as before"
-        texts.append(f"within tolerance, {moved}")
-    elif window.change is Change.NEW:
-        texts.append("new, no baseline")
-    elif window.change in (Change.GROWN, Change.SHRUNK):
-        texts.append(f"{window.change.value}, peak {format_change(change_bytes)}")
-    return "; ".join(texts)
-
-
 _UNUSED_SHOWN: Final = 10
+_REMOVES: Final = "--torchmem-update-baseline --torchmem-accept=unused removes what is unused"
 
 
 def _changes_lines(summary: RunSummary) -> list[Line]:
@@ -285,6 +285,8 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
             if left_out := len(items) - len(shown):
                 done = "removed" if items[0].written else "kept"
                 lines.append(Line(f"  ... and {left_out} more unused entries, {done}"))
+    if any(c.change is Change.UNUSED and not c.written for c in told):
+        lines.append(Line(_REMOVES))
     written = [change for change in summary.changes if change.written]
     if written:
         entries = _count(len(written), "entry", "entries")
@@ -350,30 +352,30 @@ def _can_be_stored(test: MeasuredTest) -> bool:
     return not test.problem and kinds <= {FindingKind.NO_BASELINE}
 
 
-def _counts(summary: RunSummary) -> str:
-    tests = Counter(
-        "not measured" if t.not_measured else "unfinished" if t.raised else "measured"
-        for t in summary.tests
-    )
-    parts = [f"{tests['measured']} measured"]
-    parts += [f"{tests['unfinished']} ended by an exception"] if tests["unfinished"] else []
-    failures = Counter(_failure(window) for _, window in summary.windows if window.sentence)
-    changes = Counter(window.change for _, window in summary.windows)
-    for failure in (_OVER, _NOT_JUDGED, *_FAILURES.values()):
-        parts += [f"{failures[failure]} {failure}"] if failures[failure] else []
-    for change in (Change.NEW, Change.GROWN, Change.SHRUNK):
-        parts += [f"{changes[change]} {change.value}"] if changes[change] else []
-    parts += [f"{tests['not measured']} not measured"] if tests["not measured"] else []
-    return ", ".join(parts)
+def _counts(run: RunReport) -> str:
+    """Return how many tests have each status, and in brackets why those failed that did."""
+    failed = [test for test in run.tests if test.status == "failed"]
+    found = Counter(filter(None, map(_failure, failed)))
+    order = (_OVER, _NOT_JUDGED, *_FAILURES.values(), _RAISED)
+    why = ", ".join(f"{found[reason]} {reason}" for reason in order if found[reason])
+    counts = run.counts()
+    parts = [
+        f"{count} {status}" + (f" ({why})" if why and status == "failed" else "")
+        for status, count in counts.items()
+    ]
+    return f"memory: {', '.join(parts)}"
 
 
-def _failure(window: Window) -> str:
-    """Return what failed in a window, in the words of the closing line; ``""`` for its change."""
-    if not window.kinds or not {FindingKind.OVER_LIMIT, FindingKind.GROWN}.isdisjoint(window.kinds):
+def _failure(test: TestReport) -> str:
+    """Return why a test failed, in the words of the closing line; ``""`` for its own reasons."""
+    if test.measured.raised:
+        return _RAISED
+    kinds = {kind for window in test.failed_windows for kind in window.kinds}
+    if any(not w.kinds for w in test.failed_windows) or kinds & {*_TOO_LARGE}:
         return _OVER
-    if any(kind.is_unread for kind in window.kinds):
+    if any(kind.is_unread for kind in kinds):
         return _NOT_JUDGED
-    return next((text for kind, text in _FAILURES.items() if kind in window.kinds), "")
+    return next((text for kind, text in _FAILURES.items() if kind in kinds), "")
 
 
 def _count(number: int, one: str, many: str = "") -> str:

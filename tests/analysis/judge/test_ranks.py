@@ -60,7 +60,8 @@ def test_of_equal_ranks_the_first_is_the_largest():
 
 def test_a_rank_over_the_limit_is_named_with_its_cause():
     assert sentence(STAGES, "40MiB") == (
-        "on rank 2 of 3, in 'step', memory peaked at 42.0 MiB, 2.0 MiB over the limit of 40.0 MiB: "
+        "on rank 2 of 3, in 'step', memory peaked at 42.0 MiB, +2.0 MiB (+5 %) over the limit of "
+        "40.0 MiB: "
         "largest 30.0 MiB of activation from aten::mm in head (stage.py:9)"
     )
 
@@ -94,8 +95,9 @@ def test_a_rank_that_grew_alone_is_found():
     grown = RankResults([*STAGES.results[:2], result_of(held(12, "block", 6), held(33, "head", 9))])
     grown.check("45MiB", before=RankResults(grown.results))
     assert sentence(grown, before=STAGES).startswith(
-        "on rank 2 of 3, in 'step', activation peaked at 45.0 MiB, 3.0 MiB over the baseline of "
-        "42.0 MiB (floor 1.0 MiB): "
+        "on rank 2 of 3, in 'step', memory peaked at 45.0 MiB, +3.0 MiB (+7 %) over the baseline "
+        "of "
+        "42.0 MiB: +3.0 MiB of activation from aten::mm in head"
     )
     grown.check(before=STAGES, floor="3MiB")
     grown.check(before=STAGES, tolerance="10%")

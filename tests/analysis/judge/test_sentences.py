@@ -27,13 +27,12 @@ def result(*live: Contributor, name: str = "") -> Result:
 def test_a_leak_that_makes_three_numbers_too_large_is_named_once():
     entry = BaselineEntry.of(result(OTHER))
     verdict = judge_baseline(result(OTHER, LEAK), entry, Allowance(0.02, MiB))
-    first, second = told = sentences([verdict])
+    first, second, third = told = sentences([verdict])
     assert "".join(told).count("aten::ones") == 1
     assert first.endswith("from aten::ones (net.py:7)")
-    assert second == (
-        "of the same cause, temporary peaked at 8.0 MiB, 8.0 MiB over the baseline of 0 B "
-        "(floor 1.0 MiB)"
-        "; memory peaked at 28.0 MiB, 8.0 MiB over the baseline of 20.0 MiB (floor 1.0 MiB)"
+    assert second == ("temporary peaked at 8.0 MiB, +8.0 MiB over the baseline of 0 B (same cause)")
+    assert third == (
+        "retained 28.0 MiB, +8.0 MiB (+40 %) over the baseline of 20.0 MiB (same cause)"
     )
 
 
@@ -42,7 +41,8 @@ def test_other_causes_have_sentences_of_their_own():
     told = sentences([Verdict(result(OTHER, LEAK), findings)])
     assert len(told) == 3
     assert told[0].endswith("largest 20.0 MiB from aten::mm in fc")
-    assert told[1].startswith("of the same cause, memory peaked at 28.0 MiB")
+    assert told[1].startswith("memory peaked at 28.0 MiB")
+    assert told[1].endswith("(same cause)")
     assert told[2].endswith("largest 8.0 MiB from aten::ones (net.py:7)")
 
 
@@ -51,8 +51,8 @@ def test_a_region_and_its_body_share_a_cause():
     verdicts = [Verdict(one, judge_limits(one, {"total": MiB})) for one in (region, result(LEAK))]
     told = sentences(verdicts)
     assert told[0].startswith("in 'r', memory peaked at 8.0 MiB")
-    assert (
-        told[1] == "of the same cause, memory peaked at 8.0 MiB, 7.0 MiB over the limit of 1.0 MiB"
+    assert told[1] == (
+        "memory peaked at 8.0 MiB, +7.0 MiB (+700 %) over the limit of 1.0 MiB (same cause)"
     )
 
 

@@ -58,34 +58,34 @@ def against(before, after, allowance=ALLOWANCE):
     return judge_baseline(after, BaselineEntry.of(before), allowance)
 
 
-def test_the_first_line_has_both_numbers_and_the_largest_cause():
+def test_the_first_line_has_both_numbers_and_the_cause():
     before = measured(live(178 * MiB))
     cast = live(
         32 * MiB, operator="aten::_to_copy", module="model.layers.*.norm", line=41, file="norm.py"
     )
     after = measured(live(178 * MiB), cast, live(4 * MiB, operator="aten::mul"))
     assert against(before, after).sentence == (
-        "activation peaked at 214.0 MiB, 36.0 MiB over the baseline of 178.0 MiB (tolerance 2 %): "
-        "+32.0 MiB from aten::_to_copy in model.layers.*.norm (norm.py:41)"
+        "memory peaked at 214.0 MiB, +36.0 MiB (+20 %) over the baseline of 178.0 MiB: "
+        "+32.0 MiB of activation from aten::_to_copy in model.layers.*.norm (norm.py:41), "
+        "+4.0 MiB from others"
     )
 
 
-@pytest.mark.parametrize(("moved", "aside"), [(39, True), (4, True), (3.2, False), (3, False)])
-def test_a_cause_that_is_larger_than_what_it_explains_says_so(moved, aside):
+def test_what_shrank_meanwhile_is_a_number_too():
     before = measured(live(40 * MiB, operator="aten::repeat"), live(40 * MiB, line=8))
-    other = live(int((43 - moved) * MiB), operator="aten::repeat")
-    after = measured(other, live(40 * MiB, line=8), live(int(moved * MiB), operator="aten::clone"))
-    sentence = against(before, after).sentence
-    assert "3.0 MiB over the baseline of 80.0 MiB" in sentence
-    assert "from aten::clone" in sentence
-    assert sentence.endswith("or the peak is at another moment)") is aside
+    other = live(31 * MiB, operator="aten::repeat")
+    after = measured(other, live(40 * MiB, line=8), live(12 * MiB, operator="aten::clone"))
+    assert against(before, after).sentence == (
+        "memory peaked at 83.0 MiB, +3.0 MiB (+4 %) over the baseline of 80.0 MiB: "
+        "+12.0 MiB of activation from aten::clone in net.fc (net.py:7), -9.0 MiB elsewhere"
+    )
 
 
 def test_a_limits_first_line_names_the_largest_contributor():
     result = measured(live(512 * MiB), live(717 * MiB, "temporary"))
     (finding,) = judge_limits(result, {"total": GiB})
     assert finding.sentence == (
-        "memory peaked at 1.2 GiB, 205.0 MiB over the limit of 1.0 GiB: "
+        "memory peaked at 1.2 GiB, +205.0 MiB (+20 %) over the limit of 1.0 GiB: "
         "largest 717.0 MiB of temporary from aten::mm in net.fc (net.py:7)"
     )
 
@@ -103,36 +103,131 @@ def test_the_cause_of_a_total_was_alive_when_it_peaked():
     assert [growth.contributor for growth in total.growths] == [grown]
 
 
-def test_a_category_says_more_than_the_total_it_is_part_of():
+def test_the_whole_leads_where_it_grew():
     before = measured(live(10 * MiB), live(10 * MiB, "gradient"))
     after = measured(live(13 * MiB), live(15 * MiB, "gradient"))
-    verdict = against(before, after)
-    assert [finding.key for finding in verdict.findings] == ["gradient", "activation", "total"]
+    findings = against(before, after).findings
+    assert [finding.key for finding in findings] == ["total", "gradient", "activation"]
 
 
-def test_of_two_equal_excesses_the_one_with_the_larger_single_cause_leads():
-    before = measured(live(10 * MiB), live(10 * MiB, "autograd_detail"))
-    after = measured(
-        live(4 * MiB, operator="aten::mm"),
-        live(8 * MiB, operator="aten::_to_copy", module="norm"),
-        live(12 * MiB, "autograd_detail"),
+def test_a_category_leads_where_the_whole_is_as_it_was():
+    before = measured(live(10 * MiB), live(10 * MiB, "gradient", "aten::sum"))
+    after = measured(live(13 * MiB), live(7 * MiB, "gradient", "aten::sum"))
+    assert against(before, after).sentence == (
+        "activation peaked at 13.0 MiB, +3.0 MiB (+30 %) over the baseline of 10.0 MiB: "
+        "+3.0 MiB from aten::mm in net.fc (net.py:7)"
     )
-    assert against(before, after).findings[0].key == "activation"
+
+
+def test_a_limit_on_a_part_says_more_than_one_on_the_total():
+    result = measured(live(10 * MiB), live(10 * MiB, "gradient"))
+    findings = judge_limits(result, {"total": MiB, "gradient": MiB})
+    assert [finding.key for finding in findings] == ["gradient", "total"]
 
 
 def test_scratch_that_grew_with_its_cause_does_not_hide_it():
     before = measured(live(2 * MiB, "optimizer_state"))
     cast = live(4 * MiB, "temporary", "aten::_to_copy")
     after = measured(live(4 * MiB, "optimizer_state"), cast)
-    assert against(before, after).findings[0].key == "optimizer_state"
+    assert "+2.0 MiB of optimizer state from aten::mm" in against(before, after).sentence
 
 
 def test_scratch_made_further_up_in_the_same_function_is_no_consequence():
     before = measured(live(4 * MiB, operator="aten::log_softmax", line=17))
     cast = live(8 * MiB, "temporary", "aten::_to_copy", line=16)
     after = measured(live(8 * MiB, operator="aten::log_softmax", line=17), cast)
-    assert against(before, after).sentence.startswith("temporary peaked at 8.0 MiB")
-    assert "+8.0 MiB from aten::_to_copy in net.fc (net.py:16)" in against(before, after).sentence
+    sentence = against(before, after).sentence
+    assert "+8.0 MiB of temporary from aten::_to_copy in net.fc (net.py:16)" in sentence
+
+
+def test_what_the_peak_held_before_at_another_moment_is_no_cause():
+    scratch, spike = live(9 * MiB, "temporary", "aten::sum"), live(2 * MiB, operator="aten::mul")
+    kept = live(10 * MiB, "gradient")
+    before = measured(kept)
+    peak = replace(before.peak, live_by_category=(kept, scratch))
+    after = measured(kept, scratch, spike)
+    sentence = against(replace(before, peak=peak), after).sentence
+    assert "+2.0 MiB of activation from aten::mul" in sentence
+
+
+def test_what_lives_longer_is_the_cause_where_nothing_else_grew():
+    scratch, kept = live(9 * MiB, "temporary", "aten::sum"), live(10 * MiB, "gradient")
+    before = measured(kept)
+    peak = replace(before.peak, live_by_category=(kept, scratch))
+    total = against(replace(before, peak=peak), measured(kept, scratch)).findings[0]
+    assert total.cause.endswith("from aten::sum in net.fc (net.py:7), which lives longer")
+
+
+def test_what_is_read_is_no_cause_of_what_is_made():
+    copied = live(32 * MiB, "parameter", "aten::clone")
+    read = Contributor(
+        Category.PARAMETER, 32 * MiB, 1, "", "net.fc.weight", None, Phase.PREEXISTING
+    )
+    before = measured(live(MiB))
+    sentence = against(before, measured(live(MiB), read, copied)).sentence
+    assert "+32.0 MiB of parameter from aten::clone in net.fc (net.py:7), +32.0" in sentence
+    sentence = against(before, measured(live(MiB), read)).sentence
+    assert sentence.endswith("+32.0 MiB of parameter in net.fc.weight, there before and read now")
+
+
+def test_what_got_another_label_is_told_as_such_and_last():
+    before = measured(live(4 * MiB, "temporary"), live(9 * MiB, "gradient", "aten::add"))
+    after = measured(live(4 * MiB, "activation"), live(14 * MiB, "gradient", "aten::add"))
+    findings = against(before, after).findings
+    assert [finding.key for finding in findings] == ["total", "gradient", "activation"]
+    assert findings[2].cause == (
+        "4.0 MiB of activation from aten::mm in net.fc (net.py:7), temporary before"
+    )
+
+
+def test_of_equal_causes_the_new_one_leads_then_the_one_that_was_made_first():
+    before = measured(live(4 * MiB, operator="aten::addmm", line=15))
+    grown = live(8 * MiB, operator="aten::addmm", line=15)
+    late = replace(live(4 * MiB, operator="aten::bmm", line=3), order=9)
+    early = replace(live(4 * MiB, operator="aten::div", line=16), order=5)
+    sentence = against(before, measured(grown, late, early)).sentence
+    assert "+4.0 MiB of activation from aten::div in net.fc (net.py:16)" in sentence
+
+
+def test_of_equal_causes_the_one_whose_line_has_changed_leads():
+    before = measured(live(4 * MiB))
+    after = measured(
+        live(4 * MiB), live(8 * MiB, operator="aten::bmm", line=3), live(9 * MiB, line=30)
+    )
+    verdict = judge_baseline(
+        after, BaselineEntry.of(before), ALLOWANCE, is_changed=lambda source: source.line == 30
+    )
+    assert "from aten::mm in net.fc (net.py:30)" in verdict.sentence
+    verdict = judge_baseline(
+        after, BaselineEntry.of(before), ALLOWANCE, is_changed=lambda source: source.line == 3
+    )
+    assert "from aten::bmm in net.fc (net.py:3)" in verdict.sentence
+
+
+def test_growth_of_a_whole_model_is_told_as_such():
+    lines = {"embed": 3, "blocks.*.attn": 10, "blocks.*.mlp": 20, "blocks.*.norm": 30, "head": 40}
+
+    def step(times):
+        return measured(
+            *(
+                replace(live(times * n * MiB, module=f"LM.{m}", line=n), order=n)
+                for m, n in lines.items()
+            )
+        )
+
+    assert against(step(1), step(4)).sentence == (
+        "memory peaked at 412.0 MiB, +309.0 MiB (+300 %) over the baseline of 103.0 MiB: "
+        "+309.0 MiB of activation throughout LM, 4 times over, "
+        "first +9.0 MiB from aten::mm in LM.embed (net.py:3)"
+    )
+
+
+def test_an_entry_that_lost_its_contributors_names_what_is_largest():
+    entry = replace(BaselineEntry.of(measured(live(4 * MiB))), live=(), at_peak_live=())
+    verdict = judge_baseline(measured(live(9 * MiB)), entry, ALLOWANCE)
+    assert verdict.sentence.endswith(
+        "largest 9.0 MiB of activation from aten::mm in net.fc (net.py:7)"
+    )
 
 
 def test_a_category_is_blamed_at_its_own_peak():
@@ -151,7 +246,7 @@ def test_scratch_that_grew_far_more_leads():
     before = measured(live(2 * MiB, "optimizer_state"))
     mask = live(64 * MiB, "temporary", "aten::ones")
     after = measured(live(4 * MiB, "optimizer_state"), mask)
-    assert against(before, after).findings[0].key == "temporary"
+    assert "+64.0 MiB of temporary from aten::ones" in against(before, after).sentence
 
 
 def test_a_number_that_cannot_be_judged_comes_first():
@@ -167,14 +262,14 @@ def test_an_estimated_number_says_so():
 
 def test_a_region_is_named():
     verdict = against(measured(live(1)), measured(live(5 * MiB), name="forward"))
-    assert verdict.sentence.startswith("in 'forward', activation peaked at 5.0 MiB")
+    assert verdict.sentence.startswith("in 'forward', memory peaked at 5.0 MiB")
 
 
 def test_what_is_retained_is_compared_too():
     kept = live(4 * MiB, operator="aten::exp", module="loss", line=9)
     verdict = against(measured(kept), measured(kept, retained=[kept]))
     assert verdict.sentence == (
-        "retained 4.0 MiB, 4.0 MiB over the baseline of 0 B (floor 1.0 MiB): "
+        "retained 4.0 MiB, +4.0 MiB over the baseline of 0 B: "
         "+4.0 MiB of activation from aten::exp in loss (net.py:9)"
     )
 
@@ -262,12 +357,3 @@ def test_a_leak_of_fewer_bytes_than_steps_is_growth():
     (finding,) = judge_limits(leaks, {"growth": 0})
     assert (finding.key, finding.excess_bytes) == ("growth", 1)
     assert judge_limits(measured(live(MiB), steps=(5, 5, 5, 5)), {"growth": 0}) == ()
-
-
-@pytest.mark.parametrize(("above_bytes", "leads"), [(2 * MiB, True), (2 * MiB - 1, False)])
-def test_the_cause_further_up_leads_from_half_the_size_of_the_largest(above_bytes, leads):
-    above = live(above_bytes, "activation", line=3)
-    below = live(4 * MiB, "gradient", line=8)
-    weights = live(8 * MiB, "parameter")
-    first = against(measured(weights), measured(weights, above, below)).findings[0]
-    assert first.key == ("activation" if leads else "gradient")

@@ -19,6 +19,7 @@ from pytest_torchmem import TorchmemError, analyze, export_memory_timeline
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.torch_view.torch_timeline import TorchMemoryProfile
 from pytest_torchmem.record.tree.from_profiler import trace_of
+from pytest_torchmem.values.errors import ReportError
 
 
 def profiled(body: Any) -> Any:
@@ -119,6 +120,15 @@ def test_a_running_profile_is_refused_with_a_sentence() -> None:
 def test_other_labels_are_refused(finished: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'torchmem' or 'torch'"):
         export_memory_timeline(finished, tmp_path / "x.json", labels="mine")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["x.png", "x", "x.json.zip", "x.JSON"])
+def test_an_ending_that_stands_for_no_form_is_refused(
+    finished: Any, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ReportError, match=r"written as \.html, \.json, \.json\.gz or \.raw\.json"):
+        export_memory_timeline(finished, tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_empty_profile_has_an_empty_timeline(tmp_path: Path) -> None:

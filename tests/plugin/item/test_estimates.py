@@ -22,7 +22,8 @@ def test_a_reserved_limit_without_a_gpu_is_held_against_a_simulation(project):
     result = project.run()
     result.assert_outcomes(failed=1)
     assert failure(result).startswith(
-        "reserved memory peaked at an estimated 34.0 MiB, 4.0 MiB over the limit of 30.0 MiB: "
+        "reserved memory peaked at an estimated 34.0 MiB, +4.0 MiB (+13 %) over the limit of "
+        "30.0 MiB: "
     )
     result.stdout.fnmatch_lines(["note: reserved memory is estimated: the allocations on cpu*"])
 
@@ -76,8 +77,9 @@ def test_the_limits_of_the_marker_hold_for_an_estimate(project):
     result = project.run()
     result.assert_outcomes(failed=1)
     assert failure(result) == (
-        "in 'step (estimated)', memory peaked at an estimated 33.0 MiB, 1.0 MiB over the limit of "
-        "32.0 MiB: largest 33.0 MiB of activation from aten::mm in net (fake_measure.py:12)"
+        "in 'step (estimated)', memory peaked at an estimated 33.0 MiB, +1.0 MiB (+3 %) over the "
+        "limit of 32.0 MiB: largest 33.0 MiB of activation from aten::mm in net "
+        "(fake_measure.py:12)"
     )
 
 
@@ -91,7 +93,7 @@ def test_they_hold_for_a_body_that_used_memory_as_well(project):
         """
     )
     result = project.run()
-    assert failure(result).startswith("memory peaked at 33.0 MiB, 1.0 MiB over the limit")
+    assert failure(result).startswith("memory peaked at 33.0 MiB, +1.0 MiB (+3 %) over the limit")
 
 
 def test_a_body_that_only_estimates_needs_no_reading_of_its_own(project):
@@ -164,8 +166,8 @@ def test_an_estimate_that_grew_fails_against_its_own_entry(project, monkeypatch)
     result = project.run()
     result.assert_outcomes(failed=1)
     assert failure(result).startswith(
-        "in 'step (estimated)', activation peaked at an estimated 120.0 MiB, 20.0 MiB over the "
-        "baseline of 100.0 MiB (tolerance 2 %)"
+        "in 'step (estimated)', memory peaked at an estimated 120.0 MiB, +20.0 MiB (+20 %) over "
+        "the baseline of 100.0 MiB: "
     )
 
 

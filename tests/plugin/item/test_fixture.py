@@ -85,8 +85,8 @@ def test_a_checked_region_that_grew_fails_the_test(project, monkeypatch):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "in 'forward', activation peaked at 4.0 MiB, 3.0 MiB over the baseline of 1.0 MiB "
-            "(floor 51.2 KiB): +3.0 MiB from aten::mm in net.norm (fake_measure.py:12)"
+            "in 'forward', memory peaked at 4.0 MiB, +3.0 MiB (+300 %) over the baseline of "
+            "1.0 MiB: +3.0 MiB of activation from aten::mm in net.norm (fake_measure.py:12)"
         ]
     )
 

@@ -69,7 +69,7 @@ def failures(tmp_path_factory, request):
 
 def test_what_a_local_variable_keeps_is_named_though_it_is_gone_at_the_end(failures):
     assert (
-        "grew by 64.0 KiB per step, 63.0 KiB over the limit of 1.0 KiB: largest 192.0 KiB of "
+        "grew by 64.0 KiB per step, +63.0 KiB (+6,300 %) over the limit of 1.0 KiB: +64.0 KiB of "
         "temporary from aten::addmm in Linear (test_growing.py:13)" in failures
     )
     assert "growth from step to step: +64.0 KiB, +64.0 KiB, +64.0 KiB\n" in failures
@@ -78,14 +78,14 @@ def test_what_a_local_variable_keeps_is_named_though_it_is_gone_at_the_end(failu
 
 def test_what_each_step_replaces_is_no_cause_however_large(failures):
     assert (
-        "grew by 4 B per step, 4 B over the limit of 0 B: largest 12 B of temporary from aten::sum "
+        "grew by 4 B per step, +4 B over the limit of 0 B: +4 B of temporary from aten::sum "
         "(test_growing.py:31)" in failures
     )
 
 
 def test_of_nested_loops_the_one_that_grows_most_counts(failures):
-    assert "grew by 8.0 KiB per step, 7.0 KiB over the limit" in failures
+    assert "grew by 8.0 KiB per step, +7.0 KiB (+700 %) over the limit" in failures
 
 
 def test_what_is_made_between_two_loops_is_no_growth(failures):
-    assert "grew by 4.0 KiB per step, 3.0 KiB over the limit" in failures
+    assert "grew by 4.0 KiB per step, +3.0 KiB (+300 %) over the limit" in failures

@@ -16,7 +16,8 @@ def test_a_body_over_its_limit_fails_in_one_sentence(project):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "activation peaked at 1.2 GiB, 205.0 MiB over the limit of 1.0 GiB: largest 700.0 MiB "
+            "activation peaked at 1.2 GiB, +205.0 MiB (+20 %) over the limit of 1.0 GiB: largest "
+            "700.0 MiB "
             "from aten::mm in net.fc (fake_measure.py:12)",
             "live at the peak, 1.2 GiB on cpu:",
             "FAILED *::test_a - Failed: activation peaked at 1.2 GiB*",
@@ -81,7 +82,7 @@ def test_each_category_can_be_limited(project, category):
     result.assert_outcomes(failed=1, passed=1)
     subject = category.replace("_", " ")
     result.stdout.fnmatch_lines(
-        [f"{subject} peaked at 4.0 MiB, 1.0 MiB over the limit of 3.0 MiB*"]
+        [f"{subject} peaked at 4.0 MiB, +1.0 MiB (+33 %) over the limit of 3.0 MiB*"]
     )
 
 
@@ -98,7 +99,7 @@ def test_what_is_retained_can_be_limited(project):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "retained 1.0 MiB, 1.0 MiB over the limit of 0 B: largest 1.0 MiB of gradient from *",
+            "retained 1.0 MiB, +1.0 MiB over the limit of 0 B: largest 1.0 MiB of gradient from *",
             "retained at the end, 1.0 MiB:",
         ]
     )
@@ -120,7 +121,7 @@ def test_growth_per_step_can_be_limited(project):
     )
     result = project.run()
     result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines(["grew by 1.0 MiB per step, 1.0 MiB over the limit of 0 B: *"])
+    result.stdout.fnmatch_lines(["grew by 1.0 MiB per step, +1.0 MiB over the limit of 0 B: *"])
 
 
 def test_a_growth_limit_without_steps_fails(project):
@@ -148,7 +149,9 @@ def test_reserved_memory_is_limited_on_a_gpu(project):
     )
     result = project.run()
     result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines(["reserved memory peaked at 4.0 MiB, 1.0 MiB over the limit*"])
+    result.stdout.fnmatch_lines(
+        ["reserved memory peaked at 4.0 MiB, +1.0 MiB (+33 %) over the limit*"]
+    )
 
 
 def test_an_activation_limit_without_a_backward_pass_fails(project):
@@ -208,7 +211,7 @@ def test_sizes_one_byte_apart_do_not_read_the_same(project):
     )
     result = project.run()
     result.stdout.fnmatch_lines(
-        ["memory peaked at 1073741825 B, 1 B over the limit of 1073741824 B: *"]
+        ["memory peaked at 1073741825 B, +1 B over the limit of 1073741824 B: *"]
     )
 
 
@@ -225,7 +228,9 @@ def test_a_callable_limit_is_computed_after_the_body(project):
     )
     result = project.run()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["memory peaked at 4.0 MiB, 1.0 MiB over the limit of 3.0 MiB*"])
+    result.stdout.fnmatch_lines(
+        ["memory peaked at 4.0 MiB, +1.0 MiB (+33 %) over the limit of 3.0 MiB*"]
+    )
 
 
 def test_a_callable_limit_that_raises_fails_its_test_only(project):

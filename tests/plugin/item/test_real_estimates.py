@@ -67,7 +67,7 @@ def test_real_estimates(pytester):
     result.stdout.fnmatch_lines_random(
         [
             "in 'Linear (estimated)', reserved memory peaked at an estimated *, * over the limit*",
-            "also: of the same cause, in 'Linear (estimated)', memory peaked at an estimated *",
+            "also: in 'Linear (estimated)', memory peaked at an estimated * (same cause)",
             "note: reserved memory is estimated: the allocations on cuda:0, given to torch's *",
         ]
     )

@@ -31,7 +31,7 @@ def test_a_report_has_what_was_measured_until_an_assertion(project):
     project.write(FAILS)
     result = project.run("--torchmem-report=run.json")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["0 measured, 1 ended by an exception", "*not the same*"])
+    result.stdout.fnmatch_lines(["memory: 1 failed (1 ended by an exception)", "*not the same*"])
     (test,) = reported(project)
     assert test["windows"] == []
     assert test["raised"].startswith("AssertionError: not the same")
@@ -55,7 +55,7 @@ def test_without_a_report_nothing_is_analysed_for_an_assertion(project):
     result = project.run()
     result.assert_outcomes(failed=1)
     assert "looked at" not in result.stdout.str()
-    result.stdout.no_fnmatch_line("*ended by an exception*")
+    result.stdout.fnmatch_lines(["memory: 1 failed (1 ended by an exception)"])
 
 
 def test_a_failed_test_has_its_page_and_its_recording(project):

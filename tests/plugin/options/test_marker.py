@@ -116,7 +116,7 @@ def test_none_stands_for_what_the_run_has(project, monkeypatch):
     project.run("--torchmem-floor=4MiB").assert_outcomes(passed=2)
     result = project.run()
     result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines(["*2.0 MiB over the baseline of 1.0 MiB (floor 51.2 KiB)*"])
+    result.stdout.fnmatch_lines(["*+2.0 MiB (+200 %) over the baseline of 1.0 MiB*"])
 
 
 def test_a_marker_added_by_a_conftest_counts(project):

@@ -228,6 +228,23 @@ def test_github_is_told_where_and_why(two, monkeypatch):
     assert "1 failed, 1 ok" in (two.path / "summary.md").read_text(encoding="utf-8")
 
 
+def test_github_is_shown_the_line_that_grew_where_git_has_its_file(sized, monkeypatch):
+    sized.update()
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(sized.path.parent))
+    monkeypatch.setenv("SIZE", "150")
+    subprocess.run(["git", "init", "-q"], cwd=sized.path, check=True)
+    sized.run().stdout.no_fnmatch_line("::warning *")  # no file of git's
+    subprocess.run(["git", "add", "fake_measure.py"], cwd=sized.path, check=True)
+    file = f"{sized.path.name}/fake_measure.py"
+    sized.run().stdout.fnmatch_lines(
+        [
+            f"::error file={sized.path.name}/test_it.py,line=*::* peaked at 150.0 MiB*",
+            f"::warning file={file},line=12,title=memory grown here::test_it.py::test_a: *",
+        ]
+    )
+
+
 def test_elsewhere_nothing_is_said_to_github(two, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(two.path / "summary.md"))
     assert "::error" not in two.run().stdout.str()

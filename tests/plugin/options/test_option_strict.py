@@ -27,7 +27,7 @@ def test_an_unmeasured_body_passes_and_is_named_without_the_option(busy):
         [
             "not measured: test_it.py::test_baseline, test_it.py::test_fixture: "
             "another profiler is active [[]not-measured]",
-            "0 measured, 2 not measured",
+            "memory: 2 not measured",
         ]
     )
 

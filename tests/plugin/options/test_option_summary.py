@@ -25,7 +25,7 @@ def test_the_short_table_has_the_failed_and_the_largest(many):
     assert len(rows(result)) == 20
     assert "over limit" in rows(result)[0]
     result.stdout.fnmatch_lines(["... and 10 smaller ones (--torchmem-summary=all shows them)"])
-    result.stdout.fnmatch_lines(["30 measured, 10 over a limit or baseline"])
+    result.stdout.fnmatch_lines(["memory: 10 failed (10 over a limit or baseline), 20 ok"])
 
 
 def test_all_shows_every_test(many):
@@ -47,7 +47,7 @@ def test_off_still_says_what_was_not_measured(project):
 def test_quiet_shows_the_counts_only(many):
     result = many.run("-q")
     assert not rows(result)
-    result.stdout.fnmatch_lines(["30 measured, 10 over a limit or baseline"])
+    result.stdout.fnmatch_lines(["memory: 10 failed (10 over a limit or baseline), 20 ok"])
 
 
 def test_each_step_of_verbosity_says_more(many):

@@ -12,8 +12,9 @@ def test_the_default_is_two_percent(sized, monkeypatch):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "activation peaked at 103.0 MiB, 3.0 MiB over the baseline of 100.0 MiB "
-            "(tolerance 2 %): +3.0 MiB from aten::mm in net.fc (fake_measure.py:12)"
+            "memory peaked at 103.0 MiB, +3.0 MiB (+3 %) over the baseline of 100.0 MiB: "
+            "+3.0 MiB of activation from aten::mm in net.fc (fake_measure.py:12)",
+            "grown against the baseline (tolerance 2 %):",
         ]
     )
 

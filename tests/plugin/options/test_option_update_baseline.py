@@ -22,7 +22,7 @@ def test_a_new_entry_is_stored_and_compared_with_from_then_on(sized):
             "baseline updated: 1 entry in 1 file",
         ]
     )
-    sized.run().stdout.fnmatch_lines(["test_it.py::test_a *same as baseline", "1 measured"])
+    sized.run().stdout.fnmatch_lines(["test_it.py::test_a *same as baseline", "memory: 1 ok"])
 
 
 def test_growth_is_accepted_and_the_test_passes(sized, monkeypatch):
@@ -40,7 +40,7 @@ def test_shrinking_passes_and_is_stored_by_an_update(sized, monkeypatch):
     monkeypatch.setenv("SIZE", "50")
     result = sized.run()
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["test_it.py::test_a *shrunk, peak -50.0 MiB"])
+    result.stdout.fnmatch_lines(["test_it.py::test_a *shrunk, -50.0 MiB (-50 %)"])
     sized.update().stdout.fnmatch_lines(["  shrunk: test_a: 100.0 MiB -> 50.0 MiB"])
     assert sized.entries()["test_a"]["total"] == 50 << 20
 
@@ -110,7 +110,8 @@ def test_an_entry_that_no_test_asks_for_is_shown_and_kept(project):
     project.update()
     project.write(body.format("a"))
     line = "  unused: test_b: no test asked for it; kept"
-    project.update().stdout.fnmatch_lines([line])
+    removes = "--torchmem-update-baseline --torchmem-accept=unused removes what is unused"
+    project.update().stdout.fnmatch_lines([line, removes])
     assert sorted(project.entries()) == ["test_a", "test_b"]
 
 
@@ -150,9 +151,10 @@ def test_a_new_contributor_is_named_and_an_old_one_on_a_new_line_is_not(project)
     result = project.run()
     result.stdout.fnmatch_lines(
         [
-            "temporary peaked at 9.0 MiB, 9.0 MiB over the baseline of 0 B (floor 1.0 MiB): "
-            "+9.0 MiB from aten::sum in net (fake_measure.py:12)",
-            "grown against the baseline:",
+            "memory peaked at 109.0 MiB, +9.0 MiB (+9 %) over the baseline of 100.0 MiB: "
+            "+9.0 MiB of temporary from aten::sum in net (fake_measure.py:12)",
+            "also: temporary peaked at 9.0 MiB, +9.0 MiB over the baseline of 0 B (same cause)",
+            "grown against the baseline (tolerance 2 %):",
             "+9.0 MiB  new  temporary *",
         ]
     )
@@ -209,7 +211,7 @@ def test_growth_from_nothing_fails_with_both_numbers(project, monkeypatch):
     result = project.run()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["activation peaked at 3.0 MiB, 3.0 MiB over the baseline of 0 B (tolerance 2 %): +3.0 *"]
+        ["memory peaked at 3.0 MiB, +3.0 MiB over the baseline of 0 B: +3.0 *"]
     )
     project.update().stdout.fnmatch_lines(["  grown: test_a: 0 B -> 3.0 MiB"])
 

@@ -31,7 +31,7 @@ def test_a_method_of_a_test_case_is_measured(project):
     result = project.run()
     result.assert_outcomes(failed=2, passed=1)
     result.stdout.fnmatch_lines(
-        ["memory peaked at 2.0 MiB, 1.0 MiB over the limit*", "*AssertionError: my own"]
+        ["memory peaked at 2.0 MiB, +1.0 MiB (+100 %) over the limit*", "*AssertionError: my own"]
     )
     assert result.stdout.str().count("over the limit of 1.0 MiB: largest") == 1
 
@@ -98,7 +98,7 @@ def test_subtests_do_not_count_twice(project):
         """
     )
     result = project.update()
-    result.stdout.fnmatch_lines(["2 measured, 2 new"])
+    result.stdout.fnmatch_lines(["memory: 1 failed, 1 new"])
     assert list(project.entries()) == ["test_passes"]
 
 
@@ -272,7 +272,7 @@ def test_a_rerun_is_measured_anew_and_counted_once(project):
         """
     )
     result = project.update("-p", "rerunfailures", "--reruns=2")
-    result.stdout.fnmatch_lines(["1 measured, 1 new", "* 1 passed, 1 rerun*"])
+    result.stdout.fnmatch_lines(["memory: 1 new", "* 1 passed, 1 rerun*"])
     assert project.entries()["test_a"]["total"] == 1 << 20
 
 
@@ -330,3 +330,29 @@ def test_an_unused_plugin_loads_nothing_and_says_nothing(pytester):
 def test_the_check_for_what_is_loaded_can_fail(pytester):
     pytester.makepyfile("import numpy\nEXPECTED = set()\n" + UNUSED)
     pytester.runpytest_subprocess().assert_outcomes(failed=1)
+
+
+def test_what_pytest_sets_up_is_not_the_body_and_what_unittest_sets_up_is(project):
+    project.write(
+        """
+        import unittest
+
+        class TestOfPytest:
+            def setup_method(self): use(2 * MiB)
+
+            @pytest.mark.memory_budget("1MiB")
+            def test_a(self): use(MiB)
+
+        class TestOfUnittest(unittest.TestCase):
+            @classmethod
+            def setUpClass(cls): use(8 * MiB)
+
+            def setUp(self): use(2 * MiB)
+
+            @pytest.mark.memory_budget("1MiB")
+            def test_a(self): use(MiB)
+        """
+    )
+    result = project.run()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["memory peaked at 3.0 MiB, +2.0 MiB (+200 %) over the limit *"])

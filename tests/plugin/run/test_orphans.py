@@ -44,7 +44,7 @@ def test_followed_it_is_compared_with_its_old_numbers_and_what_grew_fails(moved,
     assert not moved.baseline("test_old").with_suffix(".origins").exists()
     told = moved.run()
     told.assert_outcomes(passed=2, failed=1)
-    told.stdout.fnmatch_lines(["*400.0 MiB, 391.0 MiB over the baseline of 9.0 MiB *"])
+    told.stdout.fnmatch_lines(["*400.0 MiB, +391.0 MiB (+4,344 %) over the baseline of 9.0 MiB: *"])
     told.stdout.no_fnmatch_line("*is gone*")
 
 

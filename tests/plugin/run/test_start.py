@@ -10,6 +10,7 @@ LEAN = {
     "pytest_torchmem.plugin",
     "pytest_torchmem.plugin.stash",
     "pytest_torchmem.plugin.hooks",
+    "pytest_torchmem.plugin.hookspecs",
     "pytest_torchmem.plugin.options",
     "pytest_torchmem.plugin.options.option_table",
     "pytest_torchmem.plugin.run",

@@ -18,7 +18,7 @@ def test_workers_and_a_single_process_store_the_same_file(project):
     project.baseline().unlink()
     result = project.run_in_workers(2, "--torchmem-update-baseline")
     result.assert_outcomes(passed=12)
-    result.stdout.fnmatch_lines(["baseline updated: 12 entries in 1 file", "12 measured, 12 new"])
+    result.stdout.fnmatch_lines(["baseline updated: 12 entries in 1 file", "memory: 12 new"])
     assert project.baseline().read_bytes() == alone
     stored = sorted(path.name for path in project.baseline().parent.iterdir())
     assert stored == ["test_it.json", "test_it.origins"]
@@ -30,7 +30,10 @@ def test_a_failure_in_a_worker_reads_as_without_one(sized, monkeypatch):
     result = sized.run_in_workers(1)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["activation peaked at 200.0 MiB, 100.0 MiB over the baseline of 100.0 MiB*", "1 measured*"]
+        [
+            "memory peaked at 200.0 MiB, +100.0 MiB (+100 %) over the baseline of 100.0 MiB*",
+            "memory: 1 failed*",
+        ]
     )
 
 

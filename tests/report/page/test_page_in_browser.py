@@ -388,8 +388,12 @@ def test_a_row_says_how_a_test_stands_to_its_baseline_and_to_its_limit(opened):
     rows = page.locator("details.test summary").all()
     told = {row.locator(".name").inner_text(): row.locator(".number").last for row in rows}
     told = {name.split("::")[1].split()[0]: cell.inner_text() for name, cell in told.items()}
-    assert told["test_train[bf16]"].split("\n") == ["+16.0 MiB", "+21.6 %", "75% of limit"]
-    assert told["test_new"] == "75% of limit"
+    assert told["test_train[bf16]"].split("\n") == [
+        "+16.0 MiB (+22 %)",
+        "grown",
+        "75% of limit",
+    ]
+    assert told["test_new"].split("\n") == ["new, no baseline", "75% of limit"]
     assert told["test_unseen"] == ""
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from pytest_torchmem.report.text.changes import change_table
 from pytest_torchmem.report.text.terminal import Detail, failure_text, summary_lines
+from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import (
     Category,
@@ -14,8 +15,14 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
-from pytest_torchmem.values.findings import Finding, FindingKind, Growth, Verdict
-from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
+from pytest_torchmem.values.findings import (
+    Difference,
+    DifferenceKind,
+    Finding,
+    FindingKind,
+    Verdict,
+)
+from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Window
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import MiB
 
@@ -40,12 +47,19 @@ def one(name, *windows, not_measured=""):
     return MeasuredTest(name, "t.py", {"device": "cpu"}, windows, not_measured)
 
 
-def texts(summary, detail=Detail.SHORT, width=120):
-    return [line.text for line in summary_lines(summary, detail, width)]
+def run_of(*tests, changes=(), problems=()):
+    failed = [test.problem or any(w.sentence for w in test.windows) for test in tests]
+    ended = zip(tests, failed, strict=True)
+    reports = tuple(TestReport(t, "failed" if f else "passed") for t, f in ended)
+    return RunReport(reports, changes=changes, problems=problems)
+
+
+def texts(run, detail=Detail.SHORT, width=120):
+    return [line.text for line in summary_lines(run, detail, width)]
 
 
 def test_a_summary_without_room_becomes_a_list():
-    run = RunSummary((one("t.py::test_a_long_name_of_a_test", window("test_a", "over")),))
+    run = run_of(one("t.py::test_a_long_name_of_a_test", window("test_a", "over")))
     table = summary_lines(run, Detail.SHORT, 70)
     widest = max(len(line.text) for line in table)
     assert [line.text for line in summary_lines(run, Detail.SHORT, 70, widest - 1)][:2] == [
@@ -59,12 +73,10 @@ def test_a_summary_without_room_becomes_a_list():
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\x0b", "\x85", "\u2028"])
 def test_a_line_break_in_a_name_takes_no_line(width, end):
     region = replace(window("test_a::two"), result=result(made(MiB), name=f"fore{end}ward"))
-    run = RunSummary(
-        (
-            one(f"t.py::test_a[x{end}y]", window("test_a", "over"), region),
-            one(f"t.py::test_b[{end}]", not_measured="no"),
-        ),
-        (BaselineChange("b.json", f"test_c[x{end}y]", Change.NEW, 0, MiB),),
+    run = run_of(
+        one(f"t.py::test_a[x{end}y]", window("test_a", "over"), region),
+        one(f"t.py::test_b[{end}]", not_measured="no"),
+        changes=(BaselineChange("b.json", f"test_c[x{end}y]", Change.NEW, 0, MiB),),
     )
     for detail in Detail:
         told = texts(run, detail, width)
@@ -92,7 +104,7 @@ def test_a_dry_run_s_table_without_room_becomes_a_list():
 
 
 def test_a_table_without_room_becomes_a_list():
-    grown = Growth(made(3 * MiB, "net.new"), 3 * MiB, new=True)
+    grown = Difference(made(3 * MiB, "net.new"), 3 * MiB, DifferenceKind.NEW)
     verdict = Verdict(
         result(made(3 * MiB, "net.layers.*.mlp")),
         (Finding(FindingKind.GROWN, "total", "x", 1, (grown,)),),
@@ -111,10 +123,11 @@ def test_a_table_without_room_becomes_a_list():
 
 
 def test_a_failure_shows_what_is_live_what_grew_and_how_to_accept_it():
-    grown = Growth(made(3 * MiB, "net.new"), 3 * MiB, new=True)
+    grown = Difference(made(3 * MiB, "net.new"), 3 * MiB, DifferenceKind.NEW)
     finding = Finding(
         FindingKind.GROWN, "activation", "activation peaked too high", 3 * MiB, (grown,)
     )
+    finding = replace(finding, allowed="tolerance 2 %")
     verdict = Verdict(
         result(made(5 * MiB), made(3 * MiB, "net.new"), notes=("seen late",)),
         (finding,),
@@ -128,7 +141,7 @@ def test_a_failure_shows_what_is_live_what_grew_and_how_to_accept_it():
         "5.0 MiB  62%  activation        2  aten::mm    net       src/net.py:3 forward",
         "3.0 MiB  38%  activation        2  aten::mm    net.new   src/net.py:3 forward",
         "",
-        "grown against the baseline:",
+        "grown against the baseline (tolerance 2 %):",
         "  growth       category    operator    module    source",
         "+3.0 MiB  new  activation  aten::mm    net.new   src/net.py:3 forward",
         "note: seen late",
@@ -158,7 +171,9 @@ def test_a_problem_comes_before_numbers():
 
 
 def test_of_several_windows_the_most_telling_failure_leads():
-    body = Verdict(result(made(1)), (Finding(FindingKind.GROWN, "total", "the body grew", 10),))
+    body = Verdict(
+        result(made(1)), (Finding(FindingKind.OVER_LIMIT, "total", "the body is large", 10),)
+    )
     region = Verdict(
         result(made(1), name="r"), (Finding(FindingKind.GROWN, "activation", "the region grew", 5),)
     )
@@ -170,7 +185,7 @@ def test_an_estimated_number_is_never_shown_without_the_word():
     verdict = Verdict(estimated, (Finding(FindingKind.GROWN, "total", "x", 1),))
     assert "live at the peak, an estimated 1.0 MiB on cpu:" in failure_text([verdict], "", "")
     row = Window("test_a", estimated, {}, Change.SAME, 0, "")
-    assert "1.0 MiB (estimated)" in texts(RunSummary((one("t", row),)))[1]
+    assert "1.0 MiB (estimated)" in texts(run_of(one("t", row)))[1]
 
 
 def test_failed_tests_come_first_then_the_largest():
@@ -179,7 +194,7 @@ def test_failed_tests_come_first_then_the_largest():
         one("t::large", window(size=9)),
         one("t::failed", window(size=5, sentence="over the limit")),
     )
-    rows = texts(RunSummary(tests))
+    rows = texts(run_of(*tests))
     assert [row.split()[0] for row in rows[1:4]] == ["t::failed", "t::large", "t::small"]
 
 
@@ -189,12 +204,12 @@ def test_what_changed_comes_before_what_is_large():
         one("t::shrunk", window(size=2, change=Change.SHRUNK)),
         one("t::grown", window(size=1, change=Change.GROWN)),
     )
-    rows = texts(RunSummary(tests))
+    rows = texts(run_of(*tests))
     assert [row.split()[0] for row in rows[1:4]] == ["t::grown", "t::shrunk", "t::large"]
 
 
 def test_a_slim_terminal_gets_two_lines_for_each_test():
-    summary = RunSummary((one("tests/deep/test_it.py::test_a", window()),))
+    summary = run_of(one("tests/deep/test_it.py::test_a", window()))
     rows = texts(summary, width=30)
     assert len(rows[0]) < 30
     assert rows[0].endswith("test_it.py::test_a")
@@ -202,9 +217,9 @@ def test_a_slim_terminal_gets_two_lines_for_each_test():
 
 
 def test_the_most_detail_has_each_category_s_own_peak():
-    rows = texts(RunSummary((one("t", window()),)), Detail.COMPOSITION)
+    rows = texts(run_of(one("t", window())), Detail.COMPOSITION)
     assert "t: activation 1.0 MiB" in rows
-    assert "t: activation 1.0 MiB" not in texts(RunSummary((one("t", window()),)), Detail.ALL)
+    assert "t: activation 1.0 MiB" not in texts(run_of(one("t", window())), Detail.ALL)
 
 
 def test_a_timeline_stands_above_what_was_live():
@@ -224,15 +239,15 @@ def test_each_status_is_named():
         one("c", window(change=Change.SHRUNK, before=3 * MiB)),
         one("d", window(sentence="activation peaked at 1, 1 over the limit of 2: x")),
     )
-    rows = {row.split()[0]: row for row in texts(RunSummary(tests))}
+    rows = {row.split()[0]: row for row in texts(run_of(*tests))}
     assert rows["a"].endswith("25% of limit")
     assert rows["b"].endswith("within limits; new, no baseline")
-    assert rows["c"].endswith("shrunk, peak -2.0 MiB")
+    assert rows["c"].endswith("shrunk, -2.0 MiB (-67 %)")
 
 
 def test_a_long_name_is_cut_at_its_front():
     name = "tests/" + "deep/" * 30 + "test_it.py::test_a"
-    row = texts(RunSummary((one(name, window()),)), width=80)[1]
+    row = texts(run_of(one(name, window())), width=80)[1]
     assert row.startswith("...")
     assert "test_it.py::test_a" in row
     assert len(row) <= 80
@@ -240,13 +255,13 @@ def test_a_long_name_is_cut_at_its_front():
 
 def test_one_reason_is_said_once_for_all_its_tests():
     tests = tuple(one(f"t{i}", not_measured="no device") for i in range(5))
-    assert "not measured: t0, t1, t2 and 2 more: no device" in texts(RunSummary(tests))
+    assert "not measured: t0, t1, t2 and 2 more: no device" in texts(run_of(*tests))
 
 
 def test_changes_are_listed_in_the_order_of_the_four_words():
     kinds = (Change.UNUSED, Change.SHRUNK, Change.GROWN, Change.NEW)
     changes = tuple(BaselineChange("f.json", f"k{i}", kind) for i, kind in enumerate(kinds))
-    lines = texts(RunSummary(changes=changes))
+    lines = texts(run_of(changes=changes))
     words = [line.split(":")[0] for line in lines]
     assert words == ["f.json", "  new", "  grown", "  shrunk", "  unused", "baseline updated"]
 
@@ -255,7 +270,7 @@ def test_a_file_is_named_once_above_its_entries():
     changes = tuple(
         BaselineChange(file, f"k{i}", Change.NEW, 0, MiB) for i in range(2) for file in ("a", "b")
     )
-    assert texts(RunSummary(changes=changes)) == [
+    assert texts(run_of(changes=changes)) == [
         *("a:", "  new: k0: 1.0 MiB", "  new: k1: 1.0 MiB"),
         *("b:", "  new: k0: 1.0 MiB", "  new: k1: 1.0 MiB"),
         "baseline updated: 4 entries in 2 files",
@@ -277,11 +292,11 @@ def test_a_failure_tells_the_growth_of_each_step():
 
 def test_problems_are_shown_at_every_detail():
     for detail in Detail:
-        assert texts(RunSummary(problems=("broken",)), detail) == ["broken"]
+        assert texts(run_of(problems=("broken",)), detail) == ["broken"]
 
 
 def test_an_empty_summary_says_nothing():
-    assert summary_lines(RunSummary(), Detail.ALL, 80) == []
+    assert summary_lines(RunReport(), Detail.ALL, 80) == []
 
 
 def test_the_closing_line_tells_what_is_over_from_what_could_not_be_judged():
@@ -292,14 +307,15 @@ def test_the_closing_line_tells_what_is_over_from_what_could_not_be_judged():
         for kind in map(FindingKind, kinds)
     )
     tests = (one(f"test_{number}", failed) for number, failed in enumerate(windows))
-    summary = RunSummary(tuple(tests))
+    summary = run_of(*tests)
     assert texts(summary, Detail.COUNTS)[0] == (
-        "6 measured, 1 over a limit or baseline, 2 not judged, 1 not stable, 1 new, 1 shrunk"
+        "memory: 6 failed (1 over a limit or baseline, 2 not judged, 1 not stable, 1 shrunk, "
+        "1 without a baseline)"
     )
 
 
 def test_what_is_over_counts_as_that_whatever_else_failed():
-    sentences = ("not everything was seen [unseen]", "1 B over the limit of 1 B")
+    sentences = ("not everything was seen [unseen]", "+1 B (+100 %) over the limit of 1 B")
     both = replace(window(sentence=sentences[0]), sentences=sentences)
-    counts = texts(RunSummary((one("both", both),)), Detail.COUNTS)[0]
-    assert counts == "1 measured, 1 over a limit or baseline"
+    counts = texts(run_of(one("both", both)), Detail.COUNTS)[0]
+    assert counts == "memory: 1 failed (1 over a limit or baseline)"

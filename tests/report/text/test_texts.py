@@ -17,7 +17,7 @@ from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.marks import LineKind, Mark, marks_of
 from pytest_torchmem.report.page.sparkline import ASCII, BLOCKS, sparkline, timeline_lines
 from pytest_torchmem.report.page.svg import timeline_svg
-from pytest_torchmem.report.text.github import ANNOTATIONS, error_commands
+from pytest_torchmem.report.text.github import ANNOTATIONS, LINES, error_commands, line_commands
 from pytest_torchmem.report.text.markdown import (
     COMMENT_LIMIT,
     MARKER,
@@ -27,7 +27,7 @@ from pytest_torchmem.report.text.markdown import (
 )
 from pytest_torchmem.store.results import RunReport
 from pytest_torchmem.values.baseline import Change
-from pytest_torchmem.values.contributors import Category, CategoryBytes
+from pytest_torchmem.values.contributors import Category, CategoryBytes, Source
 from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import unjudged
@@ -37,6 +37,7 @@ from pytest_torchmem.values.units import MiB
 from tests.report.sample_run import (
     GROWN,
     counted,
+    made,
     picture,
     report_of,
     result_of,
@@ -57,7 +58,7 @@ def test_a_comment_can_be_found_again_and_leads_with_the_counts():
 
 def test_a_failure_has_its_sentence_and_its_causes():
     text = run_markdown(sample_run())
-    assert "activation peaked at 64.0 MiB, 16.0 MiB over the baseline of 48.0 MiB" in text
+    assert "activation peaked at 64.0 MiB, +16.0 MiB (+33 %) over the baseline of 48.0 MiB" in text
     cells = ("+7.8 MiB", "activation", "`aten::_to_copy`", "`model.layers.*.norm`", "`net.py:41`")
     assert f"| {' | '.join(cells)} |" in text
 
@@ -83,25 +84,27 @@ def test_a_sentence_says_which_region_it_is_about():
 
 def test_a_row_tells_what_failed_without_a_baseline_and_in_which_region():
     over = replace(
-        window("a", Change.NOT_COMPARED, "memory peaked at 9 B, 1 B over the limit of 8 B"),
+        window(
+            "a", Change.NOT_COMPARED, "memory peaked at 9 B, +1 B (+12 %) over the limit of 8 B"
+        ),
         baseline=None,
         kinds=(OVER,),
     )
     region = window("a::forward", Change.GROWN, "memory peaked", share=0.75)
     region = replace(region, result=replace(region.result, name="forward"))
     text = run_markdown(RunReport((report_of("a", over, region, outcome="failed"),)))
-    assert "| over limit; `forward` 75% of limit, +16.0 MiB (+21.6%) |" in text
+    assert "| over limit; `forward` 75% of limit; grown, +16.0 MiB (+22 %) |" in text
 
 
 OVER, GROWN_KIND = FindingKind.OVER_LIMIT, FindingKind.GROWN
-LIMIT = "grew by 9 B per step, 9 B over the limit of 0 B"
+LIMIT = "grew by 9 B per step, +9 B over the limit of 0 B"
 
 
 @pytest.mark.parametrize("kinds", [(GROWN_KIND, OVER), (OVER, GROWN_KIND)])
 def test_a_limit_that_failed_is_told_wherever_it_stands(kinds):
     body = replace(window("a", Change.GROWN, GROWN, share=0.75), kinds=kinds)
     text = run_markdown(RunReport((report_of("a", body, outcome="failed"),)))
-    assert "| over limit, +16.0 MiB (+21.6%) |" in text
+    assert "| over limit; grown, +16.0 MiB (+22 %) |" in text
 
 
 def test_a_limit_that_could_not_be_judged_is_told():
@@ -123,17 +126,20 @@ def test_an_estimate_is_told_beside_its_body():
     region = replace(step, result=replace(step.result, name="forward", estimated=False))
     body = replace(window("a", Change.NOT_COMPARED), baseline=None, baseline_bytes=0)
     text = run_markdown(RunReport((report_of("a", body, region, step),)))
-    assert "| 75% of limit; `step (estimated)` 180.2 MiB, 75% of limit, same |" in text
+    assert (
+        "| 75% of limit; `step (estimated)` 180.2 MiB (estimated), 75% of limit; same as baseline |"
+        in text
+    )
     over = replace(step, sentence=LIMIT, sentences=(LIMIT,), kinds=(OVER,))
     text = run_markdown(RunReport((report_of("a", over, outcome="failed"),)))
-    assert "| over limit, same |" in text
+    assert "| over limit; same as baseline |" in text
 
 
 def test_what_ended_a_test_early_is_told():
     body = unjudged(window("a").result, None, ("ran out of memory", "also live: 3 B"))
     test = report_of("a", outcome="failed", unjudged=(body,), raised="OutOfMemoryError: no")
     text = run_markdown(RunReport((test,)))
-    assert "| 90.1 MiB | ran out of memory | |" in text
+    assert "| 90.1 MiB | not compared, ended by an exception | 1.0 MiB |" in text
     assert "- ran out of memory\n- also live: 3 B\n- OutOfMemoryError: no" in text
 
 
@@ -241,7 +247,9 @@ def test_what_was_not_measured_says_why_in_its_details():
 
 
 def test_a_failure_that_was_expected_is_told_as_such_in_a_comment():
-    over = window("a", Change.NOT_COMPARED, "memory peaked at 9 B, 1 B over the limit of 8 B")
+    over = window(
+        "a", Change.NOT_COMPARED, "memory peaked at 9 B, +1 B (+12 %) over the limit of 8 B"
+    )
     over = replace(over, baseline=None, baseline_bytes=0, kinds=(OVER,))
     text = run_markdown(RunReport((report_of("a", over, outcome="xfailed"),)))
     assert "| over limit, as expected |" in text
@@ -273,7 +281,7 @@ def test_a_failure_is_an_error_at_its_line():
     assert command.startswith(
         "::error file=tests/test_step.py,line=12,title=memory grown%3A test_train["
     )
-    assert "(tolerance 2 %25)" in command
+    assert "(+33 %25)" in command
 
 
 def test_a_command_is_one_line_whatever_is_in_it():
@@ -292,6 +300,37 @@ def test_an_annotation_s_title_has_the_whole_name_of_its_test():
 def test_github_is_given_no_more_than_it_shows():
     many = tuple(report_of(f"t{i}", window("a", Change.GROWN, GROWN)) for i in range(30))
     assert len(error_commands(RunReport(many))) == ANNOTATIONS
+
+
+def of_line(name, line, file="src/net.py", **changes):
+    cause = replace(made(MiB), source=Source(file, line, "forward"))
+    grown = replace(window(name, Change.GROWN, GROWN, share=0.75), causes=(cause,))
+    return report_of(name, grown, **{"outcome": "failed", **changes})
+
+
+def test_a_line_that_several_tests_name_is_told_once():
+    run = RunReport((of_line("a", 3), of_line("b", 3), of_line("c", 4)))
+    first, second = line_commands(run, {"src/net.py": "python/src/net.py"})
+    start = "::warning file=python/src/net.py,line=3,title=memory grown here::"
+    assert first.startswith(f"{start}tests/test_step.py::a (and 1 more): activation peaked at 64")
+    assert second.startswith("::warning file=python/src/net.py,line=4,")
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        of_line("elsewhere", 3, "torch/nn/functional.py"),
+        of_line("unknown line", 0),
+        of_line("expected", 3, outcome="xfailed"),
+    ],
+)
+def test_no_line_is_told_of_other_people_s_files_and_of_what_did_not_fail(test):
+    assert line_commands(RunReport((test,)), {"src/net.py": "src/net.py"}) == []
+
+
+def test_github_is_given_no_more_lines_than_it_shows():
+    many = tuple(of_line(f"t{line}", line) for line in range(1, 40))
+    assert len(line_commands(RunReport(many), {"src/net.py": "src/net.py"})) == LINES < ANNOTATIONS
 
 
 # --- sparklines

@@ -1,0 +1,221 @@
+"""Causes: which of the differences leads a sentence, and how the sentence tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pytest_torchmem.analysis.judge.differences import common_module, origin_of
+from pytest_torchmem.values.baseline import BaselineEntry
+from pytest_torchmem.values.contributors import Category, Contributor
+from pytest_torchmem.values.findings import Difference, DifferenceKind, words
+from pytest_torchmem.values.units import format_change, format_size
+
+_SCRATCH: Final = (
+    Category.TEMPORARY,
+    Category.AUTOGRAD_DETAIL,
+    Category.WORKSPACE,
+    Category.UNKNOWN,
+)
+_SCRATCH_FACTOR: Final = 4
+_MADE: Final = (DifferenceKind.NEW, DifferenceKind.GROWN)
+_EXPLAINS: Final = 4
+_ABOUT: Final = 1.2
+_FEW_PLACES: Final = 4
+_FEW_MODULES: Final = 3
+_NEGLIGIBLE: Final = 200
+"""The part of a growth that is not worth a word, as one in so many."""
+
+
+def most_telling_first(growths: Iterable[Difference], excess_bytes: int) -> tuple[Difference, ...]:
+    """Sort what grew: what is likely to be the cause, then its consequences.
+
+    What the body made comes before what lives longer or is merely read, if it explains a fourth of
+    the whole. The largest leads, but for one of these that is larger than half of it: one whose
+    line has changed, then one that is new. Of several the largest leads again, and of those about
+    as large as that the one that was made first.
+
+    Scratch often grows as a consequence: a state kept in fp32 makes the scratch of all that reads
+    it wider, too. So it counts for a fourth of its size, unless it was made before the rest: what
+    comes first is no consequence.
+    """
+    by_size = sorted(growths, key=lambda g: (-g.size_bytes, g.contributor.identity))
+    made = [g for g in by_size if g.kind in _MADE and _EXPLAINS * g.size_bytes >= excess_bytes]
+    candidates = [g for g in by_size if g.kind in _MADE] if made else by_size
+    if not candidates:
+        return ()
+    largest = max(candidates, key=_weight)
+    comparable = [g for g in candidates if _is_comparable(g, largest)]
+    best = min(map(_evidence, comparable))
+    comparable = [g for g in comparable if _evidence(g) == best]
+    size_bytes = max(g.size_bytes for g in comparable)
+    lead = min((g for g in comparable if _ABOUT * g.size_bytes >= size_bytes), key=_when)
+    return (lead, *(g for g in by_size if g is not lead))
+
+
+def _is_comparable(growth: Difference, largest: Difference) -> bool:
+    if growth is largest or 2 * _weight(growth) > _weight(largest):
+        return True
+    is_large = 2 * growth.size_bytes > largest.size_bytes
+    return is_large and precedes(growth.contributor, largest.contributor)
+
+
+def _evidence(growth: Difference) -> tuple[bool, int]:
+    """Return how little speaks for a cause beside its size."""
+    return (not growth.changed, list(DifferenceKind).index(growth.kind))
+
+
+def _when(growth: Difference) -> tuple[int, int]:
+    """Return when it was made; where nobody knows, how far down in its function."""
+    source, order = growth.contributor.source, growth.contributor.order
+    return (order, source.line if source and not order else 0)
+
+
+def _weight(growth: Difference) -> int:
+    is_scratch = growth.contributor.category in _SCRATCH
+    return growth.size_bytes * (1 if is_scratch else _SCRATCH_FACTOR)
+
+
+def precedes(one: Contributor, other: Contributor) -> bool:
+    """True when ``one`` was made first; where nobody knows, when it is further up in a function."""
+    if one.order and other.order:
+        return one.order < other.order
+    if not (one.source and other.source):
+        return False
+    same = (one.source.file, one.source.function) == (other.source.file, other.source.function)
+    return same and 0 < one.source.line < other.source.line
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The cause of a growth in words, and the contributors that the words are about."""
+
+    text: str
+    contributors: tuple[Contributor, ...]
+
+
+def cause_of(growths: Sequence[Difference], excess_bytes: int, key: str) -> Cause:
+    """Return what a growth is made of; the numbers in it add up to the growth.
+
+    ``growths`` are all that grew, the most telling first. ``key`` is the limit or number that grew:
+    a cause of its category need not name it.
+    """
+    members = _spread(growths)
+    if members:
+        text, told = _spread_text(members, growths), members
+        first = _first(members, growths)
+        contributors = (first.contributor, *(m.contributor for m in members if m is not first))
+    else:
+        text, told = _text(growths[0], key), (growths[0],)
+        contributors = (growths[0].contributor,)
+    others = [g for g in growths if g not in told]
+    grown_bytes = sum(g.size_bytes for g in growths)
+    rest = sum(g.size_bytes for g in others)
+    elsewhere = excess_bytes - grown_bytes
+    if elsewhere > 0:
+        rest, elsewhere = rest + elsewhere, 0
+    if _NEGLIGIBLE * rest > excess_bytes:
+        text += f", {format_change(rest)} from others"
+    if _NEGLIGIBLE * -elsewhere > excess_bytes:
+        text += f", {format_change(elsewhere)} elsewhere"
+    return Cause(text, contributors)
+
+
+def _text(growth: Difference, key: str) -> str:
+    text = origin(growth.contributor, key)
+    if growth.kind is DifferenceKind.RELABELLED and growth.was is not None:
+        size = format_size(growth.size_bytes)
+        return f"{size} {origin(growth.contributor)}, {words(growth.was.value)} before"
+    if growth.kind is DifferenceKind.LONGER:
+        text += ", which lives longer"
+    elif growth.kind is DifferenceKind.READ:
+        text += ", there before and read now"
+    return f"{format_change(growth.size_bytes)} {text}"
+
+
+def _spread(growths: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Return growth that is spread over modules, of one category; nothing where a part leads.
+
+    Micro-batching that is off makes all activations of a model larger, a graph that lives longer
+    keeps all of them: no single line is the cause.
+    """
+    lead = growths[0]
+    if lead.changed:
+        return ()
+    category = lead.contributor.category
+    members = [
+        g
+        for g in growths
+        if g.contributor.category is category and g.kind is not DifferenceKind.READ
+    ]
+    size_bytes = sum(g.size_bytes for g in members)
+    modules = {g.contributor.module for g in members if 50 * g.size_bytes >= size_bytes}
+    largest = max(g.size_bytes for g in growths)
+    is_spread = len(members) >= _FEW_PLACES and len(modules) >= _FEW_MODULES
+    # A part that is larger than all others together is the cause.
+    return tuple(members) if is_spread and 2 * largest < size_bytes else ()
+
+
+def _spread_text(members: Sequence[Difference], growths: Sequence[Difference]) -> str:
+    """Return ``+96.0 MiB of activation throughout LM, 4 times over, first aten::mm in ...``."""
+    size_bytes = sum(m.size_bytes for m in members)
+    large = [m.contributor.module for m in members if 50 * m.size_bytes >= size_bytes]
+    within = common_module(large)
+    text = f"{format_change(size_bytes)} of {words(members[0].contributor.category.value)}"
+    text += f" throughout {within}" if within else f" in {len(members)} places"
+    before = sum(m.contributor.size_bytes for m in members) - size_bytes
+    if before > 0 and all(m.kind is DifferenceKind.GROWN for m in members):
+        text += f", {round((before + size_bytes) / before, 1):g} times over"
+    first = _first(members, growths)
+    category = members[0].contributor.category.value
+    return f"{text}, first {format_change(first.size_bytes)} {origin(first.contributor, category)}"
+
+
+def _first(members: Sequence[Difference], growths: Sequence[Difference]) -> Difference:
+    """Return the one that was made first: what made the others larger is there, or before it."""
+    size_bytes = sum(m.size_bytes for m in members)
+    large = [g for g in growths if 1000 * g.size_bytes >= size_bytes and g.kind in _MADE]
+    return min(large or members, key=lambda g: (not g.changed, g.contributor.order))
+
+
+def origin(contributor: Contributor, key: str = "total") -> str:
+    """Return ``from aten::mm in model.fc (net.py:12)``; names the category unless ``key`` does."""
+    parts = []
+    if key != contributor.category.value:
+        parts.append(f"of {words(contributor.category.value)}")
+    if contributor.operator:
+        parts.append(f"from {contributor.operator}")
+    if contributor.module:
+        parts.append(f"in {contributor.module}")
+    if contributor.source:
+        parts.append(f"({contributor.source})")
+    return " ".join(parts) or "of unknown origin"
+
+
+def tell_labels(
+    growths: Iterable[Difference], now: Sequence[Contributor], before: BaselineEntry
+) -> list[Difference]:
+    """Return growth of a category in which what only got another label is told as such.
+
+    ``now`` is what all categories hold at their own peaks.
+    """
+    told = []
+    for growth in growths:
+        was = _former(growth.contributor, growth.size_bytes, now, before.live)
+        kind = DifferenceKind.RELABELLED if was else growth.kind
+        told.append(replace(growth, kind=kind, was=was))
+    return told
+
+
+def _former(
+    one: Contributor, size_bytes: int, now: Iterable[Contributor], then: Iterable[Contributor]
+) -> Category | None:
+    """Return the category that held as much of the same origin before, and does no longer."""
+    origin = origin_of(one)
+    lost: dict[Category, int] = {}
+    for side, sign in ((then, 1), (now, -1)):
+        for c in side:
+            if c.category is not one.category and origin_of(c) == origin:
+                lost[c.category] = lost.get(c.category, 0) + sign * c.size_bytes
+    return next((category for category, gone in lost.items() if gone >= size_bytes), None)

@@ -1,0 +1,39 @@
+"""The hooks of ours that a conftest.py or another plugin can implement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_torchmem.values.results import Result
+
+
+@pytest.hookspec
+def pytest_torchmem_measured(
+    config: pytest.Config, nodeid: str, results: Sequence[Result], failure: str
+) -> None:
+    """Called for each measured test when the run is over.
+
+    Only the process that gathers results calls it, not the workers of xdist. A test that was run
+    again is reported once, as it ended.
+
+    Args:
+        config: pytest's configuration.
+        nodeid: The test, as in pytest's reports.
+        results: What was measured: the body, whose name is empty, then its regions and estimates.
+        failure: The first line of the failure over memory; empty where there was none.
+    """
+
+
+@pytest.hookspec
+def pytest_torchmem_report_written(config: pytest.Config, path: Path) -> None:
+    """Called for each report that ``--torchmem-report`` asked for, when it is complete.
+
+    Args:
+        config: pytest's configuration.
+        path: The file to open: the report, or the ``index.html`` of a folder.
+    """

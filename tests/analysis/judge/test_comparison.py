@@ -1,0 +1,99 @@
+"""What changed between two entries, both ways."""
+
+from dataclasses import replace
+
+from pytest_torchmem.analysis.judge.comparison import compare, entry_differences
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.values.contributors import (
+    Category,
+    CategoryBytes,
+    Contributor,
+    Phase,
+    Source,
+)
+from pytest_torchmem.values.units import MiB
+
+ALLOWANCE = Allowance(0.02, MiB)
+
+
+def made(size, operator="aten::mm", category=Category.ACTIVATION, line=1, function="f"):
+    source = Source("net.py", line, function)
+    return Contributor(category, size, 1, operator, "net", source, Phase.FORWARD)
+
+
+def entry(*live, at_peak=None, retained=0):
+    """An entry; what was alive at the total's peak is what each category held, unless given."""
+    own, together = amounts(live), amounts(live if at_peak is None else at_peak)
+    at_peak_live = live if at_peak is None else at_peak
+    kept = CategoryBytes(gradient=retained)
+    return BaselineEntry(together.total, together, own, live, kept, at_peak_live=at_peak_live)
+
+
+def amounts(live):
+    peaks = dict.fromkeys(Category, 0)
+    for contributor in live:
+        peaks[contributor.category] += contributor.size_bytes
+    return CategoryBytes.of(peaks)
+
+
+def found(after, before):
+    return [
+        (d.contributor.operator, d.size_bytes, d.kind.value)
+        for d in entry_differences(after, before)
+    ]
+
+
+def test_the_same_has_no_differences():
+    one = entry(made(5), made(3, "aten::add"))
+    assert found(one, one) == []
+
+
+def test_totals_are_compared_at_their_own_peaks():
+    kept, spike = made(10, "aten::mm"), made(9, "aten::ones", Category.TEMPORARY)
+    before = entry(kept, spike, at_peak=[kept])
+    after = entry(kept, spike, at_peak=[kept, spike])
+    assert found(after, before) == [("aten::ones", 9, "lives longer")]
+
+
+def test_where_the_totals_are_equal_the_categories_are_compared_at_theirs():
+    kept = made(10, "aten::mm")
+    spike = made(9, "aten::ones", Category.TEMPORARY)
+    before, after = entry(kept, at_peak=[kept]), entry(kept, spike, at_peak=[kept])
+    assert found(after, before) == [("aten::ones", 9, "new")]
+
+
+def test_an_entry_without_the_totals_own_peak_is_compared_by_what_it_has():
+    before = replace(entry(made(10)), at_peak_live=())
+    assert found(entry(made(10), made(5, "aten::add")), before) == [("aten::add", 5, "new")]
+
+
+def test_what_may_have_been_too_small_to_store_is_not_called_new():
+    before = replace(entry(made(10), made(2, "aten::add")), live=(), at_peak_live=(made(10),))
+    assert found(entry(made(10), made(2, "aten::add"), made(5, "aten::exp")), before) == [
+        ("aten::exp", 5, "new")
+    ]
+
+
+def test_the_allowance_decides_what_has_changed():
+    before = entry(made(100 * MiB))
+    for size, change in ((103, Change.GROWN), (97, Change.SHRUNK), (101, Change.WITHIN)):
+        assert compare(before, entry(made(size * MiB)), ALLOWANCE).change is change
+
+
+def test_retained_bytes_count_too():
+    before, after = entry(made(MiB)), entry(made(MiB), retained=4 * MiB)
+    assert compare(before, after, ALLOWANCE).change is Change.GROWN
+
+
+def test_growth_outweighs_shrinking():
+    before = entry(made(9 * MiB), made(9 * MiB, category=Category.GRADIENT))
+    after = entry(made(1 * MiB), made(12 * MiB, category=Category.GRADIENT))
+    assert compare(before, after, ALLOWANCE).change is Change.GROWN
+
+
+def test_an_entry_without_its_other_side_is_new_or_unused():
+    one = entry(made(3))
+    assert compare(None, one, ALLOWANCE).change is Change.NEW
+    assert compare(one, None, ALLOWANCE).change is Change.UNUSED
+    assert compare(one, None, ALLOWANCE).size_bytes == -3
+    assert compare(one, None, ALLOWANCE).differences == ()

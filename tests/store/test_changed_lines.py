@@ -1,0 +1,98 @@
+"""What has changed since a baseline was committed is known from git, where there is any."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pytest_torchmem.store.changed_lines import ChangedLines
+from pytest_torchmem.values.contributors import Source
+
+BASELINE = "tests/__torchmem__/cpu/test_net.json"
+BEFORE = "def f(x):\n    y = x + 1\n    return y\n"
+AFTER = "def f(x):\n    z = x.float()\n    y = x + 2\n    return y\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A repository whose baseline was committed with the first version of its only module."""
+    git(tmp_path, "init", "-q")
+    put(tmp_path, "src/net.py", BEFORE)
+    put(tmp_path, BASELINE, "{}")
+    commit(tmp_path)
+    return tmp_path
+
+
+def put(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=n", "-c", "user.email=e@x.org", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True)
+
+
+def commit(folder: Path) -> None:
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "change")
+
+
+def changed(folder: Path) -> list[int]:
+    lines = ChangedLines(folder)
+    return [
+        line
+        for line in range(1, 5)
+        if lines.has_changed(folder / BASELINE, Source("src/net.py", line, "f"))
+    ]
+
+
+def test_nothing_has_changed_at_first(folder: Path) -> None:
+    assert changed(folder) == []
+
+
+def test_lines_of_the_working_tree_have_changed(folder: Path) -> None:
+    put(folder, "src/net.py", AFTER)
+    assert changed(folder) == [2, 3]
+
+
+def test_lines_of_later_commits_have_changed_too(folder: Path) -> None:
+    put(folder, "src/net.py", AFTER)
+    commit(folder)
+    assert changed(folder) == [2, 3]
+
+
+def test_a_new_baseline_is_of_the_code_that_it_was_committed_with(folder: Path) -> None:
+    put(folder, "src/net.py", AFTER)
+    put(folder, BASELINE, "{} ")
+    commit(folder)
+    assert changed(folder) == []
+
+
+def test_a_baseline_that_is_not_committed_is_held_against_the_newest_commit(folder: Path) -> None:
+    git(folder, "rm", "-q", "--cached", BASELINE)
+    git(folder, "commit", "-q", "-m", "without")
+    put(folder, "src/net.py", AFTER)
+    lines = ChangedLines(folder)
+    other = folder / "tests/__torchmem__/cpu/test_other.json"
+    assert lines.has_changed(other, Source("src/net.py", 2, "f"))
+
+
+def test_a_project_below_the_repository_names_files_from_its_own_root(folder: Path) -> None:
+    put(folder, "src/net.py", AFTER)
+    lines = ChangedLines(folder / "src")
+    assert lines.has_changed(folder / BASELINE, Source("net.py", 2, "f"))
+
+
+def test_without_a_repository_nothing_has_changed(tmp_path: Path) -> None:
+    put(tmp_path, "src/net.py", AFTER)
+    assert changed(tmp_path) == []
+
+
+def test_without_git_nothing_has_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(folder, "src/net.py", AFTER)
+    monkeypatch.setenv("PATH", "")
+    assert changed(folder) == []
