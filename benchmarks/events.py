@@ -4,7 +4,7 @@
 
 Each number is processor time, the median over ``--repeat`` rounds in one process; within a round
 torch and we take turns. *first* begins at the finished profile, which torch parses and we read;
-*again* is a further question to the same events. What both say is compared before anything is timed.
+*again* is a further question to the same events. What both say is compared first.
 """
 
 from __future__ import annotations
@@ -252,7 +252,8 @@ def main() -> None:
         f"torch {torch.__version__}, CPU, {date.today()}; processor time, medians of "
         f"{arguments.repeat} rounds. *first*: from the finished profile on; *again*: a further "
         "question.\n"
-        f"Command: `python -m benchmarks.events --repeat {arguments.repeat} --steps {arguments.steps}`\n\n"
+        f"Command: `python -m benchmarks.events --repeat {arguments.repeat} "
+        f"--steps {arguments.steps}`\n\n"
         f"{tabulate(rows, headers, tablefmt='github')}\n"
     )
     print(text)
