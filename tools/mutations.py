@@ -142,7 +142,7 @@ def _changes(node: ast.AST, in_function: bool) -> Iterator[tuple[Any, str, bool]
             yield node, new, in_function
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
         return
-    inside = in_function or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
     for name, value in ast.iter_fields(node):
         # Annotations, decorators, defaults of types and `zip(strict=...)` say nothing that runs.
         if name in ("annotation", "returns", "decorator_list", "bases"):
@@ -153,7 +153,8 @@ def _changes(node: ast.AST, in_function: bool) -> Iterator[tuple[Any, str, bool]
             if isinstance(child, ast.AnnAssign) and "TypeAlias" in ast.unparse(child.annotation):
                 continue
             if isinstance(child, ast.AST):
-                yield from _changes(child, inside and name != "args")
+                # Defaults of parameters run with what surrounds the function.
+                yield from _changes(child, in_function or (is_function and name != "args"))
 
 
 def _texts(node: ast.stmt | ast.expr) -> Iterator[str]:
@@ -315,6 +316,8 @@ def run(
                 noticed = is_noticed(tree, chosen, sum(map(tests.seconds.__getitem__, chosen)))
             finally:
                 file.write_bytes(source)
+                # Bytecode of the mutation may look like the original's: one size, one second.
+                shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)
             fate = "killed" if noticed else "survived"
         found[fate].append(mutation)
         print(f"{number} {fate} ({len(chosen)} tests) {mutation}", flush=True)

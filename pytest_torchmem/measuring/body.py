@@ -15,7 +15,7 @@ from pytest_torchmem.analysis.estimated.estimate import Estimate
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.judge.holders import Held, LeftBehind
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.contexts import Around
+from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.simulate.gaps import NO_GAPS, gap_sentences, gaps_so_far
 from pytest_torchmem.values.errors import RecordingError, is_torchmem_error
 from pytest_torchmem.values.picture import Picture
@@ -55,9 +55,16 @@ class MeasuredNumbers(GpuQuestions):
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """How one got to storages from local variables, by place, and when."""
+    """How one got to storages, by place, and when.
+
+    Attributes:
+        ways: From local variables.
+        cycles: From what closed a cycle that nobody else referred to.
+        time_ns: When.
+    """
 
     ways: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    cycles: Mapping[tuple[str, int], str] = field(default_factory=dict)
     time_ns: int = 0
 
 
@@ -86,9 +93,11 @@ class Region(MeasuredNumbers):
 
     def note_holders(self) -> None:
         """Note how local variables lead to what is alive now; at the end they may be gone."""
-        from pytest_torchmem.record.holders.local_variables import places_in_local_variables
+        # An import makes enough objects for a collection, which would free what is in a cycle.
+        with gc_paused():
+            from pytest_torchmem.record.holders.local_variables import places_held_now
 
-        self._noted = _Noted(places_in_local_variables(), time.time_ns())
+            self._noted = _Noted(*places_held_now(), time.time_ns())
 
     @property
     def result(self) -> Result:
@@ -108,8 +117,8 @@ class Region(MeasuredNumbers):
         return self._profile().allocator_requests
 
     def find_holders(self) -> tuple[Held, ...]:
-        """Return what keeps alive what the region made and left behind; see `find_holders`."""
-        return find_holders(self._profile(), self._noted)
+        """Return what keeps alive what the region made and left behind; see `find_holders_in`."""
+        return self._measurement.find_holders_in(self._profile(), self._noted)
 
     def picture(self) -> Picture:
         """The region's timeline, sampled. Raises `RecordingError` while it is still open."""
@@ -141,6 +150,7 @@ class BodyMeasurement(GpuQuestions):
         self._recorder: Recorder | None = None
         self._profile: MemoryProfile | None = None
         self._gaps = NO_GAPS
+        self._kept: Mapping[tuple[str, int], Kept] | None = None
 
     def start(self) -> None:
         """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
@@ -167,9 +177,10 @@ class BodyMeasurement(GpuQuestions):
 
     def _close(self, region: Region) -> None:
         recorder = self._recording()
-        end = recorder.mark(MarkKind.REGION_END, region.name)
-        recorder.sample_graphs(end)
-        region.close(end)
+        with gc_paused():
+            end = recorder.mark(MarkKind.REGION_END, region.name)
+            recorder.sample_graphs(end)
+            region.close(end)
 
     def new_loop(self, steps_of: str = "") -> str:
         """Return what to call the steps of one more loop of the body, or of a region."""
@@ -220,8 +231,35 @@ class BodyMeasurement(GpuQuestions):
         return self._recorder.paused() if self._recorder else nullcontext()
 
     def find_holders(self) -> tuple[Held, ...]:
-        """Return what keeps alive what the body made and left behind; see `find_holders`."""
-        return find_holders(self.profile_so_far())
+        """Return what keeps alive what the body made and left behind; see `find_holders_in`."""
+        return self.find_holders_in(self.profile_so_far())
+
+    def find_holders_in(
+        self, window: MemoryProfile, noted: _Noted = _NOTHING_NOTED
+    ) -> tuple[Held, ...]:
+        """Return what keeps alive what a window made and left behind, storage by storage.
+
+        To be asked before anything else runs: it looks at the objects that are alive now. Of what
+        was freed since, ``noted`` knows how one got there a moment after the window's end.
+        """
+        kept = self._kept_now()
+        left = window.left_behind(noted.time_ns)
+        return tuple(Held(_holder(s, kept.get(s.place), noted), s.contributor) for s in left)
+
+    def _kept_now(self) -> Mapping[tuple[str, int], Kept]:
+        """What keeps alive what the body has left behind until now.
+
+        To find that frees what only cycles keep. So it is found for all windows at once: the next
+        one would find nothing that holds its storages.
+        """
+        from pytest_torchmem.record.holders import search
+
+        if self._kept is None or self._profile is None:
+            left = self.profile_so_far().left_behind()
+            alive = {storage.place: storage.size_bytes for storage in left if storage.is_alive}
+            found = search.find_holders(alive) if alive else []
+            self._kept = {kept.place: kept for kept in found}
+        return self._kept
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write what was recorded until now to a file that `load_trace` reads."""
@@ -271,28 +309,16 @@ def running() -> BodyMeasurement | None:
     return now.measurement
 
 
-def find_holders(profile: MemoryProfile, noted: _Noted = _NOTHING_NOTED) -> tuple[Held, ...]:
-    """Return what keeps alive what a window made and left behind, storage by storage.
-
-    To be asked before anything else runs: it looks at the objects that are alive now. Of what was
-    freed since, ``noted`` knows how one got there a moment after the window's end.
-    """
-    from pytest_torchmem.record.holders import search as holders
-
-    left = profile.left_behind(noted.time_ns)
-    alive = {storage.place: storage.size_bytes for storage in left if storage.is_alive}
-    now = {kept.place: kept for kept in holders.find_holders(alive)} if alive else {}
-    return tuple(
-        Held(_holder(storage, now.get(storage.place), noted), storage.contributor)
-        for storage in left
-    )
-
-
 def _holder(storage: LeftBehind, kept: Kept | None, noted: _Noted) -> Holder:
     if kept is None or not storage.is_alive:
         # What was freed before may have left its place to something else.
         by = noted.ways.get(storage.place, "") if storage.outlived_note else ""
+        if not by and storage.outlived_note and storage.place in noted.cycles:
+            return Holder(storage.size_bytes, 1, Fate.GARBAGE, noted.cycles[storage.place])
         return Holder(storage.size_bytes, 1, Fate.FREED_LATER, by)
+    if kept.in_garbage and storage.outlived_note and storage.place in noted.ways:
+        # A variable says more than the cycle that it became part of.
+        return Holder(storage.size_bytes, 1, Fate.FREED_LATER, noted.ways[storage.place])
     if kept.by is None:
         return Holder(storage.size_bytes, 1, Fate.NOT_LOOKED_FOR, "")
     fate = Fate.GARBAGE if kept.in_garbage else Fate.HELD

@@ -141,7 +141,7 @@ def pytest_assertrepr_compare(
 ) -> list[str] | None:
     if not is_active(config):
         return None
-    from pytest_torchmem.plugin.item.call import explain_comparison
+    from pytest_torchmem.plugin.item.comparisons import explain_comparison
 
     return explain_comparison(config, op, left, right)
 

@@ -370,10 +370,13 @@ class Body:
         self._checked.append((region, allowance))
         region.note_holders()
 
-    def results_read(self) -> Iterator[Result]:
-        """Yield the results whose numbers the body has read so far."""
-        yield from (region.result for region in self.measurement.regions if region.was_read)
-        yield from self._estimates.made
+    def windows_read(self) -> Iterator[MeasuredWindow]:
+        """Yield the regions and estimates whose numbers the body has read so far."""
+        for region in self.measurement.regions:
+            if region.was_read:
+                yield MeasuredWindow(region.result, self.allowance, region)
+        for estimate in self._estimates.made:
+            yield MeasuredWindow(estimate, self.allowance, estimate)
 
 
 def _uses_fixture(item: pytest.Item) -> bool:

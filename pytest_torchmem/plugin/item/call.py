@@ -1,14 +1,6 @@
-"""From a pytest item to its measured body: markers checked, device found, the call wrapped.
-
-A failed assert of a number of bytes is explained here, too: results are plain ints, and only that
-the body has just read one of that value tells that it is bytes; see
-docs/decisions/0012-readable-asserts.md.
-"""
+"""From a pytest item to its measured body: markers checked, device found, the call wrapped."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
-from typing import Final
 
 import pytest
 
@@ -18,16 +10,8 @@ from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
 from pytest_torchmem.plugin.run.pictures import set_properties
 from pytest_torchmem.plugin.run.workers import attach, plain_nodeid
 from pytest_torchmem.plugin.stash import ASKED, BAD_ARGUMENT, BODY, IN_CALL, PAYLOAD, RUN, RUNNING
-from pytest_torchmem.report.text.tables import largest
-from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.errors import DeviceError, MarkerError
 from pytest_torchmem.values.measured import MeasuredTest
-from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.units import KiB, format_apart, format_size
-
-_ORDERS: Final = ("<", "<=", ">", ">=", "==", "!=")
-_TOLD: Final = 3
-"""How many results with such a number are told, and of each how many categories."""
 
 
 def argument_problem(item: pytest.Item) -> str:
@@ -178,48 +162,3 @@ def body_of(item: pytest.Item) -> Body:
             body.start()
     body.needs_recording()
     return body
-
-
-def explain_comparison(
-    config: pytest.Config, op: str, left: object, right: object
-) -> list[str] | None:
-    """Return the lines for a failed comparison in a body that has read its numbers."""
-    body = config.stash.get(RUNNING, None)
-    return _readable(op, left, right, body.results_read()) if body else None
-
-
-def _readable(op: str, left: object, right: object, results: Iterable[Result]) -> list[str] | None:
-    """Return a comparison of two numbers of bytes in lines for people; None if it is none.
-
-    It is one when either number is in ``results``. Small ones read well as they are. pytest drops
-    what it would say of where the numbers come from, so that is told, too.
-    """
-    if op not in _ORDERS or type(left) is not int or type(right) is not int:
-        return None
-    among = [result for result in results if {left, right} & {*_sizes(result)}]
-    if not among or max(left, right) < KiB:
-        return None
-    one, other = format_apart(left, right)
-    apart = f", {format_size(abs(left - right))} apart" if left != right else ""
-    return [f"{left} {op} {right}", f"{one} {op} {other}{apart}", *map(_told, among[:_TOLD])]
-
-
-def _sizes(result: Result) -> Iterator[int]:
-    """Yield every number of a result that is not 0."""
-    sizes = [result.peak.total, result.retained.total, result.growth]
-    for amounts in (result.peak.by_category, result.peak.at_peak, result.retained.by_category):
-        sizes += [amounts.total, *(size for _, size in amounts.items())]
-    yield from filter(None, sizes)
-
-
-def _told(result: Result) -> str:
-    peak = f"peak {format_size(result.peak.total)}{_in_brackets(result.peak.by_category)}"
-    retained = f"retained {format_size(result.retained.total)}"
-    growth = "" if result.growth is None else f", growth {format_size(result.growth)} per step"
-    left = _in_brackets(result.retained.by_category)
-    return f"{result.name!r}: {peak}, {retained}{left}{growth}"
-
-
-def _in_brackets(amounts: CategoryBytes) -> str:
-    told = largest(amounts, _TOLD)
-    return f" ({told})" if told else ""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Final
 
+from pytest_torchmem.record.holders.paths import place_of_frame, step_from, tidy
 from pytest_torchmem.record.owners.live_objects import is_a
 
 # What a cycle always passes through, and what therefore says little about it.
@@ -37,42 +39,99 @@ def collected_garbage() -> list[object]:
     return garbage
 
 
-def cycle_of(start: object, garbage: Sequence[object]) -> str:
-    """Name what closes the cycle that keeps ``start`` alive: a class, or a function.
+class Garbage:
+    """All objects that only cycles keep, and who refers to whom among them."""
 
-    ``garbage`` is everything that cycles hold. ``""`` if none of it leads to ``start``.
-    """
-    by_id = {id(thing): thing for thing in garbage}
-    holders: dict[int, list[int]] = {number: [] for number in by_id}
-    for number, thing in by_id.items():
-        for held in gc.get_referents(thing):
-            if id(held) in holders:
-                holders[id(held)].append(number)
-    above = _reachable([id(start)], holders)
-    return _most_telling([by_id[n] for n in above if n in _reachable(holders[n], holders)])
+    def __init__(self, things: Sequence[object]) -> None:
+        self._things = {id(thing): thing for thing in things}
+        self._holders: dict[int, list[int]] = {number: [] for number in self._things}
+        for number, thing in self._things.items():
+            for held in gc.get_referents(thing):
+                if id(held) in self._holders:
+                    self._holders[id(held)].append(number)
+
+    def way_to(self, start: object) -> str:
+        """Return how what closes a cycle leads to ``start``: ``net.Model: losses[0]``.
+
+        A class or a function closes it. An exception is in a cycle with the functions that it went
+        through; then the way says who keeps the exception, too: ``ValueError, kept by errors[0] in
+        run, frame of check (net.py:12): hidden``. ``""`` if no cycle leads there.
+        """
+        above = _reached_from(id(start), self._holders)
+        named = self._most_telling(above)
+        if named is None:
+            return ""
+        way = self._way(_chain(named, above))
+        if is_a(self._things[named], BaseException):
+            way = f"{self._keeper_of(named)}{way}"
+        return tidy(_name_of(self._things[named]) + _after_name(way))
+
+    def _most_telling(self, numbers: Iterable[int]) -> int | None:
+        """The nearest instance that closes a cycle, else a function, else whatever there is."""
+        kinds: tuple[list[int], list[int], list[int]] = ([], [], [])
+        for number in numbers:
+            thing = self._things[number]
+            is_plain, is_function = is_a(thing, _PLUMBING), is_a(thing, types.FunctionType)
+            kinds[2 if is_plain else 1 if is_function else 0].append(number)
+        return next((n for kind in kinds for n in kind if self._closes_a_cycle(n)), None)
+
+    def _closes_a_cycle(self, number: int) -> bool:
+        return any(number in _reached_from(h, self._holders) for h in self._holders[number])
+
+    def _keeper_of(self, exception: int) -> str:
+        """The variable or the attribute that keeps an exception; ``""`` for neither."""
+        above = _reached_from(exception, self._holders)
+        for number in list(above)[1:]:
+            thing = self._things[number]
+            chain = _chain(number, above)
+            if is_a(thing, types.FrameType):
+                *inner, _ = chain
+                name = next(
+                    (n for n, v in thing.f_locals.items() if v is self._things[inner[-1]]), ""
+                )
+                if name:
+                    return f", kept by {name}{self._way(inner)} in {thing.f_code.co_name}"
+            elif not is_a(thing, (*_PLUMBING, types.FunctionType)):
+                return f", kept by {_name_of(thing)}{_after_name(self._way(chain))}"
+        return ""
+
+    def _way(self, chain: Sequence[int]) -> str:
+        """The way down a chain of holders, which begins with what is held."""
+        way = ""
+        for held, holder in pairwise(self._things[number] for number in chain):
+            way = step_from(holder, held, way)
+            if is_a(holder, types.FrameType) and not is_a(held, types.FrameType):
+                way = f", frame of {place_of_frame(holder)}: {way.removeprefix('.')}"
+        return way
 
 
-def _reachable(starts: Iterable[int], edges: Mapping[int, Sequence[int]]) -> dict[int, None]:
-    """Return all that ``starts`` lead to, themselves included, nearest first."""
-    order = dict.fromkeys(starts)
-    waiting = list(order)
+def _reached_from(start: int, edges: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """Return all that ``start`` leads to, nearest first, each with the one that led there."""
+    reached = {start: start}
+    waiting = [start]
     for number in waiting:
         for following in edges.get(number, ()):
-            if following not in order:
-                order[following] = None
+            if following not in reached:
+                reached[following] = number
                 waiting.append(following)
-    return order
+    return reached
 
 
-def _most_telling(things: Sequence[object]) -> str:
-    """The name of an instance's class, else of a function, else of whatever there is."""
-    for thing in things:
-        if not is_a(thing, (*_PLUMBING, types.FunctionType)):
-            return _name(type(thing))
-    for thing in things:
-        if is_a(thing, types.FunctionType):
-            return _name(thing)
-    return _name(type(things[0])) if things else ""
+def _chain(number: int, reached: Mapping[int, int]) -> list[int]:
+    """Return the numbers from where the search began to ``number``."""
+    chain = [number]
+    while reached[number] != number:
+        number = reached[number]
+        chain.append(number)
+    return chain[::-1]
+
+
+def _after_name(way: str) -> str:
+    return f": {way}" if way.startswith((".", "[")) else way
+
+
+def _name_of(thing: object) -> str:
+    return _name(thing if is_a(thing, types.FunctionType) else type(thing))
 
 
 def _name(named: type | types.FunctionType) -> str:

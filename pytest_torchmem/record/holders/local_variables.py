@@ -9,6 +9,8 @@ garbage collector would need far longer to find who refers to them.
 from __future__ import annotations
 
 import _thread
+import functools
+import gc
 import inspect
 import sys
 import types
@@ -18,38 +20,49 @@ from typing import Final, TypeAlias
 
 import torch
 
-from pytest_torchmem.record.holders.paths import is_machinery, key_text, tidy
+from pytest_torchmem.record.holders.paths import (
+    attributes_of,
+    is_machinery,
+    key_text,
+    place_of_frame,
+    tidy,
+    variable,
+)
+from pytest_torchmem.record.holders.search import ways_in_garbage
+from pytest_torchmem.record.holders.young_garbage import young_garbage
 from pytest_torchmem.record.owners.autograd_graph import GraphReader
-from pytest_torchmem.record.owners.live_objects import is_a
+from pytest_torchmem.record.owners.live_objects import is_a, running_frames
 from pytest_torchmem.record.owners.ownership_log import quiet
 from pytest_torchmem.record.owners.places import places_of
 
 Place: TypeAlias = tuple[str, int]
+Ways: TypeAlias = dict[Place, str]
 
 OBJECTS: Final = 4000
 """So many are looked at; a large model's parameters are no news."""
 
 _GRAPHS: Final = 16
 _FRAMES: Final = 8
-_OPAQUE: Final = (types.ModuleType, types.FunctionType, type, str, bytes, int, float)
+_OPAQUE: Final = (types.ModuleType, type, str, bytes, int, float)
 _FUNCTION: Final = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS
 
 
-def places_in_local_variables() -> dict[Place, str]:
-    """Return how one gets to storages from the variables of the functions that run, by place.
+def places_held_now() -> tuple[Ways, Ways]:
+    """Return how one gets to storages, by place: from the variables of the functions that run, and
+    from what closes a cycle that nobody else refers to.
 
-    It is empty where they cannot be looked at: nobody's test fails for that.
+    Both are empty where that cannot be looked at: nobody's test fails for that.
     """
     frames = list(_frames())
-    found: list[dict[Place, str]] = []
+    found: list[tuple[Ways, Ways]] = []
     done = _thread.allocate_lock()
     done.acquire()
 
     def look() -> None:
         try:
-            found.append(_places(frames))
+            found.append((_places(frames), _in_garbage()))
         except Exception:
-            found.append({})
+            found.append(({}, {}))
         finally:
             done.release()
 
@@ -59,24 +72,28 @@ def places_in_local_variables() -> dict[Place, str]:
     try:
         _thread.start_new_thread(look, ())
     except RuntimeError:  # the system has no thread to spare
-        return {}
+        return {}, {}
     done.acquire()
     return found[0]
 
 
 @quiet
-def _places(frames: Iterable[types.FrameType]) -> dict[Place, str]:
-    found: dict[Place, str] = {}
+def _in_garbage() -> Ways:
+    return ways_in_garbage(young_garbage())
+
+
+@quiet
+def _places(frames: Iterable[types.FrameType]) -> Ways:
+    found: Ways = {}
     graphs: list[tuple[torch.Tensor, str]] = []
     for frame in frames:
-        function = frame.f_code.co_name
-        for tensor, way in _tensors(_variables(frame)):
-            by = f"{tidy(way)} in {function}"
+        for tensor, way in _tensors(_variables(frame), frame.f_code.co_name):
+            by = tidy(way)
             for place in places_of(tensor):
                 found.setdefault(place, by)
             if tensor.is_leaf:
                 for place in places_of(tensor.grad):
-                    found.setdefault(place, f"{tidy(way)}.grad in {function}")
+                    found.setdefault(place, tidy(f"{way}.grad"))
             elif len(graphs) < _GRAPHS:
                 graphs.append((tensor, f"{by}, in its autograd graph"))
     reader = GraphReader()
@@ -114,9 +131,11 @@ def _variables(frame: types.FrameType) -> dict[str, object]:
     return variables
 
 
-def _tensors(variables: dict[str, object]) -> Iterator[tuple[torch.Tensor, str]]:
-    """Every tensor below some variables with the way to it, the shortest ways first."""
-    waiting: deque[tuple[object, str]] = deque((value, name) for name, value in variables.items())
+def _tensors(variables: dict[str, object], function: str) -> Iterator[tuple[torch.Tensor, str]]:
+    """Every tensor below a function's variables with the way to it, the shortest ways first."""
+    waiting: deque[tuple[object, str]] = deque(
+        (value, variable(name, function)) for name, value in variables.items()
+    )
     seen: set[int] = set()
     while waiting and len(seen) < OBJECTS:
         thing, way = waiting.popleft()
@@ -130,14 +149,45 @@ def _tensors(variables: dict[str, object]) -> Iterator[tuple[torch.Tensor, str]]
 
 
 def _parts(thing: object) -> Iterator[tuple[object, str]]:
+    """Yield what an object holds, each with the step that leads there."""
     if is_a(thing, dict):
         yield from ((value, f"[{key_text(key)}]") for key, value in dict.items(thing))
-    elif is_a(thing, (list, tuple)):
+    elif is_a(thing, (list, tuple, deque)):
         yield from ((item, f"[{place}]") for place, item in enumerate(thing))
+    elif is_a(thing, (set, frozenset)):
+        yield from ((item, "") for item in list(thing))
+    elif is_a(thing, types.FunctionType):
+        yield from _enclosed(thing)
+    elif is_a(thing, types.MethodType):
+        yield from ((thing.__self__, ".__self__"), (thing.__func__, ""))
+    elif is_a(thing, functools.partial):
+        yield from ((thing.func, ".func"), (thing.args, ".args"), (thing.keywords, ".keywords"))
     else:
-        try:
-            attributes = object.__getattribute__(thing, "__dict__")
-        except (AttributeError, TypeError):
-            return
-        if is_a(attributes, dict):
-            yield from ((value, f".{name}") for name, value in dict.items(attributes))
+        if is_a(thing, BaseException):
+            yield from _in_frames(thing)
+        yield from ((value, f".{name}") for name, value in attributes_of(thing).items())
+
+
+def _enclosed(function: types.FunctionType) -> Iterator[tuple[object, str]]:
+    """The variables that a function took along from those around it."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        # A cell that is empty yet refers to nothing.
+        yield from ((value, f", its variable {name!r}") for value in gc.get_referents(cell))
+
+
+def _in_frames(error: BaseException) -> Iterator[tuple[object, str]]:
+    """The variables of the functions that an exception ended, and the exceptions before it."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if _is_over(frame) and not is_machinery(frame.f_globals.get("__name__", "")):
+            way = f", frame of {place_of_frame(frame)}: "
+            yield from ((value, way + name) for name, value in _variables(frame).items())
+        traceback = traceback.tb_next
+    yield error.__cause__, ".__cause__"
+    yield error.__context__, ".__context__"
+
+
+def _is_over(frame: types.FrameType) -> bool:
+    """Whether nobody runs a frame any more: a running one has been looked at by itself."""
+    return all(frame is not running for running in running_frames())

@@ -26,6 +26,9 @@ _WIDTH: Final = 300
 _DEPTH_BELOW: Final = 10
 _LOOKED_AT: Final = 100_000
 _KEY_LENGTH: Final = 40
+# Stands around the function of a variable.
+_IN: Final = "\0"
+_AFTER_VARIABLE: Final = re.compile(r"(?=, (?:frame of|its variable) )")
 _SHORT_MODULE = re.compile(r"\._(?:parameters|buffers|modules)\['([^'\]]+)'\]")
 _FIRST_INDEX = re.compile(r"\[(\d+)\]")
 _FIRST_KEY = re.compile(r"\['(\w+)'\]")
@@ -65,7 +68,7 @@ class Searcher:
         refer to the target for the caller's own sake.
         """
         path, kind = self._search(target, ignored, _DEPTH)
-        return path or (f"an object of type {kind}" if kind else "")
+        return path or kind
 
     def path_nearby(self, target: object) -> str:
         """Return the way to ``target`` from where earlier ways led through; ``""`` if it has none.
@@ -93,7 +96,7 @@ class Searcher:
         return ways
 
     def _search(self, target: object, ignored: Collection[int], depth: int) -> tuple[str, str]:
-        """The way, and where there is none the last type of object that was on one."""
+        """The way from a name; where there is none, that from the last object that was on one."""
         names = _local_variables()
         ways: dict[int, str] = {id(target): ""}
         below: dict[int, object] = {}
@@ -114,7 +117,7 @@ class Searcher:
                 held = next((h for h in gc.get_referents(holder) if id(h) in ways), None)
                 if held is None:
                     continue
-                ways[id(holder)] = _step(holder, held, ways[id(held)])
+                ways[id(holder)] = step_from(holder, held, ways[id(held)])
                 below[id(holder)] = held
                 root = self._known.get(id(holder)) or _root(holder)
                 if not root and _is_stopped_code(holder, held):
@@ -122,7 +125,7 @@ class Searcher:
                 if root:
                     return self._found(root, holder, ways, below), ""
                 following.append(holder)
-                kinds += _kind(holder)
+                kinds += (tidy(f"{kind}{ways[id(holder)]}") for kind in _kind(holder))
             skipped |= {id(above), id(following)}
             front = following[:_WIDTH]
             if not front:
@@ -137,7 +140,7 @@ class Searcher:
             self._keepers[id(holder)] = "" if keeper.startswith("sys.last_") else keeper
         keeper = self._keepers[id(holder)]
         if is_a(holder, types.FrameType):
-            what = f"frame of {_place(holder)}"
+            what = f"frame of {place_of_frame(holder)}"
             return f"{keeper}, {what}: " if keeper else f"a {what} that a traceback keeps: "
         what = f"suspended {getattr(holder, '__qualname__', '')}"
         return f"{keeper}, {what}: " if keeper else f"the {what}: "
@@ -157,8 +160,8 @@ class Searcher:
             at = below[id(at)]
 
 
-def _step(holder: object, held: object, way: str) -> str:
-    """The way from ``holder``, which refers to ``held``, from where ``way`` goes on."""
+def step_from(holder: object, held: object, way: str) -> str:
+    """Return the way from ``holder``, which refers to ``held``, from where ``way`` goes on."""
     if is_a(holder, dict):
         key = _key(holder, held)
         return f".{key[1:-1]}{way}" if _root(holder) else f"[{key}]{way}"
@@ -178,7 +181,7 @@ def _step(holder: object, held: object, way: str) -> str:
     if is_namespace and (match := _FIRST_KEY.match(way)):
         # The key that led out of the namespace is the attribute's name.
         return f".{match[1]}{way[match.end() :]}"
-    return _from_named(_attributes(holder), held, way)
+    return _from_named(attributes_of(holder), held, way)
 
 
 def _step_of_function(function: types.FunctionType, held: object, way: str) -> str:
@@ -213,8 +216,8 @@ def _namespace(holder: object) -> Any:
         return None
 
 
-def _attributes(holder: object) -> dict[str, object]:
-    """An object's attributes, without waking any property."""
+def attributes_of(holder: object) -> dict[str, object]:
+    """Return an object's attributes, without waking any property."""
     found = dict(_namespace(holder) or {})
     for cls in type(holder).__mro__:
         for name, member in vars(cls).items():
@@ -235,7 +238,7 @@ def _items(holder: object) -> Iterator[tuple[str, object]]:
     elif is_a(holder, (deque, set)):
         steps = [("", item) for item in list(holder)]
     else:
-        steps = [(f".{name}", item) for name, item in _attributes(holder).items()]
+        steps = [(f".{name}", item) for name, item in attributes_of(holder).items()]
     return ((step, item) for step, item in steps if gc.is_tracked(item))
 
 
@@ -289,11 +292,12 @@ def _local_variables() -> _Names:
         if (values := frame.f_locals) is not frame.f_globals:
             names.containers.add(id(values))
             for name, value in values.items():
-                names.by_id.setdefault(id(value), f"{name} in {_place(frame)}")
+                names.by_id.setdefault(id(value), variable(name, place_of_frame(frame)))
     return names
 
 
-def _place(frame: types.FrameType) -> str:
+def place_of_frame(frame: types.FrameType) -> str:
+    """Return ``check (losses.py:12)``."""
     file = frame.f_code.co_filename.replace("\\", "/").rsplit("/", 1)[-1]
     return f"{frame.f_code.co_name} ({file}:{frame.f_lineno})"
 
@@ -326,10 +330,22 @@ def key_text(key: object) -> str:
 
 def _kind(holder: object) -> Sequence[str]:
     plain = is_a(holder, (dict, list, tuple, set, types.CellType, types.MethodType))
-    return [] if plain else [f"{type(holder).__module__}.{type(holder).__qualname__}"]
+    kind = f"{type(holder).__module__}.{type(holder).__qualname__}"
+    return [] if plain else [f"an object of type {kind}: "]
+
+
+def variable(name: str, function: str) -> str:
+    """Return how a way begins that a variable leads to; `tidy` puts the function where it reads."""
+    return f"{name}{_IN} in {function}{_IN}"
 
 
 def tidy(path: str) -> str:
-    """The way as one would type it: ``model.fc.weight``, ``cache['last']``."""
+    """The way as one would type it: ``model.fc.weight``, ``cache['last'] in run (net.py:12)``."""
     path = _SHORT_MODULE.sub(r".\1", path).replace(": .", ": ")
-    return path.replace(": cached_result[0]", "")
+    path = path.replace(": cached_result[0]", "")
+    name, *rest = path.split(_IN)
+    if not rest:
+        return path
+    function, way = rest
+    steps, *others = _AFTER_VARIABLE.split(way, maxsplit=1)
+    return "".join((name, steps, function, *others))

@@ -8,13 +8,13 @@ collector comes by. Or something still refers to it, and the way there has a nam
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from pytest_torchmem.record.holders.cycles import collected_garbage, cycle_of
+from pytest_torchmem.record.holders.cycles import Garbage, collected_garbage
 from pytest_torchmem.record.holders.paths import Searcher
 from pytest_torchmem.record.owners.autograd_graph import GraphReader
 from pytest_torchmem.record.owners.live_objects import is_a
@@ -34,7 +34,7 @@ NO_TENSOR: Final = "something of torch's that is no tensor"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Why a storage is alive: by the way to it, or, in garbage, by what closes the cycle.
+    """Why a storage is alive: by the way to it, which in garbage begins with what closes a cycle.
 
     ``by`` is ``""`` where that was not found, and None where it was not looked for.
     """
@@ -84,14 +84,25 @@ def _in_garbage(wanted: Mapping[Place, int]) -> dict[Place, str]:
 
     When this returns, nothing keeps the garbage from being collected.
     """
-    garbage = collected_garbage()
-    cycles: dict[Place, str] = {}
-    for thing in garbage:
+    return ways_in_garbage(collected_garbage(), wanted)
+
+
+def ways_in_garbage(
+    things: Sequence[object], wanted: Container[Place] | None = None
+) -> dict[Place, str]:
+    """Return how what closes a cycle leads to the storages that garbage holds, by place.
+
+    ``wanted`` are those that are asked for; None stands for all.
+    """
+    garbage = Garbage(things)
+    ways: dict[Place, str] = {}
+    for thing in things:
         if is_a(thing, memory.HOLDING):
-            for place, _ in _held_by(thing, GraphReader()):
-                if place in wanted and place not in cycles:
-                    cycles[place] = cycle_of(thing, garbage)
-    return cycles
+            for place, how in _held_by(thing, GraphReader()):
+                if place not in ways and (wanted is None or place in wanted):
+                    way = garbage.way_to(thing)
+                    ways[place] = f"{way}{how}" if way else ""
+    return ways
 
 
 def _held_by(

@@ -30,7 +30,7 @@ _CONTAINERS: Final = (dict, list, tuple, set, CellType)
 
 # An object is young, in one of two generations, until it has survived a collection of the elder of
 # these. Later versions and builds without the lock have other generations, or none.
-_HAS_GENERATIONS: Final = sys.version_info < (3, 14) and not sysconfig.get_config_var(
+HAS_GENERATIONS: Final = sys.version_info < (3, 14) and not sysconfig.get_config_var(
     "Py_GIL_DISABLED"
 )
 
@@ -127,7 +127,7 @@ class Census:
 
         Garbage goes only if asked to.
         """
-        if not _HAS_GENERATIONS:
+        if not HAS_GENERATIONS:
             gc.collect()
             return
         self.find()
@@ -245,7 +245,7 @@ def _collections() -> tuple[int, ...]:
 
     Empty where that says nothing.
     """
-    if not _HAS_GENERATIONS:
+    if not HAS_GENERATIONS:
         return ()
     return (*(s["collections"] for s in gc.get_stats()[1:]), gc.get_freeze_count())
 

@@ -85,3 +85,24 @@ def test_a_test_that_reads_nothing_is_left_alone(project):
     result = project.run()
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.no_fnmatch_line("* apart*")
+
+
+RETAINED = """
+    def test_a(torchmem):
+        with torchmem.measure("part") as part:
+            use(4 * MiB, operator="aten::mm", module="net.fc", retained=True)
+        assert {}
+"""
+
+
+def test_a_failed_assert_tells_who_holds_most_of_it(project):
+    project.write(RETAINED.format("part.peak.total < 3 * MiB"))
+    told = "E             largest 4.0 MiB of activation from aten::mm in net.fc (fake_measure.py:*"
+    project.run().stdout.fnmatch_lines([told])
+
+
+def test_a_number_that_is_too_small_has_no_cause(project):
+    project.write(RETAINED.format("part.peak.total > 5 * MiB"))
+    result = project.run()
+    result.stdout.fnmatch_lines(["E         4.0 MiB > 5.0 MiB, 1.0 MiB apart"])
+    result.stdout.no_fnmatch_line("E *largest*")

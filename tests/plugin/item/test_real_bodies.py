@@ -164,3 +164,35 @@ def test_a_region_s_failure_names_who_held_what_it_retained(pytester, monkeypatc
             "    4.0 MiB in 1 storage: held at its end by model.last in test_region, freed later",
         ]
     )
+
+
+KEPT = """
+import pytest
+import torch
+
+
+def test_list(torchmem):
+    kept = []
+    with torchmem.measure("part") as part:
+        kept.append(torch.ones(1 << 18))
+    assert part.retained.total == 0
+
+
+class TestClass:
+    @pytest.mark.memory_budget(retained=0)
+    def test_attribute(self):
+        self.kept = torch.ones(1 << 18)
+"""
+
+
+def test_an_assert_and_a_limit_name_who_holds_what_is_retained(pytester):
+    pytester.makepyfile(test_kept=KEPT)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--torchmem-device=cpu")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        [
+            "E             largest 1.0 MiB of temporary from aten::ones (test_kept.py:8), "
+            "still held by kept[[]0] in test_list (test_kept.py:*)",
+            "retained 1.0 MiB, *, still held by an object of type test_kept.TestClass: kept",
+        ]
+    )

@@ -69,9 +69,10 @@ def test_a_cache_in_a_module_is_named_with_the_key(models):
 def test_each_item_of_a_list_is_found_however_long_it_is():
     losses = [torch.ones(8) for _ in range(SEARCHES + 4)]
     found = find_holders(sizes(*losses))
-    here = "losses in test_each_item_of_a_list_is_found_however_long_it_is ("
-    assert all(kept.by.startswith(here) for kept in found)
-    assert [kept.by.rpartition(")")[2] for kept in found] == [f"[{n}]" for n in range(len(found))]
+    here = " in test_each_item_of_a_list_is_found_however_long_it_is ("
+    assert [kept.by.partition(here)[0] for kept in found] == [
+        f"losses[{n}]" for n in range(len(found))
+    ]
 
 
 def test_the_rest_of_what_is_deep_in_a_container_is_found(models):
@@ -328,7 +329,28 @@ def test_a_cycle_is_named_by_the_class_that_closes_it():
         return sizes(trainer.held["batch"])
 
     (found,) = find_holders(left_behind())
-    assert (found.in_garbage, found.by) == (True, f"{__name__}.Trainer")
+    assert (found.in_garbage, found.by) == (True, f"{__name__}.Trainer: held['batch']")
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_an_exception_in_a_cycle_is_named_with_who_keeps_it():
+    def check(hidden: torch.Tensor) -> None:
+        raise ValueError(hidden.shape)
+
+    def run() -> dict[tuple[str, int], int]:
+        errors, tensor = [], torch.ones(8)
+        try:
+            check(tensor)
+        except ValueError as error:
+            errors.append(error)
+        place = sizes(tensor)
+        del tensor
+        return place
+
+    (found,) = find_holders(run())
+    keeper, _, frame = found.by.partition(", frame of check")
+    assert keeper == "ValueError, kept by errors[0] in run"
+    assert frame.endswith("): hidden")
 
 
 class Waking:
@@ -366,7 +388,7 @@ def test_a_function_that_refers_to_itself_is_a_cycle():
 
     (found,) = find_holders(left_behind())
     assert found.in_garbage
-    assert found.by.endswith("left_behind.<locals>.again")
+    assert found.by.endswith("left_behind.<locals>.again, its variable 'tensor'")
 
 
 @pytest.mark.usefixtures("no_collection")
@@ -379,7 +401,8 @@ def test_what_the_graph_of_garbage_holds_is_garbage():
         return sizes(y)
 
     (found,) = find_holders(left_behind())
-    assert (found.in_garbage, found.by) == (True, f"{__name__}.Trainer")
+    by = f"{__name__}.Trainer: held, in its autograd graph"
+    assert (found.in_garbage, found.by) == (True, by)
 
 
 @pytest.mark.usefixtures("no_collection")
@@ -413,5 +436,5 @@ def test_what_no_tensor_holds_is_told_apart_from_garbage():
     unseen = [holder for holder in found if holder.by == NO_TENSOR]
     assert {holder.fate for holder in unseen} == {Fate.HELD}
     assert sum(holder.size_bytes for holder in unseen) >= 50 * 50 * 4 + 300 * 4
-    assert [h.fate for h in found if h.by.endswith("Trainer")] == [Fate.GARBAGE]
+    assert [h.fate for h in found if h.by.endswith("Trainer: held")] == [Fate.GARBAGE]
     assert (loaded, node) != (None, None)

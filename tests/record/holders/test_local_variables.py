@@ -1,13 +1,17 @@
 """What local variables lead to, noted while the program runs."""
 
+import functools
 import gc
 import weakref
+from dataclasses import dataclass
 
 import pytest
 import torch
 
+from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.measuring.body import BodyMeasurement
-from pytest_torchmem.record.holders.local_variables import OBJECTS, places_in_local_variables
+from pytest_torchmem.record.holders.local_variables import OBJECTS, places_held_now
+from pytest_torchmem.record.holders.young_garbage import young_garbage
 from pytest_torchmem.record.owners.places import places_of
 
 
@@ -23,7 +27,7 @@ class Model(torch.nn.Module):
 
 
 def way_to(place):
-    return places_in_local_variables().get(place, "")
+    return places_held_now()[0].get(place, "")
 
 
 def test_a_tensor_is_found_by_the_variable_that_leads_to_it():
@@ -51,7 +55,7 @@ def test_what_a_graph_keeps_is_found_by_its_end():
     loss = loss_of(torch.ones(5, requires_grad=True))
     saved = loss.grad_fn.next_functions[0][0]._saved_result
     test = "test_what_a_graph_keeps_is_found_by_its_end"
-    ways = set(places_in_local_variables().values())
+    ways = set(places_held_now()[0].values())
     assert f"loss in {test}, in its autograd graph" in ways
     assert way_to(*places_of(saved)).startswith("saved in ")
 
@@ -62,7 +66,7 @@ def test_what_the_graph_of_a_second_variable_keeps_is_found_too():
 
     first = loss_of(torch.ones(5, requires_grad=True))
     second = loss_of(torch.ones(5, requires_grad=True))
-    ways = set(places_in_local_variables().values())
+    ways = set(places_held_now()[0].values())
     test = "test_what_the_graph_of_a_second_variable_keeps_is_found_too"
     assert {f"{name} in {test}, in its autograd graph" for name in ("first", "second")} <= ways
     del first, second
@@ -74,7 +78,7 @@ def test_nothing_is_kept_alive():
     enabled = gc.isenabled()
     gc.disable()
     try:
-        places_in_local_variables()
+        places_held_now()
         del tensor
         assert gone() is None
     finally:
@@ -90,7 +94,7 @@ def test_the_program_s_function_modes_hear_nothing_of_it():
     kept = torch.ones(3)
     lazy = torch.nn.LazyLinear(3)
     with Nosy():
-        found = places_in_local_variables()
+        found, _ = places_held_now()
     assert [way.split()[0] for way in found.values()] == ["kept"]
     del kept, lazy
 
@@ -98,7 +102,7 @@ def test_the_program_s_function_modes_hear_nothing_of_it():
 def test_a_namespace_that_somebody_asked_for_stays():
     tensor = torch.ones(3)
     namespace = locals()
-    places_in_local_variables()
+    places_held_now()
     assert namespace["tensor"] is tensor
 
 
@@ -161,3 +165,91 @@ def test_what_a_region_left_behind_is_found_after_its_variables_are_gone():
     assert told[16384] == "held at its end by batch in body, freed later"
     assert told[8192] == "held at its end by dropped[0] in body, freed later"
     assert told[1024] == "held at its end by loss in body, in its autograd graph, freed later"
+
+
+@dataclass(eq=False)
+class Node:
+    values: torch.Tensor
+    owner: object = None
+
+    def close(self) -> None:
+        self.owner = self
+
+
+def test_what_functions_and_exceptions_keep_is_part_of_the_way():
+    def check(hidden):
+        raise ValueError(hidden.shape)
+
+    def adding():
+        kept = []
+        return kept.append, lambda: kept
+
+    x, y, z = torch.ones(3), torch.ones(4), torch.ones(5)
+    places = [*places_of(x), *places_of(y), *places_of(z)]
+    errors = []
+    try:
+        check(x)
+    except ValueError as error:
+        errors.append(error)
+    append, enclosing = adding()
+    append(y)
+    later = functools.partial(print, z)
+    del x, y, z
+    by_exception, by_function, by_partial = (way_to(place) for place in places)
+    assert (callable(enclosing), callable(later)) == (True, True)
+    test = "test_what_functions_and_exceptions_keep_is_part_of_the_way"
+    assert by_exception.startswith(f"errors[0] in {test}, frame of check (test_local_variables.py:")
+    assert by_exception.endswith("): hidden")
+    assert by_function == f"enclosing in {test}, its variable 'kept'[0]"
+    assert by_partial == f"later.args[0] in {test}"
+
+
+def test_a_cycle_within_a_region_is_named_after_it_was_collected():
+    measurement = BodyMeasurement("cpu")
+
+    def body():
+        with gc_paused():
+            with measurement.region("forward") as region:
+                for _ in range(3):
+                    Node(torch.ones(4096)).close()
+            region.note_holders()
+        gc.collect()
+        return region
+
+    measurement.start()
+    region = body()
+    measurement.stop()
+    told = {str(held.holder) for held in region.find_holders()}
+    by = f"{__name__}.Node: values"
+    assert told == {f"freed only by the garbage collector, in a cycle of {by}"}
+
+
+def test_what_a_cycle_holds_is_named_in_the_body_and_in_its_region():
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    with gc_paused():
+        with measurement.region("forward") as region:
+            Node(torch.ones(4096)).close()
+        measurement.stop()
+        whole, part = measurement.find_holders(), region.find_holders()
+    assert [held.holder for held in whole] == [held.holder for held in part]
+    assert part[0].holder.by == f"{__name__}.Node: values"
+
+
+def test_young_garbage_stays_as_it_is_and_nothing_else_is_taken_for_it():
+    with gc_paused():
+        alive = Node(torch.ones(1))
+        alive.close()
+        seen = weakref.ref(alive)
+        gone = Node(torch.ones(1))
+        gone.close()
+        number = id(gone)
+        del gone
+        nodes = [thing for thing in young_garbage() if type(thing) is Node]
+        assert [id(node) for node in nodes] == [number]
+    assert seen() is alive
+
+
+def test_a_collection_leaves_no_young_garbage():
+    gc.collect()
+    assert not [thing for thing in young_garbage() if type(thing) is Node]

@@ -141,7 +141,7 @@ def looks_at_everything(census: Census, monkeypatch: pytest.MonkeyPatch) -> bool
     return bool(looks)
 
 
-@pytest.mark.skipif(not live_objects._HAS_GENERATIONS, reason="no generations to go by")
+@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
 def test_a_census_looks_at_everything_only_when_it_must(
     quiet_collector: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +156,7 @@ def test_a_census_looks_at_everything_only_when_it_must(
         assert looks_at_everything(census, monkeypatch)
 
 
-@pytest.mark.skipif(not live_objects._HAS_GENERATIONS, reason="no generations to go by")
+@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
 def test_what_was_let_go_of_is_found_by_its_holder_or_known_to_be_gone(
     quiet_collector: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +176,7 @@ def test_what_was_let_go_of_is_found_by_its_holder_or_known_to_be_gone(
     assert ids(census.find()) == ids([holder, *holder.held["all of them"], young, moved])
 
 
-@pytest.mark.skipif(not live_objects._HAS_GENERATIONS, reason="no generations to go by")
+@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
 def test_what_a_function_holds_is_looked_for_everywhere_twice(
     quiet_collector: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +200,7 @@ def test_what_a_function_holds_is_looked_for_everywhere_twice(
     assert ids(census.find()) == ids([moved])
 
 
-@pytest.mark.skipif(not live_objects._HAS_GENERATIONS, reason="no generations to go by")
+@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
 def test_a_census_knows_nothing_of_what_another_thread_made_while_it_collected(
     quiet_collector: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
