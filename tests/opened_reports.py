@@ -119,6 +119,18 @@ def check_markdown(path: Path, run: Run) -> None:
             assert sentence in re.sub(r"\\(.)", r"\1", text)
 
 
+def check_terminal(told: str, run: Run) -> None:
+    """The table that closes a run has a row for each test, and counts what the run counts."""
+    lines = told.splitlines()
+    for name, test in run["tests"].items():
+        (row,) = (line for line in lines if line.startswith(f"{test['test']} "))
+        assert f"  {format_size(body(test)['result']['peak']['total'])}  " in row, name
+        assert row.endswith(f"  {body(test)['status']}"), name
+    (closing,) = (line for line in lines if line.startswith("memory: "))
+    headline = ", ".join(f"{count} {status}" for status, count in run["counts"].items())
+    assert re.sub(r" \(.*?\)", "", closing) == f"memory: {headline}"
+
+
 def check_svg(path: Path, window: dict[str, Any]) -> None:
     """One outline for each category; the peak, the baseline and limits where they belong."""
     root = ElementTree.parse(path).getroot()

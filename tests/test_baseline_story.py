@@ -46,7 +46,7 @@ def test_step(torchmem):
         net(torch.ones(512, 64)).square().sum().backward()
 """
 UPDATE = "--torchmem-update-baseline"
-PEAK_PROPERTY = "torchmem_peak_bytes"
+PEAK_PROPERTY, STATUS = "torchmem_peak_bytes", "torchmem_status"
 CPU_12, CPU_13, GPU_13 = "cpu-torch2.12", "cpu-torch2.13", "fake-100-torch2.13"
 
 
@@ -101,12 +101,14 @@ class Project:
     def python(self, *arguments: str, ends: int = 0, **variables: str) -> str:
         environment = {
             **os.environ,
-            **variables,
             "FAKE_TORCH": self.torch,
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTEST_ADDOPTS": "--assert=plain",
             "GITHUB_ACTIONS": "",
+            "GITHUB_WORKSPACE": "",
+            "CI": "",
             "COLUMNS": "200",
+            **variables,
         }
         done = subprocess.run(
             [sys.executable, *arguments],
@@ -160,6 +162,8 @@ def test_a_month(project: Project) -> None:
     a_real_failure_is_shown_by_its_operators(project)
     an_improvement_is_tightened(project)
     an_entry_is_retired(project)
+    a_module_is_renamed(project)
+    the_history_is_read(project)
     the_pages_of_the_month_are_opened(project)
 
 
@@ -167,6 +171,8 @@ def first_baselines(project: Project) -> None:
     project.test("forward")
     project.test("train", parameter=20, activation=80)
     assert "2 measurements have no baseline" in project.pytest()
+    assert "2 measurements have no baseline and pass in CI" in project.pytest(CI="true")
+    project.pytest("--torchmem-require-baseline", ends=1)
     project.accept(entries=2, files=1)
     assert project.stored() == ["test_forward: 50", "test_train: 100"]
     project.commit("baselines")
@@ -308,13 +314,16 @@ def a_regression_is_caught(project: Project) -> None:
         '    use(33 * MiB, "activation", operator="aten::_to_copy", module="net.norm", line=31)\n'
     )
     project.test("train", parameter=20, activation=80, extra=cause)
-    told = project.pytest("--torchmem-report=out", "--junitxml=junit.xml", ends=1)
+    on_github = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(project.path / "job.md")}
+    told = project.pytest("--torchmem-report=out", "--junitxml=junit.xml", ends=1, **on_github)
     assert "1 failed, 3 passed" in told
     assert (
         "memory peaked at 133.0 MiB, +33.0 MiB (+33 %) over the baseline of 100.0 MiB: "
         "+33.0 MiB of activation from aten::_to_copy in net.norm (fake_measure.py:31)"
     ) in told
-    the_reports_of_the_regression_are_opened(project)
+    assert "\n::error file=test_net.py,line=" in told
+    assert "\n::warning file=fake_measure.py,line=31,title=memory grown here::" in told
+    the_reports_of_the_regression_are_opened(project, told)
     project.test("train", parameter=20, activation=80)
     project.pytest("--torchmem-report=mended.json")
     told = project.torchmem("diff", "mended.json", "out/results.json", ends=1)
@@ -324,10 +333,12 @@ def a_regression_is_caught(project: Project) -> None:
     assert project.diff() == []
 
 
-def the_reports_of_the_regression_are_opened(project: Project) -> None:
+def the_reports_of_the_regression_are_opened(project: Project, told: str) -> None:
     """All of them tell the same, and the page says in a browser what the results file says."""
     out = project.path / "out"
     run = opened.results(out / "results.json")
+    opened.check_terminal(told, run)
+    opened.check_markdown(project.path / "job.md", run)
     assert set(run["tests"]) == {"test_forward_pass", "test_generate", "test_loss", "test_train"}
     train = opened.body(run["tests"]["test_train"])
     assert (train["change"], train["baseline_bytes"]) == ("grown", 100 << 20)
@@ -338,6 +349,8 @@ def the_reports_of_the_regression_are_opened(project: Project) -> None:
     junit = ElementTree.parse(project.path / "junit.xml")
     peaks = [p.get("value") for p in junit.iter("property") if p.get("name") == PEAK_PROPERTY]
     assert peaks == [str(opened.body(t)["result"]["peak"]["total"]) for t in run["tests"].values()]
+    told_by_junit = [p.get("value") for p in junit.iter("property") if p.get("name") == STATUS]
+    assert told_by_junit == [opened.body(test)["status"] for test in run["tests"].values()]
     project.torchmem("report", "out/results.json", "--test", "test_train", "-o", "train.svg")
     opened.check_svg(project.path / "train.svg", train)
 
@@ -390,6 +403,31 @@ def an_entry_is_retired(project: Project) -> None:
         ]
     assert all(line.startswith('-["test_generate", ') for line in project.diff())
     project.commit("retired")
+
+
+def a_module_is_renamed(project: Project) -> None:
+    """Its baselines follow, of each environment, and no line of them changes."""
+    project.git("mv", "test_net.py", "test_model.py")
+    told = project.pytest()
+    assert "test_net.py is gone and has baselines (3 entries): test_model.py has its tests" in told
+    assert project.diff() == []
+    assert "moved to test_model.py" in project.pytest("--torchmem-follow-renames")
+    project.git("add", "-A")
+    moved = project.git("diff", "--cached", "-M", "--name-status", "--", "__torchmem__")
+    assert [line.split("\t")[0] for line in moved.splitlines()] == ["R100"] * 4
+    for device in ("cpu", "cuda"):
+        project.pytest(f"--torchmem-device={device}", "--torchmem-require-baseline")
+    project.commit("a better name")
+
+
+def the_history_is_read(project: Project) -> None:
+    """Each accepted number is told once, whatever the branches did and whatever was renamed."""
+    told = project.torchmem("history", "test_loss").splitlines()
+    assert told[0] == f"test_model.py::test_loss on {CPU_13}"
+    sizes = [line.split()[1:3] for line in told if " MiB" in line and GPU_13 not in line]
+    assert sizes[:4] == [["50.0", "MiB"], ["60.0", "MiB"], ["70.0", "MiB"], ["80.0", "MiB"]]
+    removed = [line for line in project.torchmem("history").splitlines() if " removed " in line]
+    assert len(removed) == 4  # in each environment a renamed test and a retired one
 
 
 def the_pages_of_the_month_are_opened(project: Project) -> None:

@@ -190,6 +190,8 @@ def test_the_page_says_it_in_a_browser(tmp_path):
         assert chips == [
             f"{part.partition(' ')[2]} {part.partition(' ')[0]}" for part in COUNTS.split(", ")
         ]
+        width = "document.documentElement.scrollWidth"
+        assert page.evaluate(width) <= 1280
         for row in page.locator("details.test > summary").all():
             cells = [cell.inner_text() for cell in row.locator("> *").all()]
             status, peak, standing = SAID[cells[1].partition("\n")[0]]
@@ -201,6 +203,8 @@ def test_the_page_says_it_in_a_browser(tmp_path):
             assert (size.group(2) or "-") in cells[3]
             assert ("at most" in cells[3]) == bool(size.group(1))
             assert ("estimated" in cells[3]) == bool(size.group(3))
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert page.evaluate(width) <= 390
 
 
 def test_junit_says_it():

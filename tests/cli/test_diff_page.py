@@ -59,7 +59,7 @@ def facts(page):
     return {
         row.locator(".name").evaluate("node => node.firstChild.textContent").split("::")[-1]: (
             row.locator(".badge").inner_text(),
-            row.locator(".number").last.inner_text().split("\n"),
+            row.locator(".against").inner_text().split("\n"),
         )
         for row in page.locator("details.test > summary").all()
     }

@@ -16,8 +16,8 @@
   function against(test) {
     const moved = test.compared && test.peak !== test.baseline_bytes;
     const kind = (moved && { grown: "up", shrunk: "down", "within tolerance": "within" }[test.change]) || "faint";
-    const texts = [test.moved, test.word].filter(Boolean)
-      .map((text, place) => make(place ? "small" : "span", place ? {} : { class: kind }, text));
+    const texts = test.moved ? [make("span", { class: kind }, test.moved)] : [];
+    if (test.word) texts.push(make("small", {}, test.word));
     if (test.reference) texts.push(make("small", {}, `compared with ${test.reference}`));
     if (test.limit) texts.push(make("small", {}, test.limit));
     return texts;
@@ -27,7 +27,7 @@
   const mostBytes = Math.max(1, ...(run.tests ?? []).map((test) => test.peak));
 
   function scaledBar(test) {
-    const node = bar(test.at_peak, test.peak || 1, "bar");
+    const node = bar(test.at_peak, test.peak || 1, test.peak ? "bar" : "bar none");
     node.style.width = `${Math.max(100 * (test.peak / mostBytes), test.peak ? 1.5 : 0)}%`;
     return make("div", { class: "scale" }, node);
   }
@@ -51,7 +51,7 @@
         make("span", { class: "number" }, test.bound ? make("small", {}, "at most") : null,
           test.measured ? size(test.peak) : "-",
           test.window || test.estimated ? make("small", {}, [test.window, test.estimated && !test.window.includes("estimated") ? "estimated" : ""].filter(Boolean).join(", ")) : null),
-        make("span", { class: "number" }, against(test))));
+        make("span", { class: "against" }, against(test))));
     // What is inside is built when it is first opened: a run may have thousands of tests.
     node.addEventListener("toggle", () => {
       if (!node.open || node.childElementCount > 1) return;

@@ -115,14 +115,16 @@ const torchmemWindow = (run, tables, charts) => {
     return make("div", { class: "choice", role: "group", "aria-label": label }, buttons);
   }
 
+  const lane = (kind, text) => make("li", { class: "of-lane" }, make("i", { class: `lane ${kind}` }), text);
+
   function legendOf(data, window, isolate, before) {
     const items = run.categories.filter(({ key }) => data.columns[key]).map(({ key, meaning }) => make("li", {},
       make("button", { type: "button", class: "key", "aria-pressed": "false", "data-key": key, title: `${meaning} Click to see it alone.`, onclick: () => isolate({ only: key }) }, named(key))));
     const kinds = new Set(data.spans.map((span) => span.kind));
-    if (kinds.has("region")) items.push(make("li", {}, make("i", { class: "lane region" }), "region"));
-    if (kinds.has("backward") || kinds.has("optimizer")) items.push(make("li", {}, make("i", { class: "lane phase" }), "phase"));
-    if (kinds.has("step")) items.push(make("li", {}, make("i", { class: "lane step" }), "step, with what it left alive"));
-    if (before) items.push(make("li", {}, make("i", { class: "lane before" }), before));
+    if (kinds.has("region")) items.push(lane("region", "region"));
+    if (kinds.has("backward") || kinds.has("optimizer")) items.push(lane("phase", "phase"));
+    if (kinds.has("step")) items.push(lane("step", "step, with what it left alive"));
+    if (before) items.push(lane("before", before));
     items.push(...window.marks.filter((mark) => !mark.drawn).map((mark) => make("li", { class: "faint" }, `not drawn: ${mark.text}`)));
     return make("ul", { class: "legend" }, items);
   }
@@ -205,6 +207,8 @@ const torchmemWindow = (run, tables, charts) => {
       alone.replaceChildren(...[["only", state.only && run.categories.find(({ key }) => key === state.only).name], ["module", state.module]]
         .filter(([key, name]) => name && (key === "only" || state.view !== "categories"))
         .map(([key, name]) => make("button", { type: "button", class: "alone", onclick: () => isolate({ [key]: "" }) }, `only ${name} \u00d7`)));
+      // Only the categories' view draws lanes.
+      legend.querySelectorAll(".of-lane").forEach((one) => { one.hidden = state.view !== "categories"; });
       legend.querySelectorAll("[data-key]").forEach((one) => one.setAttribute("aria-pressed", String(one.dataset.key === state.only)));
     }
 

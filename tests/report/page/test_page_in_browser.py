@@ -163,7 +163,7 @@ def test_whatever_is_estimated_says_so(browser, tmp_path):
     page = drawn(browser, tmp_path, SPIKE)
     number = page.locator("summary .number").first
     assert number.inner_text().split() == ["4.0", "MiB", "estimated"]
-    box, beside = number.bounding_box(), page.locator("summary .number").nth(1).bounding_box()
+    box, beside = number.bounding_box(), page.locator("summary .against").bounding_box()
     assert box["x"] + box["width"] <= beside["x"]
     assert number.evaluate("node => node.scrollWidth <= node.clientWidth")
     title = page.locator(".window .title").inner_text()
@@ -386,7 +386,7 @@ def test_what_counters_say_is_at_most_and_has_no_composition(browser, tmp_path):
 def test_a_row_says_how_a_test_stands_to_its_baseline_and_to_its_limit(opened):
     page = opened()
     rows = page.locator("details.test summary").all()
-    told = {row.locator(".name").inner_text(): row.locator(".number").last for row in rows}
+    told = {row.locator(".name").inner_text(): row.locator(".against") for row in rows}
     told = {name.split("::")[1].split()[0]: cell.inner_text() for name, cell in told.items()}
     assert told["test_train[bf16]"].split("\n") == [
         "+16.0 MiB (+22 %)",

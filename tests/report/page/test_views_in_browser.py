@@ -326,7 +326,7 @@ def test_what_is_within_the_tolerance_is_not_red_and_says_so(open_page):
         report_of("test_a", window("test_a", Change.WITHIN, share=0.99)),
         report_of("test_b", window("test_b", Change.GROWN, "grown", share=0.75), outcome="failed"),
     )
-    kinds = {name.rpartition("_")[2]: row.locator(".number").last for name, row in rows.items()}
+    kinds = {name.rpartition("_")[2]: row.locator(".against") for name, row in rows.items()}
     assert "within tolerance" in kinds["a"].inner_text()
     assert kinds["a"].locator(".up").count() == 0
     assert kinds["b"].locator(".up").count() == 1
@@ -342,16 +342,14 @@ def test_a_baseline_of_nothing_is_a_baseline(open_page):
         baseline_bytes=0,
     )
     rows = listed(open_page, report_of("test_a", nothing))
-    assert [row.locator(".number").last.inner_text() for row in rows.values()] == [
-        "same as baseline"
-    ]
+    assert [row.locator(".against").inner_text() for row in rows.values()] == ["same as baseline"]
 
 
 def test_a_test_that_raised_was_not_compared(open_page):
     body = unjudged(result_of(drawn()), None)
     report = report_of("test_a", outcome="failed", unjudged=(body,), raised="ValueError: x")
     rows = listed(open_page, report)
-    assert [row.locator(".number").last.inner_text() for row in rows.values()] == [
+    assert [row.locator(".against").inner_text() for row in rows.values()] == [
         "not compared, ended by an exception"
     ]
 
@@ -364,9 +362,19 @@ def test_the_row_of_a_failed_estimate_has_the_estimate_s_numbers(open_page):
     )
     rows = listed(open_page, report_of("test_a", small, estimate, outcome="failed"))
     (row,) = rows.values()
-    peak, against = (cell.inner_text().split("\n") for cell in row.locator(".number").all())
+    peak, against = (
+        cell.inner_text().split("\n") for cell in row.locator(".number, .against").all()
+    )
     assert peak == ["90.1 MiB", "big (estimated)"]
     assert against == ["+16.0 MiB (+22 %)", "grown"]
+
+
+def test_the_legend_names_lanes_where_they_are_drawn(open_page):
+    page = open_page(picture_page(replace(drawn(), spans=(Span("region", "fit", 0, 50),)), "x"))
+    lanes = page.locator(".legend .of-lane")
+    lanes.first.wait_for()
+    view(page, "blocks")
+    assert not lanes.first.is_visible()
 
 
 # --- paper
