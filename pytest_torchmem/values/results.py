@@ -116,7 +116,9 @@ class Holder:
             return f"{self.fate.value}" + (f", in a cycle of {self.by}" if self.by else "")
         if self.fate is Fate.FREED_LATER:
             return f"{self.fate.value} by {self.by}, freed later" if self.by else "freed later"
-        return f"{self.fate.value} by {self.by}" if self.by else self.fate.value
+        if self.fate is Fate.NOT_LOOKED_FOR:
+            return self.fate.value
+        return f"{self.fate.value} by {self.by or 'something that no name leads to'}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
