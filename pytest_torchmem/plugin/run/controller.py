@@ -67,7 +67,7 @@ _BY_VERBOSITY: Final = (
     Detail.ALL,
     Detail.COMPOSITION,
 )
-"""What ``-qq``, ``-q``, nothing, ``-v`` and ``-vv`` ask for."""
+"""The detail of ``-qq``, ``-q``, nothing, ``-v`` and ``-vv``."""
 
 
 _WHOLE: Final = (
@@ -75,7 +75,7 @@ _WHOLE: Final = (
     pytest.ExitCode.TESTS_FAILED,
     pytest.ExitCode.NO_TESTS_COLLECTED,
 )
-"""How a run ends that came to its end."""
+"""The exit codes of a run that came to its end."""
 
 
 class Collector:
