@@ -47,7 +47,7 @@ from pytest_torchmem.report.text.changes import (
 )
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
-from pytest_torchmem.simulate.process import simulated_here
+from pytest_torchmem.simulate.gaps import simulated_here
 from pytest_torchmem.store.provenance import stamped
 from pytest_torchmem.store.results import RunReport
 from pytest_torchmem.values.baseline import Change
