@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pytest_torchmem.contexts import Around, gc_paused
+from pytest_torchmem.contexts import Around, KeptCount, gc_paused
 from pytest_torchmem.record.allocator import AllocatorHistory, fill_requested
 from pytest_torchmem.record.compiled.source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
@@ -31,22 +31,18 @@ from pytest_torchmem.record.patches.imports import ImportWatch
 from pytest_torchmem.record.patches.open_ranges import OpenRanges
 from pytest_torchmem.record.patches.swaps import SwapWatch
 from pytest_torchmem.record.patches.threads import ThreadWatch
+from pytest_torchmem.record.safe_points import SafePoints
 from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.record.torch_api.dynamo import untraced
-from pytest_torchmem.record.tree.kineto import Tables, TreeReader
+from pytest_torchmem.record.tree.kineto import CUT, TreeReader
 from pytest_torchmem.record.tree.lost_allocations import with_lost
 from pytest_torchmem.record.tree.python_calls import library_paths
+from pytest_torchmem.record.tree.seams import Tables, joined
 from pytest_torchmem.record.tree.tables import Rows
 from pytest_torchmem.values.errors import RecordingError
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.trace import (
-    ALLOCATION,
-    DETAIL,
-    EVENT,
     MARK,
-    MODULE_CALL,
-    OVERLOAD,
-    TENSOR,
     EventKind,
     MarkKind,
     Scope,
@@ -60,6 +56,13 @@ _MARK_NAME = re.compile(r"pytest-torchmem mark (\d+)")
 _OFF_TREE = frozenset({MarkKind.MODULE_SEEN, MarkKind.CALL})
 # Processor time after which a session is ended at the next mark: some 20,000 small operators.
 _LONG_SESSION_S: Final = 0.25
+# A session is cut after about so many events, some 2,000 small operators. How long that takes the
+# last session tells.
+_EVENTS_BETWEEN_CUTS: Final = 25_000
+_FIRST_CUT_S: Final = 0.02
+_LAST_CUT_S: Final = 0.1
+# Where the moment is not safe, another one is looked for.
+_RETRY_S: Final = 0.005
 # What is alive at these is what somebody is told of.
 _NUMBERS_END = frozenset({MarkKind.STEP, MarkKind.REGION_END, MarkKind.STOP})
 
@@ -83,6 +86,10 @@ class Recorder:
         self._profiler: profiler.Profiler | None = None
         self._own_ns = 0
         self._session_began_s = 0.0
+        self._let_go_once = False
+        self._points = SafePoints(self._cut)
+        self._cut_after_s = _FIRST_CUT_S
+        self._count = KeptCount()
         self._ranges = OpenRanges()
         self._threads = ThreadWatch()
         self._functorch = FunctorchWatch(
@@ -117,11 +124,13 @@ class Recorder:
         with _collector_as_after_a_collection():
             settle(self._device)
             try:
+                self._count.fill()
                 self._install()
                 self._watch.scan(self._clock_mark(MarkKind.START))
                 self._sources.learn()
                 self._counters.start()
                 self._history.start()
+                self._points.begin()
                 self._own_ns += time.perf_counter_ns() - begin_ns
                 self._resume()
             except BaseException:
@@ -255,6 +264,8 @@ class Recorder:
 
     def _restore(self) -> None:
         atexit.unregister(self._cancel_at_exit)
+        self._points.end()
+        self._count.empty()
         self._listening.remove()
         self._hooks.remove()
         self._history.stop()
@@ -270,8 +281,13 @@ class Recorder:
         session = profiler.Profiler()
         session.start()
         self._profiler = session
-        self._session_began_s = time.thread_time()
+        self._count_time()
         self._own_ns += time.perf_counter_ns() - begin_ns
+
+    def _count_time(self) -> None:
+        """Begin to count the time of a session."""
+        self._session_began_s = time.thread_time()
+        self._points.after(self._cut_after_s)
 
     def _let_go(self, kind: MarkKind) -> None:
         """Restart the profiler: the old session holds the last references to some tensors.
@@ -286,12 +302,54 @@ class Recorder:
         if self._profiler is None or not self._ranges.none_open():
             return
         long = time.thread_time() - self._session_began_s > _LONG_SESSION_S
-        if kind is MarkKind.STOP or not self._segments or long or self._may_keep():
+        if kind is MarkKind.STOP or not self._let_go_once or long or self._may_keep():
+            self._let_go_once = True
             # What a collection frees between two sessions nobody would see.
-            with gc_paused():
+            with self._count.kept():
                 ended = self._pause()
                 self._resume()
                 del ended
+            self._count_time()
+
+    @untraced
+    def _cut(self) -> None:
+        """Go on in a new session, at a moment at which nobody can tell.
+
+        The end of a session takes 3 KiB for each of its events, and gives them back.
+        """
+        if self._profiler is None:
+            return
+        # What runs late may run into the next session.
+        too_early = time.thread_time() - self._session_began_s < self._cut_after_s
+        if too_early or not self._can_be_cut():
+            self._show_cut()
+            self._points.after(_RETRY_S)
+            return
+        with self._count.kept():
+            self._show_cut()
+            ended = self._pause(is_cut=True)
+            self._resume()
+            self._show_cut()
+            del ended
+        self._count_time()
+
+    def _show_cut(self) -> None:
+        """Put an event into the recording, so that what belongs to a cut is known there."""
+        with self._functorch.heard(), profiler.RecordFunction(CUT):
+            pass
+
+    def _can_be_cut(self) -> bool:
+        return (
+            not self._functorch.within
+            and not self._imports.importing
+            and self._ranges.in_module_at_most()
+            and self._points.is_safe()
+        )
+
+    def _foresee(self, seconds: float, event_count: int) -> None:
+        """Set the time after which the next session is cut, from what the last one recorded."""
+        foreseen = seconds * _EVENTS_BETWEEN_CUTS / max(1, event_count)
+        self._cut_after_s = min(max(foreseen, _FIRST_CUT_S), _LAST_CUT_S)
 
     def _may_keep(self) -> bool:
         names = self._reader.strings.values()
@@ -300,7 +358,7 @@ class Recorder:
         )
 
     @untraced
-    def _pause(self) -> profiler.ProfilerResult | None:
+    def _pause(self, *, is_cut: bool = False) -> profiler.ProfilerResult | None:
         """End the session and read it; return what it consists of, to be dropped."""
         session, self._profiler, result = self._profiler, None, None
         if session is not None:
@@ -311,8 +369,10 @@ class Recorder:
                 )
             begin_ns = time.perf_counter_ns()
             self._history.end()
+            seconds = time.thread_time() - self._session_began_s
             result = session.stop()
-            tables = self._reader.read(result, len(self._segments))
+            tables = self._reader.read(result, len(self._segments), is_cut=is_cut)
+            self._foresee(seconds, tables.read_count)
             self._segments.append(self._with_lost(tables))
             self._threads.look_at(result)
             self._own_ns += time.perf_counter_ns() - begin_ns
@@ -335,21 +395,19 @@ class Recorder:
         return len(self._marks) - 1
 
     def _assemble(self) -> Trace:
-        events = _joined([s.events for s in self._segments], EVENT, ("parent", "end"))
-        marks = self._marks.table()
+        tables, marks = joined(self._segments), self._marks.table()
+        events, allocations = tables.events, tables.allocations
         self._place_marks(events, marks)
         self._name_operators(events, marks)
-        starts = np.cumsum([0, *(len(s.events) for s in self._segments)])
-        allocations = _shifted([s.allocations for s in self._segments], ALLOCATION, starts)
         self._fill_requested(events, allocations)
         names = self._reader.strings
         return Trace(
             events=events,
-            tensors=_shifted([s.tensors for s in self._segments], TENSOR, starts),
+            tensors=tables.tensors,
             allocations=allocations,
-            module_calls=_shifted([s.module_calls for s in self._segments], MODULE_CALL, starts),
-            overloads=_shifted([s.overloads for s in self._segments], OVERLOAD, starts),
-            details=_shifted([s.details for s in self._segments], DETAIL, starts),
+            module_calls=tables.module_calls,
+            overloads=tables.overloads,
+            details=tables.details,
             marks=marks,
             owners=self._log.owners.table(),
             module_edges=self._log.edges.table(),
@@ -426,26 +484,3 @@ def _collector_as_after_a_collection() -> Iterator[None]:
             yield
         finally:
             gc.collect(0)
-
-
-def _joined(
-    tables: list[NDArray[np.void]], dtype: np.dtype[np.void], references: tuple[str, ...]
-) -> NDArray[np.void]:
-    """One table of all segments' rows; columns that refer to its own rows are shifted."""
-    starts = np.cumsum([0, *map(len, tables)])
-    joined = np.concatenate([np.empty(0, dtype), *tables])
-    for start, table in zip(starts.tolist(), tables, strict=False):
-        part = joined[start : start + len(table)]
-        for column in references:
-            part[column] = np.where(part[column] >= 0, part[column] + start, -1)
-    return joined
-
-
-def _shifted(
-    tables: list[NDArray[np.void]], dtype: np.dtype[np.void], starts: NDArray[np.int64]
-) -> NDArray[np.void]:
-    """One table of all segments' rows, whose ``event`` column refers to the joined events."""
-    joined = np.concatenate([np.empty(0, dtype), *tables])
-    shift = np.repeat(starts[:-1], [len(table) for table in tables]) if tables else 0
-    joined["event"] += np.asarray(shift, joined["event"].dtype)
-    return joined

@@ -9,7 +9,7 @@ from typing import Final
 from pytest_torchmem.simulate.process import simulated_here
 
 # Their numbers in runtime/libraries.cpp.
-_LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuFFT", "NCCL")
+_LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuFFT")
 
 
 @dataclass(frozen=True, slots=True)

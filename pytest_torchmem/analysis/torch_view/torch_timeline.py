@@ -1,4 +1,8 @@
-"""torch's memory timeline: every action on every version, and sizes by category over time."""
+"""torch's memory timeline: every action on every version, and sizes by category over time.
+
+The definitions are those of ``MemoryProfile.timeline`` and ``MemoryProfileTimeline`` in
+``torch/profiler/_memory_profiler.py``.
+"""
 
 from __future__ import annotations
 

@@ -336,6 +336,11 @@ class Body:
         return self._asked.allowance
 
     @property
+    def limits_growth(self) -> bool:
+        """True where a limit on the growth per step may fail the test."""
+        return "growth" in self._asked.limits
+
+    @property
     def problem(self) -> str:
         """Why the body cannot be measured, without a slug; ``""`` where it can."""
         return self._problem.sentence if self._problem else ""

@@ -65,6 +65,11 @@ class FunctorchWatch:
             patches.replace(begin, lambda function: self._noticing(function, self._entered))
             patches.replace(end, lambda function: self._noticing(function, self._left))
 
+    @property
+    def within(self) -> bool:
+        """Whether a transform is under way."""
+        return self._depth > 0
+
     def _leave(self) -> None:
         if self._depth:
             self._depth = 0

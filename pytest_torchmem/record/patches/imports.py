@@ -20,11 +20,16 @@ _FIND_AND_LOAD: Final = "importlib._bootstrap._find_and_load"
 
 
 class ImportWatch:
-    """Suspends the Python tracer while the calling thread imports, and calls ``done`` after it."""
+    """Suspends the Python tracer while the calling thread imports, and calls ``done`` after it.
+
+    Attributes:
+        importing: Whether it imports now.
+    """
 
     def __init__(self, done: Callable[[], None]) -> None:
         self._done = untraced(done)
         self._tracing = TracingPause()
+        self.importing = False
 
     def install(self, patches: Installed) -> None:
         """Begin, until ``patches`` are removed."""
@@ -33,20 +38,18 @@ class ImportWatch:
 
     def _resting(self, original: Any) -> Any:
         here, tracing, done = threading.get_ident(), self._tracing, self._done
-        importing = False
 
         def _find_and_load(name: str, import_: Any) -> Any:
-            nonlocal importing
             # Who measures coverage with a trace function must see the calls.
-            if importing or threading.get_ident() != here or sys.gettrace() is not None:
+            if self.importing or threading.get_ident() != here or sys.gettrace() is not None:
                 return original(name, import_)
-            importing = True
+            self.importing = True
             tracing.suspend()
             try:
                 return original(name, import_)
             finally:
                 tracing.resume()
-                importing = False
+                self.importing = False
                 done()
 
         # Python leaves the frames of importing out of tracebacks, by the name of their file.

@@ -21,6 +21,8 @@ from pytest_torchmem.values.errors import RecordingError
 _TORCH: Final = f"{Path(torch.__file__).parent}/"
 # Decorators of torch's, such as no_grad, call the user's code without an operator around it.
 _HARMLESS: Final = ("/utils/_contextlib.py",)
+# Nor do those of modules.
+_MODULES: Final = (*_HARMLESS, "/nn/modules/module.py", "/nn/modules/container.py")
 # Neither do these, between a conversion of a module and the swap of its tensors.
 _CONVERSION: Final = (*_HARMLESS, "/nn/modules/module.py", "/torch/utils/__init__.py")
 
@@ -57,6 +59,10 @@ class OpenRanges:
     def none_open(self) -> bool:
         """Whether `require_none_open` raises nothing."""
         return self._open <= 0 and _calls_by_torch() <= self._around
+
+    def in_module_at_most(self) -> bool:
+        """Whether nothing is open, and torch is calling nothing but modules."""
+        return self._open <= 0 and _calls_by_torch(_MODULES) <= self._around
 
     def in_conversion_at_most(self) -> bool:
         """Whether nothing is open, and torch is calling nothing but a module's conversion."""

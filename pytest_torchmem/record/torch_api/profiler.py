@@ -25,6 +25,7 @@ from torch._C._profiler import (
     _RecordFunctionFast,
     _TensorMetadata,
 )
+from torch.torch_version import TorchVersion
 
 from pytest_torchmem.record.torch_api import Checked
 from pytest_torchmem.values.errors import RecordingError
@@ -105,6 +106,10 @@ def name_of(event: ProfilerEvent) -> str:
     except UnicodeDecodeError as error:
         place, _, _ = error.object.rpartition(b": ")
         return f"{place.decode(errors='replace')}: <module>"
+
+
+#: Whether a session may begin and end below a call of C: before 2.8 it loses count of the calls.
+KEEPS_COUNT: Final = TorchVersion(torch.__version__) >= TorchVersion("2.8")
 
 
 def overload_of(event: ProfilerEvent) -> str:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.torch_api import profiler
-from pytest_torchmem.record.tree.call_gaps import find_gaps
+from pytest_torchmem.record.tree.call_gaps import Cuts, OpenGap, find_gaps
 from pytest_torchmem.record.tree.event_tree import (
     PYTHON,
     EventTree,
@@ -25,6 +25,7 @@ from pytest_torchmem.record.tree.event_tree import (
 )
 from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
 from pytest_torchmem.record.tree.python_calls import PythonCalls
+from pytest_torchmem.record.tree.seams import Seam, Tables, seam_at
 from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.trace import (
     ALLOCATION,
@@ -41,16 +42,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """The tables of one profiling session; rows refer to rows of the same session."""
-
-    events: NDArray[np.void]
-    tensors: NDArray[np.void]
-    allocations: NDArray[np.void]
-    module_calls: NDArray[np.void]
-    overloads: NDArray[np.void]
-    details: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DETAIL))
+#: The event that a cut puts at the end of a session and at the beginning of the next one.
+CUT: Final = "pytest-torchmem cut"
+#: The function in which it does.
+CUTTING_FUNCTION: Final = "__bool__"
 
 
 class _DeviceNumbers(dict[torch.device, int]):
@@ -80,20 +75,32 @@ class TreeReader:
         self.device_numbers = _DeviceNumbers(self.device_names)
         self._shapes = InputShapes(self.strings)
         self._python = PythonCalls(self.strings)
+        self._cutting = self.strings.number(CUTTING_FUNCTION), self.strings.number(CUT)
+        self._was_cut = False
+        self._open_gap: OpenGap | None = None
+        self._running: list[str] = []
 
     def read(
-        self, result: profiler.ProfilerResult, segment: int = 0, whole: bool = False
+        self,
+        result: profiler.ProfilerResult,
+        segment: int = 0,
+        whole: bool = False,
+        *,
+        is_cut: bool = False,
     ) -> Tables:
         """Return the tables of one profiling session; ``result`` is its kineto result.
 
         ``whole`` asks for every event, and for details that only times are looked at with.
+        ``is_cut`` is whether it was cut, and the session that is read next is to go on from there.
         """
         # Reading makes many small objects and no cycles: looking for some on the way would cost
         # as much as the reading itself.
         with gc_paused():
-            return self._read(result, segment, whole)
+            return self._read(result, segment, whole, is_cut)
 
-    def _read(self, result: profiler.ProfilerResult, segment: int, whole: bool) -> Tables:
+    def _read(
+        self, result: profiler.ProfilerResult, segment: int, whole: bool, is_cut: bool
+    ) -> Tables:
         sizes = InputSizes(self.strings) if whole else None
         mentions = Mentions(self._shapes, sizes)
         tree = read_tree(result.experimental_event_tree(), mentions, whole)
@@ -102,9 +109,18 @@ class TreeReader:
         events = _events(tree, kept, calls)
         events["segment"] = segment
         self._fill_operators(tree, events)
-        details = np.concatenate(
-            [self._fill_python(tree, kept, calls, events), self._details(tree, sizes, events)]
-        )
+        texts, call_details = self._fill_python(kept, tree, calls, events)
+        seams = self._seams(events)
+        began = seams[0] if seams and self._was_cut else None
+        ended = seams[-1] if seams and is_cut else None
+        self._was_cut = is_cut
+        own = tuple(seam.own for seam in seams)
+        text_of = dict(zip(_rows_of(events, *PYTHON).tolist(), texts, strict=True))
+        # Of a function that was running already, the text has the line at which it was.
+        text_of |= zip(began.around if began else (), self._running, strict=False)
+        self._running = [text_of[row] for row in ended.around] if ended else []
+        self._place_operators(tree, kept, text_of, events, _cuts(kept, own, began, ended))
+        details = np.concatenate([call_details, self._details(tree, sizes, events)])
         details = details[np.argsort(details["event"], kind="stable")]
         module_calls = self._add_owners(tree, kept, events, mentions)
         allocations = self._allocations(tree, events)
@@ -113,7 +129,16 @@ class TreeReader:
         overloads = self._overloads(operators, tree)
         self._settle_unkeyed(mentions, operators, events, tensors, overloads)
         tensors = tensors[np.argsort(tensors["event"], kind="stable")]
-        return Tables(events, tensors, allocations, module_calls, overloads, details)
+        count = len(tree.kinds)
+        tables = (events, tensors, allocations, module_calls, overloads, details)
+        return Tables(*tables, own, began, ended, count)
+
+    def _seams(self, events: NDArray[np.void]) -> list[Seam]:
+        """Find where the session was cut, and where it could not be."""
+        cutting, cut = self._cutting
+        return [
+            seam_at(events, row, cutting) for row in np.flatnonzero(events["name"] == cut).tolist()
+        ]
 
     def _fill_operators(self, tree: EventTree, events: NDArray[np.void]) -> None:
         events["name"] = self.strings.number("")
@@ -133,28 +158,42 @@ class TreeReader:
 
     def _fill_python(
         self,
-        tree: EventTree,
         kept: WorthKeeping,
+        tree: EventTree,
         calls: Sequence[profiler.ProfilerEvent],
         events: NDArray[np.void],
-    ) -> NDArray[np.void]:
-        """Fill names, files and lines of Python calls; return their details."""
+    ) -> tuple[list[str], NDArray[np.void]]:
+        """Fill names, files and lines of Python calls; return their texts and their details."""
         rows = _rows_of(events, *PYTHON)
         texts = [profiler.name_of(call) for call in calls]
         lines = np.array(tree.lines, np.int32)[kept.calls]
         details = np.full(len(rows), -1, DETAIL)
         details["event"] = rows
         details["text"] = self._python.read(rows, texts, lines, events)
-        text_of = dict(zip(rows.tolist(), texts, strict=True))
-        gaps = find_gaps(tree, kept)
+        return texts, details
+
+    def _place_operators(
+        self,
+        tree: EventTree,
+        kept: WorthKeeping,
+        text_of: Mapping[int, str],
+        events: NDArray[np.void],
+        cuts: Cuts,
+    ) -> None:
+        gaps, left = find_gaps(tree, kept, replace(cuts, gap=self._open_gap))
+        self._open_gap = left.left_open(events) if left is not None else None
         names = self.strings.values()
         self._python.place_operators(
             gaps,
             [text_of[gap.parent] for gap in gaps],
-            [names[events["name"][row]] for gap in gaps for row in gap.operators],
+            [
+                names[name]
+                for gap in gaps
+                for part, rows in gap.parts(events)
+                for name in part["name"][list(rows)].tolist()
+            ],
             events,
         )
-        return details
 
     def _details(
         self, tree: EventTree, sizes: InputSizes | None, events: NDArray[np.void]
@@ -234,6 +273,15 @@ class TreeReader:
             arguments = tensors["argument"][mine]
             tensors["mutable"][mine] = [signature.mutable[a] for a in arguments.tolist()]
             overloads[number] = row, *self._shapes.texts_of(signature)
+
+
+def _cuts(kept: WorthKeeping, own: Sequence[int], began: Seam | None, ended: Seam | None) -> Cuts:
+    """The cuts at the ends of a session, as `find_gaps` takes them."""
+
+    def function(seam: Seam | None) -> int:
+        return int(kept.rows[seam.around[0]]) if seam is not None and seam.around else -1
+
+    return Cuts(tuple(kept.rows[list(own)].tolist()), resumed=function(began), left=function(ended))
 
 
 def _rows_of(events: NDArray[np.void], *kinds: EventKind) -> NDArray[np.int64]:

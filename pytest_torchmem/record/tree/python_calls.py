@@ -74,14 +74,17 @@ class PythonCalls:
         """
         names_left = iter(names)
         for gap, text in zip(gaps, texts, strict=True):
-            operators = [next(names_left) for _ in gap.operators]
+            parts = gap.parts(events)
+            operators = [next(names_left) for _, rows in parts for _ in rows]
             function = self._function(text)
             if function.file < 0 or function.path.startswith(self._libraries):
                 continue
             lines = operator_lines(
                 function.path, function.first_line, operators, gap.after, gap.before
             )
-            events["line"][list(gap.operators)] = lines
+            for part, rows in parts:
+                part["line"][list(rows)] = lines[: len(rows)]
+                lines = lines[len(rows) :]
 
     def _function(self, text: str) -> _FrameText:
         found = self._functions.get(text)

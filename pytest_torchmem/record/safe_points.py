@@ -1,0 +1,217 @@
+"""Interrupts a body that has run for a while, at a moment when no operator of torch's is open.
+
+A timer of the operating system counts the processor time of the thread. When it runs out, Python is
+asked for a pending call, which the main thread makes between two bytecodes, as it does for a
+signal. The body's own calls may still be called by torch: by autograd, by an operator that is
+written in Python, in the middle of a compilation. The stack of the process says so, and then the
+moment is not safe.
+
+    body's bytecodes    x + 1 | x + 1 | x + 1 | ...
+    timer                         runs out
+    main thread                          `_PendingCall.__bool__` -> `reached`
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import torch
+
+from pytest_torchmem.record.torch_api import profiler
+
+_RECORDERS: Final = f"{Path(__file__).parent}/"
+_LIBRARIES: Final = f"{Path(torch.__file__).resolve().parent / 'lib'}/"
+# Python's tracer notes at most so many of the functions that are open when it begins.
+_MOST_FRAMES: Final = 120
+_MOST_ADDRESSES: Final = 4096
+_THREAD_TIME: Final = 3
+_CALL_IN_THREAD: Final = 2
+
+
+class SafePoints:
+    """Calls ``reached`` on the main thread when the time given to `after` is over.
+
+    It does nothing where the operating system has no such timer (it is Linux that has), on other
+    threads than the main one, and with a torch whose profiler cannot go on below a call of C.
+    """
+
+    def __init__(self, reached: Callable[[], None]) -> None:
+        self._reached = reached
+        self._timer = ctypes.c_void_p()
+        self._number = 0
+        self._is_reached = False
+        self._next_s = 0.0
+        self._outermost: list[int] = []
+
+    def begin(self) -> None:
+        """Get ready, on the thread that is to run the body."""
+        if (
+            _timers() is None
+            or not profiler.KEEPS_COUNT
+            or threading.current_thread() is not threading.main_thread()
+        ):
+            return
+        self._outermost = _addresses()[-2:]
+        self._number = _listen(self)
+        event = _Notification(
+            self._number, 0, _CALL_IN_THREAD, ctypes.cast(_on_timer(), ctypes.c_void_p)
+        )
+        if _timers().timer_create(_THREAD_TIME, ctypes.byref(event), ctypes.byref(self._timer)):
+            self._number = 0
+
+    def after(self, seconds: float) -> None:
+        """Call ``reached`` once, after so much processor time of the thread from now on.
+
+        Within ``reached`` the time begins when that is over: Python 3.11 would go round in circles
+        if there were one more pending call in the middle of one.
+        """
+        if self._is_reached:
+            self._next_s = seconds
+        elif self._number:
+            whole = int(seconds)
+            times = _TimerSetting(0, 0, whole, max(1, int((seconds - whole) * 1e9)))
+            _timers().timer_settime(self._timer, 0, ctypes.byref(times), None)
+
+    def end(self) -> None:
+        """Call nothing any more."""
+        if number := self._number:
+            self._number = 0
+            _timers().timer_delete(self._timer)
+            del _LISTENING[number]
+
+    def is_safe(self) -> bool:
+        """Whether no operator is open, and nothing of ours is at work, at a call of ``reached``."""
+        if not _frames_are_safe():
+            return False
+        addresses = _addresses()
+        # A stack that could not be followed to its end may hide anything.
+        if addresses[-2:] != self._outermost or len(addresses) == _MOST_ADDRESSES:
+            return False
+        return not any(low <= a < high for low, high in _code_of_torch() for a in addresses)
+
+    def reach(self) -> None:
+        if self._number:
+            self._is_reached = True
+            try:
+                self._reached()
+            finally:
+                self._is_reached = False
+            self.after(self._next_s)
+
+
+_LISTENING: Final[dict[int, SafePoints]] = {}
+
+
+def _listen(points: SafePoints) -> int:
+    number = max(_LISTENING, default=0) + 1
+    _LISTENING[number] = points
+    return number
+
+
+class _PendingCall:
+    """A pending call: it is asked whether it is true.
+
+    That is a function of C that calls one of Python's, and hands on what it raises, such as the
+    exception of a signal that arrived meanwhile.
+    """
+
+    waiting: Final[dict[int, _PendingCall]] = {}
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __bool__(self) -> bool:
+        self.waiting.pop(id(self), None)
+        if points := _LISTENING.get(self._number):
+            points.reach()
+        return False
+
+
+class _Notification(ctypes.Structure):
+    """What a timer does: ``struct sigevent``."""
+
+    _fields_ = (
+        ("value", ctypes.c_size_t),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("function", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("rest", ctypes.c_char * 32),
+    )
+
+
+class _TimerSetting(ctypes.Structure):
+    """When a timer runs out: ``struct itimerspec``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")
+    )
+
+
+@cache
+def _timers() -> Any:
+    library = ctypes.PyDLL(None) if sys.platform == "linux" else None
+    return library if hasattr(library, "timer_create") and hasattr(library, "backtrace") else None
+
+
+@cache
+def _on_timer() -> Any:
+    """What the timer's own thread calls; it is there for this call alone."""
+    return ctypes.CFUNCTYPE(None, ctypes.c_size_t)(_ask)
+
+
+def _ask(number: int) -> None:
+    """Ask Python for the pending call that reaches the safe points of a number."""
+    if number in _LISTENING:
+        asked = _PendingCall(number)
+        _PendingCall.waiting[id(asked)] = asked
+        is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
+        if ctypes.pythonapi.Py_AddPendingCall(is_true, ctypes.py_object(asked)):
+            # Too many wait already.
+            del _PendingCall.waiting[id(asked)]
+
+
+def _addresses() -> list[int]:
+    """The addresses to which the functions on the stack of the process return, innermost first."""
+    buffer = (ctypes.c_void_p * _MOST_ADDRESSES)()
+    count = _timers().backtrace(buffer, _MOST_ADDRESSES)
+    return [address or 0 for address in buffer[:count]]
+
+
+@cache
+def _code_of_torch() -> list[tuple[int, int]]:
+    """Where the code of torch's libraries lies."""
+    found = []
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        place, access, *_, path = line.split(maxsplit=5)
+        if path.startswith(_LIBRARIES) and "x" in access:
+            low, _, high = place.partition("-")
+            found.append((int(low, 16), int(high, 16)))
+    return found
+
+
+def _frames_are_safe() -> bool:
+    """Whether what Python is calling is the body's: neither the recorder's nor a trace function."""
+    stack: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _PendingCall.__bool__.__code__:
+        frame = frame.f_back
+    while frame is not None and (frame := frame.f_back) is not None:
+        stack.append(frame)
+    tracing = {getattr(function, "__code__", None) for function in _trace_functions(stack)}
+    return 0 < len(stack) <= _MOST_FRAMES and not any(
+        frame.f_code in tracing or frame.f_code.co_filename.startswith(_RECORDERS)
+        for frame in stack
+    )
+
+
+def _trace_functions(stack: Iterable[FrameType]) -> Iterator[object]:
+    yield sys.gettrace()
+    yield from (frame.f_trace for frame in stack)

@@ -1,0 +1,171 @@
+"""A recording without marks is cut while the body runs; nobody can tell from its result."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.record import recorder, safe_points
+from pytest_torchmem.record.safe_points import SafePoints
+from pytest_torchmem.values.results import Result
+from pytest_torchmem.values.trace import Trace
+from tests.record import cut_programs
+
+PACKAGE = str(Path(recorder.__file__).parents[1])
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the timer is Linux's")
+
+
+class WithSites(ast.NodeTransformer):
+    """Puts a call of ``SITES[n]`` before each statement of a function; lines stay as they are."""
+
+    count = 0
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        if isinstance(
+            node, (ast.FunctionDef, ast.For, ast.With, ast.If, ast.Try, ast.ExceptHandler)
+        ):
+            for name in ("body", "orelse", "finalbody"):
+                if statements := getattr(node, name, None):
+                    setattr(node, name, [*self._with_sites(statements)])
+        return node
+
+    def _with_sites(self, statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+        for statement in statements:
+            (call,) = ast.parse(f"SITES[{self.count}]()").body
+            self.count += 1
+            for part in ast.walk(call):
+                ast.copy_location(part, statement)
+            yield from (call, statement)
+
+
+def programs(sites: dict[int, Callable[[], object]]) -> dict[str, Any]:
+    """Return what `cut_programs` defines, with calls of ``sites`` between the statements."""
+    file = str(cut_programs.__file__)
+    tree = WithSites().visit(ast.parse(Path(file).read_text()))
+    names = {"__name__": cut_programs.__name__, "SITES": sites}
+    exec(compile(tree, file, "exec"), names)
+    return names
+
+
+class Sites(dict[int, Callable[[], object]]):
+    """At every ``nth`` site of a program a pending call, at others nothing: functions of C all."""
+
+    def __init__(self, points: list[SafePoints], nth: int) -> None:
+        super().__init__()
+        self.points, self.nth = points, nth
+
+    def fill(self) -> None:
+        add, is_true = ctypes.pythonapi.Py_AddPendingCall, ctypes.pythonapi.PyObject_IsTrue
+        asked = ctypes.py_object(safe_points._PendingCall(self.points[-1]._number))
+        for site in range(200):
+            cuts = self.nth and site % self.nth == 0
+            self[site] = (
+                partial(add, ctypes.cast(is_true, ctypes.c_void_p), asked) if cuts else partial(int)
+            )
+
+
+def measured(name: str, nth: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, list[str], int]:
+    """Return what a program's recording says, and how often it was cut."""
+    made: list[SafePoints] = []
+    cuts, begin, pause = [], SafePoints.begin, recorder.Recorder._pause
+
+    def beginning(points: SafePoints) -> None:
+        made.append(points)
+        begin(points)
+
+    def pausing(self: recorder.Recorder, *, is_cut: bool = False) -> object:
+        cuts.extend([is_cut] * is_cut)
+        return pause(self, is_cut=is_cut)
+
+    sites = Sites(made, nth)
+    names = programs(sites)
+    with monkeypatch.context() as patched:
+        patched.setattr(SafePoints, "begin", beginning)
+        patched.setattr(SafePoints, "after", lambda *_: None)
+        patched.setattr(recorder.Recorder, "_pause", pausing)
+        for constant in ("_FIRST_CUT_S", "_LAST_CUT_S"):
+            patched.setattr(recorder, constant, 0.0)
+        measurement = BodyMeasurement("cpu")
+        measurement.start()
+        sites.fill()
+        names[name]()
+        result = measurement.stop()
+    # When it was is another matter.
+    result = replace(result, peak=replace(result.peak, time_ns=0))
+    return result, told(measurement.profile_so_far().tree.trace), len(cuts)
+
+
+def told(trace: Trace) -> list[str]:
+    """Each operator, allocation and call of a module, below the calls that led to it."""
+    events, shown, found = trace.events, [""] * len(trace.events), []
+    sizes = dict(zip(trace.allocations["event"], trace.allocations["size_bytes"], strict=True))
+    modules = set(trace.module_calls["event"].tolist())
+    for row, event in enumerate(events):
+        text = trace.strings[event["name"]]
+        if match := re.match("pytest-torchmem (mark|operator)", text):
+            text = match[0]
+        # Modules are numbered in each session.
+        text = re.sub(r"(nn.Module: \w+)_\d+", r"\1", text)
+        own = trace.strings[event["file"]].startswith(PACKAGE) if event["file"] >= 0 else False
+        above = shown[event["parent"]] if event["parent"] >= 0 else ""
+        assert event["parent"] < 0 or event["end"] <= events["end"][event["parent"]]
+        name = f"{text}:{event['line']}" if not own else "own"
+        # Above it is what called the test.
+        shown[row] = f"{above} > {name} {sizes.get(row, '')}" if text != "measured" else ""
+        if row in sizes or row in modules or event["is_operator"]:
+            found.append(shown[row])
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(program.__name__ for program in cut_programs.PROGRAMS),
+        *(pytest.param(p.__name__, marks=pytest.mark.slow) for p in cut_programs.LONG_PROGRAMS),
+    ],
+)
+def test_nobody_can_tell_where_a_body_was_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(name, 0, monkeypatch)
+    whole, whole_told, count = measured(name, 0, monkeypatch)
+    assert not count
+    for nth in (1, 3):
+        cut, cut_told, count = measured(name, nth, monkeypatch)
+        assert count > (2 if nth == 1 else 0)
+        assert cut_told == whole_told
+        assert cut == whole
+
+
+def test_a_long_body_is_cut_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts = []
+    pause = recorder.Recorder._pause
+
+    def pausing(self: recorder.Recorder, *, is_cut: bool = False) -> object:
+        cuts.extend([is_cut] * is_cut)
+        return pause(self, is_cut=is_cut)
+
+    monkeypatch.setattr(recorder.Recorder, "_pause", pausing)
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    x, total = torch.ones(3), 20_000
+    for _ in range(total):
+        x = x + 1
+    result = measurement.stop()
+    assert len(cuts) > 2
+    assert not safe_points._LISTENING
+    trace = measurement.profile_so_far().tree.trace
+    names = [trace.strings[name] for name in trace.events["name"].tolist()]
+    assert names.count("aten::add") == total
+    assert result.retained.total == 12
