@@ -32,7 +32,7 @@ from pytest_torchmem.values.units import parse_floor, parse_fraction
 
 
 class Exit(enum.IntEnum):
-    """What ``torchmem`` ends with."""
+    """The exit codes of ``torchmem``."""
 
     OK = 0
     GROWN = DOES_NOT_FIT = 1
