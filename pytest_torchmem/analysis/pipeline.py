@@ -12,7 +12,7 @@ import numpy as np
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
 from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
-from pytest_torchmem.analysis.events.running import Running, out_of_memory_ranks, running_at
+from pytest_torchmem.analysis.events.running import out_of_memory_ranks, running_at
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
 from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.judge.holders import LeftBehind
@@ -39,6 +39,7 @@ from pytest_torchmem.analysis.storages.timeline import (
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.errors import TraceError
 from pytest_torchmem.values.findings import Difference
+from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind, Trace
 from pytest_torchmem.values.units import format_size
@@ -193,8 +194,20 @@ class MemoryProfile(GpuQuestions):
 
         Each one says, too, whether it was alive at ``noted_ns``, a time on the recording's clock.
         """
+        return self._left_behind(self._retained_at(self.window.end), noted_ns)
+
+    def left_by_steps(self, noted_ns: int) -> tuple[LeftBehind, ...]:
+        """Return each storage that was alive at the end of the last step and not at the window's.
+
+        It is part of what the steps grew by; a variable of the window held it.
+        """
+        if len(self.step_ranks) < 2:
+            return ()
+        freed = self.storages.died <= self.window.end
+        return self._left_behind(self._retained_at(self.step_ranks[-1]) & freed, noted_ns)
+
+    def _left_behind(self, left: NDArray[np.bool_], noted_ns: int) -> tuple[LeftBehind, ...]:
         noted = self.tree.rank_at(noted_ns)
-        rows = np.flatnonzero(self._retained_at(self.window.end)).tolist()
         storages = self.storages
         return tuple(
             LeftBehind(
@@ -204,7 +217,7 @@ class MemoryProfile(GpuQuestions):
                 bool(storages.died[row] > noted),
                 *self.attribution.contributors([row]),
             )
-            for row in rows
+            for row in np.flatnonzero(left).tolist()
         )
 
     @property
@@ -310,7 +323,7 @@ class MemoryProfile(GpuQuestions):
         return find_device_queue(self.tree)
 
     @property
-    def running_at_peak(self) -> Running:
+    def running_at_peak(self) -> tuple[Span, ...]:
         """The annotations and operators that were running when the footprint was largest."""
         timeline, ranks = self._timeline
         return running_at(self.tree, float(ranks[timeline.peak_row]))
