@@ -193,8 +193,20 @@ class MemoryProfile(GpuQuestions):
 
         Each one says, too, whether it was alive at ``noted_ns``, a time on the recording's clock.
         """
+        return self._left_behind(self._retained_at(self.window.end), noted_ns)
+
+    def left_by_steps(self, noted_ns: int) -> tuple[LeftBehind, ...]:
+        """Return each storage that was alive at the end of the last step and not at the window's.
+
+        It is part of what the steps grew by; a variable of the window held it.
+        """
+        if len(self.step_ranks) < 2:
+            return ()
+        freed = self.storages.died <= self.window.end
+        return self._left_behind(self._retained_at(self.step_ranks[-1]) & freed, noted_ns)
+
+    def _left_behind(self, left: NDArray[np.bool_], noted_ns: int) -> tuple[LeftBehind, ...]:
         noted = self.tree.rank_at(noted_ns)
-        rows = np.flatnonzero(self._retained_at(self.window.end)).tolist()
         storages = self.storages
         return tuple(
             LeftBehind(
@@ -204,7 +216,7 @@ class MemoryProfile(GpuQuestions):
                 bool(storages.died[row] > noted),
                 *self.attribution.contributors([row]),
             )
-            for row in rows
+            for row in np.flatnonzero(left).tolist()
         )
 
     @property

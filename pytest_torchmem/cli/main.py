@@ -20,6 +20,7 @@ from pytest_torchmem.report.page.history import history_page
 from pytest_torchmem.report.text.history import history_plots, history_table
 from pytest_torchmem.report.text.tables import ANY_WIDTH, one_line
 from pytest_torchmem.report.writing import write_run
+from pytest_torchmem.simulate.world import parse_world
 from pytest_torchmem.store.files import replace_file
 from pytest_torchmem.store.history import read_history
 from pytest_torchmem.store.results import RunReport, merged
@@ -31,7 +32,7 @@ from pytest_torchmem.values.units import parse_floor, parse_fraction
 
 
 class Exit(enum.IntEnum):
-    """What ``torchmem`` ends with."""
+    """The exit codes of ``torchmem``."""
 
     OK = 0
     GROWN = DOES_NOT_FIT = 1
@@ -225,6 +226,13 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         epilog="exit codes: those of the command, 2 when it could not be started",
     )
     command.add_argument("--gpu", default="H100", help="default: H100; also H100x8, L4, T4, ...")
+    command.add_argument(
+        "--world",
+        default="",
+        metavar="N",
+        help="run one rank of a job of N alone; each of the others is taken to do what it does",
+    )
+    command.add_argument("--rank", default="", metavar="R", help="the rank to run; default: 0")
     command.add_argument("--torch", default="", metavar="RELEASE", help="default: as installed")
     command.add_argument(
         "--fetch", action="store_true", help="fetch torch's CUDA build once, where it is missing"
@@ -340,7 +348,8 @@ def _simulate(options: argparse.Namespace) -> Exit:
     if options.fetch:
         print(simulate.fetched(options.torch, options.patience))
     if command or not options.fetch:
-        simulate.become(command, options.gpu, options.torch)
+        world = parse_world(options.world, options.rank)
+        simulate.become(command, options.gpu, options.torch, world)
     return Exit.OK
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pytest_torchmem.cli.inputs import Measurements, windows_of
+from pytest_torchmem.cli.inputs import Key, Measurements, windows_of
 from pytest_torchmem.report.page.sparkline import timeline_lines
 from pytest_torchmem.report.text.tables import ANY_WIDTH, largest, live_table
 from pytest_torchmem.report.text.terminal import holder_lines
@@ -23,11 +23,20 @@ def table(measurements: Measurements) -> str:
     lines = []
     for (key, entry), size in zip(ranked, sizes, strict=True):
         name = f"{key} on {key.environment}" if several else str(key)
-        lines.append(f"{size:>{wide}}  {name}  ({largest(entry.at_peak, 3)})")
+        told = [f"({largest(entry.at_peak, 3)})", _status(measurements, key)]
+        lines.append(f"{size:>{wide}}  {name}  {', '.join(filter(None, told))}")
     environments = "; ".join(measurements.environments)
     notes = dict.fromkeys(n for _, window in _windows(measurements) for n in window.result.notes)
     closing = f"{len(lines)} measured on {environments}" if lines else "nothing was measured"
-    return "\n".join([*lines, closing, *(f"note: {note}" for note in notes)])
+    run = measurements.run
+    judged = [f"memory: {run.headline}"] if run and any(t.standing for t in run.tests) else []
+    return "\n".join([*lines, closing, *judged, *(f"note: {note}" for note in notes)])
+
+
+def _status(measurements: Measurements, key: Key) -> str:
+    """Return how a measurement stands to its limits and its baseline, as the run's end said it."""
+    window = measurements.windows.get(key)
+    return window.status if window else ""
 
 
 def details(

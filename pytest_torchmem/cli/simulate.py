@@ -11,6 +11,7 @@ from pathlib import Path
 from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.process import notice, variables
 from pytest_torchmem.simulate.torch_builds import fetch, torch_build
+from pytest_torchmem.simulate.world import World
 from pytest_torchmem.values.errors import SimulationError
 
 
@@ -20,7 +21,7 @@ def fetched(version: str, patience_s: float) -> str:
     return f"torch {built.version} for CUDA {built.cuda} is ready: {built.site}"
 
 
-def become(command: Sequence[str], gpu: str, version: str) -> None:
+def become(command: Sequence[str], gpu: str, version: str, world: World | None) -> None:
     """Become a command that sees a simulated GPU. Raises `SimulationError`, or does not return."""
     if not command:
         raise SimulationError("a command is needed: torchmem simulate --gpu H100 -- COMMAND")
@@ -31,7 +32,7 @@ def become(command: Sequence[str], gpu: str, version: str) -> None:
     # The CUDA build was found for this Python, whether or not its environment is activated.
     here = str(Path(sys.executable).parent)
     path = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
-    environment = {**os.environ, **variables(gpu, built), "PATH": path}
+    environment = {**os.environ, **variables(gpu, built, world), "PATH": path}
     program = shutil.which(command[0], path=path)
     if program is None:
         raise SimulationError(f"there is no command {command[0]!r}")

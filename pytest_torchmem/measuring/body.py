@@ -71,6 +71,15 @@ class _Noted:
 _NOTHING_NOTED: Final = _Noted()
 
 
+def _note_holders() -> _Noted:
+    """Note how local variables lead to what is alive now; at the end they may be gone."""
+    # An import makes enough objects for a collection, which would free what is in a cycle.
+    with gc_paused():
+        from pytest_torchmem.record.holders.local_variables import places_held_now
+
+        return _Noted(*places_held_now(), time.time_ns())
+
+
 class Region(MeasuredNumbers):
     """A named part of a body. Its numbers are worked out when first asked for, and then stay.
 
@@ -93,11 +102,7 @@ class Region(MeasuredNumbers):
 
     def note_holders(self) -> None:
         """Note how local variables lead to what is alive now; at the end they may be gone."""
-        # An import makes enough objects for a collection, which would free what is in a cycle.
-        with gc_paused():
-            from pytest_torchmem.record.holders.local_variables import places_held_now
-
-            self._noted = _Noted(*places_held_now(), time.time_ns())
+        self._noted = _note_holders()
 
     @property
     def result(self) -> Result:
@@ -150,6 +155,7 @@ class BodyMeasurement(GpuQuestions):
         self._recorder: Recorder | None = None
         self._profile: MemoryProfile | None = None
         self._gaps = NO_GAPS
+        self._noted = _NOTHING_NOTED
         self._kept: Mapping[tuple[str, int], Kept] | None = None
 
     def start(self) -> None:
@@ -190,6 +196,10 @@ class BodyMeasurement(GpuQuestions):
     def step(self, loop: str) -> None:
         """Note the end of a step of a loop; see `new_loop`."""
         self._recording().mark(MarkKind.STEP, loop)
+
+    def note_holders(self) -> None:
+        """Note how local variables lead to what the steps left behind; at the end they are gone."""
+        self._noted = _note_holders()
 
     def stop(self) -> Result:
         """End the recording, restore everything and return the body's numbers."""
@@ -232,7 +242,10 @@ class BodyMeasurement(GpuQuestions):
 
     def find_holders(self) -> tuple[Held, ...]:
         """Return what keeps alive what the body made and left behind; see `find_holders_in`."""
-        return self.find_holders_in(self.profile_so_far())
+        profile, noted = self.profile_so_far(), self._noted
+        grown = (s for s in profile.left_by_steps(noted.time_ns) if s.place in noted.ways)
+        gone = (Held(_holder(s, None, noted), s.contributor, at_end=False) for s in grown)
+        return (*self.find_holders_in(profile, noted), *gone)
 
     def find_holders_in(
         self, window: MemoryProfile, noted: _Noted = _NOTHING_NOTED

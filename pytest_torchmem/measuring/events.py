@@ -73,19 +73,18 @@ class Events:
 
     def depth_first(self) -> Iterator[Event]:
         """Yield each event before those within it, as ``torch.profiler._utils.traverse_dfs``."""
-        yield from map(self._reader.event, depth_first(self.tree).tolist())
+        yield from self._reader.events(depth_first(self.tree))
 
     def breadth_first(self) -> Iterator[Event]:
         """Yield the events level by level, as ``torch.profiler._utils.traverse_bfs``."""
-        yield from map(self._reader.event, breadth_first(self.tree).tolist())
+        yield from self._reader.events(breadth_first(self.tree))
 
     def ranked(self, length: int = 1) -> tuple[Event, ...]:
         """Return the events that hold a GPU up most: while they run, a full queue runs dry.
 
         ``BasicEvaluation.rank_events`` and ``get_optimizable_events``; `optimizable` has the text.
         """
-        rows = rank_events(self.tree, self.metrics)[:length]
-        return tuple(map(self._reader.event, rows.tolist()))
+        return tuple(self._reader.events(rank_events(self.tree, self.metrics)[:length]))
 
     def optimizable(self, length: int = 1) -> str:
         """Return the text that ``BasicEvaluation.get_optimizable_events`` printed."""

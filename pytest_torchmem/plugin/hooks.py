@@ -18,6 +18,7 @@ from pytest_torchmem.plugin.options.option_table import (
     anything_set,
     asks,
     simulation_asked,
+    world_typed,
 )
 from pytest_torchmem.plugin.run.selection import Selection, controls_workers, is_worker
 from pytest_torchmem.plugin.stash import COLLECTOR, IN_CALL, RUN, SELECTION
@@ -54,6 +55,11 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         from pytest_torchmem.plugin.run.simulated import start_again
 
         start_again(early_config)
+    elif world_typed(early_config):
+        raise pytest.UsageError(
+            "--torchmem-world is a job on simulated GPUs: say --torchmem-simulate=H100 with it "
+            "[bad-argument]"
+        )
     return (yield)
 
 

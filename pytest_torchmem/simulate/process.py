@@ -1,30 +1,35 @@
-"""The environment of a process that is to see a simulated GPU, and what such a process can know."""
+"""The environment of a process that is to see a simulated GPU."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Final
 
+from pytest_torchmem.simulate.gaps import GPU_VARIABLE
 from pytest_torchmem.simulate.gpus import Gpu, parse_gpu
 from pytest_torchmem.simulate.torch_builds import CHECKED, TorchBuild, cache_folder
-
-_GPU: Final = "TORCHMEM_SIMULATED"
+from pytest_torchmem.simulate.world import World, entry_point_folder
 
 
 def variables(
-    text: str, built: TorchBuild, environment: Mapping[str, str] = os.environ
+    text: str,
+    built: TorchBuild,
+    world: World | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """Return the variables with which a process, and each that it starts, sees a GPU.
 
-    ``text`` names the GPU as a user wrote it. Raises `SimulationError`.
+    ``text`` names the GPU as a user wrote it. In a ``world`` the process is one rank of a job whose
+    other ranks are not run. Raises `SimulationError`.
     """
     gpu = parse_gpu(text)
+    folders = [str(built.site), *([str(entry_point_folder())] if world else [])]
     compiled = cache_folder() / "compiled" / built.version
     return {
-        _GPU: text,
+        GPU_VARIABLE: text,
         **_of_gpu(gpu),
-        "PYTHONPATH": _first(str(built.site), environment.get("PYTHONPATH", "")),
+        **(world.variables(gpu) if world else {}),
+        "PYTHONPATH": _first(os.pathsep.join(folders), environment.get("PYTHONPATH", "")),
         "LD_LIBRARY_PATH": _first(str(built.runtime), environment.get("LD_LIBRARY_PATH", "")),
         # What was compiled for a GPU that runs nothing must not be found by one that does.
         "USE_PYTORCH_KERNEL_CACHE": "0",
@@ -51,11 +56,6 @@ def _of_gpu(gpu: Gpu) -> dict[str, str]:
 
 def _first(entry: str, path: str) -> str:
     return os.pathsep.join([entry, path] if path else [entry])
-
-
-def simulated_here() -> str:
-    """Return the GPU that this process was started to see, as it was written; ``""`` if none."""
-    return os.environ.get(_GPU, "")
 
 
 def notice(built: TorchBuild) -> str:

@@ -25,6 +25,27 @@ def test_show_lists_the_largest_first(command, tmp_path):
     ]
 
 
+def test_how_a_test_stands_to_its_limits_and_its_baseline_is_shown(command, tmp_path):
+    test = measured("test_a.py::test_x", 12 * MiB, CPU)
+    (window,) = test.measured.windows
+    window = replace(
+        window, change=Change.WITHIN, baseline_bytes=10 * MiB, limits={"total": 16 * MiB}
+    )
+    run = RunReport((replace(test, measured=replace(test.measured, windows=(window,))),))
+    (tmp_path / "a.json").write_text(render_run(run))
+    assert command("show", "a.json")[1].splitlines() == [
+        "12.0 MiB  test_a.py::test_x  (activation 12.0 MiB), 75% of limit; within tolerance, "
+        "+2.0 MiB (+20 %)",
+        "1 measured on cpu, torch 2.13",
+        "memory: 1 ok",
+    ]
+
+
+def test_a_file_without_measurements_says_so(command, tmp_path):
+    (tmp_path / "a.json").write_text(render_run(RunReport()))
+    assert command("show", "a.json")[1] == "nothing was measured\n"
+
+
 def test_why_a_test_failed_and_what_holds_its_memory_is_shown(command, tmp_path):
     test = measured("test_a.py::test_x", MiB, CPU)
     (window,) = test.measured.windows

@@ -216,6 +216,19 @@ def test_what_was_allocated_counts_without_frees() -> None:
     assert (outer.self_allocated_bytes, outer.allocated_bytes) == (100, 140)
 
 
+def test_bytes_of_a_gpu_are_counted_apart() -> None:
+    b = TraceBuilder(("cpu", "cuda:0"))
+    with b.op("aten::outer"):
+        b.alloc(7)
+        b.alloc(100, device=1)
+        with b.op("aten::inner"):
+            b.alloc(40, device=1)
+    rows = {row.name: row for row in read_events(b.build()).averages()}
+    outer = rows["aten::outer"]
+    assert (outer.self_cpu_bytes, outer.cpu_bytes) == (7, 7)
+    assert (outer.self_device_bytes, outer.device_bytes) == (100, 140)
+
+
 # --- memory events, labels, own cost ----------------------------------------------------------
 
 

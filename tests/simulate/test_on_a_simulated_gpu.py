@@ -40,7 +40,7 @@ def test_another_gpu_has_its_own_properties(pytester):
     assert int(lines[-1]) == 8519680  # cuBLAS's workspace before Hopper
 
 
-@pytest.mark.parametrize("arguments", [(), ("-n", "2")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("arguments", [(), ("-p", "xdist", "-n", "2")], ids=["alone", "xdist"])
 def test_pytest_starts_again_and_measures(pytester, arguments):
     pytester.makepyfile(
         """

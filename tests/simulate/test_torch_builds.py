@@ -95,7 +95,7 @@ def test_what_a_library_leaves_open_is_read(tmp_path):
 def test_the_environment_of_a_process_names_the_gpu_and_comes_first():
     built = TorchBuild("2.13.0", "13.0", Path("/site"), Path("/runtime"))
     before = {"PYTHONPATH": "/mine", "LD_LIBRARY_PATH": ""}
-    made = process.variables("A100-40GBx2", built, before)
+    made = process.variables("A100-40GBx2", built, environment=before)
     assert made["SIMULATED_CUDA_NAME"] == parse_gpu("A100-40GB").shown == "simulated A100-40GB"
     assert made["SIMULATED_CUDA_CAPABILITY"] == "80"
     assert made["CUDA_VISIBLE_DEVICES"] == "0,1"

@@ -133,3 +133,16 @@ def test_the_page_of_a_test_is_named_after_its_file_and_its_own_name():
         "test-a-py-test-x-b",
         "test-a-py-test-url-https-x-org-y",
     ]
+
+
+def test_of_equal_tests_the_one_that_grew_at_all_comes_first_and_then_the_largest():
+    def sized(name, size, before):
+        one = window(name, Change.SAME if before else Change.NOT_COMPARED)
+        peak = replace(one.result.peak, total=size)
+        return report_of(
+            name, replace(one, result=replace(one.result, peak=peak), baseline_bytes=before)
+        )
+
+    grown, same, new = sized("c", 8, 7), sized("b", 90, 90), sized("a", 80, 0)
+    names = [test.measured.test for test in RunReport((new, same, grown)).ranked()]
+    assert [name[-1] for name in names] == ["c", "b", "a"]

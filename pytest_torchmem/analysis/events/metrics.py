@@ -6,7 +6,9 @@ Defined as in ``BasicEvaluation`` of ``torch/profiler/_utils.py``, which left to
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -84,40 +86,53 @@ class Event:
         return self.idle_ns / self.duration_ns if self.duration_ns else 0.0
 
 
+@dataclass(frozen=True, eq=False)
 class EventReader:
     """Makes events of rows; `Event` says what each is."""
 
-    def __init__(self, tree: OpTree, metrics: EventMetrics) -> None:
-        self._tree, self._metrics = tree, metrics
-        self._texts = PythonStacks(tree).texts
+    tree: OpTree
+    metrics: EventMetrics
 
-    def event(self, row: int) -> Event:
-        """Return the event of a row."""
-        events, metrics = self._tree.trace.events, self._metrics
-        return Event(
-            row,
-            int(events["parent"][row]),
-            int(self._tree.depth[row]),
-            self._name(row),
-            EventKind(int(events["kind"][row])),
-            self._place(row),
-            int(events["start_ns"][row]),
-            int(metrics.duration_ns[row]),
-            int(metrics.self_time_ns[row]),
-            int(metrics.idle_ns[row]),
-            int(metrics.queue_depth[row]),
+    def events(self, rows: NDArray[np.int64]) -> Iterator[Event]:
+        """Yield the events of some rows."""
+        yield from map(self._known.__getitem__, rows.tolist())
+
+    @cached_property
+    def _known(self) -> list[Event]:
+        events, metrics = self.tree.trace.events, self.metrics
+        strings = self.tree.trace.strings
+        names = [strings[text] for text in PythonStacks(self.tree).texts.tolist()]
+        kinds = list(EventKind)
+        parents = events["parent"].tolist()
+        columns = zip(
+            range(len(events)),
+            parents,
+            self.tree.depth.tolist(),
+            names,
+            [kinds[kind] for kind in events["kind"].tolist()],
+            _places(parents, names),
+            *(
+                column.tolist()
+                for column in (
+                    events["start_ns"],
+                    metrics.duration_ns,
+                    metrics.self_time_ns,
+                    metrics.idle_ns,
+                    metrics.queue_depth,
+                )
+            ),
+            strict=True,
         )
+        return [Event(*row) for row in columns]
 
-    def _name(self, row: int) -> str:
-        return str(self._tree.trace.strings[self._texts[row]])
 
-    def _place(self, row: int) -> str:
-        parents = self._tree.trace.events["parent"]
-        while row >= 0:
-            if _PLACE.search(name := self._name(row)):
-                return name
-            row = int(parents[row])
-        return ""
+def _places(parents: Sequence[int], names: Sequence[str]) -> list[str]:
+    """The nearest Python function at or around each event: of the one around it, if it is none."""
+    is_place = {name: _PLACE.search(name) is not None for name in set(names)}
+    places: list[str] = []
+    for parent, name in zip(parents, names, strict=True):
+        places.append(name if is_place[name] else places[parent] if parent >= 0 else "")
+    return places
 
 
 def depth_first(tree: OpTree) -> NDArray[np.int64]:

@@ -36,10 +36,15 @@ class LeftBehind:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What keeps one storage alive, or kept it, beside where the storage comes from."""
+    """What keeps one storage alive, or kept it, beside where the storage comes from.
+
+    ``at_end`` is False for what the window's steps had left behind and that was freed before the
+    window was over: part of the growth, and of nothing else.
+    """
 
     holder: Holder
     contributor: Contributor
+    at_end: bool = True
 
 
 def explain_retained(
@@ -49,7 +54,7 @@ def explain_retained(
     if find_holders is None or not any(finding.key in RETAINED for finding in verdict.findings):
         return verdict
     held = find_holders()
-    holders = group_holders(each.holder for each in held)
+    holders = group_holders(each.holder for each in held if each.at_end)
     result = replace(verdict.result, retained=replace(verdict.result.retained, holders=holders))
     findings = tuple(_with_holder(finding, held) for finding in verdict.findings)
     return replace(verdict, result=result, findings=findings)
@@ -61,7 +66,8 @@ def _with_holder(finding: Finding, held: tuple[Held, ...]) -> Finding:
     A cause of the peak may be what is left behind at the end: then its holder is the reason, too.
     """
     causes = {_made_by(cause) for cause in finding.causes}
-    holders = group_holders(each.holder for each in held if _made_by(each.contributor) in causes)
+    asked = (each for each in held if each.at_end or finding.key == "growth")
+    holders = group_holders(each.holder for each in asked if _made_by(each.contributor) in causes)
     if not holders:
         return finding
     first = min(holders, key=lambda holder: holder.fate is Fate.NOT_LOOKED_FOR)

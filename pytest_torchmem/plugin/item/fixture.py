@@ -124,6 +124,8 @@ class Torchmem:
             yield step
             if marks and step >= warmup:
                 measurement.step(loop)
+        if marks and self._body.limits_growth:
+            measurement.note_holders()
 
     def _state(self) -> State:
         state = self._body.state

@@ -1,4 +1,4 @@
-"""What pytest is told when it starts: options, ini names, markers, and which tests ask for us.
+"""Pytest learns these when it starts: options, ini names, markers, and which tests need us.
 
 Every run of pytest in which the plugin is installed pays for this module, so it imports nothing
 that a run may not need.
@@ -57,6 +57,14 @@ OPTIONS: Final = (
         "",
         "GPU",
     ),
+    Option(
+        "world",
+        "with --torchmem-simulate: run as rank 0 of a job of N ranks, of which the others are "
+        "taken to do what this one does",
+        "",
+        "N",
+    ),
+    Option("rank", "with --torchmem-world: another rank than 0", "", "R"),
     Option(
         "tolerance",
         "by how much a number may exceed its baseline before the test fails (default: 2%%)",
@@ -279,6 +287,20 @@ def simulation_asked(config: pytest.Config) -> str:
     typed = config.known_args_namespace.torchmem_simulate
     asked = typed or os.environ.get("TORCHMEM_SIMULATE") or config.getini("torchmem_simulate")
     return str(asked or "")
+
+
+def world_asked(config: pytest.Config) -> tuple[str, str]:
+    """Return the size of the world that this run is to be a rank of, and that rank, as written."""
+    typed = config.known_args_namespace
+    size = typed.torchmem_world or config.getini("torchmem_world")
+    rank = typed.torchmem_rank or config.getini("torchmem_rank")
+    return str(size or ""), str(rank or "")
+
+
+def world_typed(config: pytest.Config) -> bool:
+    """Return whether the command line asks for a world; what an ini file asks for may wait."""
+    typed = config.known_args_namespace
+    return bool(typed.torchmem_world or typed.torchmem_rank)
 
 
 def anything_set(config: pytest.Config) -> bool:

@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
-from pytest_torchmem.plugin.options.option_table import simulation_asked
+from pytest_torchmem.plugin.options.option_table import simulation_asked, world_asked
+from pytest_torchmem.simulate.gaps import simulated_here
 from pytest_torchmem.simulate.gpus import parse_gpu
-from pytest_torchmem.simulate.process import notice, simulated_here, variables
+from pytest_torchmem.simulate.process import notice, variables
 from pytest_torchmem.simulate.torch_builds import torch_build
+from pytest_torchmem.simulate.world import parse_world
 from pytest_torchmem.values.errors import SimulationError
 
 
@@ -32,8 +34,9 @@ def start_again(config: pytest.Config) -> None:
         )
     try:
         parse_gpu(asked)
+        world = parse_world(*world_asked(config))
         built = torch_build()
-        added = variables(asked, built)
+        added = variables(asked, built, world)
     except SimulationError as error:
         raise pytest.UsageError(f"--torchmem-simulate={asked}: {error}") from None
     if said := notice(built):

@@ -45,7 +45,7 @@ int opt_in_bytes() {
 }  // namespace
 
 const Gpu& gpu() {
-  static const Gpu found = [] {
+  static const Gpu& found = forever<const Gpu>([] {
     const char* name = std::getenv("SIMULATED_CUDA_NAME");
     const size_t capability = setting("SIMULATED_CUDA_CAPABILITY", 90);
     return Gpu{name ? name : "simulated GPU",
@@ -54,7 +54,7 @@ const Gpu& gpu() {
                static_cast<int>(capability % 10),
                static_cast<int>(setting("SIMULATED_CUDA_PROCESSORS", 132)),
                static_cast<int>(setting("SIMULATED_CUDA_DEVICES", 1))};
-  }();
+  }());
   return found;
 }
 

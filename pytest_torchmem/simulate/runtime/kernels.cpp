@@ -21,8 +21,8 @@ constexpr double kCyclesPerMicrosecond = 2000;
 
 constexpr size_t kMostFilled = size_t{4} << 20;
 
-std::unordered_set<const void*> waiting_kernels;
-std::unordered_map<const void*, size_t> filling_kernels;  // and the bytes of an element
+auto& waiting_kernels = forever<std::unordered_set<const void*>>();
+auto& filling_kernels = forever<std::unordered_map<const void*, size_t>>();  // and the bytes of an element
 
 // The bytes of an element that a kernel fills a tensor with; 0 for any other kernel. Its parameters
 // are the number of elements, the value, and where they are.

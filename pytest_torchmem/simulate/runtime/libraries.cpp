@@ -13,7 +13,7 @@ extern "C" {
 
 // --- how often scratch memory of an unknown size was asked for -----------------------------------
 
-static std::atomic<long> unknown_scratch[4];
+static std::atomic<long> unknown_scratch[3];
 
 long torchmem_unknown_scratch(int library) { return unknown_scratch[library]; }
 void torchmem_note_unknown_scratch(int library) { ++unknown_scratch[library]; }
@@ -137,70 +137,5 @@ int cusolverDnXsytrs_bufferSize(P, int, int64_t, int64_t, int, P, int64_t, P, in
                                 size_t* device, size_t* host) {
   return no_scratch_anywhere(device, host);
 }
-
-// --- NCCL: communicators that are ready, of the ranks that were asked for ------------------------
-
-struct Communicator {
-  int count, rank, device;
-};
-
-static int give_communicator(void** out, int count, int rank) {
-  torchmem_note_unknown_scratch(3);
-  *out = new Communicator{count, rank, current_device()};
-  return 0;
-}
-
-int ncclGetVersion(int* out) {
-  *out = 22907;
-  return 0;
-}
-struct UniqueId {
-  char bytes[128];
-};
-int ncclGetUniqueId(UniqueId* out) {
-  *out = {};
-  return 0;
-}
-int ncclCommInitRank(void** out, int count, UniqueId, int rank) {
-  return give_communicator(out, count, rank);
-}
-int ncclCommInitRankConfig(void** out, int count, UniqueId, int rank, void*) {
-  return give_communicator(out, count, rank);
-}
-int ncclCommInitRankScalable(void** out, int count, int rank, int, UniqueId*, void*) {
-  return give_communicator(out, count, rank);
-}
-int ncclCommSplit(void* from, int, int, void** out, void*) {
-  const auto* whole = static_cast<Communicator*>(from);
-  return give_communicator(out, whole->count, whole->rank);
-}
-int ncclCommInitAll(void** out, int count, const int*) {
-  for (int rank = 0; rank < count; ++rank) give_communicator(out + rank, count, rank);
-  return 0;
-}
-int ncclCommDestroy(void* communicator) {
-  delete static_cast<Communicator*>(communicator);
-  return 0;
-}
-int ncclCommCount(const void* communicator, int* out) {
-  *out = static_cast<const Communicator*>(communicator)->count;
-  return 0;
-}
-int ncclCommUserRank(const void* communicator, int* out) {
-  *out = static_cast<const Communicator*>(communicator)->rank;
-  return 0;
-}
-int ncclCommCuDevice(const void* communicator, int* out) {
-  *out = static_cast<const Communicator*>(communicator)->device;
-  return 0;
-}
-int ncclCommGetAsyncError(void*, int* out) {
-  *out = 0;
-  return 0;
-}
-int ncclMemAlloc(void** out, size_t bytes) { return cudaMalloc(out, bytes); }
-int ncclMemFree(void* pointer) { return cudaFree(pointer); }
-const char* ncclGetErrorString(int) { return "error of the simulated NCCL"; }
-const char* ncclGetLastError(void*) { return ""; }
 
 }  // extern "C"

@@ -28,11 +28,11 @@ struct Physical {
   int device;
 };
 
-std::recursive_mutex guard;
+auto& guard = forever<std::recursive_mutex>();
 using Lock = std::lock_guard<std::recursive_mutex>;
 
-std::map<uintptr_t, Range> ranges;
-std::vector<size_t> used_bytes(kMostDevices, 0);
+auto& ranges = forever<std::map<uintptr_t, Range>>();
+size_t used_bytes[kMostDevices] = {};
 
 // Counts memory of a device as used, if it has that much.
 bool take(int device, size_t bytes) {
@@ -46,7 +46,7 @@ bool take(int device, size_t bytes) {
 constexpr int kProtection = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 uintptr_t span_start = 0, span_end = 0;
-std::map<uintptr_t, size_t> gaps;
+auto& gaps = forever<std::map<uintptr_t, size_t>>();
 
 void reserve_span() {
   for (size_t bytes = size_t{1} << 45; bytes >= size_t{1} << 32; bytes >>= 1) {
@@ -144,8 +144,9 @@ class Parts {
   std::map<uintptr_t, uintptr_t> ends_;  // start to end
 };
 
-Parts written;  // may be other than zero
-Parts known;    // was copied or set; what is not known is what only a kernel could have written
+auto& written = forever<Parts>();  // may be other than zero
+// was copied or set; what is not known is what only a kernel could have written
+auto& known = forever<Parts>();
 long unknown_reads = 0;
 
 bool in_span(uintptr_t address) { return address >= span_start && address < span_end; }
@@ -174,6 +175,12 @@ bool is_device(const void* pointer) {
   if (after == ranges.begin()) return false;
   const auto& [start, range] = *std::prev(after);
   return address < start + range.bytes;
+}
+
+bool is_known(const void* start, size_t bytes) {
+  Lock lock(guard);
+  const auto address = reinterpret_cast<uintptr_t>(start);
+  return !bytes || !in_span(address) || known.contains(address, address + bytes);
 }
 
 void copy_bytes(void* to, const void* from, size_t bytes) {
@@ -273,7 +280,7 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   return cudaSuccess;
 }
 
-static std::map<uintptr_t, size_t> pinned;
+static auto& pinned = forever<std::map<uintptr_t, size_t>>();
 
 cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned) {
   *out = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);

@@ -15,6 +15,12 @@ namespace simulated {
 constexpr size_t kPage = size_t{2} << 20;
 constexpr int kMostDevices = 64;
 
+// Makes a value that is never destroyed: threads of torch call in while the process ends.
+template <typename Value, typename... Arguments>
+Value& forever(Arguments... arguments) {
+  return *new Value(arguments...);
+}
+
 // The GPU that all devices are, from the environment of the process.
 struct Gpu {
   std::string name;
@@ -44,6 +50,8 @@ void set_bytes(void* to, int value, size_t bytes);
 // A kernel would write here what is not known.
 void forget_bytes(void* start, size_t bytes);
 bool is_device(const void* pointer);
+// Whether every byte was copied or set, or computed from such; host memory always is.
+bool is_known(const void* start, size_t bytes);
 
 // --- streams.cpp ------------------------------------------------------------------------------
 

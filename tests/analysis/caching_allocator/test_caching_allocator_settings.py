@@ -79,6 +79,7 @@ def test_before_torch_2_10_the_rest_of_a_list_replaces_its_last_entry():
         ("max_split_size_mb:", "whole number"),
         ("large_segment_size_mb:10", "at least 11"),
         ("max_non_split_rounding_mb:1", "at least 20"),
+        ("garbage_collection_threshold:0.0", "between 0 and 1"),
         ("garbage_collection_threshold:1.0", "between 0 and 1"),
         ("garbage_collection_threshold:often", "between 0 and 1"),
         ("per_process_memory_fraction:1.5", "between 0 and 1"),

@@ -172,3 +172,23 @@ def test_a_mark_known_by_its_time_alone_falls_between_two_ranks():
     trace.marks["event"][-1] = -1
     trace.marks["time_ns"][-1] = trace.events["start_ns"][1]
     assert build_op_tree(trace).mark_ranks()[-1] == 0.5
+
+
+def test_a_mark_at_the_first_event_has_its_place_whatever_its_clock_says():
+    b = TraceBuilder()
+    mark = b.mark(MarkKind.BACKWARD_BEGIN)
+    b.read()
+    trace = b.build()
+    assert trace.marks["event"][mark] == 0
+    trace.marks["time_ns"][mark] = trace.events["start_ns"][-1] + 1
+    assert build_op_tree(trace).mark_ranks()[mark] == 0
+
+
+def test_a_node_that_the_first_event_calls_is_a_part_of_that_node():
+    b = TraceBuilder()
+    with (
+        b.op("OuterBackward", scope=Scope.BACKWARD_FUNCTION, is_operator=False) as outer,
+        b.op("InnerBackward", scope=Scope.BACKWARD_FUNCTION, is_operator=False) as inner,
+    ):
+        pass
+    assert build_op_tree(b.build()).backward_node[inner] == outer == 0

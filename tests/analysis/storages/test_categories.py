@@ -6,6 +6,7 @@ import pytest
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.storages.categories import CATEGORY_PASSES, decide
+from pytest_torchmem.analysis.storages.evidence import Evidence, RankWindow
 from pytest_torchmem.analysis.storages.explanation import Explanation
 from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
 from pytest_torchmem.values.contributors import Category
@@ -419,3 +420,49 @@ def test_a_pass_never_edits_its_input_and_the_first_claim_counts():
             assert claim.reason
     assert decide(facts, len(labels)).labels.tolist() == labels.tolist()
     assert label_of(profile, held) is Category.PARAMETER
+
+
+def evidence_until(b: TraceBuilder, last: int) -> Evidence:
+    """The evidence of a window that ends with the event of row ``last``."""
+    whole = analyze(b.build())
+    tree, storages = whole.tree, whole.storages
+    return Evidence(tree, storages, RankWindow(-0.5, float(tree.rank[last])), device=0)
+
+
+def test_what_the_last_event_of_a_window_names_was_touched_in_it():
+    b = TraceBuilder()
+    b.existing(8)
+    with b.op("aten::view", reads=[block := b.existing(4)]) as last:
+        pass
+    b.read(b.existing(16))
+    evidence = evidence_until(b, last)
+    assert evidence.storages.size_bytes[evidence.touched].tolist() == [block.size_bytes]
+
+
+def test_a_backward_pass_that_is_the_last_event_of_a_window_is_in_it():
+    b = TraceBuilder()
+    b.read()
+    with b.op("MulBackward0", scope=Scope.BACKWARD_FUNCTION, is_operator=False) as last:
+        pass
+    assert evidence_until(b, last).has_backward
+    assert not evidence_until(b, last - 1).has_backward
+
+
+def test_a_backward_pass_that_begins_with_the_last_event_of_a_window_is_in_it():
+    b = TraceBuilder()
+    b.read()
+    with b.backward():
+        last = b._rows["marks"][-1]["event"]
+    assert evidence_until(b, last).has_backward
+    assert not evidence_until(b, last - 1).has_backward
+
+
+def test_a_module_that_is_called_at_the_end_of_a_window_is_touched_in_it():
+    b = TraceBuilder()
+    weight = b.existing(8)
+    b.owner(weight, Ownership.PARAMETER, module=1, name="weight", mark=0)
+    b.read()
+    with b.module(1) as last:
+        pass
+    assert evidence_until(b, last).touched.any()
+    assert not evidence_until(b, last - 1).touched.any()

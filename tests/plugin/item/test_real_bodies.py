@@ -158,8 +158,8 @@ def test_a_region_s_failure_names_who_held_what_it_retained(pytester, monkeypatc
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "in 'forward', retained 6.0 MiB, 4.0 MiB over *, held at its end by model.last in "
-            "test_region, freed later",
+            "in 'forward', memory peaked at 8.0 MiB, +4.0 MiB (+100 %) over *, "
+            "held at its end by model.last in test_region, freed later",
             "what held it:",
             "    4.0 MiB in 1 storage: held at its end by model.last in test_region, freed later",
         ]
@@ -182,17 +182,25 @@ class TestClass:
     @pytest.mark.memory_budget(retained=0)
     def test_attribute(self):
         self.kept = torch.ones(1 << 18)
+
+
+@pytest.mark.memory_budget(growth=0)
+def test_growth(torchmem):
+    kept = []
+    for _ in torchmem.steps(2):
+        kept.append(torch.ones(1 << 18))
 """
 
 
-def test_an_assert_and_a_limit_name_who_holds_what_is_retained(pytester):
+def test_asserts_and_limits_name_who_holds_what_is_retained(pytester):
     pytester.makepyfile(test_kept=KEPT)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--torchmem-device=cpu")
-    result.assert_outcomes(failed=2)
+    result.assert_outcomes(failed=3)
     result.stdout.fnmatch_lines(
         [
             "E             largest 1.0 MiB of temporary from aten::ones (test_kept.py:8), "
             "still held by kept[[]0] in test_list (test_kept.py:*)",
             "retained 1.0 MiB, *, still held by an object of type test_kept.TestClass: kept",
+            "grew by 1.0 MiB per step, *, held at its end by kept[[]*] in test_growth, freed later",
         ]
     )

@@ -1,0 +1,66 @@
+"""Process groups: how ranks find each other, and the backends for the CPU."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qs, urlparse
+
+import torch.distributed as dist
+
+from pytest_torchmem.record.torch_api import Checked
+
+CHECKED: Final[Checked] = {
+    "torch.distributed.rendezvous._rendezvous_handlers": ("2.6.0", "2.15.0"),
+    "torch.distributed.distributed_c10d.ProcessGroupGloo": ("2.6.0", "2.15.0"),
+    "torch._C._distributed_c10d.FakeProcessGroup": ("2.6.0", "2.15.0"),
+}
+
+#: Makes the store of a rank of so many; yields it with both numbers.
+Rendezvous: TypeAlias = Callable[[int, int], Iterator[tuple[dist.Store, int, int]]]
+
+
+def replace_rendezvous(handler: Rendezvous) -> None:
+    """Let each address that torch knows (``env://``, ``tcp://``, ``file://``) lead to a handler."""
+    from torch.distributed.rendezvous import _rendezvous_handlers
+
+    def find(url: str, **_: object) -> Iterator[tuple[dist.Store, int, int]]:
+        # torch puts both numbers into the address, whether they came by argument or variable.
+        said = parse_qs(urlparse(url).query)
+        rank = said.get("rank", [os.environ.get("RANK", "0")])[0]
+        count = said.get("world_size", [os.environ.get("WORLD_SIZE", "1")])[0]
+        return handler(int(rank), int(count))
+
+    for scheme in _rendezvous_handlers:
+        _rendezvous_handlers[scheme] = find
+
+
+def make_gloo_without_partners() -> None:
+    """Let each new gloo group be torch's fake one: it connects to nobody and returns at once.
+
+    Its collectives leave what this rank has, or copy it to the places of the others.
+    """
+    if not dist.is_gloo_available():
+        return
+    groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    fake: Any = importlib.import_module("torch._C._distributed_c10d").FakeProcessGroup
+    real: Any = groups.ProcessGroupGloo
+
+    class Kind(type(real)):  # type: ignore[misc]  # the class of compiled classes
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, (real, fake))
+
+    class ProcessGroupGloo(real, metaclass=Kind):  # type: ignore[misc]  # its options stay
+        def __new__(cls, store: object, rank: int, size: int, *_: object, **__: object) -> Any:
+            # In 2.6 the class itself is called.
+            return getattr(fake, "_create_internal", fake)(rank, size)
+
+    # torch numbers gloo's collectives, to say which rank is behind. The fake group has no numbers.
+    fake._set_sequence_number_for_group = _no_number
+    groups.ProcessGroupGloo = ProcessGroupGloo
+
+
+def _no_number(group: object) -> None:
+    pass
