@@ -31,7 +31,7 @@ def processor_s() -> float:
     return sum(os.times()[:4])
 
 
-@dataclass
+@dataclass(eq=False)
 class Costs:
     """What each phase of each test took; workers send it with their reports."""
 

@@ -1,4 +1,4 @@
-"""What a file holds, whatever kind of file it is: measurements by test."""
+"""Files of every kind are read as the same: measurements by test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BASELINE_FOLDER: Final = "__torchmem__"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Which measurement it is: environment, test module, and the test within it."""
+    """The name of a measurement: environment, test module, and the test within it."""
 
     environment: str
     module: str
@@ -35,7 +35,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What one input holds.
+    """The measurements of one input.
 
     Attributes:
         name: The input as it was typed.

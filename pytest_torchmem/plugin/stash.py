@@ -1,4 +1,4 @@
-"""What the plugin keeps between hooks: every key, and when what it leads to ends.
+"""The state of the plugin between hooks: every key, and when its value ends.
 
 Nothing else of the plugin outlives a call, but for what the objects that these keys lead to hold.
 """
@@ -24,7 +24,7 @@ RUN: Final[pytest.StashKey[Run]] = pytest.StashKey()
 """The settings and the baselines; there once a test or an option asks for a measurement."""
 
 COLLECTOR: Final[pytest.StashKey[Collector]] = pytest.StashKey()
-"""What the tests measured; beside `RUN`, but not in a worker."""
+"""The measurements of all tests; beside `RUN`, but not in a worker."""
 
 RUNNING: Final[pytest.StashKey[Body]] = pytest.StashKey()
 """The body of the test that runs now; ends with the test."""
@@ -43,4 +43,4 @@ BODY: Final[pytest.StashKey[Body]] = pytest.StashKey()
 """The measured body."""
 
 PAYLOAD: Final[pytest.StashKey[dict[str, Json]]] = pytest.StashKey()
-"""What the test measured, until its next report takes it along."""
+"""The measurements of a test, until its next report takes them along."""

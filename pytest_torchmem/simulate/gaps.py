@@ -1,13 +1,14 @@
-"""What a simulated GPU cannot know, counted while a program runs on it."""
+"""The gaps of a simulated GPU: what it cannot know, counted while a program runs on it."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import dataclass
 from typing import Final
 
-from pytest_torchmem.simulate.process import simulated_here
-
+#: Says which GPU a process was started to see.
+GPU_VARIABLE: Final = "TORCHMEM_SIMULATED"
 # Their numbers in runtime/libraries.cpp.
 _LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuFFT")
 
@@ -26,6 +27,11 @@ class Gaps:
 
 
 NO_GAPS: Final = Gaps()
+
+
+def simulated_here() -> str:
+    """Return the GPU that this process was started to see, as it was written; ``""`` if none."""
+    return os.environ.get(GPU_VARIABLE, "")
 
 
 def gaps_so_far() -> Gaps:

@@ -1,16 +1,14 @@
-"""The environment of a process that is to see a simulated GPU, and what such a process can know."""
+"""The environment of a process that is to see a simulated GPU."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Final
 
+from pytest_torchmem.simulate.gaps import GPU_VARIABLE
 from pytest_torchmem.simulate.gpus import Gpu, parse_gpu
 from pytest_torchmem.simulate.torch_builds import CHECKED, TorchBuild, cache_folder
 from pytest_torchmem.simulate.world import World, entry_point_folder
-
-_GPU: Final = "TORCHMEM_SIMULATED"
 
 
 def variables(
@@ -28,7 +26,7 @@ def variables(
     folders = [str(built.site), *([str(entry_point_folder())] if world else [])]
     compiled = cache_folder() / "compiled" / built.version
     return {
-        _GPU: text,
+        GPU_VARIABLE: text,
         **_of_gpu(gpu),
         **(world.variables(gpu) if world else {}),
         "PYTHONPATH": _first(os.pathsep.join(folders), environment.get("PYTHONPATH", "")),
@@ -58,11 +56,6 @@ def _of_gpu(gpu: Gpu) -> dict[str, str]:
 
 def _first(entry: str, path: str) -> str:
     return os.pathsep.join([entry, path] if path else [entry])
-
-
-def simulated_here() -> str:
-    """Return the GPU that this process was started to see, as it was written; ``""`` if none."""
-    return os.environ.get(_GPU, "")
 
 
 def notice(built: TorchBuild) -> str:

@@ -69,7 +69,7 @@ class EntryError(BaselineError):
 
 @dataclass(frozen=True)
 class StoredEntries:
-    """What a file holds: the lines of each entry, by its key.
+    """The content of a file: the lines of each entry, by its key.
 
     They are kept as text. Most are never looked at, and a line that is written back is the line
     that was read.
@@ -84,7 +84,7 @@ class StoredEntries:
 
     @cached_property
     def origins(self) -> Mapping[str, list[str]]:
-        """What the numbers were made of: lines by key, read when somebody asks for an entry."""
+        """The contributors to the numbers: lines by key, read when somebody asks for an entry."""
         return read_origins(self.origins_path) if self.origins_path else {}
 
     def entry(self, key: str, path: Path) -> BaselineEntry:
@@ -286,7 +286,7 @@ def _parse(text: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class FileChanges:
-    """What to do to one file.
+    """The changes of one file.
 
     Attributes:
         written: Entries to add or replace.

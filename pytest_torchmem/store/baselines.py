@@ -1,4 +1,4 @@
-"""Where baselines are, which of them a test is compared with, and how sources are named in them."""
+"""Baselines are found, one is chosen for a test, and sources get the names that they have there."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ neither are files that a killed update left."""
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a measurement is compared with.
+    """The stored entry that a measurement is compared with.
 
     Attributes:
         entry: The stored entry.

@@ -16,7 +16,7 @@ LOCK: Final = ".lock"
 deleted file and whoever makes it anew would hold two locks."""
 
 PATIENCE_S: Final = 60.0
-"""How long a writer waits for another one. Writing takes milliseconds."""
+"""A writer waits so long for another one. Writing takes milliseconds."""
 
 _LITTER: Final = re.compile(r"\..+\.(\d+-[0-9a-f]{8}|lock(\.[0-9a-f]{8})?)")
 """Names of files that a killed run left: half-written ones, and the locks of earlier versions."""

@@ -1,4 +1,4 @@
-"""What the numbers of a baseline were made of: a file beside it, which nobody has to review.
+"""The contributors to a baseline's numbers: a file beside it, which nobody has to review.
 
 A failure names its cause by it. Each line is one entry: its key, the numbers that it explains, and
 its contributors. A line whose numbers are not those of the baseline explains nothing and is not

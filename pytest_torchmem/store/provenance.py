@@ -1,4 +1,4 @@
-"""Where and when numbers were measured: the commit, the versions, the rank."""
+"""The provenance of numbers: the commit, the versions and the rank that they were measured on."""
 
 from __future__ import annotations
 

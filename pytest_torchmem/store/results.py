@@ -19,7 +19,7 @@ FORMATS: Final = {1: "0.1.0: tests with windows, regions, pictures; baseline cha
 """Every format number ever written, and what it brought."""
 
 STATUSES: Final = ("failed", "not measured", "grown", "shrunk", "new", "ok")
-"""What a report says of a test, the most telling first."""
+"""The words of a report for a test, the most telling first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class TestReport:
 
     @property
     def standing(self) -> str:
-        """How `leading` stands to its limits and its baseline; ``""`` where it had neither."""
+        """The word for `leading` beside its limits and its baseline; ``""`` without either."""
         return self.measured.status_of(self.leading) if self.leading else ""
 
     @property
@@ -159,7 +159,7 @@ class RunReport:
 
     @property
     def headline(self) -> str:
-        """How many tests have each status, in words."""
+        """Count the tests of each status, in words."""
         counts = ", ".join(f"{count} {status}" for status, count in self.counts().items())
         return counts or "nothing was measured"
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchmem.simulate.process import simulated_here
+from pytest_torchmem.simulate.gaps import simulated_here
 from pytest_torchmem.simulate.torch_builds import cache_folder
 
 # pytester gives the programs it starts another home, where nothing is fetched or built.

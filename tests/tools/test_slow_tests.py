@@ -34,8 +34,11 @@ def test_each_test_has_the_processor_time_that_it_took(pytester, monkeypatch, wo
     monkeypatch.setenv("PYTEST_PLUGINS", "tools.slow_tests")
     monkeypatch.syspath_prepend(pytester._request.config.rootpath)
     pytester.makepyfile(SPENDS)
+    # Where a folder has hooks of its own, pytest keeps its plugins in a set.
+    pytester.mkdir("sub").joinpath("conftest.py").write_text("def pytest_runtest_setup(): pass\n")
+    pytester.path.joinpath("sub", "test_c.py").write_text("def test_c(): pass\n")
     monkeypatch.setattr("tools.slow_tests.TEST_S", 0.25)
     result = pytester.runpytest_inprocess("-p", "tools.slow_tests", *workers)
-    result.assert_outcomes(passed=2)
+    result.assert_outcomes(passed=3)
     result.stdout.re_match_lines([r" +0\.[3-9] s .*::test_a \(not marked\)"])
     result.stdout.no_re_match_line(r".*::test_b")

@@ -153,7 +153,7 @@ class FreeBlocks:
 
 
 class DeviceMemory:
-    """What the driver hands out: bytes up to a capacity, at addresses that only ever grow.
+    """The driver: it hands out bytes up to a capacity, at addresses that only ever grow.
 
     Growing addresses make equal blocks come out oldest segment first. Real addresses decide that
     in older releases, so a recording's can be given, in the order of the calls.

@@ -29,7 +29,7 @@ _address = attrgetter("address")
 
 
 def largest_growth(block: Block) -> int:
-    """How large a free block can become when what lies behind it is mapped."""
+    """Return how large a free block becomes when the memory behind it is mapped."""
     after = block.next
     return block.size + (after.size if after is not None and not after.mapped else 0)
 

@@ -1,4 +1,4 @@
-"""What a program asked of the allocator, in order: the simulator's input, as columns."""
+"""The requests of a program to the allocator, in order: the simulator's input, as columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_POOL: Final = 0
 
 
 class Request(enum.IntEnum):
-    """What one row of `Requests` asks for, and which of its columns it uses."""
+    """The request of one row of `Requests`, and the columns that it uses."""
 
     ALLOC = 0
     """Allocate ``size_bytes`` under ``key`` for ``stream`` from ``pool``."""

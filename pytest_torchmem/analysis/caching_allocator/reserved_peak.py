@@ -41,7 +41,7 @@ class ReservedPeak:
 
     @property
     def free_bytes(self) -> int:
-        """What was reserved and not in use."""
+        """The bytes that were reserved and not in use."""
         return self.reserved_bytes - self.active_bytes
 
     @property

@@ -29,7 +29,7 @@ _DEFAULTS = AllocatorSettings()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AllocatorRun:
-    """What the allocator's counters read after each request. All of it is estimated.
+    """The allocator's counters after each request. All of them are estimated.
 
     Row t is the state after request t. The counters are those of ``torch.cuda.memory_stats()``.
 
@@ -117,7 +117,7 @@ class Fit:
 
     @property
     def spare_bytes(self) -> int:
-        """What was never reserved."""
+        """The bytes that were never reserved."""
         return self.capacity_bytes - self.peak_reserved_bytes
 
     def __str__(self) -> str:

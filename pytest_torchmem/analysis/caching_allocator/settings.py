@@ -1,4 +1,4 @@
-"""What the allocator is told to do, and the sizes that follow from it alone.
+"""The allocator's settings, and the sizes that follow from them alone.
 
 Names, defaults and limits are those of torch's ``c10/core/AllocatorConfig.{h,cpp}`` and
 ``c10/cuda/CUDAAllocatorConfig.{h,cpp}`` (2.13, where every option below exists).
@@ -118,7 +118,7 @@ class AllocatorSettings:
         return -(-request_bytes // step) * step
 
     def segment_bytes(self, block_bytes: int) -> int:
-        """How much is asked of cudaMalloc when no cached block serves a block of this size."""
+        """Return how much cudaMalloc gets asked for when no cached block serves this size."""
         if block_bytes <= SMALL_LIMIT_BYTES:
             return SMALL_SEGMENT_BYTES
         if block_bytes < OWN_SEGMENT_BYTES:

@@ -49,7 +49,7 @@ _IN_HISTORY: Final = _COUNTED | {"retained"}
 
 
 class State(enum.Enum):
-    """Where a test is, seen from its body."""
+    """The place of a test, seen from its body."""
 
     BEFORE = "before the test body"
     WARMING_UP = "in a warm-up run"
@@ -67,7 +67,7 @@ class WarmupOver(BaseException):
 
 
 class Run:
-    """What the tests of one process share: the settings, and the baselines read so far."""
+    """The tests of one process share this: the settings, and the baselines read so far."""
 
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.settings = settings
@@ -167,8 +167,8 @@ class Body:
                 self._item.runtest()
 
     def measure_before(self) -> None:
-        """Where an update asks for several runs, measure all but the last. What the body raises
-        comes out; a run that cannot be measured leaves it to the last one to say so."""
+        """Measure all runs but the last, if an update asks for several. The body's exceptions come
+        out; the last run alone says that a run cannot be measured."""
         settings = self._run.settings
         compares = self._asked.baseline or _uses_fixture(self._item)
         if not settings.accepted or not compares or not can_rerun(self._item):
@@ -332,7 +332,7 @@ class Body:
 
     @property
     def allowance(self) -> Allowance:
-        """How far from its baseline a number of this test may be."""
+        """The distance from its baseline that a number of this test may have."""
         return self._asked.allowance
 
     @property

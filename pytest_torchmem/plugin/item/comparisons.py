@@ -24,7 +24,7 @@ from pytest_torchmem.values.units import KiB, format_apart, format_size
 
 _ORDERS: Final = ("<", "<=", ">", ">=", "==", "!=")
 _TOLD: Final = 3
-"""How many results with such a number are told, and of each how many categories."""
+"""A message names so many results with such a number, and so many categories of each."""
 
 
 def explain_comparison(

@@ -71,7 +71,7 @@ class JudgedWindow:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a whole test found; ``problem`` is a failure that is no number."""
+    """The verdicts of a whole test; ``problem`` is a failure that is no number."""
 
     windows: tuple[JudgedWindow, ...] = ()
     problem: str = ""

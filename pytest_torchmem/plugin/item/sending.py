@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.plugin.item.body import Run
 
 PICTURED_REGIONS: Final = 20
-"""How many of a test's regions have a timeline in a report without being checked."""
+"""So many regions of a test have a timeline in a report without being checked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""What is kept of a body that ended with an exception of its own.
+"""The measurements of a body that ended with an exception of its own.
 
-Its numbers are held against nothing, since it did not come to its end. They are worth having where
+They are held against nothing, since it did not come to its end. They are worth having where
 a report is asked for, and where memory itself ran out.
 """
 

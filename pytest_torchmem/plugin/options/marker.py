@@ -1,4 +1,4 @@
-"""What the markers of one test ask for, checked when the test is collected."""
+"""The markers of one test as values, checked when the test is collected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BASELINE_KEYS: Final = ("tolerance", "floor")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the markers of one test ask for.
+    """The requests of the markers of one test.
 
     Attributes:
         limits: Sizes by limit key, not yet computed where a callable was given, nor chosen where

@@ -1,4 +1,4 @@
-"""What pytest is told when it starts: options, ini names, markers, and which tests ask for us.
+"""Pytest learns these when it starts: options, ini names, markers, and which tests need us.
 
 Every run of pytest in which the plugin is installed pays for this module, so it imports nothing
 that a run may not need.

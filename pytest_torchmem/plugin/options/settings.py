@@ -1,4 +1,4 @@
-"""What a user can set for a whole run: command line beats ini file beats default."""
+"""The settings of a whole run: command line beats ini file beats default."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pytest_torchmem.values.units import parse_floor, parse_fraction
 
 
 class SummaryKind(enum.Enum):
-    """How much of the closing table is shown."""
+    """The part of the closing table that is shown."""
 
     SHORT = "short"
     ALL = "all"
@@ -34,14 +34,14 @@ class SummaryKind(enum.Enum):
 
 
 class LevelChoice(enum.Enum):
-    """How the level is chosen at which a body is looked at."""
+    """The rule by which a body gets the level at which it is measured."""
 
     AUTO = "auto"
     FULL = "full"
 
 
 class Timelines(enum.Enum):
-    """Which tests have a timeline in the report."""
+    """The tests that have a timeline in the report."""
 
     ALL = "all"
     FAILED = "failed"

@@ -47,7 +47,7 @@ from pytest_torchmem.report.text.changes import (
 )
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
-from pytest_torchmem.simulate.process import simulated_here
+from pytest_torchmem.simulate.gaps import simulated_here
 from pytest_torchmem.store.provenance import stamped
 from pytest_torchmem.store.results import RunReport
 from pytest_torchmem.values.baseline import Change
@@ -67,7 +67,7 @@ _BY_VERBOSITY: Final = (
     Detail.ALL,
     Detail.COMPOSITION,
 )
-"""What ``-qq``, ``-q``, nothing, ``-v`` and ``-vv`` ask for."""
+"""The detail of ``-qq``, ``-q``, nothing, ``-v`` and ``-vv``."""
 
 
 _WHOLE: Final = (
@@ -75,7 +75,7 @@ _WHOLE: Final = (
     pytest.ExitCode.TESTS_FAILED,
     pytest.ExitCode.NO_TESTS_COLLECTED,
 )
-"""How a run ends that came to its end."""
+"""The exit codes of a run that came to its end."""
 
 
 class Collector:

@@ -19,7 +19,7 @@ from pytest_torchmem.values.measured import MeasuredTest, RunSummary
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How a test ended, and where it is defined."""
+    """The outcome of a test, and the line that defines it."""
 
     outcome: str
     line: int

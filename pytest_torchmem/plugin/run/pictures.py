@@ -1,4 +1,4 @@
-"""What a report wants of a measured body beyond its numbers."""
+"""A report shows these of a measured body beside its numbers."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from pytest_torchmem.plugin.options.option_table import simulation_asked, world_asked
+from pytest_torchmem.simulate.gaps import simulated_here
 from pytest_torchmem.simulate.gpus import parse_gpu
-from pytest_torchmem.simulate.process import notice, simulated_here, variables
+from pytest_torchmem.simulate.process import notice, variables
 from pytest_torchmem.simulate.torch_builds import torch_build
 from pytest_torchmem.simulate.world import parse_world
 from pytest_torchmem.values.errors import SimulationError

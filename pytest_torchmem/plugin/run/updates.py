@@ -1,4 +1,4 @@
-"""What a run changes in the baselines: planned as values, shown or written last."""
+"""The changes of a run to the baselines: planned as values, shown or written last."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMPARED: Final = (Change.SAME, Change.WITHIN, Change.NEW, Change.GROWN, Change
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """How the tests of a run ended, by node id.
+    """The endings of the tests of a run, by node id.
 
     Attributes:
         seen: Tests that were started.
@@ -43,7 +43,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """What is to happen to one baseline file.
+    """The plan for one baseline file.
 
     Attributes:
         module: The test module.

@@ -10,8 +10,7 @@ from typing import Final, ParamSpec, TypeVar
 import torch
 
 from pytest_torchmem.contexts import gc_paused
-from pytest_torchmem.record.owners.inner_tensors import values_of
-from pytest_torchmem.record.owners.places import places_of, storages_of
+from pytest_torchmem.record.owners.places import places_of, storages_of, values_of
 from pytest_torchmem.record.patches.python_tracing import TracingPause
 from pytest_torchmem.record.torch_api import dispatcher
 from pytest_torchmem.record.torch_api.dynamo import set_frame_callback
