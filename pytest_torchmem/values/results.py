@@ -117,7 +117,7 @@ class Holder:
         if self.fate is Fate.FREED_LATER:
             return f"{self.fate.value} by {self.by}, freed later" if self.by else "freed later"
         if self.fate is Fate.NOT_LOOKED_FOR:
-            return self.fate.value
+            return f"{self.fate.value}"
         return f"{self.fate.value} by {self.by or 'something that no name leads to'}"
 
 
