@@ -34,7 +34,6 @@ const torchmemUnits = (() => {
     const percent = (100 * change) / before;
     const digits = Math.abs(percent) >= 0.95 ? 0 : 1;
     if (Math.abs(percent) < 0.05) return "";
-    if (!rounded(percent, digits)) return "";
     return `${percent > 0 ? "+" : ""}${rounded(percent, digits).toLocaleString("en", { minimumFractionDigits: digits })} %`;
   }
 
