@@ -57,7 +57,7 @@ def main() -> None:
         release = row["torch"]
         table.append(
             [model, plan, ranks]
-            + [f"{row[key] / GIB:.3f}" for key in ("shards", "between_steps", "workspaces", "peak")]
+            + [_gib(row.get(key)) for key in ("shards", "between_steps", "workspaces", "peak")]
             + [f"{took_s:.0f}"]
         )
         print(*table[-1], flush=True)
@@ -68,6 +68,10 @@ def main() -> None:
         "GiB of requested memory. `python benchmarks/simulated_world.py` made the table and says "
         f"what its columns mean.\n\n{text}\n"
     )
+
+
+def _gib(size_bytes: int | None) -> str:
+    return "out of memory" if size_bytes is None else f"{size_bytes / GIB:.3f}"
 
 
 if __name__ == "__main__":

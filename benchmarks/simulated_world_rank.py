@@ -183,25 +183,26 @@ def main() -> None:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     ranks = dist.get_world_size()
     model = build(shape, plan, ranks)
-    optimizer = train(model, shape, plan, ranks)
-    torch.cuda.synchronize()
-    torch.empty(1, device="cuda")  # the allocator takes back what streams have done with
-    stats = torch.cuda.memory_stats()
     layers = shape.layers // 8 if plan == STAGE else None
     with torch.device("meta"):
         parameters = sum(p.numel() for p in Model(shape, 0, layers).parameters())
-    parts = 1 if plan in ("DDP", STAGE) else ranks
+    # A float32 parameter and its two states of AdamW.
+    shards = 12 * parameters // (1 if plan in ("DDP", STAGE) else ranks)
+    row = {"torch": torch.__version__, "shards": shards}
+    try:
+        optimizer = train(model, shape, plan, ranks)
+    except torch.OutOfMemoryError:
+        print(json.dumps(row))
+        return
+    torch.cuda.synchronize()
+    torch.empty(1, device="cuda")  # the allocator takes back what streams have done with
+    stats = torch.cuda.memory_stats()
     between_steps = stats["requested_bytes.all.current"]
     torch._C._cuda_clearCublasWorkspaces()
     without = torch.cuda.memory_stats()["requested_bytes.all.current"]
-    row = {
-        "torch": torch.__version__,
-        # A float32 parameter and its two states of AdamW.
-        "shards": 12 * parameters // parts,
-        "between_steps": between_steps,
-        "workspaces": between_steps - without,
-        "peak": stats["requested_bytes.all.peak"],
-    }
+    row["between_steps"] = between_steps
+    row["workspaces"] = between_steps - without
+    row["peak"] = stats["requested_bytes.all.peak"]
     print(json.dumps(row))
     del optimizer
 
