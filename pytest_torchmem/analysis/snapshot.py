@@ -396,16 +396,22 @@ def _frames_at_the_end(
 
 
 class _SiteReader:
-    """Reads stacks; equal stacks are one object in a snapshot more often than not."""
+    """Reads stacks; equal stacks are one object in a snapshot more often than not.
+
+    Where they are not, their sites have one stack all the same.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Sequence[StackFrame], Site]] = {}
+        self._stacks: dict[tuple[Source, ...], tuple[Source, ...]] = {}
 
     def read(self, frames: Sequence[StackFrame]) -> Site:
         known = self._known.get(id(frames))
         if known is None:
             # The frames are kept with the answer: another list could get the id of a dropped one.
-            known = self._known[id(frames)] = (frames, _site(frames))
+            site = _site(frames)
+            site = replace(site, stack=self._stacks.setdefault(site.stack, site.stack))
+            known = self._known[id(frames)] = (frames, site)
         return known[1]
 
 

@@ -106,6 +106,7 @@ class Finding:
         growths: What grew, the most telling first, when there was a baseline to compare with.
         cause: The cause in words, ``""`` for none.
         causes: The contributors that these words are about; empty for none.
+        others: What else came and went, in words that follow; ``""`` for nothing.
         allowed: What the baseline allows: ``tolerance 2 %``; ``""`` without one.
     """
 
@@ -116,12 +117,13 @@ class Finding:
     growths: tuple[Difference, ...] = ()
     cause: str = ""
     causes: tuple[Contributor, ...] = ()
+    others: str = ""
     allowed: str = ""
 
     @property
     def sentence(self) -> str:
         """Both numbers and the largest cause, on one line."""
-        return f"{self.numbers}: {self.cause}" if self.cause else self.numbers
+        return f"{self.numbers}: {self.cause}{self.others}" if self.cause else self.numbers
 
     @property
     def shown(self) -> str:

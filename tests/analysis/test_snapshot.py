@@ -113,6 +113,10 @@ def test_blocks_have_their_whole_stacks_and_one_site_may_have_several():
     # What torch calls differently on the way is still the user's one line.
     assert [c.size_bytes for c in snapshot.contributors_at(3)] == [8 * MiB, 7 * MiB]
     assert [len(site.stack) for site in snapshot.sites.values()] == [3, 2, 1]
+    # Of equal stacks that the file has twice one is kept.
+    for alloc in allocs[1:]:
+        alloc["frames"] = [dict(frame) for frame in stacks[0]]
+    assert len({id(site.stack) for site in read_snapshot(data).sites.values()}) == 1
 
 
 def test_what_is_there_at_both_ends_keeps_the_stack_of_its_block():

@@ -89,10 +89,17 @@ def precedes(one: Contributor, other: Contributor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The cause of a growth in words, and the contributors that the words are about."""
+    """The cause of a growth.
+
+    Attributes:
+        text: It in words.
+        contributors: What the words are about.
+        others: What else came and went, in words that follow; ``""`` for nothing.
+    """
 
     text: str
     contributors: tuple[Contributor, ...]
+    others: str
 
 
 def cause_of(growths: Sequence[Difference], excess_bytes: int, key: str) -> Cause:
@@ -109,17 +116,16 @@ def cause_of(growths: Sequence[Difference], excess_bytes: int, key: str) -> Caus
     else:
         text, told = _text(growths[0], key), (growths[0],)
         contributors = (growths[0].contributor,)
-    others = [g for g in growths if g not in told]
-    grown_bytes = sum(g.size_bytes for g in growths)
-    rest = sum(g.size_bytes for g in others)
-    elsewhere = excess_bytes - grown_bytes
+    rest = sum(g.size_bytes for g in growths if g not in told)
+    elsewhere = excess_bytes - sum(g.size_bytes for g in growths)
     if elsewhere > 0:
         rest, elsewhere = rest + elsewhere, 0
+    others = ""
     if _NEGLIGIBLE * rest > excess_bytes:
-        text += f", {format_change(rest)} from others"
+        others += f", {format_change(rest)} from others"
     if _NEGLIGIBLE * -elsewhere > excess_bytes:
-        text += f", {format_change(elsewhere)} elsewhere"
-    return Cause(text, contributors)
+        others += f", {format_change(elsewhere)} elsewhere"
+    return Cause(text, contributors, others)
 
 
 def _text(growth: Difference, key: str) -> str:

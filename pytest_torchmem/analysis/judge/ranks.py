@@ -131,7 +131,8 @@ class RankResults:
         high, small = format_apart(top.result.peak.total, low.result.peak.total)
         found = differences(top.result.peak.live, low.result.peak.live)
         growths = most_telling_first((d for d in found if d.size_bytes > 0), self.spread_bytes)
-        cause = f": {cause_of(growths, self.spread_bytes, 'total').text}" if growths else ""
+        found_cause = cause_of(growths, self.spread_bytes, "total") if growths else None
+        cause = f": {found_cause.text}{found_cause.others}" if found_cause else ""
         over = format_size(self.spread_bytes - allowed_bytes)
         return [
             f"rank {top.rank} of {len(self)} peaked at {high} and rank {low.rank} at {small}, "

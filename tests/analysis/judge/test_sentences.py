@@ -83,6 +83,16 @@ def test_the_holder_that_is_named_is_that_of_the_cause_not_the_largest():
     assert explained.result.retained.holders[0].by == "the fixture 'net'.grad"
 
 
+def test_who_holds_a_cause_follows_it_also_where_the_peak_is_what_grew():
+    held = (Held(Holder(8 * MiB, 1, Fate.HELD, "net.CACHE"), LEAK),)
+    entry = BaselineEntry.of(result(replace(OTHER, size_bytes=24 * MiB)))
+    verdict = judge_baseline(result(OTHER, LEAK), entry, Allowance(0.02, MiB))
+    assert explain_retained(verdict, lambda: held).sentence == (
+        "memory peaked at 28.0 MiB, +4.0 MiB (+17 %) over the baseline of 24.0 MiB: +8.0 MiB of "
+        "temporary from aten::ones (net.py:7), still held by net.CACHE, -4.0 MiB elsewhere"
+    )
+
+
 def test_a_known_holder_is_named_before_what_was_not_looked_for():
     held = (
         Held(Holder(6 * MiB, 4, Fate.NOT_LOOKED_FOR, ""), LEAK),
