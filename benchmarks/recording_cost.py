@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,8 +29,6 @@ from tabulate import tabulate
 from torch import nn
 
 from pytest_torchmem.measuring.body import BodyMeasurement
-
-OPERATORS = 20_000
 
 
 def small_test() -> Callable[[], object]:
@@ -42,11 +41,11 @@ def small_test_beside_transformers() -> Callable[[], object]:
     return small_test()
 
 
-def tiny_operators() -> Callable[[], object]:
+def tiny_operators(count: int) -> Callable[[], object]:
     x = torch.ones(3)
 
     def body() -> None:
-        for _ in range(OPERATORS):
+        for _ in range(count):
             x + 1
 
     return body
@@ -69,7 +68,7 @@ BODIES = {
     "first small test": (small_test, 0),
     "small test": (small_test, 20),
     "small test, transformers imported": (small_test_beside_transformers, 20),
-    f"{OPERATORS:,} tiny operators": (tiny_operators, 0),
+    **{f"{n:,} tiny operators": (partial(tiny_operators, n), 0) for n in (20_000, 100_000)},
     "import of scipy.stats and sklearn.ensemble": (an_import, 0),
     "first torch.compile": (a_compilation, 0),
 }

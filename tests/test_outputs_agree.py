@@ -79,7 +79,7 @@ MODEL = [
     ),
     (
         ended("within", window(Change.WITHIN, 10 * MiB, 10 * MiB + 4096)),
-        ("ok", "10.0 MiB", "within tolerance, +4.0 KiB (+0.0 %)"),
+        ("ok", "10.0 MiB", "within tolerance, +4.0 KiB"),
     ),
     (
         ended("within_elsewhere", window(Change.WITHIN, 10 * MiB, 10 * MiB)),

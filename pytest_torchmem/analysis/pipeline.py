@@ -12,7 +12,7 @@ import numpy as np
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
 from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
-from pytest_torchmem.analysis.events.running import Running, out_of_memory_ranks, running_at
+from pytest_torchmem.analysis.events.running import out_of_memory_ranks, running_at
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
 from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.judge.holders import LeftBehind
@@ -39,6 +39,7 @@ from pytest_torchmem.analysis.storages.timeline import (
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.errors import TraceError
 from pytest_torchmem.values.findings import Difference
+from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind, Trace
 from pytest_torchmem.values.units import format_size
@@ -322,7 +323,7 @@ class MemoryProfile(GpuQuestions):
         return find_device_queue(self.tree)
 
     @property
-    def running_at_peak(self) -> Running:
+    def running_at_peak(self) -> tuple[Span, ...]:
         """The annotations and operators that were running when the footprint was largest."""
         timeline, ranks = self._timeline
         return running_at(self.tree, float(ranks[timeline.peak_row]))

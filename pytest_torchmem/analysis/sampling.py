@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchmem.analysis.blocks import StorageLives, find_blocks, find_modules
+from pytest_torchmem.analysis.events.memory_events import start_ns
+from pytest_torchmem.analysis.events.metrics import self_times
 from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.values.contributors import Category, Contributor, Source
@@ -24,6 +26,7 @@ MOMENTS: Final = 400
 
 TRACKS: Final = 40
 OPERATORS: Final = 50
+_IDLE: Final = 50
 _NAMED_PER_MOMENT: Final = 4
 _SPANS: Final = {
     MarkKind.REGION_BEGIN: ("region", MarkKind.REGION_END),
@@ -39,15 +42,17 @@ def sketch(profile: MemoryProfile, moments: int = MOMENTS) -> Picture:
         return sketch_timeline(timeline)
     rows = chosen_rows(timeline, moments)
     held = _held_in(profile, rows)
-    calls = _calls(profile)
+    calls, times = _calls(profile)
     storages = np.flatnonzero(profile.evidence.counted).tolist()
-    return with_holders(
+    picture = with_holders(
         sketch_timeline(timeline, moments),
         held,
         calls,
-        find_spans(profile),
+        (*find_spans(profile), *find_idle(profile)),
         lambda place: profile.attribution.stack(storages[place]),
     )
+    timed = (replace(use, self_time_ns=times.get(use.operator, 0)) for use in picture.operators)
+    return replace(picture, operators=tuple(timed), running=profile.running_at_peak)
 
 
 def with_holders(
@@ -209,12 +214,30 @@ def _held_in(profile: MemoryProfile, rows: NDArray[np.int64]) -> Holdings:
     return Holdings.over(rows, lives, profile.evidence.made[found])
 
 
-def _calls(profile: MemoryProfile) -> dict[str, int]:
+def _calls(profile: MemoryProfile) -> tuple[dict[str, int], dict[str, int]]:
+    """How often each operator ran within the window, and for how long, without what it called."""
     trace, window = profile.tree.trace, profile.window
     inside = (profile.tree.rank >= window.begin) & (profile.tree.rank <= window.end)
     inside &= trace.events["kind"] == EventKind.TORCH_OP
-    names, counts = np.unique(trace.events["name"][inside], return_counts=True)
-    return {trace.strings[n]: c for n, c in zip(names.tolist(), counts.tolist(), strict=True)}
+    numbers, group, counts = np.unique(
+        trace.events["name"][inside], return_inverse=True, return_counts=True
+    )
+    times = np.zeros(len(numbers), np.int64)
+    np.add.at(times, group, self_times(profile.tree)[inside])
+    names = [trace.strings[number] for number in numbers.tolist()]
+    return (
+        dict(zip(names, counts.tolist(), strict=True)),
+        dict(zip(names, times.tolist(), strict=True)),
+    )
+
+
+def find_idle(profile: MemoryProfile) -> Iterator[Span]:
+    """Yield the longest stretches in which the GPU's queue had run dry, where kernels are known."""
+    idle, begin = profile.queue.idle, start_ns(profile.tree)
+    longest = np.argsort(idle.begins_ns - idle.ends_ns, kind="stable")[:_IDLE]
+    for place in np.sort(longest).tolist():
+        at, until = int(idle.begins_ns[place]), int(idle.ends_ns[place])
+        yield Span("idle", "", at - begin, until - begin)
 
 
 def find_spans(profile: MemoryProfile) -> Iterator[Span]:

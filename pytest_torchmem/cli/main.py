@@ -117,6 +117,11 @@ def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     command = commands.add_parser("show", help="what a file holds, as text", epilog=_EPILOG)
     command.add_argument("file", type=Path)
     command.add_argument("test", nargs="?", default="", help="everything about tests named so")
+    command.add_argument(
+        "--operators",
+        action="store_true",
+        help="what ran at the peak, and operators with their memory and time; of a trace, too",
+    )
     command.set_defaults(run=_show)
 
 
@@ -283,6 +288,9 @@ def _write_page(path: Path, text: str) -> None:
 
 
 def _show(options: argparse.Namespace) -> Exit:
+    if options.operators:
+        print(show.operators(options.file, options.test))
+        return Exit.OK
     measurements = read_measurements(options.file, unjudged=True)
     if not options.test:
         print(show.table(measurements))

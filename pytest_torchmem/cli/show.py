@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from pytest_torchmem.cli.inputs import Key, Measurements, windows_of
+from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.cli.inputs import Key, Measurements, read_measurements, windows_of
+from pytest_torchmem.cli.recordings import Recording, kind_of
+from pytest_torchmem.measuring.events import read_events
 from pytest_torchmem.report.page.sparkline import timeline_lines
-from pytest_torchmem.report.text.tables import ANY_WIDTH, largest, live_table
+from pytest_torchmem.report.text.tables import ANY_WIDTH, aligned, largest, live_table
 from pytest_torchmem.report.text.terminal import holder_lines
 from pytest_torchmem.values.baseline import BaselineEntry
+from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.measured import Window
-from pytest_torchmem.values.units import format_size
+from pytest_torchmem.values.picture import OperatorUse, Span
+from pytest_torchmem.values.trace import load_trace
+from pytest_torchmem.values.units import format_size, format_time
 
 
 def table(measurements: Measurements) -> str:
@@ -69,6 +76,50 @@ def details(
         lines += holder_lines(window.result.retained.holders) if window else []
         blocks.append("\n".join(lines))
     return "\n\n\n".join(blocks)
+
+
+def operators(path: Path, pattern: str) -> str:
+    """Return what ran at the peak of each measurement with ``pattern`` in its name, and how long.
+
+    Of a stored trace it is the table of all calls, and what held the GPU up. Raises `ReportError`
+    where no such measurement has a timeline.
+    """
+    if kind_of(path) is Recording.TRACE:
+        profile = analyze(load_trace(path))
+        events = read_events(profile)
+        blocks = [*_running(profile.running_at_peak), "", events.table("self_allocated_bytes", 40)]
+        kernels = len(events.metrics.queue.entry_depth)
+        return "\n".join([*blocks, *([events.optimizable(3)] if kernels else [])])
+    measurements = read_measurements(path, unjudged=True)
+    found = [
+        "\n".join([name, *_running(window.picture.running), *_uses(window.picture.operators)])
+        for name, window in _windows(measurements)
+        if pattern in name and window.picture and window.picture.operators
+    ]
+    if not found:
+        raise ReportError(f"{path} has no timeline of a test with {pattern!r} in its name")
+    return "\n\n\n".join(found)
+
+
+def _running(spans: Sequence[Span]) -> Iterator[str]:
+    yield "what ran at the peak:" if spans else "no operator ran at the peak"
+    for depth, span in enumerate(spans):
+        yield f"  {'  ' * depth}{span.name}  {format_time(span.end_ns - span.begin_ns)}"
+
+
+def _uses(uses: Sequence[OperatorUse]) -> list[str]:
+    rows = [
+        (
+            use.operator,
+            use.calls,
+            format_time(use.self_time_ns) if use.self_time_ns else "",
+            format_size(use.allocated_bytes),
+            format_size(use.at_peak_bytes),
+        )
+        for use in uses
+    ]
+    headers = ["operator", "calls", "own time", "allocated", "live at the peak"]
+    return ["", "operators that allocated:", *aligned(rows, headers, "lrrrr")]
 
 
 def _figures(entry: BaselineEntry) -> Iterator[str]:

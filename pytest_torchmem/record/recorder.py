@@ -216,7 +216,10 @@ class Recorder:
             self._watch.sample_end(stop)
         finally:
             self._restore()
-        return self._assemble()
+        trace = self._assemble()
+        # The analysis needs memory, too.
+        self._segments.clear()
+        return trace
 
     def paused(self) -> Around[None]:
         """Leave what happens in the block out of the recording.

@@ -42,12 +42,14 @@ class OperatorUse:
         calls: How often it ran.
         allocated_bytes: What it allocated in all.
         at_peak_bytes: How much of that was live at the peak.
+        self_time_ns: How long its calls took, without what they called; 0 where it is not known.
     """
 
     operator: str
     calls: int
     allocated_bytes: int
     at_peak_bytes: int
+    self_time_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,7 @@ class Picture:
         tracks: The contributors that matter at some moment, the largest first.
         operators: The operators that allocated most, those of the peak first.
         spans: Named stretches of time.
+        running: What ran at the peak, outermost first: labels and operators.
         estimated: True when the numbers were not measured; times then count graph nodes.
         modules: What each module holds at the peak, the largest first.
         blocks: Storages one by one.
@@ -199,6 +202,7 @@ class Picture:
     estimated: bool = False
     modules: tuple[ModuleShare, ...] = ()
     blocks: Blocks = field(default_factory=Blocks)
+    running: tuple[Span, ...] = ()
     _totals: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -255,9 +259,11 @@ class Picture:
                 for t in self.tracks
             ],
             "operators": [
-                [o.operator, o.calls, o.allocated_bytes, o.at_peak_bytes] for o in self.operators
+                [o.operator, o.calls, o.allocated_bytes, o.at_peak_bytes, o.self_time_ns]
+                for o in self.operators
             ],
             "spans": [[s.kind, s.name, s.begin_ns, s.end_ns] for s in self.spans],
+            "running": [[s.kind, s.name, s.begin_ns, s.end_ns] for s in self.running],
             "estimated": self.estimated,
             "modules": [[m.module, m.category.value, m.size_bytes] for m in self.modules],
             "blocks": self.blocks.to_json() if self.blocks.rest else {},
@@ -278,7 +284,8 @@ class Picture:
             operators=tuple(OperatorUse(*row) for row in data["operators"]),
             spans=tuple(Span(*row) for row in data["spans"]),
             estimated=data["estimated"],
-            # Earlier files have neither modules nor blocks.
+            # Earlier files have neither modules nor blocks, nor what ran at the peak.
+            running=tuple(Span(*row) for row in data.get("running", ())),
             modules=tuple(
                 ModuleShare(module, Category(category), size_bytes)
                 for module, category, size_bytes in data.get("modules", ())

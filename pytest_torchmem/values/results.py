@@ -100,9 +100,10 @@ class Holder:
         size_bytes: The bytes of all storages with this answer.
         count: How many storages.
         fate: What becomes of them.
-        by: The way to them (``models.CACHE['last']``), for garbage the class or function that
-            closes the cycle, for what was freed later the way to them when the region ended; ``""``
-            where it could not be found or was not looked for.
+        by: The way to them (``models.CACHE['last']``); for garbage the class or function that
+            closes the cycle and the way from there (``net.Model: losses[0]``); for what was freed
+            later the way to them when the region or the last step ended. ``""`` where it could not
+            be found or was not looked for.
     """
 
     size_bytes: int
@@ -115,7 +116,9 @@ class Holder:
             return f"{self.fate.value}" + (f", in a cycle of {self.by}" if self.by else "")
         if self.fate is Fate.FREED_LATER:
             return f"{self.fate.value} by {self.by}, freed later" if self.by else "freed later"
-        return f"{self.fate.value} by {self.by}" if self.by else self.fate.value
+        if self.fate is Fate.NOT_LOOKED_FOR:
+            return f"{self.fate.value}"
+        return f"{self.fate.value} by {self.by or 'something that no name leads to'}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

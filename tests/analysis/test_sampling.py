@@ -1,17 +1,21 @@
 """Pictures: small, and exact wherever they say anything."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.analysis.sampling import sketch, sketch_timeline
 from pytest_torchmem.analysis.storages.timeline import Timeline, live_at
 from pytest_torchmem.measuring.body import BodyMeasurement
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.picture import Picture
+from pytest_torchmem.values.trace import DEVICE_EVENT, DeviceEventKind
+from tests.builders import TraceBuilder
 
 COLUMNS = len(Category)
 
@@ -120,6 +124,43 @@ def test_operators_add_up_to_what_was_allocated(recorded):
     assert allocated_bytes == profile.storages.size_bytes[made].sum()
     assert all(use.calls > 0 for use in picture.operators if use.operator.startswith("aten::"))
     assert sum(o.at_peak_bytes for o in picture.operators) <= profile.peak.total
+
+
+def test_operators_have_their_own_time_and_what_ran_at_the_peak_is_known():
+    b = TraceBuilder()
+    with b.op("aten::outer"):
+        with b.op("aten::inner"):
+            b.alloc(4)
+        with b.op("aten::inner"):
+            b.alloc(8)
+    picture = sketch(analyze(b.build()))
+    (use,) = picture.operators
+    assert (use.operator, use.calls, use.allocated_bytes) == ("aten::inner", 2, 12)
+    events = analyze(b.build()).tree.trace.events
+    durations = (events["end_ns"] - events["start_ns"])[events["end"] - np.arange(len(events)) > 1]
+    assert use.self_time_ns == durations[1] + durations[2] > 0
+    assert [span.name for span in picture.running] == ["aten::outer", "aten::inner"]
+    assert Picture.from_json(picture.to_json()) == picture
+    older = {**picture.to_json(), "operators": [["aten::outer", 1, 12, 12]]}
+    del older["running"]
+    assert Picture.from_json(older).operators[0].self_time_ns == 0
+
+
+def test_where_a_gpu_s_queue_ran_dry_is_a_span():
+    b = TraceBuilder()
+    with b.op("aten::mm"):
+        b.alloc(4)
+    trace = b.build()
+    start = int(trace.events["start_ns"].min())
+    kernel, launch = int(DeviceEventKind.KERNEL), int(DeviceEventKind.LAUNCH)
+    rows = [
+        (launch, 1, start + 1, start + 2, 0, -1, -1),
+        (kernel, 1, start + 2, start + 3, 0, 0, 0),
+    ]
+    trace = replace(trace, device_events=np.array(rows, DEVICE_EVENT))
+    spans = [span for span in sketch(analyze(trace)).spans if span.kind == "idle"]
+    assert [(span.begin_ns, span.end_ns) for span in spans] == [(0, 1)]
+    assert not [s for s in sketch(analyze(b.build())).spans if s.kind == "idle"]
 
 
 def test_an_operator_before_a_region_allocated_nothing_in_it():

@@ -156,3 +156,13 @@ def test_the_differences_stay_what_a_program_reads(command, tmp_path):
     text = (tmp_path / "diff.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in text
     assert "<td>same</td>" in text[text.index("<noscript>") :]
+
+
+def test_a_change_within_the_tolerance_is_counted_and_fits_a_phone(command, open_page, tmp_path):
+    before = run_of(tmp_path / "a.json", test_x=MiB)
+    after = run_of(tmp_path / "b.json", test_x=MiB + 4096, test_y=MiB)
+    command("diff", before, after, "-o", "diff.html")
+    page = open_page()
+    assert "within tolerance 1" in page.locator(".tools .chips button").all_inner_texts()
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -10,8 +10,10 @@ from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.findings import Finding, FindingKind, Verdict
 from pytest_torchmem.values.measured import MeasuredTest, Window, unjudged
+from pytest_torchmem.values.picture import OperatorUse, Picture, Span
 from pytest_torchmem.values.results import Fate, Holder
 from pytest_torchmem.values.units import MiB
+from tests.builders import TraceBuilder
 from tests.cli.files import CPU, A, measured, results
 from tests.results import contributor, result
 
@@ -120,3 +122,51 @@ def test_an_estimated_number_is_named_so(command, tmp_path):
     assert "estimated" in command("show", "a.json", "test_x")[1]
     grown = results(tmp_path / "b.json", {"t.py::test_x": 9 * MiB})
     assert "estimated" in command("diff", "a.json", grown)[1]
+
+
+def test_what_ran_at_the_peak_is_shown_with_its_time(command, tmp_path):
+    test = measured("test_a.py::test_x", MiB, CPU)
+    (window,) = test.measured.windows
+    picture = Picture(
+        times_ns=(0, 5),
+        rows=(0, 1),
+        change_count=2,
+        levels={Category.ACTIVATION: (0, MiB)},
+        operators=(OperatorUse("aten::mm", 3, 2 * MiB, MiB, 1_500_000),),
+        running=(
+            Span("running", "step", 0, 9_000_000),
+            Span("running", "aten::mm", 0, 2_000_000),
+        ),
+    )
+    test = replace(
+        test, measured=replace(test.measured, windows=(replace(window, picture=picture),))
+    )
+    (tmp_path / "a.json").write_text(render_run(RunReport((test,))))
+    assert command("show", "a.json", "test_x", "--operators")[1].splitlines() == [
+        "test_a.py::test_x",
+        "what ran at the peak:",
+        "  step  9.000 ms",
+        "    aten::mm  2.000 ms",
+        "",
+        "operators that allocated:",
+        "operator      calls    own time    allocated    live at the peak",
+        "aten::mm          3    1.500 ms      2.0 MiB             1.0 MiB",
+    ]
+    code, _, error = command("show", "a.json", "test_z", "--operators")
+    assert code == Exit.BAD_INPUT
+    assert "no timeline of a test with 'test_z'" in error
+
+
+def test_the_operators_of_a_trace_are_shown(command, tmp_path):
+    b = TraceBuilder()
+    with b.op("aten::outer"), b.op("aten::inner"):
+        b.alloc(MiB)
+    b.build().save(tmp_path / "body.trace")
+    lines = command("show", "body.trace", "--operators")[1].splitlines()
+    assert lines[:3] == [
+        "what ran at the peak:",
+        "  aten::outer  0.003 us",
+        "    aten::inner  0.001 us",
+    ]
+    assert lines[5].split()[:2] == ["aten::inner", "1"]
+    assert "1.0 MiB" in lines[5]

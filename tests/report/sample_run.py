@@ -67,6 +67,10 @@ def picture(scale=MiB):
             Span("backward", "", 24 * MS, 44 * MS),
             Span("optimizer", "", 47 * MS, 58 * MS),
         ),
+        running=(
+            Span("running", "attention", 20 * MS, 32 * MS),
+            Span("running", "aten::_to_copy", 21 * MS, 22 * MS),
+        ),
     )
 
 

@@ -149,7 +149,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
     def made_outside(self, tensor: torch.Tensor, operator: str) -> None:
         """Record a tensor that C++ made without the dispatcher noticing."""
         made = self._ledger.add(tensor, Category.UNKNOWN, 2 * self._ledger.operator_count + 1)
-        self._append(operator, sys._getframe(1), makes=(made,))
+        self._append(operator, sys._getframe().f_back, makes=(made,))
 
     # What an operator does.
 
@@ -182,7 +182,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         if tensors:
             makes += self._scratch(func, args, tensors[0])
         writes = self._numbers(tensors) if dispatcher.writes_in_place(func) else ()
-        self._append(_name_of(func), sys._getframe(1), makes, uses, writes, summed=summed)
+        self._append(_name_of(func), sys._getframe().f_back, makes, uses, writes, summed=summed)
         self._label_made(tensors)
         return out
 
@@ -290,7 +290,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
     def _append(
         self,
         operator: str,
-        frame: FrameType,
+        frame: FrameType | None,
         makes: tuple[int, ...] = (),
         uses: tuple[int, ...] = (),
         writes: tuple[int, ...] = (),
@@ -330,14 +330,14 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             self._nodes.append(StaticNode("end of backward", NodeKind.OPERATOR))
             self._ledger.operator_count += 1
 
-    def _phase(self, frame: FrameType) -> Phase:
+    def _phase(self, frame: FrameType | None) -> Phase:
         if autograd.in_backward():
             return Phase.RECOMPUTE if recomputes(frame) else Phase.BACKWARD
         if starts_backward(frame):
             return Phase.BACKWARD
         return Phase.OPTIMIZER if self._optimizer_depth else Phase.FORWARD
 
-    def _origin(self, phase: Phase, frame: FrameType) -> _CallSite:
+    def _origin(self, phase: Phase, frame: FrameType | None) -> _CallSite:
         """Module and line; an operator of the backward has those of its forward operator."""
         if phase is Phase.BACKWARD:
             _, number = autograd.running_node()

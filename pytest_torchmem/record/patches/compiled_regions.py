@@ -36,7 +36,7 @@ class CompiledRegions:
         hide_from_dynamo()
         if dynamo.is_imported():
             patches.finally_do(self._inside.clear)
-            for name in dynamo.SETTERS:
+            for name in dynamo.setters():
                 patches.replace(name, self._listening)
 
     def _listening(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -31,7 +31,7 @@ CHECKED: Final[Checked] = {
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _eval_frame: Any = torch._C._dynamo.eval_frame
-#: The functions by which the compiler sets the callback.
+#: The functions by which the compiler sets the callback, in any release.
 SETTERS: Final = (
     "torch._dynamo.eval_frame.set_eval_frame",
     "torch._dynamo.eval_frame._maybe_set_eval_frame",
@@ -41,6 +41,12 @@ SETTERS: Final = (
 def is_imported() -> bool:
     """Whether the compiler is there, whole."""
     return hasattr(sys.modules.get("torch._dynamo.eval_frame"), "_maybe_set_eval_frame")
+
+
+def setters() -> list[str]:
+    """Return the setters that this release has; torch 2.6 goes through the second alone."""
+    module = sys.modules["torch._dynamo.eval_frame"]
+    return [name for name in SETTERS if hasattr(module, name.rpartition(".")[2])]
 
 
 def is_compiling() -> bool:

@@ -236,5 +236,6 @@ def _number(group: Sequence[_NewRows], start: int) -> int:
 
 def _by_event(tables: Sequence[NDArray[np.void]], dtype: np.dtype[np.void]) -> NDArray[np.void]:
     table = np.concatenate([np.empty(0, dtype), *tables])
-    order = np.argsort(table["event"], kind="stable")
-    return np.take(table, order)
+    if np.all(table["event"][:-1] <= table["event"][1:]):
+        return table
+    return np.take(table, np.argsort(table["event"], kind="stable"))

@@ -56,7 +56,7 @@ const torchmemChart = (() => {
 
   // --- lanes: what ran when, above the data, so that colours stay what they are ---------------------
 
-  const PHASES = { backward: "backward pass", optimizer: "optimizer step" };
+  const PHASES = { backward: "backward pass", optimizer: "optimizer step", idle: "GPU idle" };
   const spanName = (span) => (span.kind === "region" ? `region ${span.name}` : PHASES[span.kind] ?? span.name);
 
   // A step is the stretch that its mark ends; `kept` are the bytes alive at the end of each.

@@ -122,7 +122,7 @@ const torchmemWindow = (run, tables, charts) => {
       make("button", { type: "button", class: "key", "aria-pressed": "false", "data-key": key, title: `${meaning} Click to see it alone.`, onclick: () => isolate({ only: key }) }, named(key))));
     const kinds = new Set(data.spans.map((span) => span.kind));
     if (kinds.has("region")) items.push(lane("region", "region"));
-    if (kinds.has("backward") || kinds.has("optimizer")) items.push(lane("phase", "phase"));
+    if (kinds.has("backward") || kinds.has("optimizer") || kinds.has("idle")) items.push(lane("phase", "phase"));
     if (kinds.has("step")) items.push(lane("step", "step, with what it left alive"));
     if (before) items.push(lane("before", before));
     items.push(...window.marks.filter((mark) => !mark.drawn).map((mark) => make("li", { class: "faint" }, `not drawn: ${mark.text}`)));
@@ -286,10 +286,16 @@ const torchmemWindow = (run, tables, charts) => {
   }
 
   function operators(list) {
-    const rows = list.map(([name, calls, allocated, live_bytes]) =>
-      [name, number(calls), size(allocated), size(live_bytes)]);
-    return long([["operator", "code mono", "row"], ["calls", "number"], ["allocated", "number"],
+    const rows = list.map(([name, calls, allocated, live_bytes, own_ns]) =>
+      [name, number(calls), own_ns ? milliseconds(own_ns) : "", size(allocated), size(live_bytes)]);
+    return long([["operator", "code mono", "row"], ["calls", "number"], ["own time", "number"], ["allocated", "number"],
       ["live at the peak", "number"]], rows, "operators");
+  }
+
+  // Labels and operators around the moment of the peak, each within the one above it.
+  function running(spans) {
+    const rows = spans.map(([, name, begin, end]) => [name, milliseconds(end - begin)]);
+    return long([["label or operator", "code mono", "row"], ["took", "number"]], rows, "what ran at the peak");
   }
 
   // What each step left alive, beside the one before it: a bar for the change.
@@ -335,6 +341,7 @@ const torchmemWindow = (run, tables, charts) => {
     if (window.steps?.length > 1) found.push(block(marked("bytes alive after each step"), stepTable(window.steps)));
     if (window.baseline) found.push(block(marked(window.before ? "causes, the largest first, each category at its own peak" : DIFFERENCES), differences(window), true));
     if (Object.keys(window.own).length || window.baseline) found.push(block(marked("composition at the peak, by category"), composition(window)));
+    if (window.picture?.running?.length) found.push(block("what ran at the peak, each within the one above", running(window.picture.running)));
     if (window.picture?.operators.length) found.push(block(marked("operators that allocated"), operators(window.picture.operators)));
     if (window.live.length) found.push(block(marked("live at the peak"), live(window.live, "live at the peak"), true));
     if (window.retained.live.length) found.push(block(marked("retained at the end"), live(window.retained.live, "retained at the end"), true));

@@ -138,6 +138,15 @@ def test_a_full_queue_that_runs_dry_is_an_interval() -> None:
         assert queue.entry_depth[queue.entry_starts_ns == end].min() == 0
 
 
+def test_a_launch_leads_to_no_kernel_that_is_earlier_than_the_one_before() -> None:
+    """An operator that launches two kernels gives both its number, and another comes between."""
+    launches = [("cudaLaunchKernel", False, n, at, at + 1) for at, n in ((1, 5), (2, 6), (3, 5))]
+    kernels = [("gemm", True, n, at, at + 1) for at, n in ((10, 5), (20, 6), (30, 5))]
+    events = [("aten::a", at, at + 1, -1) for at in (0, 2, 4, 11, 25, 40)]
+    metrics = read_events(trace_from(Profile(events, [*launches, *kernels]))).metrics
+    assert metrics.queue_depth.tolist() == [0, 2, 3, 2, 1, 0]
+
+
 def test_no_interval_is_lost_where_the_queue_is_empty_several_times() -> None:
     events = read_events(trace_from(made_up(LOST)))
     falling = events.metrics.queue.falling()
@@ -272,8 +281,9 @@ def test_what_ran_at_the_peak_is_named_from_the_outside_in() -> None:
             x.double()
 
     running = analyze(profiled(attention), "cpu").running_at_peak
-    assert running.names[:2] == ("attention", "aten::to")
-    assert list(running.durations_ns) == sorted(running.durations_ns, reverse=True)
+    assert [span.name for span in running][:2] == ["attention", "aten::to"]
+    durations = [span.end_ns - span.begin_ns for span in running]
+    assert durations == sorted(durations, reverse=True)
 
 
 def test_without_kernels_queue_and_idle_time_are_zero() -> None:

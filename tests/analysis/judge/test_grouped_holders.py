@@ -39,5 +39,5 @@ def test_the_largest_comes_first_and_fates_stay_apart():
 
 
 def test_what_was_not_found_is_said_plainly():
-    assert str(held(8, "")) == "still held"
+    assert str(held(8, "")) == "still held by something that no name leads to"
     assert str(held(8, "", Fate.GARBAGE)) == "freed only by the garbage collector"

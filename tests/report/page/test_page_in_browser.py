@@ -408,6 +408,7 @@ def test_tables_name_differences_operators_and_what_is_live(chart):
     for heading in (
         "differences against the baseline",
         "composition",
+        "what ran at the peak",
         "operators that allocated",
         "live at the peak",
         "retained at the end",
@@ -415,6 +416,8 @@ def test_tables_name_differences_operators_and_what_is_live(chart):
         assert heading in text
     row = chart.get_by_role("region", name="differences").locator("tbody tr").first.inner_text()
     assert row.split("\t")[:3] == ["+7.8 MiB", "grown", "activation"]
+    ran = chart.get_by_role("region", name="what ran at the peak").locator("tbody tr")
+    assert ran.first.inner_text().split("\t") == ["attention", "12.0 ms"]
 
 
 def test_a_name_is_text_and_never_markup(opened):
