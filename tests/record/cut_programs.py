@@ -139,11 +139,10 @@ def raising() -> None:
 
 PROGRAMS = [
     operators_between_calls,
-    recompute,
     hooks_and_cycles,
     recursion_and_generators,
     transforms,
     annotated,
     raising,
 ]
-LONG_PROGRAMS = [train]
+LONG_PROGRAMS = [train, recompute]
