@@ -73,7 +73,7 @@ def entry_point_folder() -> Path:
     return folder
 
 
-def parse_world(size: str, rank: str) -> World | None:
+def parse_world(size: str, rank: str = "") -> World | None:
     """Return the world that two texts mean, as a user wrote them; None for two empty ones.
 
     Raises `SimulationError`.

@@ -60,12 +60,6 @@ def test_a_world_that_cannot_be_is_refused(size, rank, told):
         parse_world(size, rank)
 
 
-def test_the_option_is_refused_without_a_simulated_gpu(pytester):
-    run = pytester.runpytest_subprocess("--torchmem-world=8", "-p", "no:asyncio")
-    assert run.ret == pytest.ExitCode.USAGE_ERROR
-    run.stderr.fnmatch_lines(["*--torchmem-simulate=H100*"])
-
-
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("rank", [0, 13])
 def test_collectives_return_what_equal_ranks_would_make(pytester, rank):

@@ -64,7 +64,6 @@ OPTIONS: Final = (
         "",
         "N",
     ),
-    Option("rank", "with --torchmem-world: another rank than 0", "", "R"),
     Option(
         "tolerance",
         "by how much a number may exceed its baseline before the test fails (default: 2%%)",
@@ -289,18 +288,15 @@ def simulation_asked(config: pytest.Config) -> str:
     return str(asked or "")
 
 
-def world_asked(config: pytest.Config) -> tuple[str, str]:
-    """Return the size of the world that this run is to be a rank of, and that rank, as written."""
-    typed = config.known_args_namespace
-    size = typed.torchmem_world or config.getini("torchmem_world")
-    rank = typed.torchmem_rank or config.getini("torchmem_rank")
-    return str(size or ""), str(rank or "")
+def world_asked(config: pytest.Config) -> str:
+    """Return of how many ranks this run is to be the first, as written; ``""`` for no job."""
+    typed = config.known_args_namespace.torchmem_world
+    return str(typed or config.getini("torchmem_world") or "")
 
 
 def world_typed(config: pytest.Config) -> bool:
     """Return whether the command line asks for a world; what an ini file asks for may wait."""
-    typed = config.known_args_namespace
-    return bool(typed.torchmem_world or typed.torchmem_rank)
+    return bool(config.known_args_namespace.torchmem_world)
 
 
 def anything_set(config: pytest.Config) -> bool:

@@ -34,7 +34,7 @@ def start_again(config: pytest.Config) -> None:
         )
     try:
         parse_gpu(asked)
-        world = parse_world(*world_asked(config))
+        world = parse_world(world_asked(config))
         built = torch_build()
         added = variables(asked, built, world)
     except SimulationError as error:
