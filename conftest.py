@@ -65,6 +65,7 @@ SLOW = (
     "tests/plugin/item/test_tracebacks.py",
     "tests/plugin/run/test_start.py::test_whatever_asks_for_a_measurement_loads_the_rest",
     "tests/plugin/run/test_xdist.py",
+    "tests/record/compiled/test_compiled_graphs.py",
     "tests/record/compiled/test_compiled_source.py",
     "tests/record/holders/test_holders.py",
     "tests/record/owners/test_bare_storages.py",
@@ -75,6 +76,7 @@ SLOW = (
     "tests/record/patches/test_patches.py",
     "tests/record/patches/test_swaps.py",
     "tests/record/patches/test_threads.py",
+    "tests/record/test_cuts.py",
     "tests/record/test_exit.py",
     "tests/record/test_kept_by_the_profiler.py",
     "tests/record/test_python_undisturbed.py",
@@ -92,6 +94,7 @@ SLOW = (
     "tests/test_readme.py",
     "tests/test_regressions.py",
     "tests/test_stories.py",
+    "tests/tools/test_mutations.py",
     "tests/torch_names/",
 )
 

@@ -119,8 +119,9 @@ LOGITS_IN_FORWARD = Story(
     """,
     before="self.head(self.embed(tokens))\n",
     after="self.head(self.embed(tokens))\n        logits = logits.float()\n",
-    subject="of temporary",
-    blamed="logits.float()",
+    # The total peaks in the backward pass: the copy is gone, and what was made of it is there.
+    subject="of activation",
+    blamed="return cross_entropy(logits, tokens)",
 )
 
 CHECKPOINTING = Story(
@@ -198,7 +199,7 @@ RUNNING_LOSS = Story(
     """,
     before="+= loss.item()",
     after="+= loss",
-    subject="retained ",
+    subject="still held by the fixture",
     blamed="torch.sigmoid(x)",
 )
 

@@ -24,7 +24,7 @@ def test_the_fixture_alone_measures_the_body(project):
     project.write("def test_a(torchmem): use(3 * MiB)")
     result = project.run()
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["test_it.py::test_a *3.0 MiB*", "1 measured"])
+    result.stdout.fnmatch_lines(["test_it.py::test_a *3.0 MiB*", "memory: 1 ok"])
 
 
 def test_steps_come_after_the_warm_up(project):
