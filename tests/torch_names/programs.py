@@ -22,11 +22,20 @@ Lines = list[str]
 
 
 def profiled(body: Callable[[], object], shapes: bool = True, memory: bool = True) -> Any:
+    """Run a body under torch's profiler.
+
+    It has two threads: a sum that is split between threads takes a buffer as large as their number.
+    """
     gc.collect()
-    with torch.profiler.profile(
-        record_shapes=shapes, profile_memory=memory, with_stack=True
-    ) as finished:
-        body()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch.profiler.profile(
+            record_shapes=shapes, profile_memory=memory, with_stack=True
+        ) as finished:
+            body()
+    finally:
+        torch.set_num_threads(threads)
     return finished
 
 
