@@ -36,38 +36,6 @@ def gc_paused() -> Around[bool]:
     return Around(_pause_gc, _resume_gc)
 
 
-class KeptCount:
-    """Keeps what the block makes out of the count of new objects after which the collector runs.
-
-    A program's own cycles are then freed when they are without us. It has a store of objects: to
-    take some of them away lowers the count.
-    """
-
-    def __init__(self) -> None:
-        # Of a kind that Python keeps no free ones of, which are not counted.
-        self._store: list[set[object]] = []
-
-    def fill(self, count: int = 3000) -> None:
-        """Make the store; that itself is counted."""
-        self._store += [set() for _ in range(count - len(self._store))]
-
-    def empty(self) -> None:
-        self._store.clear()
-
-    def kept(self) -> Around[tuple[bool, int]]:
-        """Leave the count in the block as it was, and run the collector not at all."""
-        return Around(lambda: (_pause_gc(), gc.get_count()[0]), self._restore)
-
-    def _restore(self, before: tuple[bool, int]) -> None:
-        was_enabled, count = before
-        more = gc.get_count()[0] - count
-        if more > 0:
-            del self._store[-more:]
-        else:
-            self._store += [set() for _ in range(-more)]
-        _resume_gc(was_enabled)
-
-
 def _pause_gc() -> bool:
     was_enabled = gc.isenabled()
     gc.disable()

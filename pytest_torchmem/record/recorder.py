@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pytest_torchmem.contexts import Around, KeptCount, gc_paused
+from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.record.allocator import AllocatorHistory, fill_requested
+from pytest_torchmem.record.collector_count import KeptCount
 from pytest_torchmem.record.compiled.source import CompiledSources
 from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
 from pytest_torchmem.record.owners.live_tensors import settle_collector
@@ -124,7 +125,7 @@ class Recorder:
         with _collector_as_after_a_collection():
             settle(self._device)
             try:
-                self._count.fill()
+                self._count.install()
                 self._install()
                 self._watch.scan(self._clock_mark(MarkKind.START))
                 self._sources.learn()
@@ -268,7 +269,7 @@ class Recorder:
     def _restore(self) -> None:
         atexit.unregister(self._cancel_at_exit)
         self._points.end()
-        self._count.empty()
+        self._count.remove()
         self._listening.remove()
         self._hooks.remove()
         self._history.stop()
@@ -322,19 +323,19 @@ class Recorder:
         """
         if self._profiler is None:
             return
-        # What runs late may run into the next session.
-        too_early = time.thread_time() - self._session_began_s < self._cut_after_s
-        if too_early or not self._can_be_cut():
-            self._show_cut()
-            self._points.after(_RETRY_S)
-            return
         with self._count.kept():
+            # What runs late may run into the next session.
+            too_early = time.thread_time() - self._session_began_s < self._cut_after_s
+            if too_early or not self._can_be_cut():
+                self._show_cut()
+                self._points.after(_RETRY_S)
+                return
             self._show_cut()
             ended = self._pause(is_cut=True)
             self._resume()
             self._show_cut()
             del ended
-        self._count_time()
+            self._count_time()
 
     def _show_cut(self) -> None:
         """Put an event into the recording, so that what belongs to a cut is known there."""

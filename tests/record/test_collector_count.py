@@ -1,0 +1,90 @@
+"""A recording's own objects do not decide when Python's collector runs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from pytest_torchmem.record.collector_count import KeptCount
+from pytest_torchmem.record.recorder import Recorder
+
+
+@pytest.fixture
+def count() -> Iterator[KeptCount]:
+    kept = KeptCount()
+    kept.install()
+    gc.collect()
+    yield kept
+    kept.remove()
+
+
+def made_until_collected(most: int = 20_000) -> int:
+    """Make objects until the collector has run, and return their number."""
+    runs = gc.get_stats()[0]["collections"]
+    made: list[object] = []
+    while gc.get_stats()[0]["collections"] == runs and len(made) < most:
+        made.extend(set() for _ in range(20))
+    return len(made)
+
+
+@pytest.mark.parametrize("left", [0, 300, 10_000])
+def test_the_collector_runs_after_as_many_objects_of_the_program_as_without_the_block(count, left):
+    gc.collect()
+    alone = made_until_collected()
+    for _ in range(3):
+        gc.collect()
+        before = [set() for _ in range(100)]
+        with count.kept():
+            ours = [set() for _ in range(left)]
+        # A list and a tuple here and there are counted, too.
+        assert abs(len(before) + made_until_collected() - alone) <= 60
+        # The threshold is the usual one for the next run.
+        assert abs(made_until_collected() - alone) <= 60
+        del before, ours
+
+
+def test_a_block_that_frees_objects_lets_the_collector_run_no_later(count):
+    gc.collect()
+    alone = made_until_collected()
+    gc.collect()
+    before = [set() for _ in range(500)]
+    with count.kept():
+        before.clear()
+    assert abs(500 + made_until_collected() - alone) <= 60
+
+
+def test_the_threshold_is_the_programs_own_afterwards(count):
+    own = gc.get_threshold()
+    with count.kept():
+        ours = [set() for _ in range(1000)]
+    assert gc.get_threshold() != own
+    count.remove()
+    assert gc.get_threshold() == own
+    assert len(ours) == 1000
+
+
+@pytest.mark.parametrize("first", [0, 5000])
+def test_a_threshold_that_the_program_sets_stays(count, first):
+    own = gc.get_threshold()
+    try:
+        with count.kept():
+            ours = [set() for _ in range(1000)]
+        gc.set_threshold(first, *own[1:])
+        gc.collect()
+        count.remove()
+        assert gc.get_threshold() == (first, *own[1:])
+        assert len(ours) == 1000
+    finally:
+        gc.set_threshold(*own)
+
+
+def test_a_recording_leaves_no_callback_and_no_threshold():
+    before = list(gc.callbacks), gc.get_threshold()
+    recorder = Recorder(torch.device("cpu"))
+    recorder.start()
+    torch.ones(3)
+    recorder.stop()
+    assert (gc.callbacks, gc.get_threshold()) == before
