@@ -59,8 +59,8 @@ _LONG_SESSION_S: Final = 0.25
 # A session is cut after about so many events, some 2,000 small operators. How long that takes the
 # last session tells.
 _EVENTS_BETWEEN_CUTS: Final = 25_000
-_FIRST_CUT_S: Final = 0.02
-_LAST_CUT_S: Final = 0.1
+_SOONEST_CUT_S: Final = 0.02
+_LATEST_CUT_S: Final = 0.1
 # Where the moment is not safe, another one is looked for.
 _RETRY_S: Final = 0.005
 # What is alive at these is what somebody is told of.
@@ -88,7 +88,7 @@ class Recorder:
         self._session_began_s = 0.0
         self._let_go_once = False
         self._points = SafePoints(self._cut)
-        self._cut_after_s = _FIRST_CUT_S
+        self._cut_after_s = _LATEST_CUT_S
         self._count = KeptCount()
         self._ranges = OpenRanges()
         self._threads = ThreadWatch()
@@ -352,7 +352,7 @@ class Recorder:
     def _foresee(self, seconds: float, event_count: int) -> None:
         """Set the time after which the next session is cut, from what the last one recorded."""
         foreseen = seconds * _EVENTS_BETWEEN_CUTS / max(1, event_count)
-        self._cut_after_s = min(max(foreseen, _FIRST_CUT_S), _LAST_CUT_S)
+        self._cut_after_s = min(max(foreseen, _SOONEST_CUT_S), _LATEST_CUT_S)
 
     def _may_keep(self) -> bool:
         names = self._reader.strings.values()

@@ -4,7 +4,7 @@ A timer of the operating system counts the processor time of the thread. When it
 asked for a pending call, which the main thread makes between two bytecodes, as it does for a
 signal. The body's own calls may still be called by torch: by autograd, by an operator that is
 written in Python, in the middle of a compilation. The stack of the process says so, and then the
-moment is not safe.
+moment is not safe: what is neither Python's nor the operating system's may be in an operator.
 
     body's bytecodes    x + 1 | x + 1 | x + 1 | ...
     timer                         runs out
@@ -14,6 +14,7 @@ moment is not safe.
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -22,12 +23,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-import torch
-
 from pytest_torchmem.record.torch_api import profiler
 
 _RECORDERS: Final = f"{Path(__file__).parent}/"
-_LIBRARIES: Final = f"{Path(torch.__file__).resolve().parent / 'lib'}/"
+# What may be called between an operator and the next one: Python, its own modules, and what these
+# are linked with.
+_PYTHONS: Final = re.compile(
+    r"(.*/)?((python|libpython)[\d.]+\w*(\.so[\d.]*)?|(libc|libm|libpthread|libffi|ld)[-.][^/]*"
+    r"|lib-dynload/[^/]+|\[vdso\])"
+)
 # Python's tracer notes at most so many of the functions that are open when it begins.
 _MOST_FRAMES: Final = 120
 _MOST_ADDRESSES: Final = 4096
@@ -94,7 +98,8 @@ class SafePoints:
         # A stack that could not be followed to its end may hide anything.
         if addresses[-2:] != self._outermost or len(addresses) == _MOST_ADDRESSES:
             return False
-        return not any(low <= a < high for low, high in _code_of_torch() for a in addresses)
+        pythons = _code_of_python()
+        return all(any(low <= a < high for low, high in pythons) for a in addresses if a)
 
     def reach(self) -> None:
         if self._number:
@@ -186,12 +191,13 @@ def _addresses() -> list[int]:
 
 
 @cache
-def _code_of_torch() -> list[tuple[int, int]]:
-    """Where the code of torch's libraries lies."""
+def _code_of_python() -> list[tuple[int, int]]:
+    """Where the code of Python lies, and of what it calls by itself."""
     found = []
+    program = str(Path(sys.executable).resolve())
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         place, access, *_, path = line.split(maxsplit=5)
-        if path.startswith(_LIBRARIES) and "x" in access:
+        if "x" in access and (path == program or _PYTHONS.fullmatch(path)):
             low, _, high = place.partition("-")
             found.append((int(low, 16), int(high, 16)))
     return found

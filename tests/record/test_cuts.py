@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -96,7 +97,7 @@ def measured(name: str, nth: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Resu
         patched.setattr(SafePoints, "begin", beginning)
         patched.setattr(SafePoints, "after", lambda *_: None)
         patched.setattr(recorder.Recorder, "_pause", pausing)
-        for constant in ("_FIRST_CUT_S", "_LAST_CUT_S"):
+        for constant in ("_SOONEST_CUT_S", "_LATEST_CUT_S"):
             patched.setattr(recorder, constant, 0.0)
         measurement = BodyMeasurement("cpu")
         measurement.start()
@@ -148,6 +149,26 @@ def test_nobody_can_tell_where_a_body_was_cut(name: str, monkeypatch: pytest.Mon
         assert cut == whole
 
 
+def test_a_call_from_an_extension_is_no_safe_moment() -> None:
+    """An extension may have opened a range of its own, which no hook of ours sees."""
+    safe: list[bool] = []
+    points = SafePoints(lambda: safe.append(points.is_safe()))
+    points.begin()
+    try:
+        sites = Sites([points], 1)
+        sites.fill()
+
+        def between(value: object) -> object:
+            sites[0]()
+            return len(str(value))
+
+        between(1)
+        np.frompyfunc(between, 1, 1)(1)
+    finally:
+        points.end()
+    assert safe == [True, False]
+
+
 def test_a_long_body_is_cut_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     cuts = []
     pause = recorder.Recorder._pause
@@ -157,6 +178,7 @@ def test_a_long_body_is_cut_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         return pause(self, is_cut=is_cut)
 
     monkeypatch.setattr(recorder.Recorder, "_pause", pausing)
+    monkeypatch.setattr(recorder, "_LATEST_CUT_S", recorder._SOONEST_CUT_S)
     measurement = BodyMeasurement("cpu")
     measurement.start()
     x, total = torch.ones(3), 8_000
