@@ -101,7 +101,7 @@ LIMITS = {
     ),
     "baseline": (
         "FAILED",
-        "temporary peaked at 40.0 KiB, +20.0 KiB (+100 %) over the baseline of 20.0 KiB",
+        "memory peaked at 40.0 KiB, +20.0 KiB (+100 %) over the baseline of 20.0 KiB: ",
     ),
 }
 

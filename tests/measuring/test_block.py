@@ -384,7 +384,8 @@ def test_what_a_block_left_alive_is_named_with_what_holds_it():
     kept = []
     with pytest.raises(LimitError) as caught, measure("work", retained=0, device="cpu") as block:
         kept.append(torch.ones(MiB))
-    assert ", still held by kept in test_what_a_block_left_alive_" in str(caught.value)
+    held = ", still held by kept[0] in test_what_a_block_left_alive_is_named_with_what_holds_it ("
+    assert f"{held}test_block.py:" in str(caught.value)
     assert block.retained.holders[0].size_bytes == 4 * MiB
 
 

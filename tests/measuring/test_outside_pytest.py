@@ -102,7 +102,10 @@ class TestMemory(unittest.TestCase):
     )
     done = run(tmp_path, "-m", "unittest", "test_case")
     assert "FAIL: test_over" in done.stderr
-    assert "in 'TestMemory.test_over', memory peaked at 4.0 MiB, 3.0 MiB over" in done.stderr
+    assert (
+        "in 'TestMemory.test_over', memory peaked at 4.0 MiB, +3.0 MiB (+300 %) over the limit of "
+        "1.0 MiB: "
+    ) in done.stderr
     assert done.stderr.endswith("FAILED (failures=1)\n")
 
 

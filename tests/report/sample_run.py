@@ -59,8 +59,8 @@ def picture(scale=MiB):
             ),
         ),
         operators=(
-            OperatorUse("aten::_to_copy", 24, 96 * scale, 32 * scale),
-            OperatorUse("aten::mm", 120, 400 * scale, 20 * scale),
+            OperatorUse("aten::_to_copy", 24, 96 * scale, 32 * scale, 4 * MS),
+            OperatorUse("aten::mm", 120, 400 * scale, 20 * scale, 1234 * MS),
         ),
         spans=(
             Span("region", "step <1>", 0, MOMENTS * MS // 2),

@@ -289,7 +289,7 @@ const torchmemWindow = (run, tables, charts) => {
     const rows = list.map(([name, calls, allocated, live_bytes, own_ns]) =>
       [name, number(calls), own_ns ? milliseconds(own_ns) : "", size(allocated), size(live_bytes)]);
     return long([["operator", "code mono", "row"], ["calls", "number"], ["own time", "number"], ["allocated", "number"],
-      ["live at the peak", "number"]], rows, "operators");
+      ["live at the peak", "number"]], rows, "operators", "stack");
   }
 
   // Labels and operators around the moment of the peak, each within the one above it.

@@ -204,6 +204,25 @@ def test_an_expandable_segment_that_is_all_free_is_gone_after_emptying_the_cache
     assert result.address[-1] > result.address[0]
 
 
+def test_the_addresses_of_an_expandable_segment_end_an_eighth_behind_the_memory():
+    log = log_of(("a", 40 * MiB), ("b", 1 * MiB + 512), "a")
+    log.empty_cache()
+    log.alloc(ord("c"), 60 * MiB)
+    # A hole of [0, 40) MiB, b behind it, and c behind b on [41, 101): 4 pages, b's with them.
+    assert run(log, EXPANDABLE).peak.reserved == 80 * MiB
+    # 9/8 of 88 MiB are 5 pages of addresses, which end at 100 MiB; a new range takes c's 3 pages.
+    crowded = run(log, EXPANDABLE, capacity_bytes=88 * MiB)
+    assert crowded.address[-1] == crowded.address[0] + 100 * MiB
+    assert crowded.peak.reserved == 80 * MiB
+    # 512 bytes more are 4 pages there, and 20 + 80 MiB are not to be had.
+    log.free(ord("c"))
+    log.empty_cache()
+    log.alloc(ord("d"), 60 * MiB + 512)
+    assert run(log, EXPANDABLE, capacity_bytes=88 * MiB).out_of_memory
+    assert not run(log, EXPANDABLE, capacity_bytes=89 * MiB).out_of_memory
+    assert run(log, EXPANDABLE).peak.reserved == 80 * MiB
+
+
 def test_unmapped_neighbours_are_mapped_again_in_one_go():
     log = log_of(("a", 20 * MiB), ("b", 20 * MiB), ("c", 20 * MiB), "a")
     log.empty_cache()

@@ -212,7 +212,9 @@ def test_limits_on_counters_are_counted(project):
     )
     result = project.run(ON_GPU)
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["reserved memory peaked at 4.0 MiB, 1.0 MiB over *"])
+    result.stdout.fnmatch_lines(
+        ["reserved memory peaked at 4.0 MiB, +1.0 MiB (+33 %) over the limit of 3.0 MiB: *"]
+    )
 
 
 def test_a_body_that_asks_for_the_fixture_while_it_runs_is_recorded(project):
