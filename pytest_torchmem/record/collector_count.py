@@ -36,12 +36,12 @@ class KeptCount:
 
     def _restore(self, before: tuple[bool, int]) -> None:
         was_enabled, count = before
-        first, *others = gc.get_threshold()
+        first, *others = own = gc.get_threshold()
         more = gc.get_count()[0] - count
         # With a threshold of zero the collector is off.
         if first and more:
             if not self._is_moved():
-                self._own = (first, *others)
+                self._own = own
             gc.set_threshold(max(1, first + more), *others)
             self._moved = gc.get_threshold()
         if was_enabled:
