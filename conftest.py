@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,21 @@ SLOW = (
     "tests/torch_names/",
 )
 
+#: Slow tests that go through many programs to find what others have shown on a few: beside another
+#: engine, over whole projects, at a large scale. A run of everything leaves them to ``--nightly``;
+#: a run that names them, their file or their folder has them.
+NIGHTLY: tuple[str, ...] = (
+    "tests/accelerator/test_memdev.py",
+    "tests/analysis/storages/test_labels.py::test_labels_are_right_for_transformers",
+    "tests/analysis/torch_view/test_torch_labels.py",
+    "tests/record/test_cuts.py::test_nobody_can_tell_where_a_body_was_cut[recompute]",
+    "tests/record/test_cuts.py::test_nobody_can_tell_where_a_body_was_cut[train]",
+    "tests/record/test_undisturbed_peaks.py",
+    "tests/store/test_baseline_scale.py",
+    "tests/stress/",
+    "tests/test_regressions.py",
+)
+
 #: What torch's compilers leave in memory makes each later look at the heap several times as long.
 COMPILES = (
     "tests/analysis/storages/test_labels.py",
@@ -109,6 +125,18 @@ COMPILES = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--nightly", action="store_true", help="run the tests that take longest, too")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """A worker that is done takes tests from another: some tests take a hundred times as long."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """In the quick loop, slow files are not even imported."""
     path = os.path.relpath(collection_path, config.rootpath).replace(os.sep, "/")
@@ -116,7 +144,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if quick and f"{path}/".startswith(SLOW) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests by what they need, so that ``-m`` can choose: see CONTRIBUTING.
 
     Slow ones come first: at the end of a run no worker waits long for another. Those that compile
@@ -134,6 +162,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if needed:
                 item.add_marker(name)
     items.sort(key=_turn)
+    everything = {config.rootpath / name for name in ("tests", "examples")}
+    named = {config.rootpath / argument for argument in config.args}
+    if named <= everything and not config.getoption("nightly", False):
+        left = [item for item in items if item.nodeid.startswith(NIGHTLY)]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not item.nodeid.startswith(NIGHTLY)]
 
 
 def _turn(item: pytest.Item) -> int:
