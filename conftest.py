@@ -20,15 +20,6 @@ for _name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY"):
 sys.dont_write_bytecode = False
 
 
-def pytest_configure() -> None:
-    from hypothesis import HealthCheck, settings
-
-    # A machine that is busy with something else fails no test.
-    unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.register_profile("unhurried", unhurried)
-    settings.load_profile("unhurried")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def inner_runs_load_no_plugin_but_ours() -> Iterator[None]:
     """Tests start pytest on small projects. Such a run loads our plugin and those it names with

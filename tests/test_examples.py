@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,20 @@ def test_a_baseline_holds_no_path_of_a_machine(path: Path) -> None:
 def test_every_example_has_a_committed_baseline() -> None:
     modules = {module.stem for module in (ROOT / "examples").glob("test_*.py")}
     assert {path.stem for path in BASELINES} == modules
+
+
+def test_examples_run_without_what_only_tests_install() -> None:
+    """README's first command installs the examples' packages; their conftest needs no other.
+
+    xdist is imported by a hook that only xdist calls.
+    """
+
+    names: set[str] = set()
+    for file in (ROOT / "conftest.py", ROOT / "tests/project.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                names.add(str(node.module))
+    roots = {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+    assert roots <= {"pytest", "pytest_torchmem", "xdist"}
