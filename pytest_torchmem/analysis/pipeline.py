@@ -230,7 +230,7 @@ class MemoryProfile(GpuQuestions):
 
     @cached_property
     def grown(self) -> tuple[Contributor, ...]:
-        """What each origin holds more at the end of the last step than at the end of the first.
+        """Bytes that each origin holds more after the last step than after the first.
 
         A loop variable that each step replaces is as large at both ends, and grows nothing::
 

@@ -215,7 +215,7 @@ def _held_in(profile: MemoryProfile, rows: NDArray[np.int64]) -> Holdings:
 
 
 def _calls(profile: MemoryProfile) -> tuple[dict[str, int], dict[str, int]]:
-    """How often each operator ran within the window, and for how long, without what it called."""
+    """Count the calls of each operator within the window, and sum up their own time."""
     trace, window = profile.tree.trace, profile.window
     inside = (profile.tree.rank >= window.begin) & (profile.tree.rank <= window.end)
     inside &= trace.events["kind"] == EventKind.TORCH_OP

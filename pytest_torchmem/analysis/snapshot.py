@@ -133,7 +133,7 @@ class Snapshot(GpuQuestions):
 
     @property
     def misplaced_count(self) -> int:
-        """How many allocations the replay puts elsewhere than torch did: 0 where it is exact."""
+        """The number of allocations that the replay puts elsewhere than torch did: 0 is exact."""
         return self._misplaced_count(self.replay)
 
     @property

@@ -62,7 +62,7 @@ class Measured(Protocol[P, R_co]):
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """What was given to `measure`; ``""`` for the best device there is."""
+    """The arguments of `measure`; ``""`` stands for the best device there is."""
 
     device: str = ""
     warmup: int = 0
@@ -117,7 +117,7 @@ class Measure(MeasuredNumbers):
 
     @property
     def device(self) -> str:
-        """Where it measures, such as ``cpu`` or ``cuda:0``. Raises `DeviceError`."""
+        """The device that it measures, such as ``cpu`` or ``cuda:0``. Raises `DeviceError`."""
         return (self._measurement or running() or self._new_measurement()).device
 
     def __enter__(self) -> Measure:

@@ -31,7 +31,7 @@ __tracebackhide__ = is_torchmem_error
 
 
 class MeasuredNumbers(GpuQuestions):
-    """What a measured block says: the parts of its result, under their own names."""
+    """The numbers of a measured block: the parts of its result, under their own names."""
 
     @property
     def result(self) -> Result:
@@ -44,7 +44,7 @@ class MeasuredNumbers(GpuQuestions):
 
     @property
     def retained(self) -> Retained:
-        """What was made and left alive: ``retained.total``, ``retained.activation``."""
+        """Memory that was made and left alive: ``retained.total``, ``retained.activation``."""
         return self.result.retained
 
     @property
@@ -55,7 +55,7 @@ class MeasuredNumbers(GpuQuestions):
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """How one got to storages, by place, and when.
+    """The ways that led to storages, by place, and when they did.
 
     Attributes:
         ways: From local variables.
@@ -260,7 +260,7 @@ class BodyMeasurement(GpuQuestions):
         return tuple(Held(_holder(s, kept.get(s.place), noted), s.contributor) for s in left)
 
     def _kept_now(self) -> Mapping[tuple[str, int], Kept]:
-        """What keeps alive what the body has left behind until now.
+        """Find the holders of the memory that the body has left behind until now.
 
         To find that frees what only cycles keep. So it is found for all windows at once: the next
         one would find nothing that holds its storages.

@@ -1,4 +1,4 @@
-"""What a number depends on beside the code."""
+"""The environment that a number depends on beside the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def allocator_settings() -> str:
 
 
 def environment(device: str) -> dict[str, str]:
-    """What a number depends on beside the code; see `record.devices.environment`.
+    """Return the environment that a number depends on; see `record.devices.environment`.
 
     In a job of several ranks it depends on the rank: the last stage of a pipeline grows alone.
     """

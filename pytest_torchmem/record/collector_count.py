@@ -58,7 +58,7 @@ class KeptCount:
         self._moved = None
 
     def _is_moved(self) -> bool:
-        """Whether the threshold is the one that was set here: the body may have set another."""
+        """Return whether the threshold is still ours: the body may have set another."""
         return self._moved is not None and gc.get_threshold() == self._moved
 
 

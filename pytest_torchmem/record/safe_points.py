@@ -91,7 +91,7 @@ class SafePoints:
             del _LISTENING[number]
 
     def is_safe(self) -> bool:
-        """Whether no operator is open, and nothing of ours is at work, at a call of ``reached``."""
+        """Return whether no operator is open and nothing of ours runs, at a call of ``reached``."""
         if not _frames_are_safe():
             return False
         addresses = _addresses()
@@ -140,7 +140,7 @@ class _PendingCall:
 
 
 class _Notification(ctypes.Structure):
-    """What a timer does: ``struct sigevent``."""
+    """The action of a timer: ``struct sigevent``."""
 
     _fields_ = (
         ("value", ctypes.c_size_t),
@@ -168,7 +168,7 @@ def _timers() -> Any:
 
 @cache
 def _on_timer() -> Any:
-    """What the timer's own thread calls; it is there for this call alone."""
+    """Return the function that the timer's thread calls; that thread exists for this call alone."""
     return ctypes.CFUNCTYPE(None, ctypes.c_size_t)(_ask)
 
 
@@ -192,7 +192,7 @@ def _addresses() -> list[int]:
 
 @cache
 def _code_of_python() -> list[tuple[int, int]]:
-    """Where the code of Python lies, and of what it calls by itself."""
+    """Return the addresses of the code of Python, and of the libraries that it calls by itself."""
     found = []
     program = str(Path(sys.executable).resolve())
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
@@ -204,7 +204,7 @@ def _code_of_python() -> list[tuple[int, int]]:
 
 
 def _frames_are_safe() -> bool:
-    """Whether what Python is calling is the body's: neither the recorder's nor a trace function."""
+    """Return whether Python calls the body's code: neither the recorder's nor a trace function."""
     stack: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _PendingCall.__bool__.__code__:

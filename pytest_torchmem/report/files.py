@@ -1,4 +1,4 @@
-"""Which report a file name asks for, and what a report in a folder is made of."""
+"""Find the report that a file name asks for; the parts of a report in a folder."""
 
 from __future__ import annotations
 

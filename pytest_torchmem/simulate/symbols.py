@@ -1,4 +1,4 @@
-"""What a library links with and which symbols it leaves open, read from its ELF file.
+"""Read from an ELF file the libraries that it links with and the symbols that it leaves open.
 
 Only what the dynamic linker reads is read: no tool of a compiler has to be installed for it.
 """

@@ -140,7 +140,7 @@ class StorageKey:
 
 
 class GraphAliasTracker:
-    """Which node of a graph makes a storage, which use it, and which is the last to.
+    """The nodes of a graph that make a storage, that use it, and that use it last.
 
     ``nodes`` are a graph's, all of them, in order.
     """

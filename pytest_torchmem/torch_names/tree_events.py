@@ -97,7 +97,7 @@ class TreeEvent:
 
     @property
     def kind(self) -> EventKind:
-        """What it is; torch's ``tag`` and ``typed[0]``."""
+        """The kind of the event; torch's ``tag`` and ``typed[0]``."""
         return _KINDS[self.columns.kinds[self.row]]
 
     @property

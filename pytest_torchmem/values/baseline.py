@@ -24,7 +24,7 @@ KEPT_CONTRIBUTORS: Final = 64
 
 
 class Change(enum.Enum):
-    """How an entry differs from what was measured.
+    """The difference between an entry and the measurement.
 
     The words are the same in options, report headings and documentation.
     """
@@ -40,7 +40,7 @@ class Change(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How far a number may be from its baseline: a share of it, or a few bytes for small ones.
+    """The distance that a number may keep from its baseline: a share, or a few bytes if small.
 
     Attributes:
         tolerance: A share of the number.

@@ -1,4 +1,4 @@
-"""What memory is made of: categories, and the storages of one origin.
+"""The parts of memory: categories, and the storages of one origin.
 
 Nothing here needs torch or numpy.
 """
@@ -16,7 +16,7 @@ from pytest_torchmem.values.json_values import Json
 
 
 class Category(enum.Enum):
-    """What a storage is for. The order is the column order of every timeline."""
+    """The purpose of a storage. The order is the column order of every timeline."""
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"
@@ -47,7 +47,7 @@ Member = TypeVar("Member", bound=enum.Enum)
 
 
 class Phase(enum.Enum):
-    """Which part of a training step an allocation was made in."""
+    """The part of a training step in which an allocation was made."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -157,13 +157,13 @@ class Contributor:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What stays the same when a line is inserted above the code: no line number in it."""
+        """The part that stays when a line is inserted above the code: it has no line number."""
         where = (self.source.file, self.source.function) if self.source else ("", "")
         return (self.category.value, self.operator, self.module, *where, self.phase.value)
 
     @property
     def told_as(self) -> tuple[object, ...]:
-        """What a reader tells it by: a sentence names a source by the end of its path."""
+        """The name by which a reader knows it: a sentence names a source by the end of its path."""
         where = (self.source.file_name, self.source.line) if self.source else ()
         return (self.category, self.operator, self.module, self.phase, where)
 

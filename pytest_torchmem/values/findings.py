@@ -57,7 +57,7 @@ _TOO_LARGE: Final = (FindingKind.OVER_LIMIT, FindingKind.GROWN)
 
 
 class DifferenceKind(enum.Enum):
-    """How a contributor differs from what the other side holds.
+    """The difference between a contributor and the other side.
 
     NEW and GROWN were made by the body. LONGER is as large as before, and was gone by the moment
     that is compared. READ was there before the body, which touches more of it. RELABELLED was of
@@ -133,7 +133,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What holding one result against its limits and its baseline found.
+    """The findings on one result: its limits and its baseline are held against it.
 
     Attributes:
         result: The result that was judged.
@@ -160,7 +160,7 @@ class Verdict:
 
     @property
     def where(self) -> str:
-        """How a sentence about a region begins; ``""`` for the whole body."""
+        """The beginning of a sentence about a region; ``""`` for the whole body."""
         return f"in {self.result.name!r}, " if self.result.name else ""
 
     @property
@@ -175,7 +175,7 @@ class Verdict:
 
     @property
     def growths(self) -> tuple[Difference, ...]:
-        """What grew against the baseline, each contributor once, largest growth first."""
+        """The growths against the baseline, each contributor once, the largest first."""
         seen: dict[object, Difference] = {}
         for finding in self.findings:
             for growth in finding.growths:

@@ -1,4 +1,4 @@
-"""What `json` reads and writes, and how its errors are told."""
+"""Values that `json` reads and writes, and sentences for its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run measured: records of single tests, and their sum."""
+"""The measurements of a run: records of single tests, and their sum."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Window:
 
     @property
     def limit_status(self) -> str:
-        """How a window stands to its limits, in a few words; ``""`` where it had none."""
+        """The window's status beside its limits, in a few words; ``""`` where it had none."""
         if FindingKind.OVER_LIMIT in self.kinds:
             return "over limit"
         if not self.limits:
@@ -122,13 +122,13 @@ class Window:
 
     @property
     def baseline_status(self) -> str:
-        """How a window stands to its baseline; ``""`` where nobody asked for one."""
+        """The window's status beside its baseline; ``""`` where nobody asked for one."""
         other = f"compared with {self.reference}" if self.reference else ""
         return ", ".join(filter(None, [self.change_word, self.change_text, other]))
 
     @property
     def status(self) -> str:
-        """How a window stands to its limits and its baseline, in the words of every report."""
+        """The window's status beside its limits and its baseline, in the words of every report."""
         return "; ".join(filter(None, [self.limit_status, self.baseline_status]))
 
     def to_json(self) -> dict[str, Json]:
@@ -190,7 +190,7 @@ def unjudged(result: Result, picture: Picture | None, sentences: Sequence[str] =
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTest:
-    """What one test asked for and got.
+    """The requests of one test, and its results.
 
     Attributes:
         test: The node id.
@@ -215,11 +215,11 @@ class MeasuredTest:
 
     @property
     def rows(self) -> tuple[Window, ...]:
-        """What a table has a row for: what was judged, or the body that did not come to its end."""
+        """The windows that have a row in a table: those judged, or the body that did not end."""
         return self.windows or (self.unjudged[:1] if self.raised else ())
 
     def status_of(self, window: Window) -> str:
-        """How one of its rows stands to its limits and its baseline."""
+        """Return the status of one of its rows beside its limits and its baseline."""
         return NOT_COMPARED if self.raised else window.status
 
     def to_json(self) -> dict[str, Json]:
@@ -276,7 +276,7 @@ class BaselineChange:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What a whole run measured. Two summaries add up, in either order, to the same one.
+    """The measurements of a whole run. Two summaries add up, in either order, to the same one.
 
     Attributes:
         tests: One record per test, by node id.
@@ -319,5 +319,5 @@ class Rank:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a number depends on in a job of several ranks; empty in a job of one."""
+        """The part of the environment that several ranks add; empty in a job of one."""
         return {"rank": f"{self.number} of {self.count}"} if self.count > 1 else {}

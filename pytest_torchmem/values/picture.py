@@ -35,7 +35,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class OperatorUse:
-    """What one operator allocated over a window, all its calls together.
+    """The allocations of one operator over a window, all its calls together.
 
     Attributes:
         operator: Its name, as in `Contributor.operator`.
@@ -64,7 +64,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class ModuleShare:
-    """What one module, its parts not counted, holds of one category at the peak.
+    """The memory of one category that one module itself, without its parts, holds at the peak.
 
     Attributes:
         module: Its path, as in `Contributor.module`; ``""`` for what belongs to none.

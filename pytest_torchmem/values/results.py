@@ -1,4 +1,4 @@
-"""What a measurement says: plain values in bytes, small enough to send between processes.
+"""The results of a measurement: plain values in bytes, small enough to send to a process.
 
 Nothing here needs torch or numpy, so a controller, a report or a baseline can hold results without
 importing either.
@@ -20,7 +20,7 @@ from pytest_torchmem.values.json_values import Json
 
 
 class Level(enum.Enum):
-    """How closely a body was looked at.
+    """The detail with which a body is recorded.
 
     COUNTERS are the allocator's own: its peaks, and nothing of what they are made of. Then the
     footprint is at most what they say, because they also hold what others left behind. EVENTS are
@@ -84,7 +84,7 @@ class Peak(_PerCategory):
 
 
 class Fate(enum.Enum):
-    """What becomes of something that a window made and left behind."""
+    """The fate of something that a window made and left behind."""
 
     GARBAGE = "freed only by the garbage collector"
     HELD = "still held"
@@ -94,7 +94,7 @@ class Fate(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What keeps bytes alive that a window made.
+    """The holder of bytes that a window made.
 
     Attributes:
         size_bytes: The bytes of all storages with this answer.
@@ -123,7 +123,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Retained(_PerCategory):
-    """What a window made that was still alive at its end; `Peak`'s shorthand works here too.
+    """Memory that a window made and left alive at its end; `Peak`'s shorthand works here too.
 
     ``holders`` says why, largest first. It is looked for only where a limit or a baseline of
     retained bytes or of growth is exceeded, because looking takes a while.

@@ -38,7 +38,7 @@ __all__ = [
 
 
 class NodeKind(enum.Enum):
-    """What a node stands for."""
+    """The meaning of a node."""
 
     INPUT = "input"  # a placeholder, or a storage from before a recorded run
     ATTRIBUTE = "attribute"  # a parameter or constant that the graph holds itself

@@ -43,7 +43,7 @@ LETTERS: Final = "rw?"
 
 
 class EventKind(enum.IntEnum):
-    """What a row of `Trace.events` is; the names are those of torch's profiler."""
+    """The kind of a row of `Trace.events`; the names are those of torch's profiler."""
 
     TORCH_OP = 0
     ALLOCATION = 1
@@ -78,7 +78,7 @@ class Role(enum.IntEnum):
 
 
 class Mutable(enum.IntEnum):
-    """Whether an operator writes to an input; UNKNOWN when no schema fits what was recorded."""
+    """The answer to whether an operator writes to an input; UNKNOWN when no schema fits."""
 
     NO = 0
     YES = 1
@@ -86,7 +86,7 @@ class Mutable(enum.IntEnum):
 
 
 class Ownership(enum.IntEnum):
-    """Who holds a storage, as seen at a mark; see `Trace.owners`."""
+    """The owner of a storage, as seen at a mark; see `Trace.owners`."""
 
     LIVE = 0
     PARAMETER = 1
@@ -103,7 +103,7 @@ class Ownership(enum.IntEnum):
 
 
 class MarkKind(enum.IntEnum):
-    """What happened at a row of `Trace.marks`."""
+    """The event at a row of `Trace.marks`."""
 
     START = 0
     STOP = 1
@@ -121,7 +121,7 @@ class MarkKind(enum.IntEnum):
 
 
 class DeviceEventKind(enum.IntEnum):
-    """What a row of `Trace.device_events` is."""
+    """The kind of a row of `Trace.device_events`."""
 
     LAUNCH = 0
     KERNEL = 1
@@ -228,7 +228,7 @@ COMPILED_LINE: Final = np.dtype(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """What a body did. Every table is a structured array; an ``i4`` that refers to nothing is -1.
+    """The record of a body. Tables are structured arrays; an ``i4`` that refers to nothing is -1.
 
     Attributes:
         events: `EVENT`, in depth-first order, so that the subtree of row i is

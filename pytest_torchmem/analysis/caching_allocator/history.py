@@ -166,7 +166,7 @@ def read_history(
 
 
 def _completes(entries: Sequence[TraceEntry], position: int) -> bool:
-    """Whether the free requested here was completed by the very next entry."""
+    """Return whether the free requested here was completed by the very next entry."""
     if position + 1 == len(entries):
         return True
     after = entries[position + 1]

@@ -88,7 +88,7 @@ class AllocatorRun:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether requests fit into a device; all of it estimated.
+    """The answer to whether requests fit into a device; all of it is estimated.
 
     Attributes:
         capacity_bytes: What the device has for the allocator.

@@ -93,12 +93,12 @@ class AllocatorSettings:
 
     @property
     def limits_process(self) -> bool:
-        """Whether the process may reserve less than the device has."""
+        """Return whether the process may reserve less than the device has."""
         return self.per_process_memory_fraction < 1.0
 
     @property
     def collects_garbage(self) -> bool:
-        """Whether cached segments are given back before the device is full."""
+        """Return whether cached segments are given back before the device is full."""
         return self.limits_process and self.garbage_collection_threshold > 0.0
 
     def divisions_of(self, request_bytes: int) -> int:

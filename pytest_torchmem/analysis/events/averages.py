@@ -134,7 +134,7 @@ def _nothing(calls: CallList) -> NDArray[np.int64]:
 
 
 def _labels(calls: CallList) -> NDArray[np.bool_]:
-    """Whether a call is a label or the stretch on a GPU that belongs to one: bool, shape (C,)."""
+    """Tell labels, and the stretches on a GPU that belong to them, from other calls: bool, (C,)."""
     kinds = np.append(calls.tree.trace.device_events["kind"], DeviceEventKind.RUNTIME)
     found: NDArray[np.bool_] = kinds[calls.device_rows] == DeviceEventKind.ANNOTATION
     return found | is_annotation(calls)

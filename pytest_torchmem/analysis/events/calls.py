@@ -73,7 +73,7 @@ class CallList:
 
     @cached_property
     def on_device(self) -> NDArray[np.bool_]:
-        """Whether it ran on a GPU: bool, shape (C,)."""
+        """Return whether it ran on a GPU: bool, shape (C,)."""
         kinds = self.tree.trace.device_events["kind"]
         result: NDArray[np.bool_] = self.device_rows >= 0
         result[result] = ~np.isin(kinds[self.device_rows[result]], _ON_CPU)
@@ -81,7 +81,7 @@ class CallList:
 
     @cached_property
     def nesting(self) -> Nesting:
-        """Which call lies within which."""
+        """The nesting of the calls."""
         return _nesting(self)
 
     def detail(self, column: str) -> NDArray[np.int64]:
@@ -101,7 +101,7 @@ class CallList:
 
 @dataclass(frozen=True, slots=True)
 class Nesting:
-    """Which call lies within which, by time.
+    """The nesting of calls, by time.
 
     Attributes:
         parents: For each call the one around it, or -1.
@@ -213,7 +213,7 @@ def _merged(names: list[int], parents: list[int], children: list[int]) -> Nestin
 
 
 def is_annotation(calls: CallList) -> NDArray[np.bool_]:
-    """Whether a call is a ``record_function`` label: bool, shape (C,)."""
+    """Return whether a call is a ``record_function`` label: bool, shape (C,)."""
     kinds = calls.event_column("kind", -1)
     found: NDArray[np.bool_] = kinds == EventKind.TORCH_OP
     found &= calls.event_column("scope", -1) == Scope.OTHER
@@ -221,7 +221,7 @@ def is_annotation(calls: CallList) -> NDArray[np.bool_]:
 
 
 def is_step(name: str) -> bool:
-    """Whether a name is that of a step, as ``torch.profiler.profile.step`` marks them."""
+    """Return whether a name is that of a step, as ``torch.profiler.profile.step`` marks them."""
     return name.startswith(_STEP)
 
 

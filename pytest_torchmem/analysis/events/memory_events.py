@@ -37,7 +37,7 @@ class MemoryEvent:
 
     @property
     def top_level(self) -> bool:
-        """Whether no operator and no label was around it."""
+        """Return whether no operator and no label was around it."""
         return not self.operator and not self.labels
 
 

@@ -1,4 +1,4 @@
-"""What ran at a moment of a recording, and when the allocator ran out of memory."""
+"""Find the calls that ran at a moment of a recording, and failed allocations."""
 
 from __future__ import annotations
 

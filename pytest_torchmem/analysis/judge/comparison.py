@@ -34,7 +34,7 @@ class Comparison:
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """What changed, the largest change first; nothing where there is one side only."""
+        """The changes, the largest first; none where there is one side only."""
         if self.before is None or self.after is None:
             return ()
         return entry_differences(self.after, self.before)

@@ -1,4 +1,4 @@
-"""What differs between two sides: contributors that were live together, now and before.
+"""Compare two sides: contributors that were live together, now and before.
 
 Two sides are paired contributor by contributor. What the pairs differ by adds up to what the sides
 differ by::

@@ -1,4 +1,4 @@
-"""What a number depends on beside the code, what that is called, and which other one is nearest.
+"""Name the environment that a number depends on beside the code, and find the nearest other.
 
 An environment is what can differ between two runs of one commit. What the code itself chooses (the
 default dtype, deterministic algorithms, cuDNN's benchmark mode) is not part of it: a change of that

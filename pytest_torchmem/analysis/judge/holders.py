@@ -36,7 +36,7 @@ class LeftBehind:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What keeps one storage alive, or kept it, beside where the storage comes from.
+    """A storage's origin, and the holder that keeps it alive or kept it.
 
     ``at_end`` is False for what the window's steps had left behind and that was freed before the
     window was over: part of the growth, and of nothing else.

@@ -27,7 +27,7 @@ _OWNER: Final = "check"
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """What one rank measured."""
+    """The measurement of one rank."""
 
     rank: int
     result: Result
@@ -35,7 +35,7 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True)
 class RankResults:
-    """What all ranks of a job measured of the same thing, rank 0 first.
+    """The measurements of all ranks of a job of the same thing, rank 0 first.
 
     Raises `RankError` when there is none.
     """
@@ -71,7 +71,7 @@ class RankResults:
 
     @property
     def spread_bytes(self) -> int:
-        """How far the largest peak is above the smallest."""
+        """The largest peak minus the smallest."""
         return self.largest.result.peak.total - self.smallest.result.peak.total
 
     def check(

@@ -1,4 +1,4 @@
-"""Which stored entry a test with a new name left behind under its old one."""
+"""Find the stored entry that a renamed test left behind under its old name."""
 
 from __future__ import annotations
 

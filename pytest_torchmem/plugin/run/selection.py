@@ -1,4 +1,4 @@
-"""Whether every test of a module runs, and in which kind of process."""
+"""Find out whether every test of a module runs, and in which kind of process."""
 
 from __future__ import annotations
 

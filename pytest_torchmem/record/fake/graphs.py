@@ -311,5 +311,5 @@ def devices_of(graphs: Iterable[StaticGraph]) -> list[str]:
 
 
 def is_program(target: object) -> bool:
-    """Whether a value is an exported program: a graph that brings its inputs along."""
+    """Return whether a value is an exported program: a graph that brings its inputs along."""
     return isinstance(target, torch.export.ExportedProgram)

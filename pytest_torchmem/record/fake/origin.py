@@ -38,7 +38,7 @@ _NOT_THE_USERS: Final = tuple(
 
 @functools.lru_cache(maxsize=4096)
 def is_user_file(file: str) -> bool:
-    """Whether a file is the user's: neither Python's, nor installed, nor ours."""
+    """Return whether a file is the user's: neither Python's, nor installed, nor ours."""
     return not file.startswith((*_NOT_THE_USERS, "<")) and "site-packages" not in file
 
 
@@ -86,7 +86,7 @@ def user_line(frame: FrameType | None) -> Source | None:
 
 
 def starts_backward(frame: FrameType | None) -> bool:
-    """Whether a frame was called by ``backward()`` itself, which makes the first gradient before
+    """Return whether ``backward()`` itself called a frame, which makes the first gradient before
     the engine runs."""
     while frame is not None and frame.f_code.co_filename in _DISPATCH:
         frame = frame.f_back
@@ -94,7 +94,7 @@ def starts_backward(frame: FrameType | None) -> bool:
 
 
 def recomputes(frame: FrameType | None) -> bool:
-    """Whether a frame that runs inside the autograd engine belongs to activation checkpointing.
+    """Return whether a frame inside the autograd engine belongs to activation checkpointing.
 
     The engine may be entered again from within a recomputation (reentrant checkpointing), so the
     first of the two that is met on the way out decides.

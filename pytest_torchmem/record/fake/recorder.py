@@ -96,7 +96,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         return graph, self._ledger.lifetimes()
 
     def has_freed(self, tensor: torch.Tensor) -> bool:
-        """Whether a backward pass has let go of a part of the graph of a tensor."""
+        """Return whether a backward pass has let go of a part of the graph of a tensor."""
         return any(autograd.sequence_number(node) in self._freed for node in nodes_below([tensor]))
 
     # Who owns what.
@@ -249,7 +249,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
     def _note_in_place_for_real(
         self, func: dispatcher.Operator, args: tuple[Any, ...], makes: tuple[int, ...]
     ) -> bool:
-        """Whether autograd adds up gradients here, between two nodes.
+        """Return whether autograd adds up gradients here, between two nodes.
 
         Autograd avoids writing into tensors of subclasses, which fake ones are. With real ones
         it adds gradients up in place, and fills a gradient of zeros in place.
@@ -352,7 +352,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
     # What cannot be done.
 
     def _stands_in(self, tensor: torch.Tensor) -> bool:
-        """Whether a number may stand for a value that nobody knows.
+        """Return whether a number may stand for a value that nobody knows.
 
         Optimizers read norms and ratios to scale an update by: no size depends on them.
         """
@@ -385,7 +385,7 @@ def _scope_of(node: tuple[str, int]) -> str:
 
 
 def _adds_alike(args: Sequence[Any]) -> bool:
-    """Whether two tensors are added that could share their memory with the sum."""
+    """Return whether two tensors are added that could share their memory with the sum."""
     if len(args) != 2 or not all(isinstance(a, torch.Tensor) for a in args):
         return False
     left, right = args

@@ -35,7 +35,7 @@ def _copied_matrices(operands: Sequence[torch.Tensor]) -> int:
 
 
 def _blas_takes(matrix: torch.Tensor) -> bool:
-    """Whether a BLAS can read a matrix in place, as rows or as columns.
+    """Return whether a BLAS can read a matrix in place, as rows or as columns.
 
     An expanded one (the gradient of ``.sum()``) it cannot, so it is copied first:
     ``addmm_impl_cpu_`` in ``aten/src/ATen/native/LinearAlgebra.cpp``, ``prepare_matrix_for_cublas``

@@ -189,5 +189,5 @@ def _in_frames(error: BaseException) -> Iterator[tuple[object, str]]:
 
 
 def _is_over(frame: types.FrameType) -> bool:
-    """Whether nobody runs a frame any more: a running one has been looked at by itself."""
+    """Return whether nobody runs a frame any more: a running one has been looked at by itself."""
     return all(frame is not running for running in running_frames())

@@ -243,7 +243,7 @@ def _items(holder: object) -> Iterator[tuple[str, object]]:
 
 
 def _is_entered(thing: object) -> bool:
-    """Whether ``thing`` is data of the program, and neither code nor known by a name of its own."""
+    """Return whether ``thing`` is the program's data: neither code, nor known by its own name."""
     return not (is_a(thing, _CODE) or _root(thing) or _holds_for_machinery(thing))
 
 
@@ -266,7 +266,7 @@ def _root(holder: object) -> str:
 
 
 def _is_stopped_code(holder: object, held: object) -> bool:
-    """Whether ``holder`` is a frame or a generator, which refers to ``held`` by a variable.
+    """Return whether ``holder`` is a frame or a generator, which refers to ``held`` by a variable.
 
     A frame also refers to the one that called it.
     """

@@ -36,7 +36,7 @@ HAS_GENERATIONS: Final = sys.version_info < (3, 14) and not sysconfig.get_config
 
 
 def is_a(thing: object, kinds: type[_T] | tuple[type[_T], ...]) -> TypeGuard[_T]:
-    """Whether `isinstance` says so of the type alone: a proxy among the objects is not woken."""
+    """Return what `isinstance` says of the type alone: a proxy among the objects is not woken."""
     return issubclass(type(thing), kinds)
 
 
@@ -151,7 +151,7 @@ class Census:
         return found
 
     def _is_complete(self, found: list[object]) -> bool:
-        """Whether nothing that was let go of lives and is not among ``found``."""
+        """Return whether nothing that was let go of lives and is not among ``found``."""
         references = self._references
         return references is None or references == _references(found, self._released)
 

@@ -79,7 +79,7 @@ class PackHookWatch:
                 self._ends.append(end)
 
     def surely_without(self, number: int) -> bool:
-        """Whether no hook was in force when a node got its number; False if not known."""
+        """Return whether no hook was in force when a node got its number; False if not known."""
         if number < self._known_from:
             return False
         if self._known_until is not None and number >= self._known_until:
@@ -89,6 +89,6 @@ class PackHookWatch:
 
 
 def surely_without(node: Node) -> bool:
-    """Whether no hook was in force when a node was made; False if not known."""
+    """Return whether no hook was in force when a node was made; False if not known."""
     watch = PackHookWatch.latest
     return watch is not None and watch.surely_without(autograd.sequence_number(node))

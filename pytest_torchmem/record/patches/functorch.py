@@ -67,7 +67,7 @@ class FunctorchWatch:
 
     @property
     def within(self) -> bool:
-        """Whether a transform is under way."""
+        """Return whether a transform is under way."""
         return self._depth > 0
 
     def _leave(self) -> None:

@@ -57,15 +57,15 @@ class OpenRanges:
             )
 
     def none_open(self) -> bool:
-        """Whether `require_none_open` raises nothing."""
+        """Return whether `require_none_open` raises nothing."""
         return self._open <= 0 and _calls_by_torch() <= self._around
 
     def in_module_at_most(self) -> bool:
-        """Whether nothing is open, and torch is calling nothing but modules."""
+        """Return whether nothing is open, and torch is calling nothing but modules."""
         return self._open <= 0 and _calls_by_torch(_MODULES) <= self._around
 
     def in_conversion_at_most(self) -> bool:
-        """Whether nothing is open, and torch is calling nothing but a module's conversion."""
+        """Return whether nothing is open, and torch calls nothing but a module's conversion."""
         return self._open <= 0 and _calls_by_torch(_CONVERSION) <= self._around
 
 

@@ -95,7 +95,7 @@ class _Watched:
 
 
 def _makes_tensors(function: object) -> bool:
-    """Whether a builtin function is one of torch's that work on tensors."""
+    """Return whether a builtin function is one of torch's that work on tensors."""
     owner = getattr(function, "__self__", None)
     return (
         isinstance(owner, torch.Tensor) or getattr(function, "__module__", "") in dispatcher.MAKERS
@@ -103,7 +103,7 @@ def _makes_tensors(function: object) -> bool:
 
 
 def _is_torch(event: profiler.ProfilerEvent) -> bool:
-    """Whether an event of the Python tracer is a call of such a function."""
+    """Return whether an event of the Python tracer is a call of such a function."""
     if not (match := _TRACED.match(profiler.name_of(event))):
         return False
     method, owner, function = match.groups()

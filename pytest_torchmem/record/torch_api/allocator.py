@@ -18,7 +18,7 @@ CHECKED: Final[Checked] = {
 
 
 def accelerator_counts(device_type: str) -> bool:
-    """Whether ``torch.accelerator`` stands for this kind of device and counts its memory."""
+    """Return whether ``torch.accelerator`` stands for this kind of device and counts its memory."""
     accelerator: Any = getattr(torch, "accelerator", None)
     if not hasattr(accelerator, "memory_stats"):  # torch before 2.9
         return False
@@ -63,7 +63,7 @@ def allocator_backend(device: torch.device) -> str:
 
 
 def history_is_recorded() -> bool:
-    """Whether the CUDA allocator's history is switched on already."""
+    """Return whether the CUDA allocator's history is switched on already."""
     is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return bool(is_enabled and is_enabled())
 

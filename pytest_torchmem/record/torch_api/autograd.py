@@ -65,7 +65,7 @@ def await_engine(device: torch.device, watched: Any = None) -> None:
 
 
 def in_backward() -> bool:
-    """Whether the calling thread is inside the autograd engine."""
+    """Return whether the calling thread is inside the autograd engine."""
     return bool(torch._C._current_graph_task_id() >= 0)
 
 
@@ -90,7 +90,7 @@ def running_node() -> tuple[str, int]:
 
 
 def has_parallel_edges() -> bool:
-    """Whether two edges of the running autograd node lead to the same input of the same node."""
+    """Return whether two edges of the running node lead to the same input of the same node."""
     node: Any = torch._C._current_autograd_node()
     edges = (
         [edge for edge in node.next_functions if edge[0] is not None] if node is not None else []
@@ -99,7 +99,7 @@ def has_parallel_edges() -> bool:
 
 
 def frees_graph() -> bool:
-    """Whether the running backward pass lets go of what its nodes have saved."""
+    """Return whether the running backward pass lets go of what its nodes have saved."""
     return not torch._C._autograd._get_current_graph_task_keep_graph()
 
 

@@ -56,5 +56,5 @@ def inductor_line_map(path: str) -> tuple[Sequence[int], Sequence[str]] | None:
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether a module is what ``torch.compile`` made of another one."""
+    """Return whether a module is what ``torch.compile`` made of another one."""
     return hasattr(module, "_orig_mod")

@@ -42,7 +42,7 @@ def schemas_of(operator_name: str) -> tuple[Any, ...]:
 
 @lru_cache(maxsize=1024)
 def only_views(operator_name: str) -> bool:
-    """Whether an operator does nothing but look at its input in another way."""
+    """Return whether an operator does nothing but look at its input in another way."""
     schemas = schemas_of(operator_name)
     return bool(schemas) and all(
         any(value.alias_info is not None for value in schema.returns)
@@ -52,7 +52,7 @@ def only_views(operator_name: str) -> bool:
 
 
 def is_layer_function(name: str) -> bool:
-    """Whether torch has a builtin function of this name for layers, as ``linear``."""
+    """Return whether torch has a builtin function of this name for layers, as ``linear``."""
     return hasattr(torch._C._nn, name)
 
 
@@ -62,12 +62,12 @@ def schema_of(operator: Any) -> Any:
 
 
 def is_view(operator: Any) -> bool:
-    """Whether every output of an operator looks into an input that it does not write to."""
+    """Return whether every output of an operator looks into an input that it does not write to."""
     return bool(getattr(operator, "is_view", False))
 
 
 def writes_in_place(operator: Any) -> bool:
-    """Whether an operator changes one of its inputs, by its schema."""
+    """Return whether an operator changes one of its inputs, by its schema."""
     return bool(getattr(schema_of(operator), "is_mutable", False))
 
 

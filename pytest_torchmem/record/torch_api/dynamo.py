@@ -1,4 +1,4 @@
-"""What the recorder uses of dynamo, which traces the frames of compiled code.
+"""The parts of dynamo that the recorder uses; dynamo traces the frames of compiled code.
 
 Dynamo looks at frames through a callback of the thread. None: everything runs as written. Anything
 else: each frame that begins is traced, or run from what was compiled before if its guards hold.
@@ -39,7 +39,7 @@ SETTERS: Final = (
 
 
 def is_imported() -> bool:
-    """Whether the compiler is there, whole."""
+    """Return whether the compiler is there, whole."""
     return hasattr(sys.modules.get("torch._dynamo.eval_frame"), "_maybe_set_eval_frame")
 
 
@@ -50,7 +50,7 @@ def setters() -> list[str]:
 
 
 def is_compiling() -> bool:
-    """Whether the compiler works on this thread: what it calls sets and unsets the callback."""
+    """Return whether the compiler works on this thread: its calls set and unset the callback."""
     guards: Any = sys.modules.get("torch._guards")
     return guards is not None and guards.CompileContext.try_get() is not None
 

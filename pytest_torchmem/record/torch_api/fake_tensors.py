@@ -93,7 +93,7 @@ def size_hint(size: int | torch.SymInt) -> int:
 
 
 def lacks_device(kind: str) -> bool:
-    """Whether autograd cannot work for a kind of device here, not even on fake tensors.
+    """Return whether autograd cannot work for a kind of device here, not even on fake tensors.
 
     A torch built without it ends the process at its sight (``InputMetadata`` in
     ``torch/csrc/autograd/input_metadata.cpp`` wants a device guard). One built with CUDA puts a

@@ -58,5 +58,5 @@ NESTING: Final = (
 
 
 def within_transform() -> bool:
-    """Whether a ``torch.func`` transform is running on this thread."""
+    """Return whether a ``torch.func`` transform is running on this thread."""
     return torch._C._functorch.peek_interpreter_stack() is not None

@@ -52,7 +52,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Where the cuts at the two ends of a session stand in its tree, as rows of the tree.
+    """The cuts at the two ends of a session, as rows of its tree.
 
     ``own`` are the calls that cut it, or wanted to. ``resumed`` is the function that was running at
     its beginning, with the gap that was open there, and ``left`` the one that was running at its

@@ -132,7 +132,7 @@ def _python(part: Tables, rows: Sequence[int]) -> list[int]:
 
 
 def _fit(before: Tables, after: Tables) -> bool:
-    """Whether one session goes on below the functions that were running at the other's end."""
+    """Return whether one session goes on below the functions that ran at the other's end."""
     if before.ended is None or after.began is None:
         return False
     left = before.events[_python(before, before.ended.around)]

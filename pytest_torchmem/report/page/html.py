@@ -208,7 +208,7 @@ def _row(test: TestReport, order: int) -> dict[str, Json]:
 
 
 def _word(test: TestReport) -> str:
-    """How a test stands to its baseline, beside the numbers of the change."""
+    """Return a test's status beside the numbers of its change."""
     if test.leading is None:
         return ""
     return NOT_COMPARED if test.measured.raised else test.leading.change_word
@@ -275,7 +275,7 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
 
 
 def _remarks(window: Window) -> list[str]:
-    """What must be known of the comparison beside its numbers."""
+    """Return remarks that a reader of the comparison needs beside its numbers."""
     remarks = [window.notice] if window.notice else []
     if window.reference:
         remarks.append(f"compared with the baseline of {window.reference}, as asked for")

@@ -1,4 +1,4 @@
-"""What a timeline is held against, as lines beside the data: its baseline and its limits."""
+"""Draw the lines that a timeline is held against: its baseline and its limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEAR: Final = 2
 
 
 class LineKind(enum.Enum):
-    """What a line stands for."""
+    """The meaning of a line."""
 
     BASELINE = "baseline"
     LIMIT = "limit"

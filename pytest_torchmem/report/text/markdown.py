@@ -121,7 +121,7 @@ def _table_rows(tests: Sequence[TestReport]) -> Iterator[str]:
 
 
 def _by_name(window: Window) -> str:
-    """What is said of a region that failed, or of an estimate, which has no other place for its
+    """Describe a failed region, or an estimate, which has no other place for its
     peak; ``""`` of a region that is well."""
     if not window.result.estimated and not window.sentence:
         return ""

@@ -52,7 +52,7 @@ _FAILURES: Final = {
 
 
 class Detail(enum.Enum):
-    """How much the closing summary says."""
+    """The length of the closing summary."""
 
     COMPOSITION = "composition"
     ALL = "all"
@@ -97,7 +97,7 @@ def failure_text(
 
 
 def _wanted(verdicts: Sequence[Verdict]) -> str:
-    """How to accept a change; nothing is stored of a test that breaks a limit of its own, too."""
+    """Say how to accept a change; a test that breaks a limit of its own stores nothing."""
     broken = any(FindingKind.OVER_LIMIT in verdict.kinds for verdict in verdicts)
     first = "raise the limit that fails, too, and " if broken else ""
     return f"if this change is wanted, {first}accept it with"
@@ -247,7 +247,7 @@ def _styles(measured: MeasuredTest, window: Window) -> tuple[str, ...]:
 
 
 def _importance(pair: tuple[MeasuredTest, Window]) -> tuple[bool, int, int, str]:
-    """What failed first, then what changed, then the largest."""
+    """Sort failed tests first, then changed ones, then by size."""
     measured, window = pair
     changed = _CHANGED.index(window.change) if window.change in _CHANGED else len(_CHANGED)
     name = f"{measured.test}::{window.key}"

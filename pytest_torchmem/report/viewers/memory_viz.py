@@ -66,7 +66,7 @@ def _block(profile: MemoryProfile, row: int) -> dict[str, Json]:
 
 
 def _frames(origin: Origin, category: Category) -> list[dict[str, Json]]:
-    """Where a storage comes from as a stack, innermost first: operator, source line, module."""
+    """Return the origin of a storage as a stack, innermost first: operator, source line, module."""
     frames = [{"filename": "", "line": 0, "name": f"{category.value} ({origin.phase.value})"}]
     if origin.operator:
         frames.append({"filename": "", "line": 0, "name": origin.operator})
