@@ -66,6 +66,26 @@ def test_the_threshold_is_the_programs_own_afterwards(count):
     assert len(ours) == 1000
 
 
+def test_the_threshold_is_the_programs_own_after_two_blocks_without_a_collection_between(count):
+    own = gc.get_threshold()
+    ours: list[object] = []
+    for _ in range(2):
+        with count.kept():
+            ours.extend(set() for _ in range(1000))
+    count.remove()
+    assert gc.get_threshold() == own
+
+
+def test_a_collector_that_the_program_switched_off_stays_off(count):
+    gc.disable()
+    try:
+        with count.kept():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("first", [0, 5000])
 def test_a_threshold_that_the_program_sets_stays(count, first):
     own = gc.get_threshold()
