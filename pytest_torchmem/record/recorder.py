@@ -30,6 +30,7 @@ from pytest_torchmem.record.patches.functorch import OPERATOR_NAME, FunctorchWat
 from pytest_torchmem.record.patches.gloo_threads import GlooWatch
 from pytest_torchmem.record.patches.imports import ImportWatch
 from pytest_torchmem.record.patches.open_ranges import OpenRanges
+from pytest_torchmem.record.patches.scripting import ScriptingWatch
 from pytest_torchmem.record.patches.swaps import SwapWatch
 from pytest_torchmem.record.patches.threads import ThreadWatch
 from pytest_torchmem.record.safe_points import SafePoints
@@ -101,6 +102,7 @@ class Recorder:
         self._swaps = SwapWatch(self._between_sessions)
         self._gloo = GlooWatch()
         self._imports = ImportWatch(self._listen_to_compiler)
+        self._scripting = ScriptingWatch()
         self._pack_hooks = PackHookWatch()
         self._regions = CompiledRegions(self._hooks_out, self._hooks_in)
         # Following what is owned is put off for a while by `paused`, and hooks that dynamo would
@@ -149,6 +151,7 @@ class Recorder:
             self._swaps,
             self._gloo,
             self._imports,
+            self._scripting,
         ):
             watch.install(self._patches)
         self._listen_to_compiler()

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from pytest_torchmem.record.patches.python_tracing import TracingPause
 from pytest_torchmem.record.torch_api import profiler
 
 _RECORDERS: Final = f"{Path(__file__).parent}/"
@@ -92,8 +93,15 @@ class SafePoints:
 
     def is_safe(self) -> bool:
         """Return whether no operator is open and nothing of ours runs, at a call of ``reached``."""
-        if not _frames_are_safe():
-            return False
+        # To record these calls would take longer than they do.
+        tracing = TracingPause()
+        tracing.suspend()
+        try:
+            return _frames_are_safe() and self._stack_is_safe()
+        finally:
+            tracing.resume()
+
+    def _stack_is_safe(self) -> bool:
         addresses = _addresses()
         # A stack that could not be followed to its end may hide anything.
         if addresses[-2:] != self._outermost or len(addresses) == _MOST_ADDRESSES:
