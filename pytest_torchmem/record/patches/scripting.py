@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
 
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import TracingPause
@@ -24,9 +23,9 @@ class ScriptingWatch:
         """Begin, until ``patches`` are removed."""
         here = threading.get_ident()
 
-        def resting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def resting(original: Callable[..., object]) -> Callable[..., object]:
             @wraps(original)
-            def parse(*args: Any, **kwargs: Any) -> Any:
+            def parse(*args: object, **kwargs: object) -> object:
                 # Who measures coverage with a trace function must see the calls.
                 if threading.get_ident() != here or sys.gettrace() is not None:
                     return original(*args, **kwargs)
