@@ -6,12 +6,9 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pytest_torchmem.values.measured import Rank
-
-if TYPE_CHECKING:
-    pass
 
 PLACE: Final = "{rank}"
 """What stands for the rank's number in the name of a file."""
