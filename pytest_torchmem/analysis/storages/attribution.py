@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Final
@@ -115,14 +115,22 @@ class Origin:
     source: Source | None = None
     phase: Phase = Phase.PREEXISTING
     labels: tuple[str, ...] = ()
+    claimed: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """Finds the origin of storages and groups them by it."""
+    """Finds the origin of storages and groups them by it.
+
+    Attributes:
+        evidence: Facts about the storages.
+        labels: Their categories: uint8, shape (S,), each a column number.
+        claimed: The reason of each storage whose category a user's pass decided.
+    """
 
     evidence: Evidence
     labels: NDArray[np.uint8]
+    claimed: Mapping[int, str] = field(default_factory=dict)
 
     def contributors(self, storages: Iterable[int]) -> tuple[Contributor, ...]:
         """Group storages by category and origin, largest group first."""
@@ -148,6 +156,7 @@ class Attribution:
                 o.phase,
                 o.labels,
                 max(0, int(born[category, o])),
+                o.claimed,
             )
             for (category, o), size in sizes.items()
         ]
@@ -159,7 +168,7 @@ class Attribution:
         held = self._held_names.get((storage, _OWNED[category])) if category in _OWNED else None
         event = int(self.evidence.storages.event[storage])
         if event < 0 or not self.evidence.made[storage]:
-            return Origin(module=held or "")
+            return Origin(module=held or "", claimed=self.claimed.get(storage, ""))
         chain = self._chain(event)
         anchor = self._anchor(event, chain)
         around = chain if anchor is None else self._chain(anchor)
@@ -173,6 +182,7 @@ class Attribution:
             or self._source(chain),
             phase=PHASES[int(self.evidence.tree.phase[event])],
             labels=self._labels(event),
+            claimed=self.claimed.get(storage, ""),
         )
 
     def stack(self, storage: int) -> tuple[Source, ...]:
