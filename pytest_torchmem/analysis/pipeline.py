@@ -11,8 +11,8 @@ import numpy as np
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
+from pytest_torchmem.analysis.events.memory_events import out_of_memory_ranks, running_at
 from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
-from pytest_torchmem.analysis.events.running import out_of_memory_ranks, running_at
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
 from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.judge.holders import LeftBehind
@@ -25,11 +25,16 @@ from pytest_torchmem.analysis.storages.explanation import (
     named_category,
     row_at,
 )
-from pytest_torchmem.analysis.storages.gradient_buckets import without_old_buckets
 from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
 from pytest_torchmem.analysis.storages.own_passes import OwnClaims, OwnPass, with_own_passes
 from pytest_torchmem.analysis.storages.reconciliation import Reconciliation
-from pytest_torchmem.analysis.storages.storages import BEFORE, NEVER, Storages, find_storages
+from pytest_torchmem.analysis.storages.storages import (
+    BEFORE,
+    NEVER,
+    Storages,
+    find_storages,
+    without_old_buckets,
+)
 from pytest_torchmem.analysis.storages.timeline import (
     Timeline,
     build_timeline,
