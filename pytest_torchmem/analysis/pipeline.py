@@ -11,8 +11,8 @@ import numpy as np
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
+from pytest_torchmem.analysis.events.memory_events import out_of_memory_ranks, running_at
 from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
-from pytest_torchmem.analysis.events.running import out_of_memory_ranks, running_at
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
 from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.judge.holders import LeftBehind
@@ -25,11 +25,16 @@ from pytest_torchmem.analysis.storages.explanation import (
     named_category,
     row_at,
 )
-from pytest_torchmem.analysis.storages.gradient_buckets import without_old_buckets
 from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
 from pytest_torchmem.analysis.storages.own_passes import OwnClaims, OwnPass, with_own_passes
 from pytest_torchmem.analysis.storages.reconciliation import Reconciliation
-from pytest_torchmem.analysis.storages.storages import BEFORE, NEVER, Storages, find_storages
+from pytest_torchmem.analysis.storages.storages import (
+    BEFORE,
+    NEVER,
+    Storages,
+    find_storages,
+    without_old_buckets,
+)
 from pytest_torchmem.analysis.storages.timeline import (
     Timeline,
     build_timeline,
@@ -202,7 +207,18 @@ class MemoryProfile(GpuQuestions):
         )
         by_category = CategoryBytes(*(int(amount) for amount in amounts))
         live = self.attribution.contributors(rows.tolist())
-        return Retained(by_category.total, by_category, live)
+        return Retained(by_category.total, by_category, live, freed=self._freed_bytes)
+
+    @property
+    def _freed_bytes(self) -> int:
+        """Bytes that were alive when the window began, and that were freed in it."""
+        begin, end = self.window.begin, self.window.end
+        there = (self.storages.born <= begin) & (self.storages.died > begin)
+        freed = there & (self.storages.died <= end)
+        freed &= (self.storages.device == self.evidence.device) & (
+            self.labels != Category.WORKSPACE.column
+        )
+        return int(self.storages.size_bytes[freed].sum())
 
     def left_behind(self, noted_ns: int = 0) -> tuple[LeftBehind, ...]:
         """Return each storage that the window made and that was alive at its end.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.patches.scripting import ScriptingWatch
+from pytest_torchmem.record.patches.python_tracing import ScriptingWatch
 from tests.measured import measured
 
 pytestmark = [
