@@ -11,18 +11,11 @@ from pytest_torchmem.store.results import RunReport, render_run
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.units import MiB
-from tests.chromium import launched
 from tests.cli.files import A, baseline, results
 from tests.report.page.test_page_in_browser import COUNT_PIXELS, rgb
 from tests.report.sample_run import report_of, window
 
 ACCENT = rgb("#0b5cad")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with launched() as browser:
-        yield browser
 
 
 @pytest.fixture
