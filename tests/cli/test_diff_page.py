@@ -111,7 +111,7 @@ def test_a_run_can_be_held_against_its_baseline(command, open_page, tmp_path):
     assert facts(page)["test_x"] == ("grown", ["+20.0 MiB (+200 %)", "grown"])
     page.locator("details.test summary").first.click()
     # The row opens a moment after the click.
-    page.get_by_text(f"There is no timeline of this in {after}").wait_for()
+    page.get_by_text(f"{after} has no timeline of this").wait_for()
     page.get_by_role("region", name="composition").first.wait_for()
 
 
