@@ -169,6 +169,7 @@ class Result:
         blind_spots: What the figures do not contain, or may not, in a sentence each.
         level: How closely the window was looked at.
         notes: Sentences the reader of the numbers must know.
+        failed_passes: A sentence for each category pass of a user that raised.
     """
 
     name: str
@@ -184,6 +185,7 @@ class Result:
     blind_spots: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     level: Level = Level.FULL
+    failed_passes: tuple[str, ...] = ()
 
     @property
     def growth(self) -> int | None:
@@ -227,6 +229,7 @@ class Result:
             "blind_spots": list(self.blind_spots),
             "notes": list(self.notes),
             "level": self.level.value,
+            "failed_passes": list(self.failed_passes),
         }
 
     @classmethod
@@ -258,6 +261,7 @@ class Result:
             blind_spots=tuple(data.get("blind_spots", ())),
             notes=tuple(data["notes"]),
             level=Level(data.get("level", Level.FULL.value)),
+            failed_passes=tuple(data.get("failed_passes", ())),
         )
 
 

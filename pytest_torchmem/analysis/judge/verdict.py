@@ -13,7 +13,7 @@ from pytest_torchmem.analysis.judge.causes import (
     origin,
     tell_labels,
 )
-from pytest_torchmem.analysis.judge.comparison import (
+from pytest_torchmem.analysis.judge.differences import (
     category_differences,
     peak_differences,
     retained_differences,

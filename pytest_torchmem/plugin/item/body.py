@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -38,6 +40,7 @@ from pytest_torchmem.values.results import Level, Result
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.estimated.estimate import Estimate
+    from pytest_torchmem.analysis.storages.own_passes import OwnPass
     from pytest_torchmem.measuring.body import BodyMeasurement, Region
     from pytest_torchmem.measuring.counted import CounterMeasurement
 
@@ -73,7 +76,14 @@ class Run:
         self.settings = settings
         self.rootdir = config.rootpath
         self.store = BaselineStore(config.rootpath, settings.baseline_dir, settings.fallbacks)
+        self._config = config
         self._environments: dict[str, Mapping[str, str]] = {}
+
+    @cached_property
+    def passes(self) -> tuple[OwnPass, ...]:
+        """The category passes of users: each plugin that has any returns several."""
+        found = self._config.hook.pytest_torchmem_category_passes(config=self._config)
+        return tuple(itertools.chain.from_iterable(found))
 
     def environment(self, device: str) -> Mapping[str, str]:
         """Return what the baselines of a device are keyed by."""
@@ -148,7 +158,8 @@ class Body:
         # Here torch comes in: a process that measures nothing does without.
         from pytest_torchmem.measuring.body import BodyMeasurement
 
-        return BodyMeasurement(self._asked.device or self._run.settings.device or None)
+        device = self._asked.device or self._run.settings.device
+        return BodyMeasurement(device or None, self._run.passes)
 
     def _no_estimates(self) -> Estimates:
         return Estimates(self._asked.allowance if self._asked.baseline else None)

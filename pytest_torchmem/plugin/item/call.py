@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchmem.plugin.item.body import Body, Run
+from pytest_torchmem.plugin.item.sending import set_properties
 from pytest_torchmem.plugin.options.marker import Asked, read_markers
 from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
-from pytest_torchmem.plugin.run.pictures import set_properties
 from pytest_torchmem.plugin.run.workers import attach, plain_nodeid
 from pytest_torchmem.plugin.stash import ASKED, BAD_ARGUMENT, BODY, IN_CALL, PAYLOAD, RUN, RUNNING
 from pytest_torchmem.values.errors import DeviceError, MarkerError

@@ -12,14 +12,14 @@ from typing import Final, TypeVar
 
 import pytest
 
-from pytest_torchmem.measuring.ranks import environment_rank, path_of_rank
+from pytest_torchmem.measuring.environment import environment_rank, path_of_rank
 from pytest_torchmem.plugin.options.option_table import (
     OPTIONS,
     given,
     ini_value,
     place_of,
 )
-from pytest_torchmem.report.files import FOLDER, kind_of
+from pytest_torchmem.report.writing import FOLDER, kind_of
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import DeviceNameError, ReportError, SizeError
 from pytest_torchmem.values.units import parse_floor, parse_fraction

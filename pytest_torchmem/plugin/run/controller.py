@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import pytest
 
-from pytest_torchmem.measuring.ranks import environment_rank
+from pytest_torchmem.measuring.environment import environment_rank
 from pytest_torchmem.plugin.item.body import Run
 from pytest_torchmem.plugin.options.option_table import relative_path, typed_nodeid
 from pytest_torchmem.plugin.options.settings import SummaryKind
@@ -19,6 +19,7 @@ from pytest_torchmem.plugin.run.endings import (
     github_lines,
     on_ci,
     on_github,
+    room,
     run_report,
 )
 from pytest_torchmem.plugin.run.orphans import (
@@ -27,11 +28,11 @@ from pytest_torchmem.plugin.run.orphans import (
     move,
     remove,
 )
-from pytest_torchmem.plugin.run.pictures import room
-from pytest_torchmem.plugin.run.selection import Selection, ran_partially
 from pytest_torchmem.plugin.run.updates import Outcomes, apply, plan_updates, texts
 from pytest_torchmem.plugin.run.workers import (
+    Selection,
     detach,
+    ran_partially,
     reported_nodeid,
     trace_with,
 )
