@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import gc
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -213,6 +214,8 @@ class Body:
             or not limits
             or self._asked.baseline
             or settings.reports
+            or self._asked.collect
+            or settings.known_holders
             or _uses_fixture(self._item)
             or not can_rerun(self._item)
         ):
@@ -226,6 +229,9 @@ class Body:
     def start(self) -> bool:
         """Begin to record, and return whether that is possible; else the body runs unmeasured."""
         self._estimates = self._no_estimates()
+        # What the body frees of others' garbage would count as freed.
+        if self._asked.collect or "net_retained" in self._asked.limits:
+            gc.collect()
         try:
             self.measurement.start()
         except TorchmemError as error:
@@ -297,6 +303,8 @@ class Body:
         measuring, self.state = self.state is State.MEASURING, State.AFTER
         if not measuring:
             return []
+        if self._asked.collect:
+            gc.collect()
         allowance, rootdir = self._asked.allowance, self._run.rootdir
         try:
             windows = [MeasuredWindow(self.measurement.stop(), allowance, self.measurement)]

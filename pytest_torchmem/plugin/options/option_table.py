@@ -133,6 +133,15 @@ OPTIONS: Final = (
         False,
     ),
     Option(
+        "known-holder",
+        "'PATTERN because REASON': limits on what is left behind do not count what a holder of "
+        "that description has, such as 'models.CACHE* because the last batch is kept'; can be "
+        "given several times",
+        "",
+        "TEXT",
+        several=True,
+    ),
+    Option(
         "level",
         "how closely to look: full records every test; auto only reads the allocator's "
         "counters where a test has nothing but limits on a GPU that they answer (default: auto)",
@@ -171,10 +180,10 @@ OPTIONS: Final = (
 
 MARKERS: Final = (
     f"{BUDGET}(total, *, activation, temporary, gradient, parameter, optimizer_state, input, "
-    "autograd_detail, buffer, workspace, unknown, retained, growth, allocated, active, reserved, "
-    "device, warmup): fail the test when its body needs more memory than this. Sizes are bytes, "
-    "text such as '2GiB', a callable, or a dictionary from a device's model or kind to one; None "
-    "lifts a limit set further out. The closest marker wins per key.",
+    "autograd_detail, buffer, workspace, unknown, retained, net_retained, growth, allocated, "
+    "active, reserved, device, warmup, collect): fail the test when its body needs more memory "
+    "than this. Sizes are bytes, text such as '2GiB', a callable, or a dictionary from a device's "
+    "model or kind to one; None lifts a limit set further out. The closest marker wins per key.",
     f"{BASELINE}(*, tolerance, floor): fail the test when its body needs more memory than the "
     "stored baseline by more than the larger of the two.",
 )
