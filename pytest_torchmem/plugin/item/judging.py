@@ -186,7 +186,7 @@ class Judge:
         if self.settings.strict:
             findings = (*judge_blind_spots(result), *findings)
         verdict, entry = Verdict(result, findings, excused=excused), None
-        if self.estimates.compares(result):
+        if self.estimates.compares(result) and not self._is_small(result):
             verdict, entry = self._compared(verdict, window.allowance)
         return JudgedWindow(window, verdict, limits, entry)
 
@@ -229,8 +229,17 @@ class Judge:
         earlier = [run[result.name] for run in self.earlier if result.name in run]
         return judge_spread([*earlier, result], allowance) if earlier else ()
 
+    def _is_small(self, result: Result) -> bool:
+        """Return whether a body that did not ask for a baseline needs too little for one."""
+        if result.name or result.peak.total >= self.asked.least_bytes:
+            return False
+        return self.baselines.reference(result.name) is None
+
     def _has_no_say(self, result: Result) -> bool:
-        """Return whether a body only made estimates, now and when its baseline was stored."""
+        """Return whether nothing is to be said of a body: it is too small for a baseline that only
+        the run asks for, or it made estimates alone, now and when its baseline was stored."""
+        if not self.asked.anything and self._is_small(result):
+            return True
         if not self.estimates.stand_for(result):
             return False
         return not (self.asked.baseline and self.baselines.reference(result.name))

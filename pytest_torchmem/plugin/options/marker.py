@@ -41,6 +41,8 @@ class Asked:
         allowance: How far from the baseline a number may be.
         device: Where to measure; ``""`` means wherever the run does.
         warmup: How often the body runs before the run that is measured.
+        least_bytes: A baseline that the run and no marker asks for holds from this peak on; 0
+            where a marker does.
         collect: Garbage is collected before and after the body, and is not retained.
     """
 
@@ -50,10 +52,12 @@ class Asked:
     device: str = ""
     warmup: int = 0
     collect: bool = False
+    least_bytes: int = 0
 
     @property
     def anything(self) -> bool:
-        return bool(self.limits) or self.baseline
+        """True where a marker asks, not only the run."""
+        return bool(self.limits) or (self.baseline and not self.least_bytes)
 
     @property
     def differs_by_device(self) -> bool:

@@ -117,6 +117,13 @@ OPTIONS: Final = (
         "NAME",
     ),
     Option(
+        "baseline-all",
+        "compare every test whose body needs at least so much, such as 1MiB, with a baseline, "
+        "whether it asks for one or not",
+        "",
+        "SIZE",
+    ),
+    Option(
         "fail-shrunk",
         "fail a test that needs less than its baseline by more than the tolerance and the floor",
         False,
