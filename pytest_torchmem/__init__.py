@@ -14,10 +14,12 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Category": "pytest_torchmem.values.contributors",
+    "Explanation": "pytest_torchmem.analysis.storages.explanation",
     "LimitError": "pytest_torchmem.values.errors",
     "RankResults": "pytest_torchmem.analysis.judge.ranks",
     "Region": "pytest_torchmem.measuring.body",
     "Result": "pytest_torchmem.values.results",
+    "StorageClaim": "pytest_torchmem.analysis.storages.explanation",
     "Torchmem": "pytest_torchmem.plugin.item.fixture",
     "TorchmemError": "pytest_torchmem.values.errors",
     "analyze": "pytest_torchmem.measuring.export",
@@ -43,6 +45,7 @@ _HOME = {
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.judge.ranks import RankResults
+    from pytest_torchmem.analysis.storages.explanation import Explanation, StorageClaim
     from pytest_torchmem.measuring.block import measure
     from pytest_torchmem.measuring.body import Region
     from pytest_torchmem.measuring.estimate import estimate, estimate_graph, estimate_pair
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Category",
+    "Explanation",
     "GiB",
     "KiB",
     "LimitError",
@@ -73,6 +77,7 @@ __all__ = [
     "RankResults",
     "Region",
     "Result",
+    "StorageClaim",
     "Torchmem",
     "TorchmemError",
     "__version__",

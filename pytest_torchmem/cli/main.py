@@ -140,6 +140,14 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command.add_argument(
         "--at", metavar="TIME", help="only what is alive then: peak, or a time in milliseconds"
     )
+    command.add_argument(
+        "--pass",
+        metavar="FILE:FUNCTION",
+        action="append",
+        default=[],
+        dest="passes",
+        help="a category pass of your own, such as conftest.py:kv_cache; the file is run",
+    )
     command.add_argument("--device", default="", help="default: the one the trace was recorded for")
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.set_defaults(run=_explain)
@@ -307,7 +315,12 @@ def _show(options: argparse.Namespace) -> Exit:
 
 def _explain(options: argparse.Namespace) -> Exit:
     found = explain.explanations(
-        options.trace, options.device, options.category, options.module, options.at
+        options.trace,
+        options.device,
+        options.category,
+        options.module,
+        options.at,
+        options.passes,
     )
     print(explain.as_json(found) if options.format == "json" else explain.as_text(found))
     return Exit.OK

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.analysis.judge.ranks import RankResults
-from pytest_torchmem.measuring.ranks import environment_rank
+from pytest_torchmem.measuring.environment import environment_rank
 from pytest_torchmem.values.errors import RankError, RecordingError
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.results import Result

@@ -20,7 +20,7 @@ from pytest_torchmem.plugin.options.option_table import (
     simulation_asked,
     world_typed,
 )
-from pytest_torchmem.plugin.run.selection import Selection, controls_workers, is_worker
+from pytest_torchmem.plugin.run.workers import Selection, controls_workers, is_worker
 from pytest_torchmem.plugin.stash import COLLECTOR, IN_CALL, RUN, SELECTION
 
 if TYPE_CHECKING:

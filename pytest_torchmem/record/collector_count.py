@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 from pytest_torchmem.contexts import Around
-from pytest_torchmem.record.torch_api.dynamo import untraced
+from pytest_torchmem.record.torch_api.compiler import untraced
 
 
 class KeptCount:

@@ -24,15 +24,18 @@ from pytest_torchmem.analysis.judge.environments import (
 )
 from pytest_torchmem.store.baseline_rows import (
     COLUMNS,
+    MANY,
     Numbers,
     Row,
     encode,
     entry_lines,
+    is_old,
     name_of,
+    old_entry,
     row_line,
+    rows_of,
 )
 from pytest_torchmem.store.files import locked, remove_litter, replace_file
-from pytest_torchmem.store.old_rows import MANY, is_old, old_entry, rows_of
 from pytest_torchmem.store.origins import (
     entry_of,
     explains,

@@ -126,13 +126,20 @@ class Retained(_PerCategory):
     """Memory that a window made and left alive at its end; `Peak`'s shorthand works here too.
 
     ``holders`` says why, largest first. It is looked for only where a limit or a baseline of
-    retained bytes or of growth is exceeded, because looking takes a while.
+    retained bytes or of growth is exceeded, because looking takes a while. ``freed`` are bytes that
+    were there before and that the window freed.
     """
 
     total: int
     by_category: CategoryBytes
     live: tuple[Contributor, ...] = ()
     holders: tuple[Holder, ...] = ()
+    freed: int = 0
+
+    @property
+    def net(self) -> int:
+        """By how much more is alive at the end of the window than at its beginning."""
+        return self.total - self.freed
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +176,7 @@ class Result:
         blind_spots: What the figures do not contain, or may not, in a sentence each.
         level: How closely the window was looked at.
         notes: Sentences the reader of the numbers must know.
+        failed_passes: A sentence for each category pass of a user that raised.
     """
 
     name: str
@@ -184,6 +192,7 @@ class Result:
     blind_spots: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     level: Level = Level.FULL
+    failed_passes: tuple[str, ...] = ()
 
     @property
     def growth(self) -> int | None:
@@ -216,6 +225,7 @@ class Result:
                 "by_category": self.retained.by_category.to_json(),
                 "live": [contributor_to_json(c) for c in self.retained.live],
                 "holders": [_holder_to_json(holder) for holder in self.retained.holders],
+                "freed": self.retained.freed,
             },
             "steps": list(self.steps),
             "grown": [contributor_to_json(c) for c in self.grown],
@@ -227,6 +237,7 @@ class Result:
             "blind_spots": list(self.blind_spots),
             "notes": list(self.notes),
             "level": self.level.value,
+            "failed_passes": list(self.failed_passes),
         }
 
     @classmethod
@@ -249,6 +260,7 @@ class Result:
                 by_category=CategoryBytes(**retained["by_category"]),
                 live=tuple(contributor_from_json(c) for c in retained["live"]),
                 holders=tuple(_holder_from_json(h) for h in retained.get("holders", ())),
+                freed=retained.get("freed", 0),
             ),
             steps=tuple(data["steps"]),
             grown=tuple(contributor_from_json(c) for c in data.get("grown", ())),
@@ -258,6 +270,7 @@ class Result:
             blind_spots=tuple(data.get("blind_spots", ())),
             notes=tuple(data["notes"]),
             level=Level(data.get("level", Level.FULL.value)),
+            failed_passes=tuple(data.get("failed_passes", ())),
         )
 
 

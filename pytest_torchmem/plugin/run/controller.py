@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import pytest
 
-from pytest_torchmem.measuring.ranks import environment_rank
+from pytest_torchmem.measuring.environment import environment_rank
 from pytest_torchmem.plugin.item.body import Run
 from pytest_torchmem.plugin.options.option_table import relative_path, typed_nodeid
 from pytest_torchmem.plugin.options.settings import SummaryKind
@@ -19,6 +19,7 @@ from pytest_torchmem.plugin.run.endings import (
     github_lines,
     on_ci,
     on_github,
+    room,
     run_report,
 )
 from pytest_torchmem.plugin.run.orphans import (
@@ -27,11 +28,11 @@ from pytest_torchmem.plugin.run.orphans import (
     move,
     remove,
 )
-from pytest_torchmem.plugin.run.pictures import room
-from pytest_torchmem.plugin.run.selection import Selection, ran_partially
 from pytest_torchmem.plugin.run.updates import Outcomes, apply, plan_updates, texts
 from pytest_torchmem.plugin.run.workers import (
+    Selection,
     detach,
+    ran_partially,
     reported_nodeid,
     trace_with,
 )
@@ -45,6 +46,7 @@ from pytest_torchmem.report.text.changes import (
     unguarded_line,
     unused_lines,
 )
+from pytest_torchmem.report.text.known import known_lines
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.gaps import simulated_here
@@ -137,6 +139,7 @@ class Collector:
         self.summary += RunSummary(tests=tuple(self._tests.values()))
         self._update()
         self._lines += notices(self._as_typed().summary, self.run.settings.accepted)
+        self._lines += known_lines(self.summary, self.run.settings.known_holders, self._whole)
         if on_ci() and not self.run.settings.accepted:
             unguarded = unguarded_line(self.summary)
             title = "::warning title=memory has no baseline::" if on_github() else ""
@@ -145,6 +148,11 @@ class Collector:
         self._tell_other_plugins(written)
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @property
+    def _whole(self) -> bool:
+        """True where every test of the project had its turn: nobody typed which to run."""
+        return not self._partial and self.config.args_source is not pytest.Config.ArgsSource.ARGS
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

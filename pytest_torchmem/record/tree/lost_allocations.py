@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchmem.record.allocator import HistoryEntry
+from pytest_torchmem.record.devices import HistoryEntry
 from pytest_torchmem.values.trace import ALLOCATION, EVENT, EventKind, Scope
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
-from pytest_torchmem.record.owners.ownership import OwnershipWatch
-from pytest_torchmem.record.owners.ownership_log import OwnershipLog
+from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.owners.places import places_of, storages_of
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.recorder import Recorder

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.html import picture_page, run_page
+from pytest_torchmem.report.page.svg import COLOURS
 from pytest_torchmem.store.results import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category
