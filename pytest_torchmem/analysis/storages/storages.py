@@ -192,9 +192,11 @@ def _lifetimes(
         rank 4   +24   a second storage is born
         rank 7   +32   a third one in its place: the second one's free went unseen
 
-        born     [BEFORE, 4, 7]
-        died     [2,      7, NEVER]
-        size     [16,    24, 32]
+    >>> events = {"rank": [2.0, 4, 7], "size": [-16, 24, 32], "event": [0, 1, 2]}
+    >>> place, early = np.zeros(3, np.int32), np.array([0], np.int32)
+    >>> lives = _lifetimes(place, *map(np.array, events.values()), early)
+    >>> lives.born.tolist(), lives.died.tolist(), lives.size.tolist()
+    ([-1.0, 4.0, 7.0], [2.0, 7.0, inf], [16, 24, 32])
 
     So what is there at a place ends with the next event there, whichever that is. A storage was
     there before if the place is early, or if its first event is a free. A free after another one
