@@ -22,13 +22,16 @@ from pytest_torchmem.plugin.run.endings import (
     room,
     run_report,
 )
-from pytest_torchmem.plugin.run.orphans import (
+from pytest_torchmem.plugin.run.updates import (
+    Outcomes,
+    apply,
     baseline_folders,
     find_orphans,
     move,
+    plan_updates,
     remove,
+    texts,
 )
-from pytest_torchmem.plugin.run.updates import Outcomes, apply, plan_updates, texts
 from pytest_torchmem.plugin.run.workers import (
     Selection,
     detach,
@@ -36,7 +39,7 @@ from pytest_torchmem.plugin.run.workers import (
     reported_nodeid,
     trace_with,
 )
-from pytest_torchmem.report.text.changes import (
+from pytest_torchmem.report.text.tables import (
     change_table,
     diff_lines,
     explained_lines,
