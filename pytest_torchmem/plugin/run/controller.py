@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import pytest
 
-from pytest_torchmem.measuring.environment import environment_rank
+from pytest_torchmem.measuring.ranks import environment_rank
 from pytest_torchmem.plugin.item.body import Run
 from pytest_torchmem.plugin.options.option_table import relative_path, typed_nodeid
 from pytest_torchmem.plugin.options.settings import SummaryKind
