@@ -52,6 +52,7 @@ SLOW = (
     "tests/distributed/",
     "tests/measuring/",
     "tests/plugin/item/test_growth_per_step.py",
+    "tests/plugin/item/test_left_behind.py",
     "tests/plugin/item/test_real_bodies.py",
     "tests/plugin/item/test_real_estimates.py",
     "tests/plugin/item/test_tracebacks.py",

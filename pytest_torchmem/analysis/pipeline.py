@@ -211,7 +211,18 @@ class MemoryProfile(GpuQuestions):
         )
         by_category = CategoryBytes(*(int(amount) for amount in amounts))
         live = self.attribution.contributors(rows.tolist())
-        return Retained(by_category.total, by_category, live)
+        return Retained(by_category.total, by_category, live, freed=self._freed_bytes)
+
+    @property
+    def _freed_bytes(self) -> int:
+        """Bytes that were alive when the window began, and that were freed in it."""
+        begin, end = self.window.begin, self.window.end
+        there = (self.storages.born <= begin) & (self.storages.died > begin)
+        freed = there & (self.storages.died <= end)
+        freed &= (self.storages.device == self.evidence.device) & (
+            self.labels != Category.WORKSPACE.column
+        )
+        return int(self.storages.size_bytes[freed].sum())
 
     def left_behind(self, noted_ns: int = 0) -> tuple[LeftBehind, ...]:
         """Return each storage that the window made and that was alive at its end.

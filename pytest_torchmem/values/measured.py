@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pytest_torchmem.values.baseline import BaselineEntry, Change
@@ -46,6 +46,7 @@ class Window:
         notice: What shrank, in a sentence; ``""`` when nothing did.
         kinds: Why it failed, each kind once, the most telling first.
         causes: The contributors that the sentences name, each once, in their order.
+        excused: The bytes that known holders hold and that no limit counted, by pattern.
     """
 
     key: str
@@ -62,6 +63,7 @@ class Window:
     notice: str = ""
     kinds: tuple[FindingKind, ...] = ()
     causes: tuple[Contributor, ...] = ()
+    excused: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_bound(self) -> bool:
@@ -148,6 +150,7 @@ class Window:
             "notice": self.notice,
             "kinds": [kind.value for kind in self.kinds],
             "causes": [contributor_to_json(c) for c in self.causes],
+            "excused": dict(self.excused),
             "status": self.status,
         }
 
@@ -169,6 +172,7 @@ class Window:
             notice=data.get("notice", ""),
             kinds=tuple(map(FindingKind, data.get("kinds", ()))),
             causes=tuple(map(contributor_from_json, data.get("causes", ()))),
+            excused=dict(data.get("excused", {})),
         )
 
 

@@ -126,13 +126,20 @@ class Retained(_PerCategory):
     """Memory that a window made and left alive at its end; `Peak`'s shorthand works here too.
 
     ``holders`` says why, largest first. It is looked for only where a limit or a baseline of
-    retained bytes or of growth is exceeded, because looking takes a while.
+    retained bytes or of growth is exceeded, because looking takes a while. ``freed`` are bytes that
+    were there before and that the window freed.
     """
 
     total: int
     by_category: CategoryBytes
     live: tuple[Contributor, ...] = ()
     holders: tuple[Holder, ...] = ()
+    freed: int = 0
+
+    @property
+    def net(self) -> int:
+        """By how much more is alive at the end of the window than at its beginning."""
+        return self.total - self.freed
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +225,7 @@ class Result:
                 "by_category": self.retained.by_category.to_json(),
                 "live": [contributor_to_json(c) for c in self.retained.live],
                 "holders": [_holder_to_json(holder) for holder in self.retained.holders],
+                "freed": self.retained.freed,
             },
             "steps": list(self.steps),
             "grown": [contributor_to_json(c) for c in self.grown],
@@ -252,6 +260,7 @@ class Result:
                 by_category=CategoryBytes(**retained["by_category"]),
                 live=tuple(contributor_from_json(c) for c in retained["live"]),
                 holders=tuple(_holder_from_json(h) for h in retained.get("holders", ())),
+                freed=retained.get("freed", 0),
             ),
             steps=tuple(data["steps"]),
             grown=tuple(contributor_from_json(c) for c in data.get("grown", ())),

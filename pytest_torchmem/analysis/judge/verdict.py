@@ -37,7 +37,7 @@ from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
 
 # Numbers that memory of another thread would be part of, whatever it is for.
-_MAY_LACK: Final = ("total", "retained", Category.UNKNOWN.value)
+_MAY_LACK: Final = ("total", "retained", "net_retained", Category.UNKNOWN.value)
 
 IsChanged = Callable[[Source], bool]
 
@@ -192,6 +192,8 @@ def _reading(result: Result, key: str) -> int | _Unread:
         return result.peak.total
     if key == "retained":
         return result.retained.total
+    if key == "net_retained":
+        return result.retained.net
     if key == "growth":
         return _growth_reading(result)
     if key in COUNTERS:
@@ -245,13 +247,17 @@ def _exceeds(
     result: Result, key: str, measured_bytes: int, reference_bytes: int, reference: str
 ) -> str:
     measured, against = format_apart(measured_bytes, reference_bytes)
-    verb = {"retained": "retained", "growth": "grew by"}.get(key, f"{words(key)} peaked at")
-    per_step = " per step" if key == "growth" else ""
+    verbs = {"retained": "retained", "net_retained": "retained a net", "growth": "grew by"}
+    verb = verbs.get(key, f"{words(key)} peaked at")
+    more = " per step" if key == "growth" else ""
+    if key == "net_retained" and result.retained.freed:
+        made, freed = map(format_size, (result.retained.total, result.retained.freed))
+        more = f" (made {made}, freed {freed} of before)"
     estimated = "an estimated " if is_estimated(result, key) else ""
     excess_bytes = measured_bytes - reference_bytes
     share = format_share(excess_bytes, reference_bytes)
     over = format_change(excess_bytes) + (f" ({share})" if share else "")
-    return f"{verb} {estimated}{measured}{per_step}, {over} over {reference.format(against)}"
+    return f"{verb} {estimated}{measured}{more}, {over} over {reference.format(against)}"
 
 
 def contributors(result: Result, key: str) -> tuple[Contributor, ...]:

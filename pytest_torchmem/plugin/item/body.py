@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import gc
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -211,6 +212,8 @@ class Body:
             or not limits
             or self._asked.baseline
             or settings.reports
+            or self._asked.collect
+            or settings.known_holders
             or _uses_fixture(self._item)
             or not can_rerun(self._item)
         ):
@@ -224,6 +227,9 @@ class Body:
     def start(self) -> bool:
         """Begin to record, and return whether that is possible; else the body runs unmeasured."""
         self._estimates = self._no_estimates()
+        # What the body frees of others' garbage would count as freed.
+        if self._asked.collect or "net_retained" in self._asked.limits:
+            gc.collect()
         try:
             self.measurement.start()
         except TorchmemError as error:
@@ -254,13 +260,14 @@ class Body:
             self._item.add_report_section("call", "torchmem", COUNTED_OUT_OF_MEMORY)
         if state not in (State.COUNTING, State.MEASURING):
             return
-        if is_failure(error):
+        if is_failure(error) and self._asks:
             self._sender.raised(error)
         if state is State.COUNTING:
             return
         # The device may be beyond use; the test's own error counts.
         with contextlib.suppress(Exception):
-            if is_failure(error) and (self._run.settings.reports or is_out_of_memory(error)):
+            reports = self._run.settings.reports and self._asks
+            if is_failure(error) and (reports or is_out_of_memory(error)):
                 result = until_then(self.measurement.stop())
                 self._sender.unfinished(result, self.measurement, error)
                 return
@@ -295,6 +302,8 @@ class Body:
         measuring, self.state = self.state is State.MEASURING, State.AFTER
         if not measuring:
             return []
+        if self._asked.collect:
+            gc.collect()
         allowance, rootdir = self._asked.allowance, self._run.rootdir
         try:
             windows = [MeasuredWindow(self.measurement.stop(), allowance, self.measurement)]
@@ -313,6 +322,8 @@ class Body:
 
     def _unmeasured(self, problem: TorchmemError) -> str:
         """Send why nothing was measured. A limit without a reading fails: it never passes."""
+        if not self._asks:
+            return ""
         self._sender.not_measured(str(problem))
         if self._asked.limits:
             what = ", ".join(words(key) for key in self._asked.limits)
@@ -333,9 +344,17 @@ class Body:
         judge = Judge(self._asked, baselines, self._estimates, self._earlier, self._counted)
         checked = [region for region, _ in self._checked]
         others = [region for region in self.measurement.regions if region not in checked]
-        return self._sender.judged(judge.judge(windows), self.measurement, others)
+        judgement = judge.judge(windows)
+        if not judgement.windows and not self._asks:
+            return ""
+        return self._sender.judged(judgement, self.measurement, others)
 
     # --- what its test asks of it
+
+    @property
+    def _asks(self) -> bool:
+        """False where the run alone asks; then nothing is said but of what is large enough."""
+        return self._asked.anything or _uses_fixture(self._item)
 
     @property
     def device(self) -> str:

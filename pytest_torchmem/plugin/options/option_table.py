@@ -117,6 +117,13 @@ OPTIONS: Final = (
         "NAME",
     ),
     Option(
+        "baseline-all",
+        "compare every test whose body needs at least so much, such as 1MiB, with a baseline, "
+        "whether it asks for one or not",
+        "",
+        "SIZE",
+    ),
+    Option(
         "fail-shrunk",
         "fail a test that needs less than its baseline by more than the tolerance and the floor",
         False,
@@ -131,6 +138,15 @@ OPTIONS: Final = (
         "fail a test that asks to be measured and cannot be, or not wholly: another thread ran "
         "torch, memory does not reconcile",
         False,
+    ),
+    Option(
+        "known-holder",
+        "'PATTERN because REASON': limits on what is left behind do not count what a holder of "
+        "that description has, such as 'models.CACHE* because the last batch is kept'; can be "
+        "given several times",
+        "",
+        "TEXT",
+        several=True,
     ),
     Option(
         "level",
@@ -171,10 +187,10 @@ OPTIONS: Final = (
 
 MARKERS: Final = (
     f"{BUDGET}(total, *, activation, temporary, gradient, parameter, optimizer_state, input, "
-    "autograd_detail, buffer, workspace, unknown, retained, growth, allocated, active, reserved, "
-    "device, warmup): fail the test when its body needs more memory than this. Sizes are bytes, "
-    "text such as '2GiB', a callable, or a dictionary from a device's model or kind to one; None "
-    "lifts a limit set further out. The closest marker wins per key.",
+    "autograd_detail, buffer, workspace, unknown, retained, net_retained, growth, allocated, "
+    "active, reserved, device, warmup, collect): fail the test when its body needs more memory "
+    "than this. Sizes are bytes, text such as '2GiB', a callable, or a dictionary from a device's "
+    "model or kind to one; None lifts a limit set further out. The closest marker wins per key.",
     f"{BASELINE}(*, tolerance, floor): fail the test when its body needs more memory than the "
     "stored baseline by more than the larger of the two.",
 )
