@@ -115,9 +115,13 @@ def _called_by_engine(events: NDArray[np.void]) -> NDArray[np.bool_]:
 
 
 def _depths(parents: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int32]:
-    # Depth is the number of open subtrees: each row opens one and closes those that end with it.
-    # A root (rows 0 to 2) with two children: ends [3, 2, 3], closed before each row [0, 0, 1],
-    # depth [0, 1, 1].
+    """Return the number of open subtrees before each row: a row opens one, and each ends at a row.
+
+    A root (rows 0 to 2) with two children. Before each row [0, 0, 1] subtrees have ended:
+
+    >>> _depths(np.array([-1, 0, 0]), np.array([3, 2, 3])).tolist()
+    [0, 1, 1]
+    """
     count = len(parents)
     closed = np.bincount(ends, minlength=count + 1)[: count + 1] if count else np.zeros(1, np.int64)
     depth: NDArray[np.int32] = (np.arange(count) - np.cumsum(closed)[:count]).astype(np.int32)
@@ -125,7 +129,11 @@ def _depths(parents: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _levels(depth: NDArray[np.int32]) -> list[NDArray[np.int64]]:
-    """Rows of each depth, roots first."""
+    """Return the rows of each depth, roots first.
+
+    >>> [rows.tolist() for rows in _levels(np.array([0, 1, 2, 1, 0]))]
+    [[0, 4], [1, 3], [2]]
+    """
     order = np.argsort(depth, kind="stable")
     return np.split(order, np.cumsum(np.bincount(depth))[:-1]) if len(depth) else []
 

@@ -162,9 +162,11 @@ def _lifetimes(
         rank 4   +24   a second storage is born
         rank 7   +32   a third one in its place: the second one's free went unseen
 
-        born     [BEFORE, 4, 7]
-        died     [2,      7, NEVER]
-        size     [16,    24, 32]
+    >>> events = {"rank": [2.0, 4, 7], "size": [-16, 24, 32], "event": [0, 1, 2]}
+    >>> place, early = np.zeros(3, np.int64), np.array([0])
+    >>> lives = _lifetimes(place, *map(np.array, events.values()), early)
+    >>> lives.born.tolist(), lives.died.tolist(), lives.size.tolist()
+    ([-1.0, 4.0, 7.0], [2.0, 7.0, inf], [16, 24, 32])
     """
     places: list[int] = early.tolist()
     born = [BEFORE] * len(places)

@@ -281,7 +281,7 @@ def rename_lines(renames: Mapping[str, str], file: str, followed: bool) -> list[
 
 def explained_lines(count: int, file: str) -> list[str]:
     """Return a line about entries whose numbers stay, and whose composition is stored anew."""
-    return [f"{_entries(count)} as before, now with what made them up ({file})"] if count else []
+    return [f"{_entries(count)} as before, now with their causes ({file})"] if count else []
 
 
 def unguarded_line(summary: RunSummary) -> str:
@@ -291,8 +291,8 @@ def unguarded_line(summary: RunSummary) -> str:
         return ""
     what = "1 measurement has" if count == 1 else f"{count} measurements have"
     return (
-        f"{what} no baseline and pass{'es' if count == 1 else ''} in CI whatever it takes: commit "
-        "one, and run with --torchmem-require-baseline, which fails without"
+        f"{what} no baseline, so CI passes whatever the body needs: commit one, and run with "
+        "--torchmem-require-baseline, which fails a test without one"
     )
 
 
