@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pytest_torchmem.values.contributors import Phase
+from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.trace import CREATE_GRAPH, EventKind, MarkKind, Role, Scope, Trace
 
 if TYPE_CHECKING:
@@ -301,3 +302,49 @@ class Annotations:
     def _rows(self, events: NDArray[np.void]) -> NDArray[np.int64]:
         is_annotation = (events["kind"] == EventKind.TORCH_OP) & (events["scope"] == Scope.OTHER)
         return np.flatnonzero(is_annotation)
+
+
+def start_ns(tree: OpTree) -> int:
+    """The time of the first event on the recording's clock; 0 where there is none."""
+    events = tree.trace.events
+    return int(events["start_ns"].min()) if len(events) else 0
+
+
+def out_of_memory_ranks(tree: OpTree) -> tuple[int, ...]:
+    """Return the ranks at which the allocator ran out of memory."""
+    rows = np.flatnonzero(tree.trace.events["kind"] == EventKind.OUT_OF_MEMORY)
+    return tuple(np.sort(tree.rank[rows]).tolist())
+
+
+def running_at(tree: OpTree, rank: float) -> tuple[Span, ...]:
+    """The annotations and operators around a moment of the recording, outermost first.
+
+    Times count from the start of the recording.
+    """
+    events = tree.trace.events
+    row = int(np.flatnonzero(tree.rank == int(rank))[0]) if 0 <= rank < len(events) else -1
+    around = set(Annotations(tree).around(rank))
+    while row >= 0:
+        if events["kind"][row] == EventKind.TORCH_OP:
+            around.add(row)
+        row = int(events["parent"][row])
+    names, begin = tree.trace.strings, start_ns(tree)
+    return tuple(
+        Span(
+            "running",
+            names[events["name"][row]],
+            int(events["start_ns"][row]) - begin,
+            int(events["end_ns"][row]) - begin,
+        )
+        for row in sorted(around, key=lambda row: int(tree.rank[row]))
+    )
+
+
+def self_times(tree: OpTree) -> NDArray[np.int64]:
+    """Time of each event that none of its children took: int64 nanoseconds, shape (E,)."""
+    events = tree.trace.events
+    duration: NDArray[np.int64] = events["end_ns"] - events["start_ns"]
+    result: NDArray[np.int64] = duration.copy()
+    below = events["parent"] >= 0
+    np.subtract.at(result, events["parent"][below], duration[below])
+    return result
