@@ -38,7 +38,7 @@ def explanations(
     """
     if kind_of(path) is not Recording.TRACE:
         raise TraceError(
-            f"{path} is no recording, and only one knows each storage: keep one with "
+            f"{path} is no recording, and only a recording knows each storage: keep one with "
             "torchmem.save_trace(path) in the test"
         )
     own = [_loaded(place) for place in passes]

@@ -116,7 +116,9 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("show", help="what a file holds, as text", epilog=_EPILOG)
     command.add_argument("file", type=Path)
-    command.add_argument("test", nargs="?", default="", help="everything about tests named so")
+    command.add_argument(
+        "test", nargs="?", default="", help="tests with this in their name, in full"
+    )
     command.add_argument(
         "--operators",
         action="store_true",
@@ -243,7 +245,7 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "--world",
         default="",
         metavar="N",
-        help="run one rank of a job of N alone; each of the others is taken to do what it does",
+        help="run one rank of a job of N alone, and assume that each other rank does the same",
     )
     command.add_argument("--rank", default="", metavar="R", help="the rank to run; default: 0")
     command.add_argument("--torch", default="", metavar="RELEASE", help="default: as installed")

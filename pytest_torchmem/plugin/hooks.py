@@ -57,7 +57,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         start_again(early_config)
     elif world_typed(early_config):
         raise pytest.UsageError(
-            "--torchmem-world is a job on simulated GPUs: say --torchmem-simulate=H100 with it "
+            "--torchmem-world is a job on simulated GPUs: give --torchmem-simulate=H100, too "
             "[bad-argument]"
         )
     return (yield)

@@ -253,7 +253,7 @@ def _text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise unreadable(path, str(error)) from None
     if text.startswith("\ufeff"):
-        raise unreadable(path, "it begins with a byte order mark (BOM), which JSON has none of")
+        raise unreadable(path, "it begins with a byte order mark (BOM), which JSON does not allow")
     return text
 
 
@@ -404,7 +404,7 @@ def _check_format(path: Path, data: object) -> None:
         )
     for kind, columns in COLUMNS.items():
         if data.get(kind, list(columns)) != list(columns):
-            raise unreadable(path, f"its head names other numbers for {kind!r} than are written")
+            raise unreadable(path, f"its head names other columns for {kind!r} than its format has")
 
 
 def _check(path: Path, data: object, environment: Environment) -> None:

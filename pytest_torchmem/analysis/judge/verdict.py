@@ -45,7 +45,7 @@ IsChanged = Callable[[Source], bool]
 def judge_limits(result: Result, limits: Mapping[str, int]) -> tuple[Finding, ...]:
     """Return a finding for each limit that is exceeded or that no reading can answer."""
     if limits and result.peak.total == 0:
-        return (_nothing_read(result, "a limit needs a reading to be held against"),)
+        return (_nothing_read(result, "a limit needs a reading to compare with"),)
     findings = (_judge_limit(result, key, limit_bytes) for key, limit_bytes in limits.items())
     return rank(finding for finding in findings if finding is not None)
 
@@ -181,8 +181,8 @@ def _judge_unseen(result: Result, key: str, limit_bytes: int, margin_bytes: int)
         FindingKind.UNSEEN,
         key,
         f"the limit of {format_size(limit_bytes)} on {words(key)} cannot be judged: "
-        f"{format_size(result.unexplained_bytes)} were not seen being made, by another thread or "
-        f"another allocator, and {format_size(margin_bytes)} are left below the limit",
+        f"another thread or another allocator made {format_size(result.unexplained_bytes)} unseen, "
+        f"and only {format_size(margin_bytes)} are left below the limit",
     )
 
 
@@ -342,7 +342,7 @@ def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Findi
     excess_bytes, key, values = max(spreads, key=lambda spread: spread[0])
     shown = ", ".join(format_size(value) for value in values)
     numbers = (
-        f"{words(key)} is not stable, and nothing is stored: {len(values)} runs had {shown}, "
+        f"{words(key)} is not stable, so nothing is stored: {len(values)} runs had {shown}, "
         f"a spread of {format_size(max(values) - min(values))} ({allowance.text_for(min(values))})"
     )
     numbers += _hint(values, allowance)

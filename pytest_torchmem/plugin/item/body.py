@@ -57,7 +57,7 @@ class State(enum.Enum):
 
     BEFORE = "before the test body"
     WARMING_UP = "in a warm-up run"
-    COUNTING = "in a run that is not recorded, and whose allocator is asked"
+    COUNTING = "in a run that only reads the allocator's counters"
     MEASURING = "in the measured run"
     UNMEASURED = "in a run that cannot be measured"
     AFTER = "after the test body"
@@ -116,7 +116,9 @@ class CountedRun:
 
     def certain(self, limits: Mapping[str, int]) -> tuple[Finding, ...]:
         """Return what was over a limit in the counted run whatever else was in the counters."""
-        told = "; so said the allocator in a first run, and the recorded second run stayed below"
+        told = (
+            "; the allocator counted that in a first run, and the recorded second run stayed below"
+        )
         found = judge_limits(self._counters.least, limits)
         return tuple(replace(finding, numbers=finding.numbers + told) for finding in found)
 

@@ -229,6 +229,4 @@ def can_rerun(item: pytest.Item) -> bool:
 def _refuse_empty(item: pytest.Item) -> None:
     if "torchmem" in getattr(item, "fixturenames", ()):
         return
-    raise MarkerError(
-        f"{BUDGET} sets a device, a warm-up or collect but no limit, and nothing else does"
-    )
+    raise MarkerError(f"{BUDGET} sets a device, a warm-up or collect, and no marker sets a limit")

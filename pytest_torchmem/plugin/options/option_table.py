@@ -59,8 +59,8 @@ OPTIONS: Final = (
     ),
     Option(
         "world",
-        "with --torchmem-simulate: run as rank 0 of a job of N ranks, of which the others are "
-        "taken to do what this one does",
+        "with --torchmem-simulate: run as rank 0 of a job of N ranks, and assume that each "
+        "other rank does what this one does",
         "",
         "N",
     ),
@@ -150,8 +150,8 @@ OPTIONS: Final = (
     ),
     Option(
         "level",
-        "how closely to look: full records every test; auto only asks the allocator where limits "
-        "on a GPU are all that is asked and it can answer them (default: auto)",
+        "how closely to look: full records every test; auto only reads the allocator's "
+        "counters where a test has nothing but limits on a GPU that they answer (default: auto)",
         "auto",
         "LEVEL",
     ),

@@ -25,8 +25,8 @@ from pytest_torchmem.values.units import format_change, format_size
 
 _NEAR: Final = 2
 _NO_TIMELINE: Final = (
-    "There is no timeline of this in {name}: baselines have none, and results only of the tests "
-    "that --torchmem-report-timelines chose."
+    "{name} has no timeline of this: a baseline has none, and results have those of the tests that "
+    "--torchmem-report-timelines chose."
 )
 
 
