@@ -14,7 +14,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Final
 
-from pytest_torchmem.record.torch_api import autograd, compiler, functorch, modules
+from pytest_torchmem.record.torch_api import autograd, compiler, modules
 
 
 class During(Enum):
@@ -74,7 +74,7 @@ PATCHES: Final = (
     Patch("torch.autograd.profiler.record_function.__enter__", _RANGE),
     Patch("torch.autograd.profiler.record_function.__exit__", _RANGE),
     Patch("threading.setprofile", "Notices threads that allocate unseen.", How.ADDED),
-    *(Patch(name, _TRANSFORM) for pair in functorch.NESTING for name in pair),
+    *(Patch(name, _TRANSFORM) for pair in autograd.NESTING for name in pair),
     Patch(
         "torch.utils.swap_tensors",
         "Lets go of weak references first: a tensor that has any cannot be swapped.",

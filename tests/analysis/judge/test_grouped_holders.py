@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from pytest_torchmem.analysis.judge.holders import group_holders
+from pytest_torchmem.analysis.judge.causes import group_holders
 from pytest_torchmem.values.results import Fate, Holder
 
 
