@@ -144,10 +144,10 @@ class Installed:
         replacement = make(getattr(owner, attribute))
 
         def restore() -> None:
-            if before is _MISSING:
-                delattr(owner, attribute)
-            else:
+            if before is not _MISSING:
                 setattr(owner, attribute, before)
+            elif attribute in vars(owner):
+                delattr(owner, attribute)
 
         self.note(name, restore)
         setattr(owner, attribute, replacement)
