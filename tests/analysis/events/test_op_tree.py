@@ -87,7 +87,7 @@ def test_a_node_that_another_node_calls_is_a_part_of_it():
 def test_a_closure_that_an_optimizer_calls_is_no_step():
     b = TraceBuilder()
     with b.optimizer_step():
-        with b.op("aten::mm", sequence=3) as forward:
+        with b.op("aten::mm", sequence=0) as forward:  # the first number that autograd gives
             pass
         with b.backward(), b.node("MmBackward0") as backward:
             pass

@@ -17,7 +17,7 @@ from pytest_torchmem.values.static_graph import (
     StaticRun,
     StaticStorage,
 )
-from pytest_torchmem.values.trace import Ownership
+from pytest_torchmem.values.trace import Ownership, Scope
 from tests.builders import TraceBuilder
 
 
@@ -138,3 +138,14 @@ def test_an_estimate_explains_in_the_same_words():
     ]
     assert [e.storage.size_bytes for e in estimate.explain(at="peak", category="input")] == [10]
     assert [e.number for e in estimate.explain(at=1)] == [0, 1]
+
+
+def test_what_the_first_watched_operator_s_node_makes_is_made_by_that_operator():
+    b = TraceBuilder()
+    with b.module(1, "Net"), b.op("aten::mm", sequence=0):
+        b.alloc(8)
+    node = b.op("MmBackward0", scope=Scope.BACKWARD_FUNCTION, is_operator=False, sequence=0)
+    with b.backward(), node, b.op("aten::t"):
+        b.alloc(16)
+    told = {e.storage.size_bytes: e.storage.module for e in analyze(b.build()).explain()}
+    assert told == {8: "Net", 16: "Net"}
