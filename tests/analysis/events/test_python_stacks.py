@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_torchmem.analysis.events.averages import stacks_of
+from pytest_torchmem.analysis.events.averages import find_averages, stacks_of
 from pytest_torchmem.analysis.events.calls import list_calls
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.events.python_stacks import PythonStacks
@@ -37,3 +37,13 @@ def test_a_call_in_a_backward_pass_has_the_stack_of_its_forward_call() -> None:
     names = [calls.strings[name] for name in calls.names.tolist()]
     stacks = dict(zip(names, stacks_of(calls), strict=True))
     assert stacks["MmBackward0"] == stacks["aten::mm"] == ("net.py(7): forward",)
+
+
+def test_calls_within_others_count_for_none_of_the_rows_where_they_are_left_out() -> None:
+    b = TraceBuilder()
+    with b.op("aten::linear"):
+        for name in ("aten::t", "aten::addmm"):
+            with b.op(name):
+                pass
+    (row,) = find_averages(list_calls(build_op_tree(b.build())), top_level=True)
+    assert (row.name, row.calls) == ("aten::linear", 1)
