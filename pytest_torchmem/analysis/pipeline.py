@@ -11,8 +11,12 @@ import numpy as np
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
-from pytest_torchmem.analysis.events.memory_events import out_of_memory_ranks, running_at
-from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
+from pytest_torchmem.analysis.events.op_tree import (
+    OpTree,
+    build_op_tree,
+    out_of_memory_ranks,
+    running_at,
+)
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
 from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.judge.holders import LeftBehind

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchmem.analysis.blocks import StorageLives
 from pytest_torchmem.analysis.caching_allocator import (
     AllocatorRun,
     AllocatorSettings,
@@ -38,6 +37,7 @@ from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.sampling import (
     MOMENTS,
     Holdings,
+    StorageLives,
     chosen_rows,
     sketch_timeline,
     with_holders,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pytest_torchmem.analysis.judge.ranks import RankResults
-from pytest_torchmem.measuring.environment import current_rank, path_of_rank
+from pytest_torchmem.measuring.ranks import current_rank, path_of_rank
 from pytest_torchmem.store.baselines import entry_key, portable
 from pytest_torchmem.store.files import replace_file
 from pytest_torchmem.store.provenance import stamped

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import pytest
 
-from pytest_torchmem.measuring.environment import environment_rank
+from pytest_torchmem.measuring.ranks import environment_rank
 from pytest_torchmem.plugin.item.body import Run
 from pytest_torchmem.plugin.options.option_table import relative_path, typed_nodeid
 from pytest_torchmem.plugin.options.settings import SummaryKind
@@ -22,13 +22,16 @@ from pytest_torchmem.plugin.run.endings import (
     room,
     run_report,
 )
-from pytest_torchmem.plugin.run.orphans import (
+from pytest_torchmem.plugin.run.updates import (
+    Outcomes,
+    apply,
     baseline_folders,
     find_orphans,
     move,
+    plan_updates,
     remove,
+    texts,
 )
-from pytest_torchmem.plugin.run.updates import Outcomes, apply, plan_updates, texts
 from pytest_torchmem.plugin.run.workers import (
     Selection,
     detach,
@@ -36,7 +39,8 @@ from pytest_torchmem.plugin.run.workers import (
     reported_nodeid,
     trace_with,
 )
-from pytest_torchmem.report.text.changes import (
+from pytest_torchmem.report.text.known import known_lines
+from pytest_torchmem.report.text.tables import (
     change_table,
     diff_lines,
     explained_lines,
@@ -46,7 +50,6 @@ from pytest_torchmem.report.text.changes import (
     unguarded_line,
     unused_lines,
 )
-from pytest_torchmem.report.text.known import known_lines
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.gaps import simulated_here

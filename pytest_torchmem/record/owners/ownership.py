@@ -23,7 +23,7 @@ from pytest_torchmem.record.owners.autograd_graph import (
     nodes_below,
     tensors_in,
 )
-from pytest_torchmem.record.owners.live_tensors import find_live
+from pytest_torchmem.record.owners.live_objects import find_live
 from pytest_torchmem.record.owners.places import places_of, plain_tensors, storages_of, values_of
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet

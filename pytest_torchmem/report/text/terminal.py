@@ -12,9 +12,10 @@ from typing import Final
 
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.analysis.judge.verdict import rank, sentences
-from pytest_torchmem.report.text.changes import NOTHING_USED, REPAIRED
 from pytest_torchmem.report.text.tables import (
     ANY_WIDTH,
+    NOTHING_USED,
+    REPAIRED,
     ROWS,
     aligned,
     growth_table,

@@ -1,20 +1,58 @@
-"""The results of all ranks, exchanged."""
+"""One result per rank: who this process is, files named for it, and the results of all ranks."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from pytest_torchmem.analysis.judge.ranks import RankResults
-from pytest_torchmem.measuring.environment import environment_rank
 from pytest_torchmem.values.errors import RankError, RecordingError
 from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.measured import Rank
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
+    from pytest_torchmem.analysis.judge.ranks import RankResults
     from pytest_torchmem.measuring.block import Measure
     from pytest_torchmem.measuring.body import Region
     from pytest_torchmem.record.process_group import ProcessGroup
+
+
+PLACE: Final = "{rank}"
+"""What stands for the rank's number in the name of a file."""
+
+
+def environment_rank(environment: Mapping[str, str] = os.environ) -> Rank:
+    """Return what a launcher such as ``torchrun`` says; rank 0 of 1 where none does."""
+    number, count = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+    if number.isdecimal() and count.isdecimal() and int(number) < int(count):
+        return Rank(int(number), int(count))
+    return Rank()
+
+
+def current_rank() -> Rank:
+    """Return this process's rank in torch's process group, else what its launcher says."""
+    if "torch" in sys.modules:
+        from pytest_torchmem.record.process_group import group_rank
+
+        if found := group_rank():
+            return Rank(*found)
+    return environment_rank()
+
+
+def path_of_rank(path: str | os.PathLike[str], rank: Rank) -> Path:
+    """Return the path for one rank: with its number for ``{rank}``, or at the name's end.
+
+    Where there is one rank only, a path without ``{rank}`` stays as it is.
+    """
+    text = os.fspath(path)
+    if PLACE in text:
+        return Path(text.replace(PLACE, str(rank.number)))
+    plain = Path(text)
+    return plain if rank.count == 1 else plain.with_stem(f"{plain.stem}-rank{rank.number}")
 
 
 def gather_ranks(
@@ -26,6 +64,7 @@ def gather_ranks(
     of a measurement that is still going on. A process alone gets its own result. Raises
     `RankError` when a rank has no result, and in a job of several ranks without a process group.
     """
+    from pytest_torchmem.analysis.judge.ranks import RankResults
     from pytest_torchmem.record.process_group import gather, group_rank
 
     found = group_rank(group)
@@ -58,8 +97,6 @@ def _result(measured: Result | Measure | Region) -> Result:
 
 
 def _unrecorded() -> AbstractContextManager[None]:
-    from contextlib import nullcontext
-
     from pytest_torchmem.measuring.body import running
 
     measurement = running()
