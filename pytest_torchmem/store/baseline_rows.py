@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from pytest_torchmem.values.baseline import BaselineEntry
-from pytest_torchmem.values.contributors import CategoryBytes, whole_number
-from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.json_values import Json, whole_number
 from pytest_torchmem.values.units import format_size
 
 Row: TypeAlias = list[Json]
