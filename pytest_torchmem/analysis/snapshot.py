@@ -59,9 +59,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # torch joins an operator and its overload with an underscore: ``add_Tensor``, ``sum_dim_IntList``.
-_OPERATOR: Final = re.compile(
-    r"at::_ops::(\w+?)(?:_(?:[A-Z]\w*|out|dim|int|self|start|dtype|device|memory_format|names)+)?::"
-)
+_OVERLOAD: Final = r"(?:out|dim|int|self|start|dtype|device|memory_format|names)"
+_OPERATOR: Final = re.compile(rf"at::_ops::(\w+?)(?:_(?:{_OVERLOAD}+|{_OVERLOAD}*[A-Z]\w*))?::")
+_LONGEST_NAME: Final = 300
+"""Operators have names of up to 60 letters; a frame with far more is none of an operator's."""
 _LIBRARY: Final = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3\.\d+)[/\\]")
 _ENGINE: Final = "torch::autograd::Engine"
 _OPTIMIZER: Final = re.compile(r"[/\\]torch[/\\]optim[/\\]")
@@ -416,7 +417,9 @@ class _SiteReader:
 
 
 def _site(frames: Sequence[StackFrame]) -> Site:
-    operators = [match[1] for frame in frames if (match := _OPERATOR.match(frame["name"]))]
+    operators = [
+        match[1] for frame in frames if (match := _OPERATOR.match(frame["name"], 0, _LONGEST_NAME))
+    ]
     python = [frame for frame in frames if frame["filename"].endswith(".py")]
     own = [frame for frame in python if not _LIBRARY.search(frame["filename"])] or python
     source = Source(own[0]["filename"], own[0]["line"], own[0]["name"]) if own else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import io
 import os
 import shutil
 import sys
@@ -27,7 +28,7 @@ from pytest_torchmem.store.results import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.errors import ReportError, SizeError, TorchmemError
-from pytest_torchmem.values.json_values import told_damage
+from pytest_torchmem.values.json_values import WRONG, told_damage
 from pytest_torchmem.values.units import parse_floor, parse_fraction
 
 
@@ -40,35 +41,24 @@ class Exit(enum.IntEnum):
 
 
 _FLOOR: Final = "5% up to 1MiB"
-_DAMAGE: Final = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    TypeError,
-    ValueError,
-)
+_DAMAGE: Final = (*WRONG, ArithmeticError, LookupError, MemoryError)
 _EPILOG: Final = "exit codes: 0 nothing grew, 1 something grew (diff only), 2 bad input"
 _FITS_EPILOG: Final = "exit codes: 0 all fit, 1 one does not, 2 bad input"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a console may lack a character
     options = _parser().parse_args(arguments)
     try:
         code: Exit = options.run(options)
         sys.stdout.flush()
         return int(code)
     except TorchmemError as error:
-        print(f"torchmem: {error}", file=sys.stderr)
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-        MemoryError,
-    ) as error:
+        print(f"torchmem: {one_line(str(error))}", file=sys.stderr)
+    except _DAMAGE as error:
         # Every number and index in a file that somebody sent may be wrong.
         print(f"torchmem: the input is damaged: {one_line(told_damage(error))}", file=sys.stderr)
     except BrokenPipeError:  # the reader has seen enough, as in `torchmem show x | head`

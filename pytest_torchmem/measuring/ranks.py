@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pytest_torchmem.values.measured import Rank
 
-if TYPE_CHECKING:
-    pass
+_NUMBER: Final = re.compile(r"\d{1,9}")
 
 PLACE: Final = "{rank}"
 """What stands for the rank's number in the name of a file."""
@@ -20,7 +20,7 @@ PLACE: Final = "{rank}"
 def environment_rank(environment: Mapping[str, str] = os.environ) -> Rank:
     """Return what a launcher such as ``torchrun`` says; rank 0 of 1 where none does."""
     number, count = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
-    if number.isdecimal() and count.isdecimal() and int(number) < int(count):
+    if _NUMBER.fullmatch(number) and _NUMBER.fullmatch(count) and int(number) < int(count):
         return Rank(int(number), int(count))
     return Rank()
 
