@@ -46,10 +46,12 @@ from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.json_values import (
     WRONG,
     Json,
+    checked_text,
     parse_json,
     read_text,
     shown,
     told_damage,
+    whole_number,
 )
 from pytest_torchmem.values.units import format_apart
 
@@ -189,11 +191,17 @@ def _by_key(named: Mapping[str, list[str]]) -> dict[str, list[str]]:
     for name in [name for name in found if "~" in name]:
         start = f"[{encode(name)}"
         lines = (line for line in found[name] if line.startswith('"id"', len(start) + 2))
-        pieces = sorted(json.loads(line[:-1])[2:] for line in lines)
+        pieces = sorted(_piece(line) for line in lines)
         key = "".join(text for _, text in pieces)
         if key and name_of(key) == name:
             found[key] = found.pop(name)
     return found
+
+
+def _piece(line: str) -> tuple[int, str]:
+    """Return one piece of a long key, and its place. Raises `ValueError`."""
+    _, _, place, text = parse_json(line[:-1])
+    return whole_number(place), checked_text(text)
 
 
 def _split(text: str, origins: Path) -> tuple[dict[str, Json], StoredEntries] | None:
@@ -277,8 +285,8 @@ def _load(path: Path, text: str) -> tuple[object, Callable[[], StoredEntries]]:
 def _entries(path: Path, data: object) -> StoredEntries:
     try:
         return parse_entries(data, origins_path(path))
-    except ValueError as error:
-        raise unreadable(path, str(error)) from None
+    except WRONG as error:
+        raise unreadable(path, told_damage(error)) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Final
 
 from pytest_torchmem.store.baseline_rows import Row
 from pytest_torchmem.values.baseline import BaselineEntry
-from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.json_values import Json, checked_list
 
 SINGLE: Final = ("total", "at_peak", "peaks", "retained")
 MANY: Final = ("live", "retained_live")
@@ -29,7 +29,7 @@ def rows_of(key: str, entry: object) -> Iterable[Row]:
         if part in entry:
             yield [key, part, entry[part]]
     for part in MANY:
-        for value in entry.get(part, []):
+        for value in checked_list(entry.get(part, [])):
             yield [key, part, value]
 
 

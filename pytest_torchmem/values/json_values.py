@@ -21,6 +21,8 @@ WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, Rec
 MOST_BYTES: Final = 1 << 30
 """The largest text that is read: a hundred times a run of ten thousand tests with baselines."""
 
+_PART_BYTES: Final = 1 << 20
+
 _LARGEST: Final = 1 << 62
 """No machine has so many bytes; a file that says so is damaged."""
 
@@ -36,10 +38,12 @@ def read_text(path: Path) -> str:
 
     A device or a pipe has no size. So no more is read than any of our files holds.
     """
+    content = bytearray()
     with path.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"it is larger than {MOST_BYTES} bytes")
+        while part := file.read(_PART_BYTES):
+            content += part
+            if len(content) > MOST_BYTES:
+                raise ValueError(f"it is larger than {MOST_BYTES} bytes")
     return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 

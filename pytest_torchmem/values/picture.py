@@ -319,10 +319,13 @@ class Picture:
                 f"a timeline of {count} moments, {len(rows)} rows and {len(tracks)} origins is none"
             )
         levels = checked_object(data["levels"]).items()
+        change_count = whole_number(data["change_count"])
+        for row in rows:
+            _check_place(row, change_count)
         return cls(
             times_ns=times,
             rows=rows,
-            change_count=whole_number(data["change_count"]),
+            change_count=change_count,
             levels={checked_member(_CATEGORIES, c): _levels(column, count) for c, column in levels},
             tracks=tuple(
                 Track(contributor_from_json(t["contributor"]), _levels(t["levels"], count))
