@@ -53,6 +53,7 @@ SLOW = (
     "tests/faults/",
     "tests/measuring/",
     "tests/plugin/item/test_growth_per_step.py",
+    "tests/plugin/item/test_left_behind.py",
     "tests/plugin/item/test_real_bodies.py",
     "tests/plugin/item/test_real_estimates.py",
     "tests/plugin/item/test_tracebacks.py",

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchmem.analysis.blocks import StorageLives
 from pytest_torchmem.analysis.caching_allocator import (
     AllocatorRun,
     AllocatorSettings,
@@ -38,6 +37,7 @@ from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.sampling import (
     MOMENTS,
     Holdings,
+    StorageLives,
     chosen_rows,
     sketch_timeline,
     with_holders,
@@ -273,17 +273,17 @@ class Snapshot(GpuQuestions):
         if self.begins_in_the_middle:
             yield (
                 f"the history begins in the middle: {format_size(self.start_requested_bytes)} were "
-                "in place before its first entry, and only what is still there at its end has a "
-                "stack"
+                "in place before its first entry, and of these only those that are there at its "
+                "end have a stack"
             )
         if self.misplaced_count:
             yield (
                 f"the replay puts {self.misplaced_count} allocations elsewhere than torch did, so "
-                "what it says of allocated and reserved bytes is estimated"
+                "its allocated and reserved bytes are estimated"
             )
         if self.history.failure_count:
             count = self.history.failure_count
-            yield f"{count} allocations failed; the history has no size of them"
+            yield f"{count} allocations failed; the history lacks their sizes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +368,7 @@ def _busiest(traces: Sequence[Sequence[TraceEntry]]) -> int:
     if not any(traces):
         raise SnapshotError(
             "the snapshot has no history: call torch.cuda.memory._record_memory_history() before "
-            "what is to be seen"
+            "the code to look at"
         )
     return max(range(len(traces)), key=lambda number: len(traces[number]))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.analysis.judge.comparison import whole_entry
+from pytest_torchmem.analysis.judge.differences import whole_entry
 from pytest_torchmem.cli.recordings import Recording, kind_of, run_of
 from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.store.baseline_file import read_any

@@ -119,7 +119,9 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("show", help="what a file holds, as text", epilog=_EPILOG)
     command.add_argument("file", type=Path)
-    command.add_argument("test", nargs="?", default="", help="everything about tests named so")
+    command.add_argument(
+        "test", nargs="?", default="", help="tests with this in their name, in full"
+    )
     command.add_argument(
         "--operators",
         action="store_true",
@@ -142,6 +144,14 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command.add_argument("--module", default="", help="only modules with this in their path")
     command.add_argument(
         "--at", metavar="TIME", help="only what is alive then: peak, or a time in milliseconds"
+    )
+    command.add_argument(
+        "--pass",
+        metavar="FILE:FUNCTION",
+        action="append",
+        default=[],
+        dest="passes",
+        help="a category pass of your own, such as conftest.py:kv_cache; the file is run",
     )
     command.add_argument("--device", default="", help="default: the one the trace was recorded for")
     command.add_argument("--format", choices=("text", "json"), default="text")
@@ -238,7 +248,7 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "--world",
         default="",
         metavar="N",
-        help="run one rank of a job of N alone; each of the others is taken to do what it does",
+        help="run one rank of a job of N alone, and assume that each other rank does the same",
     )
     command.add_argument("--rank", default="", metavar="R", help="the rank to run; default: 0")
     command.add_argument("--torch", default="", metavar="RELEASE", help="default: as installed")
@@ -310,7 +320,12 @@ def _show(options: argparse.Namespace) -> Exit:
 
 def _explain(options: argparse.Namespace) -> Exit:
     found = explain.explanations(
-        options.trace, options.device, options.category, options.module, options.at
+        options.trace,
+        options.device,
+        options.category,
+        options.module,
+        options.at,
+        options.passes,
     )
     _say(explain.as_json(found) if options.format == "json" else explain.as_text(found))
     return Exit.OK

@@ -24,15 +24,18 @@ from pytest_torchmem.analysis.judge.environments import (
 )
 from pytest_torchmem.store.baseline_rows import (
     COLUMNS,
+    MANY,
     Numbers,
     Row,
     encode,
     entry_lines,
+    is_old,
     name_of,
+    old_entry,
     row_line,
+    rows_of,
 )
 from pytest_torchmem.store.files import locked, remove_litter, replace_file
-from pytest_torchmem.store.old_rows import MANY, is_old, old_entry, rows_of
 from pytest_torchmem.store.origins import (
     entry_of,
     explains,
@@ -406,7 +409,7 @@ def _check_format(path: Path, data: object) -> None:
         )
     for kind, columns in COLUMNS.items():
         if data.get(kind, list(columns)) != list(columns):
-            raise unreadable(path, f"its head names other numbers for {kind!r} than are written")
+            raise unreadable(path, f"its head names other columns for {kind!r} than its format has")
 
 
 def _check(path: Path, data: object, environment: Environment) -> None:

@@ -146,6 +146,7 @@ class Contributor:
         labels: Enclosing ``record_function`` labels, outermost first.
         order: When the first of them was made, as a number that later ones exceed; 0 for what was
             there before, and where nobody knows. Two that differ in nothing else are equal.
+        claimed: The reason of a user's category pass that decided on their category, or ``""``.
     """
 
     category: Category
@@ -157,6 +158,7 @@ class Contributor:
     phase: Phase
     labels: tuple[str, ...] = ()
     order: int = field(default=0, compare=False)
+    claimed: str = ""
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -183,6 +185,7 @@ def contributor_to_json(contributor: Contributor) -> dict[str, Json]:
         "source": None if source is None else [source.file, source.line, source.function],
         "phase": contributor.phase.value,
         "labels": list(contributor.labels),
+        **({"claimed": contributor.claimed} if contributor.claimed else {}),
     }
 
 
@@ -204,6 +207,7 @@ def contributor_from_json(data: Mapping[str, Json]) -> Contributor:
         source=None if place is None else read_source(place),
         phase=checked_member(_PHASES_BY_NAME, data["phase"]),
         labels=checked_texts(data.get("labels", ())),
+        claimed=checked_text(data.get("claimed", "")),
     )
 
 

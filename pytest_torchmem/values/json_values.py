@@ -54,7 +54,7 @@ def parse_json(text: str) -> Json:
     not whole, NaN, a key that is there twice, more levels than Python reads.
     """
     if text.startswith("\ufeff"):
-        raise ValueError("it begins with a byte order mark (BOM), which JSON has none of")
+        raise ValueError("it begins with a byte order mark (BOM), which JSON does not allow")
     try:
         return _decode(text)
     except RecursionError:
@@ -93,6 +93,11 @@ def whole_numbers(values: object) -> tuple[int, ...]:
     if found and min(found) < 0:
         raise ValueError(f"expected whole numbers of bytes, found {min(found)}")
     return found
+
+
+def whole_numbers_by_name(values: object) -> dict[str, int]:
+    """Return an object whose values are numbers of bytes. Raises `ValueError` for others."""
+    return {name: whole_number(value) for name, value in checked_object(values).items()}
 
 
 def checked_numbers(values: object) -> tuple[int, ...]:

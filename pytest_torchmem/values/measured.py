@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pytest_torchmem.values.baseline import BaselineEntry, Change
@@ -17,12 +17,12 @@ from pytest_torchmem.values.json_values import (
     Json,
     checked_list,
     checked_member,
-    checked_object,
     checked_text,
     checked_texts,
     checked_texts_by_name,
     checked_truth,
     whole_number,
+    whole_numbers_by_name,
 )
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Result
@@ -56,6 +56,7 @@ class Window:
         notice: What shrank, in a sentence; ``""`` when nothing did.
         kinds: Why it failed, each kind once, the most telling first.
         causes: The contributors that the sentences name, each once, in their order.
+        excused: The bytes that known holders hold and that no limit counted, by pattern.
     """
 
     key: str
@@ -72,6 +73,7 @@ class Window:
     notice: str = ""
     kinds: tuple[FindingKind, ...] = ()
     causes: tuple[Contributor, ...] = ()
+    excused: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_bound(self) -> bool:
@@ -158,6 +160,7 @@ class Window:
             "notice": self.notice,
             "kinds": [kind.value for kind in self.kinds],
             "causes": [contributor_to_json(c) for c in self.causes],
+            "excused": dict(self.excused),
             "status": self.status,
         }
 
@@ -170,7 +173,7 @@ class Window:
         return cls(
             key=checked_text(data["key"]),
             result=Result.from_json(data["result"]),
-            limits={k: whole_number(size) for k, size in checked_object(data["limits"]).items()},
+            limits=whole_numbers_by_name(data["limits"]),
             change=checked_member(_CHANGES, data["change"]),
             baseline_bytes=whole_number(data["baseline_bytes"]),
             sentence=checked_text(data["sentence"]),
@@ -182,6 +185,9 @@ class Window:
             notice=checked_text(data.get("notice", "")),
             kinds=tuple(checked_member(_KINDS, kind) for kind in kinds),
             causes=tuple(map(contributor_from_json, causes)),
+            excused={
+                k: whole_number(n) for k, n in checked_object(data.get("excused", {})).items()
+            },
         )
 
 

@@ -137,13 +137,20 @@ class Retained(_PerCategory):
     """Memory that a window made and left alive at its end; `Peak`'s shorthand works here too.
 
     ``holders`` says why, largest first. It is looked for only where a limit or a baseline of
-    retained bytes or of growth is exceeded, because looking takes a while.
+    retained bytes or of growth is exceeded, because looking takes a while. ``freed`` are bytes that
+    were there before and that the window freed.
     """
 
     total: int
     by_category: CategoryBytes
     live: tuple[Contributor, ...] = ()
     holders: tuple[Holder, ...] = ()
+    freed: int = 0
+
+    @property
+    def net(self) -> int:
+        """By how much more is alive at the end of the window than at its beginning."""
+        return self.total - self.freed
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +187,7 @@ class Result:
         blind_spots: What the figures do not contain, or may not, in a sentence each.
         level: How closely the window was looked at.
         notes: Sentences the reader of the numbers must know.
+        failed_passes: A sentence for each category pass of a user that raised.
     """
 
     name: str
@@ -195,6 +203,7 @@ class Result:
     blind_spots: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     level: Level = Level.FULL
+    failed_passes: tuple[str, ...] = ()
 
     @property
     def growth(self) -> int | None:
@@ -227,6 +236,7 @@ class Result:
                 "by_category": self.retained.by_category.to_json(),
                 "live": [contributor_to_json(c) for c in self.retained.live],
                 "holders": [_holder_to_json(holder) for holder in self.retained.holders],
+                "freed": self.retained.freed,
             },
             "steps": list(self.steps),
             "grown": [contributor_to_json(c) for c in self.grown],
@@ -238,6 +248,7 @@ class Result:
             "blind_spots": list(self.blind_spots),
             "notes": list(self.notes),
             "level": self.level.value,
+            "failed_passes": list(self.failed_passes),
         }
 
     @classmethod
@@ -258,6 +269,7 @@ class Result:
             blind_spots=checked_texts(data.get("blind_spots", ())),
             notes=checked_texts(data["notes"]),
             level=checked_member(_LEVELS, data.get("level", Level.FULL.value)),
+            failed_passes=checked_texts(data.get("failed_passes", ())),
         )
 
 
@@ -282,6 +294,7 @@ def _retained_from_json(data: Mapping[str, Json]) -> Retained:
         by_category=CategoryBytes.from_json(data["by_category"]),
         live=_contributors(data["live"]),
         holders=tuple(map(_holder_from_json, checked_list(data.get("holders", ())))),
+        freed=whole_number(data.get("freed", 0)),
     )
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.report.files import page_name
 from pytest_torchmem.report.text.github import error_commands
+from pytest_torchmem.report.writing import page_name
 from pytest_torchmem.store.results import (
     FORMAT,
     FORMATS,

@@ -141,12 +141,12 @@ class Decisions:
 
     Attributes:
         labels: uint8, shape (S,), the category as a column number.
-        claim: int8, shape (S,), index into ``grounds``, or `NO_CLAIM` where nobody could tell.
+        claim: int, shape (S,), index into ``grounds``, or `NO_CLAIM` where nobody could tell.
         grounds: One for each claim that was made, in order.
     """
 
     labels: Labels
-    claim: NDArray[np.int8]
+    claim: NDArray[np.signedinteger]
     grounds: tuple[Ground, ...]
 
     def ground(self, storage: int) -> Ground:

@@ -21,7 +21,14 @@ class Reconciliation:
 
     @cached_property
     def drift_bytes(self) -> int:
-        """Largest difference between the recorded sizes and the allocator's own running total."""
+        """Largest difference between the recorded sizes and the allocator's own running total.
+
+        The allocator had 100 bytes before, and 4 came in between that nobody recorded::
+
+            sizes      [+8, +2, -8]    sums          [8, 10, 2]
+            totals                     [108, 114, 106]
+            drift      [100, 104, 104], so 4 bytes
+        """
         tree = self.evidence.tree
         table = tree.trace.allocations
         mine = table[table["device"] == self.evidence.device]
@@ -97,12 +104,12 @@ class Reconciliation:
         spots = []
         if self.foreign_is_used:
             spots.append(
-                "memory was used that is not in the figures: another allocator (such as numpy's) "
-                "or another thread made it, or torch holds it outside Python"
+                "the body used memory that is not in the figures: another allocator (such as "
+                "numpy's) or another thread made it, or torch holds it outside Python"
             )
         if self.unseen_bytes:
             spots.append(
-                f"{format_size(self.unseen_bytes)} alive at the end were not seen being made: by "
+                f"{format_size(self.unseen_bytes)} that are alive at the end were made unseen by "
                 "another thread, or by another allocator such as numpy's or shared memory"
             )
         if threads := self.evidence.tree.trace.meta.get("unseen_threads", ()):
@@ -115,8 +122,8 @@ class Reconciliation:
             )
         elif self.unrecorded_bytes:
             spots.append(
-                f"the allocator's own peak holds {format_size(self.unrecorded_bytes)} that were "
-                "not seen being made: by another thread"
+                f"the allocator's own peak holds {format_size(self.unrecorded_bytes)} that "
+                "another thread made unseen"
             )
         spots += [
             f"{format_size(size_bytes)} were allocated on {device}, which is not measured"

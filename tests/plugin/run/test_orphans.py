@@ -140,10 +140,10 @@ def test_an_id_that_utf8_cannot_hold_loses_no_update(project):
 def test_in_ci_a_missing_baseline_is_loud(project, monkeypatch, variable, start):
     project.write("@pytest.mark.memory_baseline\ndef test_a(): use(MiB)\n")
     monkeypatch.delenv("CI", raising=False)
-    loud = "*passes in CI whatever it takes: *--torchmem-require-baseline*"
+    loud = "*CI passes whatever the body needs: *--torchmem-require-baseline*"
     project.run().stdout.no_fnmatch_line(loud)
     monkeypatch.setenv("CI", "true")
     monkeypatch.setenv(variable, "true")
-    project.run().stdout.fnmatch_lines([f"{start}easurement has no baseline and {loud[1:]}"])
+    project.run().stdout.fnmatch_lines([f"{start}easurement has no baseline, so {loud[1:]}"])
     project.update()
     project.run().stdout.no_fnmatch_line(loud)

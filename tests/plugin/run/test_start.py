@@ -14,7 +14,7 @@ LEAN = {
     "pytest_torchmem.plugin.options",
     "pytest_torchmem.plugin.options.option_table",
     "pytest_torchmem.plugin.run",
-    "pytest_torchmem.plugin.run.selection",
+    "pytest_torchmem.plugin.run.workers",
 }
 
 
