@@ -185,9 +185,7 @@ class Window:
             notice=checked_text(data.get("notice", "")),
             kinds=tuple(checked_member(_KINDS, kind) for kind in kinds),
             causes=tuple(map(contributor_from_json, causes)),
-            excused={
-                k: whole_number(n) for k, n in checked_object(data.get("excused", {})).items()
-            },
+            excused=whole_numbers_by_name(data.get("excused", {})),
         )
 
 
