@@ -30,8 +30,10 @@ class OpTree:
 
     Attributes:
         trace: The trace the rows belong to.
+        parent: int32, shape (E,); the row around each event, or -1: the events' column, without the
+            others between its entries.
         depth: int32, shape (E,); 0 for a root.
-        rank: int64, shape (E,); position of each event in the order of start times. Unlike times,
+        rank: int32, shape (E,); position of each event in the order of start times. Unlike times,
             ranks are unique.
         leaf: int32, shape (E,); row of the outermost operator at or above each event (the unit of
             the data-flow graph), or -1 outside every operator. A node of the backward graph is a
@@ -42,16 +44,17 @@ class OpTree:
     """
 
     trace: Trace
+    parent: NDArray[np.int32]
     depth: NDArray[np.int32]
-    rank: NDArray[np.int64]
+    rank: NDArray[np.int32]
     leaf: NDArray[np.int32]
     backward_node: NDArray[np.int32]
     phase: NDArray[np.uint8]
-    levels: list[NDArray[np.int64]]
+    levels: list[NDArray[np.int32]]
 
     def innermost(self, condition: NDArray[np.bool_]) -> NDArray[np.int32]:
         """For each event the row of the nearest event at or above it that meets ``condition``."""
-        return _innermost(self.trace.events["parent"], self.levels, condition)
+        return _innermost(self.parent, self.levels, condition)
 
     def name_of(self, row: int) -> str:
         """The name of an event; as in torch, an allocation or free is ``[memory]``."""
@@ -90,19 +93,20 @@ class OpTree:
 def build_op_tree(trace: Trace) -> OpTree:
     """Return the operator tree of a trace."""
     events = trace.events
-    depth = _depths(events["parent"], events["end"])
+    parent = np.ascontiguousarray(events["parent"])
+    depth = _depths(parent, events["end"])
     levels = _levels(depth)
-    rank = np.empty(len(events), np.int64)
+    rank = np.empty(len(events), np.int32)
     rank[np.argsort(events["start_ns"], kind="stable")] = np.arange(len(events))
     is_backward = _called_by_engine(events)
     leaf = _outermost(
-        events["parent"],
+        parent,
         levels,
         (events["kind"] == EventKind.TORCH_OP) & (events["is_operator"] | is_backward),
     )
-    backward_node = _innermost(events["parent"], levels, is_backward)
+    backward_node = _innermost(parent, levels, is_backward)
     phase = np.zeros(len(events), np.uint8)
-    tree = OpTree(trace, depth, rank, leaf, backward_node, phase, levels)
+    tree = OpTree(trace, parent, depth, rank, leaf, backward_node, phase, levels)
     tree.phase[:] = _phases(tree)
     return tree
 
@@ -114,7 +118,7 @@ def _called_by_engine(events: NDArray[np.void]) -> NDArray[np.bool_]:
     return is_backward & ~nested
 
 
-def _depths(parents: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int32]:
+def _depths(parents: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int32]:
     """Return the number of open subtrees before each row: a row opens one, and each ends at a row.
 
     A root (rows 0 to 2) with two children. Before each row [0, 0, 1] subtrees have ended:
@@ -128,18 +132,18 @@ def _depths(parents: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.i
     return depth
 
 
-def _levels(depth: NDArray[np.int32]) -> list[NDArray[np.int64]]:
+def _levels(depth: NDArray[np.int32]) -> list[NDArray[np.int32]]:
     """Return the rows of each depth, roots first.
 
     >>> [rows.tolist() for rows in _levels(np.array([0, 1, 2, 1, 0]))]
     [[0, 4], [1, 3], [2]]
     """
-    order = np.argsort(depth, kind="stable")
+    order = np.argsort(depth, kind="stable").astype(np.int32)
     return np.split(order, np.cumsum(np.bincount(depth))[:-1]) if len(depth) else []
 
 
 def _innermost(
-    parents: NDArray[np.int64], levels: list[NDArray[np.int64]], condition: NDArray[np.bool_]
+    parents: NDArray[np.int32], levels: list[NDArray[np.int32]], condition: NDArray[np.bool_]
 ) -> NDArray[np.int32]:
     """Return, for each event, the nearest row at or above it that meets ``condition``, or -1.
 
@@ -157,7 +161,7 @@ def _innermost(
 
 
 def _outermost(
-    parents: NDArray[np.int64], levels: list[NDArray[np.int64]], condition: NDArray[np.bool_]
+    parents: NDArray[np.int32], levels: list[NDArray[np.int32]], condition: NDArray[np.bool_]
 ) -> NDArray[np.int32]:
     """Return, for each event, the farthest row at or above it that meets ``condition``, or -1."""
     found = np.full(len(parents), -1, np.int32)

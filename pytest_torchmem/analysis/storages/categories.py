@@ -94,7 +94,10 @@ class Facts(Protocol):
         """A module is called in the body."""
 
     def forward_steps(self) -> Iterable[Step]:
-        """The operators of the forward pass, in the order in which they ran."""
+        """The operators of the forward pass, in the order in which they ran.
+
+        Those that cannot change what `made_from_data` returns may be left out.
+        """
 
     @property
     def has_backward(self) -> bool:
