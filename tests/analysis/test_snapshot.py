@@ -188,8 +188,8 @@ def test_a_history_with_a_gap_within_is_refused():
     [
         ([], "it has no device_traces"),
         ({"device_traces": [[]], "segments": []}, "has no history"),
-        ({"device_traces": [[{"action": "alloc"}]], "segments": []}, "KeyError"),
-        ({"device_traces": [[{"addr": 1}]], "segments": [{}]}, "KeyError"),
+        ({"device_traces": [[{"action": "alloc"}]], "segments": []}, "is missing"),
+        ({"device_traces": [[{"addr": 1}]], "segments": [{}]}, "is missing"),
     ],
 )
 def test_other_data_are_no_snapshot(data, told):
