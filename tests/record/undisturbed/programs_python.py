@@ -141,7 +141,8 @@ def recurses_too_deep():
 
 @program
 def knows_its_own_depth():
-    frame, names = sys._getframe(), []
+    frame: types.FrameType | None = sys._getframe()
+    names = []
     while frame is not None and "pytest" not in frame.f_code.co_filename:
         names.append(frame.f_code.co_name)
         frame = frame.f_back
@@ -228,7 +229,7 @@ def switches_the_collector_off():
     gc.disable()
     try:
         for _ in range(3):
-            cycle = [torch.ones(4)]
+            cycle: list[object] = [torch.ones(4)]
             cycle.append(cycle)
         return gc.isenabled(), work()
     finally:
@@ -270,7 +271,7 @@ def listens_to_the_collector():
 
     gc.callbacks.append(note)
     try:
-        cycle = [torch.ones(3)]
+        cycle: list[object] = [torch.ones(3)]
         cycle.append(cycle)
         del cycle
         gc.collect()
@@ -447,7 +448,7 @@ def profiles_itself():
     work()
     with profile:
         work()
-    names = {name for _, _, name in pstats.Stats(profile).stats}
+    names = {name for _, _, name in pstats.Stats(profile).stats}  # type: ignore[attr-defined]
     return "work" in names
 
 
@@ -641,7 +642,7 @@ def imports_with_a_finder_of_its_own():
         def find_spec(self, name, path=None, target=None):
             if name != "found_by_a_body":
                 return None
-            return importlib.util.spec_from_loader(name, self)
+            return importlib.util.spec_from_loader(name, self)  # type: ignore[arg-type]
 
         def create_module(self, spec):
             return types.ModuleType(spec.name)

@@ -20,7 +20,9 @@ from tests.record.undisturbed.state import prepared, program
 
 @program
 def multiplies_sparse_matrices():
-    matrix = torch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], torch.ones(3), (2, 3)).coalesce()
+    matrix = torch.sparse_coo_tensor(
+        torch.tensor([[0, 1, 1], [2, 0, 2]]), torch.ones(3), (2, 3)
+    ).coalesce()
     values = matrix.values().requires_grad_()
     again = torch.sparse_coo_tensor(matrix.indices(), values, (2, 3))
     torch.sparse.mm(again, torch.ones(3, 2)).sum().backward()
@@ -132,9 +134,9 @@ def pickles():
 @program
 def copies():
     x = torch.randn(3, requires_grad=True)
-    layer = nn.BatchNorm1d(3)
-    twin = copy.deepcopy([layer, x, x])
-    return copy.copy(x), twin[1] is twin[2], twin[0].state_dict(), torch.empty_like(x).shape
+    twin, same = copy.deepcopy([x, x])
+    layer = copy.deepcopy(nn.BatchNorm1d(3))
+    return copy.copy(x), twin is same, layer.state_dict(), torch.empty_like(x).shape
 
 
 @program
@@ -151,7 +153,7 @@ def moves_storages():
     x.untyped_storage().resize_(64)
     x.data = torch.ones(2)
     y = torch.zeros(3)
-    y.set_(torch.ones(5))
+    y.set_(torch.ones(5))  # type: ignore[call-overload]
     y.resize_(2, 2)
     return other.clone(), x, y, x.untyped_storage().nbytes()
 
@@ -196,7 +198,7 @@ def looks_at_versions_and_places():
 
 @program
 def refers_to_names():
-    x = torch.ones(2, 3).refine_names("rows", "columns")
+    x = torch.ones(2, 3).refine_names("rows", "columns")  # type: ignore[attr-defined]
     return x.sum("rows").names, x.align_to("columns", "rows").shape
 
 

@@ -95,7 +95,7 @@ def fits_fused_and_foreach():
     found = []
     for option in ({"fused": True}, {"foreach": True}, {"foreach": False}):
         model = net()
-        found.append(fit(model, torch.optim.AdamW(model.parameters(), **option)))
+        found.append(fit(model, torch.optim.AdamW(model.parameters(), **option)))  # type: ignore[arg-type]
     return found
 
 

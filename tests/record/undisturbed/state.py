@@ -257,7 +257,7 @@ def nightly(function: Any) -> Any:
     return function
 
 
-def ended(name: str, run: Callable[[Program], None]) -> tuple[object, dict[str, object]]:
+def ended(name: str, run: Callable[[Program], object]) -> tuple[object, dict[str, object]]:
     """Have ``run`` run a program; return what that returned or raised, and the state it left."""
     found: list[object] = []
 
