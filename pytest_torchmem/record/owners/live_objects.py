@@ -90,7 +90,7 @@ class Census:
         self._seen: tuple[int, ...] = ()
         self._freeze_count = 0
         self._since_freeze: list[weakref.ref[object]] = []
-        self._garbage = _Garbage()
+        self._due = _DueCollection()
 
     def find(self) -> list[object]:
         """Return every living instance of the classes."""
@@ -145,9 +145,9 @@ class Census:
         others = _where_others_stand()
         self.find()
         middle, old, frozen = self._seen
-        if self._garbage.is_due() or collect or frozen:
+        if self._due.is_due() or collect or frozen:
             gc.collect()
-            self._garbage.collected()
+            self._due.collected()
         else:
             _make_old()
         now = (middle, old + 1, frozen)
@@ -191,7 +191,7 @@ class Census:
 _NEW_PART: Final = 4
 
 
-class _Garbage:
+class _DueCollection:
     """Knows when a collection is due that would have run if nobody had made all objects old.
 
     Else the cycles of small tests would stay for as long as the process lives, and each look at
