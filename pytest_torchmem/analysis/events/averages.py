@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.calls import (
     MEMORY,
@@ -24,7 +25,6 @@ from pytest_torchmem.values.trace import DeviceEventKind, Scope
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
