@@ -129,7 +129,8 @@ def _largest(
     live = (lives.begins[ranked] <= peak_row) & (lives.ends[ranked] > peak_row)
     at_peak = np.flatnonzero(live)[: limit // 2]
     others = np.setdiff1d(np.arange(len(ranked)), at_peak)[: limit - len(at_peak)]
-    return ranked[np.concatenate([at_peak, others])]
+    found: NDArray[np.int64] = ranked[np.concatenate([at_peak, others])]
+    return found
 
 
 def find_modules(
