@@ -46,6 +46,7 @@ class Window:
         notice: What shrank, in a sentence; ``""`` when nothing did.
         kinds: Why it failed, each kind once, the most telling first.
         causes: The contributors that the sentences name, each once, in their order.
+        accepted: The change that an update stores, in a sentence; ``""`` where it stores none.
         excused: The bytes that known holders hold and that no limit counted, by pattern.
     """
 
@@ -63,6 +64,7 @@ class Window:
     notice: str = ""
     kinds: tuple[FindingKind, ...] = ()
     causes: tuple[Contributor, ...] = ()
+    accepted: str = ""
     excused: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -150,6 +152,7 @@ class Window:
             "notice": self.notice,
             "kinds": [kind.value for kind in self.kinds],
             "causes": [contributor_to_json(c) for c in self.causes],
+            "accepted": self.accepted,
             "excused": dict(self.excused),
             "status": self.status,
         }
@@ -172,6 +175,7 @@ class Window:
             notice=data.get("notice", ""),
             kinds=tuple(map(FindingKind, data.get("kinds", ()))),
             causes=tuple(map(contributor_from_json, data.get("causes", ()))),
+            accepted=data.get("accepted", ""),
             excused=dict(data.get("excused", {})),
         )
 
