@@ -34,7 +34,7 @@ _HOME = {
     "load_ranks": "pytest_torchmem.measuring.saving",
     "load_results": "pytest_torchmem.measuring.saving",
     "load_snapshot": "pytest_torchmem.store.snapshots",
-    "load_trace": "pytest_torchmem.values.trace",
+    "load_trace": "pytest_torchmem.store.traces",
     "measure": "pytest_torchmem.measuring.block",
     "read_events": "pytest_torchmem.measuring.events",
     "save_results": "pytest_torchmem.measuring.saving",
@@ -61,10 +61,10 @@ if TYPE_CHECKING:
     from pytest_torchmem.measuring.saving import load_ranks, load_results, save_results
     from pytest_torchmem.plugin.item.fixture import Torchmem
     from pytest_torchmem.store.snapshots import load_snapshot
+    from pytest_torchmem.store.traces import load_trace
     from pytest_torchmem.values.contributors import Category
     from pytest_torchmem.values.errors import LimitError, TorchmemError
     from pytest_torchmem.values.results import Result
-    from pytest_torchmem.values.trace import load_trace
     from pytest_torchmem.values.units import GiB, KiB, MiB
 
 __all__ = [

@@ -13,9 +13,9 @@ from pytest_torchmem.analysis.storages.explanation import PEAK, Explanation
 from pytest_torchmem.analysis.storages.own_passes import OwnPass
 from pytest_torchmem.cli.recordings import Recording, kind_of
 from pytest_torchmem.report.text.tables import aligned
+from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.errors import MarkerError, TraceError
 from pytest_torchmem.values.findings import words
-from pytest_torchmem.values.trace import load_trace
 from pytest_torchmem.values.units import format_size
 
 _HEADERS: Final = (

@@ -17,12 +17,12 @@ from pytest_torchmem.report.text.tables import (
     timeline_lines,
 )
 from pytest_torchmem.report.text.terminal import holder_lines
+from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.picture import OperatorUse, Span
-from pytest_torchmem.values.trace import load_trace
 from pytest_torchmem.values.units import format_size, format_time
 
 

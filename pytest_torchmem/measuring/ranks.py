@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pytest_torchmem.record.process_group import ProcessGroup
 
 
+_NUMBER: Final = re.compile(r"\d{1,9}")
+
 PLACE: Final = "{rank}"
 """What stands for the rank's number in the name of a file."""
 
@@ -28,7 +31,7 @@ PLACE: Final = "{rank}"
 def environment_rank(environment: Mapping[str, str] = os.environ) -> Rank:
     """Return what a launcher such as ``torchrun`` says; rank 0 of 1 where none does."""
     number, count = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
-    if number.isdecimal() and count.isdecimal() and int(number) < int(count):
+    if _NUMBER.fullmatch(number) and _NUMBER.fullmatch(count) and int(number) < int(count):
         return Rank(int(number), int(count))
     return Rank()
 

@@ -30,7 +30,12 @@ from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.compiled_regions import CompiledRegions
 from pytest_torchmem.record.patches.functorch import OPERATOR_NAME, FunctorchWatch
-from pytest_torchmem.record.patches.python_tracing import CompilationWatch, ImportWatch, quiet
+from pytest_torchmem.record.patches.python_tracing import (
+    CompilationWatch,
+    ImportWatch,
+    ScriptingWatch,
+    quiet,
+)
 from pytest_torchmem.record.patches.threads import GlooWatch, ThreadWatch
 from pytest_torchmem.record.safe_points import KeptCount, OpenRanges, SafePoints
 from pytest_torchmem.record.torch_api import autograd, profiler
@@ -100,6 +105,7 @@ class Recorder:
         self._swaps = SwapWatch(self._between_sessions)
         self._gloo = GlooWatch()
         self._imports = ImportWatch(self._listen_to_compiler)
+        self._scripting = ScriptingWatch()
         self._pack_hooks = PackHookWatch()
         self._regions = CompiledRegions(self._hooks_out, self._hooks_in)
         # Following what is owned is put off for a while by `paused`, and hooks that dynamo would
@@ -148,6 +154,7 @@ class Recorder:
             self._swaps,
             self._gloo,
             self._imports,
+            self._scripting,
         ):
             watch.install(self._patches)
         self._listen_to_compiler()

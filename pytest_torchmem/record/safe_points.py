@@ -28,6 +28,7 @@ import torch
 
 from pytest_torchmem.contexts import Around
 from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.patches.python_tracing import TracingPause
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.values.errors import RecordingError
@@ -99,8 +100,15 @@ class SafePoints:
 
     def is_safe(self) -> bool:
         """Return whether no operator is open and nothing of ours runs, at a call of ``reached``."""
-        if not _frames_are_safe():
-            return False
+        # To record these calls would take longer than they do.
+        tracing = TracingPause()
+        tracing.suspend()
+        try:
+            return _frames_are_safe() and self._stack_is_safe()
+        finally:
+            tracing.resume()
+
+    def _stack_is_safe(self) -> bool:
         addresses = _addresses()
         # A stack that could not be followed to its end may hide anything.
         if addresses[-2:] != self._outermost or len(addresses) == _MOST_ADDRESSES:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from pytest_torchmem.values.baseline import BaselineEntry
-from pytest_torchmem.values.contributors import CategoryBytes, whole_number
-from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.json_values import Json, checked_list, whole_number
 from pytest_torchmem.values.units import format_size
 
 Row: TypeAlias = list[Json]
@@ -160,7 +160,7 @@ def rows_of(key: str, entry: object) -> Iterable[Row]:
         if part in entry:
             yield [key, part, entry[part]]
     for part in MANY:
-        for value in entry.get(part, []):
+        for value in checked_list(entry.get(part, [])):
             yield [key, part, value]
 
 

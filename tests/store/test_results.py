@@ -64,7 +64,7 @@ def test_each_format_number_ever_used_is_explained():
         ('{"kind": "torchmem-results", "format": 1}', "is damaged: 'tests' is missing"),
         (
             '{"kind": "torchmem-results", "format": 1, "tests": 3}',
-            "is damaged: a part of it is of another kind than it must be",
+            "is damaged: expected a list, found 3",
         ),
     ],
 )

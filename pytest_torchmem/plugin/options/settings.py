@@ -241,8 +241,8 @@ def _accepted(values: _Values) -> frozenset[Change]:
 
 
 def _repeat_count(values: _Values) -> int:
-    text = values.text("repeat")
-    if not text.strip().isdecimal() or int(text) < 1:
+    text = values.text("repeat").strip()
+    if not re.fullmatch(r"0*[1-9]\d{0,8}", text):
         problem = f"{text!r} is not a number of runs, 1 or more"
         raise values.refused("repeat", problem, "bad-argument")
     return int(text)

@@ -87,6 +87,10 @@ PATCHES: Final = (
         "importlib._bootstrap._find_and_load",
         "Keeps the millions of calls of an import out of the recording.",
     ),
+    *(
+        Patch(name, "Keeps the calls of TorchScript's parser out of the recording.")
+        for name in compiler.SCRIPTING
+    ),
     Patch(compiler.START_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.END_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.CLEAR_CALLBACKS, "Keeps our callbacks when the compiler is reset in a body."),

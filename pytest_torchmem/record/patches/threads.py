@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from types import FrameType
@@ -60,12 +60,21 @@ class ThreadWatch:
 
         ``result`` is the kineto result of a finished session.
         """
-        if self._existing:
-            roots = result.experimental_event_tree()
-            self._recorded |= {e.start_tid for e in _events(roots) if not _is_python(e)}
-            for root in roots:
-                if any(map(_is_torch, _events([root]))):
-                    self._calling.add(root.start_tid)
+        if not self._existing:
+            return
+        for root in result.experimental_event_tree():
+            if root.start_tid not in self._recorded:
+                self._look_at_thread(root)
+
+    def _look_at_thread(self, root: profiler.ProfilerEvent) -> None:
+        """Note whether a call's thread is one that is recorded, or runs torch unseen."""
+        thread = root.start_tid
+        for event in _events(root):
+            if not _is_python(event):
+                self._recorded.add(thread)
+                return
+            if thread not in self._calling and _is_torch(event):
+                self._calling.add(thread)
 
     def names(self) -> list[str]:
         # A stretch in which the recording thread itself ran no operator says nothing of it.
@@ -119,8 +128,8 @@ def _is_python(event: profiler.ProfilerEvent) -> bool:
     return isinstance(event.extra_fields, (profiler.PyCallFields, profiler.PyCCallFields))
 
 
-def _events(roots: Sequence[profiler.ProfilerEvent]) -> Iterator[profiler.ProfilerEvent]:
-    waiting = list(roots)
+def _events(root: profiler.ProfilerEvent) -> Iterator[profiler.ProfilerEvent]:
+    waiting = [root]
     while waiting:
         event = waiting.pop()
         yield event

@@ -30,7 +30,15 @@ CHECKED: Final[Checked] = {
     "torch._dynamo.eval_frame.set_eval_frame": ("2.13.0", "2.13.0"),
     "torch._guards.CompileContext.try_get": ("2.13.0", "2.13.0"),
     "torch._inductor.codecache": ("2.6.0", "2.15.0"),
+    "torch.jit._recursive.create_script_module": ("2.13.0", "2.13.0"),
+    "torch.jit._script.get_jit_def": ("2.13.0", "2.13.0"),
 }
+
+#: Parse functions and modules for TorchScript: Python that is called for every token of a source.
+SCRIPTING: Final = (
+    "torch.jit._recursive.create_script_module",
+    "torch.jit._script.get_jit_def",
+)
 
 
 def generated_file(graph_module: object) -> str:

@@ -109,8 +109,11 @@ def _table(
     return lines
 
 
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""Characters that tell a terminal to do something; none of them is in a name that we print."""
+_CONTROL: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that tell a terminal to do something, or turn the order of others around, and halves
+of characters, which it cannot show; none of them is in a name that we print."""
 
 
 def one_line(text: str) -> str:

@@ -16,8 +16,8 @@ from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, compiler
 from pytest_torchmem.record.tree.from_profiler import trace_of
+from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.contributors import Contributor, Phase
-from pytest_torchmem.values.trace import load_trace
 from tests.measured import profile_of
 
 # A debugging backend: it runs a graph's Python code.

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.errors import TraceError
-from pytest_torchmem.values.trace import FORMAT, Ownership, Trace, load_trace
+from pytest_torchmem.values.trace import FORMAT, Ownership, Trace
 from tests.builders import TraceBuilder
 
 
@@ -116,7 +117,7 @@ class NoTorch:
             raise ImportError("there is no torch here")
 sys.meta_path.insert(0, NoTorch())
 from pytest_torchmem import analyze
-from pytest_torchmem.values.trace import load_trace
+from pytest_torchmem.store.traces import load_trace
 print(analyze(load_trace(sys.argv[1])).result().to_json())
 if "torch" in sys.argv:
     import torch
