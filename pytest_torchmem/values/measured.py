@@ -188,7 +188,6 @@ class Window:
             notice=checked_text(data.get("notice", "")),
             kinds=tuple(checked_member(_KINDS, kind) for kind in kinds),
             causes=tuple(map(contributor_from_json, causes)),
-            excused=whole_numbers_by_name(data.get("excused", {})),
             accepted=checked_text(data.get("accepted", "")),
             excused=whole_numbers_by_name(data.get("excused", {})),
         )
