@@ -139,7 +139,7 @@ class Recorder:
         with _collector_as_after_a_collection():
             settle(self._device)
             try:
-                self._count.install()
+                self._count.install(self._patches)
                 self._install()
                 self._watch.scan(self._clock_mark(MarkKind.START))
                 self._sources.learn()
