@@ -7,8 +7,6 @@ nodes in a run of its own.
 
 from __future__ import annotations
 
-import gc
-
 import numpy as np
 import pytest
 import torch
@@ -324,7 +322,6 @@ def test_the_recorder_changes_no_allocation(workload):
 
 
 def graded(workload) -> Row:
-    gc.collect()
     return measure(workload, with_torch=False)
 
 

@@ -147,3 +147,12 @@ def test_in_ci_a_missing_baseline_is_loud(project, monkeypatch, variable, start)
     project.run().stdout.fnmatch_lines([f"{start}easurement has no baseline, so {loud[1:]}"])
     project.update()
     project.run().stdout.no_fnmatch_line(loud)
+
+
+def test_a_run_of_one_folder_says_nothing_of_another_one(project):
+    for name in ("here/test_a", "there/test_b"):
+        project.write("@pytest.mark.memory_baseline\ndef test_it(): use(MiB)\n", name)
+    project.update().assert_outcomes(passed=2)
+    (project.path / "there/test_b.py").unlink()
+    project.run("here").stdout.no_fnmatch_line("*is gone*")
+    project.run().stdout.fnmatch_lines(["there/test_b.py is gone *"])
