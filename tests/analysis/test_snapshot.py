@@ -165,6 +165,7 @@ def test_pages_of_expandable_segments_are_taken_back():
     snapshot = read_snapshot(data)
     (segment,) = snapshot.start
     assert (segment.size_bytes, segment.is_expandable) == (40 * MiB, True)
+    assert [block.requested_bytes for block in segment.blocks] == [30 * MiB, 0]
     assert snapshot.misplaced_count == 0
     assert snapshot.replay.reserved_bytes.tolist() == [60 * MiB]
 
