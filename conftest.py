@@ -101,6 +101,8 @@ NIGHTLY: tuple[str, ...] = (
     "tests/analysis/storages/test_labels.py::test_labels_are_right_for_transformers",
     "tests/analysis/torch_view/test_torch_labels.py",
     "tests/faults/test_fuzz.py::test_ten_thousand",
+    "tests/faults/test_killed_updates.py::test_th",
+    "tests/faults/test_many_tests.py::test_t",
     "tests/record/test_cuts.py::test_nobody_can_tell_where_a_body_was_cut[recompute]",
     "tests/record/test_cuts.py::test_nobody_can_tell_where_a_body_was_cut[train]",
     "tests/record/test_undisturbed_peaks.py",
