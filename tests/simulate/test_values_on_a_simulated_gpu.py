@@ -125,6 +125,16 @@ def test_a_grad_scaler_leaves_out_a_step_that_overflowed(value):
     assert scaler.get_scale() == (65536.0 if taken else 32768.0)
 
 
+@pytest.mark.usefixtures("exact")
+def test_gradients_that_are_not_exact_have_not_overflowed():
+    weight = torch.ones(4 * MiB, device=CUDA, requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([weight], lr=1.0), torch.amp.GradScaler("cuda")
+    scaler.scale((weight * 3).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 65536.0
+
+
 def test_a_value_that_is_not_exact_is_told_with_the_line_that_read_it():
     line = test_a_value_that_is_not_exact_is_told_with_the_line_that_read_it.__code__.co_firstlineno
     with pytest_torchmem.measure(device=CUDA) as measured:
@@ -186,6 +196,16 @@ def test_a_router_that_knows_nothing_gives_each_expert_as_much():
     logits = unknown(12, 6).softmax(-1)
     assert logits.topk(2, dim=-1).indices.flatten().bincount().tolist() == [4] * 6
     assert logits.argmax(-1).bincount().tolist() == [2] * 6
+    assert (logits.argmax(-1) * 0 + 1).max().item() == 1
+
+
+def test_a_language_model_generates_as_many_tokens_as_it_may():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=4)
+    model = transformers.GPT2LMHeadModel(config).to(CUDA).eval()
+    start = torch.tensor([[5, 6, 7]], device=CUDA)
+    for sample in (False, True):
+        assert model.generate(start, max_new_tokens=6, do_sample=sample).shape == (1, 9)
 
 
 def test_what_computes_values_is_not_seen_by_the_profiler():

@@ -144,6 +144,7 @@ class Call {
       if (arguments_[at].isDevice() && device_ < 0) device_ = arguments_[at].toDevice().index();
     }
     if (op_.random) exact_ = false;
+    if (op_.rule.looks_for_overflow && !exact_) small_ = false;
     if (!small_) return;
     if (op_.random) generator_ = draw_like(given_generator(), std::max<int>(device_, 0));
     for (size_t at = 0; at < arguments_.size(); ++at) {
@@ -245,7 +246,8 @@ class Call {
 
   void forget(const Stack& returned) {
     for (size_t at = 0; at < arguments_.size(); ++at) {
-      if (op_.written[at]) for_each_on_gpu(arguments_[at], forget_values);
+      if (!op_.written[at] || (op_.rule.looks_for_overflow && at == 1)) continue;
+      for_each_on_gpu(arguments_[at], forget_values);
     }
     const auto& declared = handle_.schema().returns();
     for (size_t at = 0; at < returned.size(); ++at) {

@@ -116,13 +116,11 @@ long Rule::answer(const Arguments& results) const {
 }
 
 void Rule::choose(const Arguments& arguments, const Arguments& returned) const {
-  if (!chooses) return;
+  if (!axis_argument || !arguments[axis_argument].isInt()) return;
   const at::Tensor& values = arguments[0].toTensor();
   const at::Tensor& chosen = returned.back().toTensor();
   if (!values.dim() || chosen.scalar_type() != at::kLong) return;
-  int64_t axis = -1;  // of topk it is the third argument, of the others the second
-  const size_t place = returned.size() == 2 && arguments.size() == 5 ? 2 : 1;
-  if (arguments[place].isInt()) axis = arguments[place].toInt();
+  int64_t axis = arguments[axis_argument].toInt();
   if (axis < 0) axis += values.dim();
   const bool kept = chosen.dim() == values.dim();
   const int64_t count = values.size(axis), taken = kept ? chosen.size(axis) : 1;
@@ -145,7 +143,9 @@ Rule rule_of(const std::string& name) {
   rule.host_reads = is_one_of(name, kHostReads);
   rule.runtime_writes = is_one_of(name, kRuntimeWrites);
   rule.overwrites = is_one_of(name, kOverwrites);
-  rule.chooses = is_one_of(name, {"topk", "argmax", "max"});
+  rule.looks_for_overflow = is_one_of(name, {"_amp_foreach_non_finite_check_and_unscale_"});
+  if (is_one_of(name, {"topk"})) rule.axis_argument = 2;
+  if (is_one_of(name, {"argmax", "max"})) rule.axis_argument = 1;
   if (is_one_of(name, {"native_batch_norm", "cudnn_batch_norm"})) rule.written = {3, 4};
   for (const StandIn& other : kStandIns) {
     if (!is_one_of(name, {other.name})) continue;

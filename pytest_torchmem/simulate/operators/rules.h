@@ -17,11 +17,13 @@ struct Rule {
   bool host_reads = false;        // its kernel's host part reads a number: a length, or equality
   bool runtime_writes = false;    // the runtime copies or sets what this writes, where it can
   bool overwrites = false;        // what stood where it writes does not matter
+  // Looks for what overflowed: what is not exact did not, and its second argument stays as it is.
+  bool looks_for_overflow = false;
   std::vector<size_t> written;    // arguments that it writes and does not declare so
   // Has a kernel for the CPU under another name, and with other arguments.
   const char* stand_in = nullptr;
   Arguments (*for_stand_in)(const Arguments& arguments) = nullptr;
-  bool chooses = false;           // says which of many, by their values
+  size_t axis_argument = 0;       // where it is told along which axis to choose; 0 if it does not
 
   // How many bytes a tensor may have for the operator to be computed.
   size_t most_bytes(at::ScalarType type) const;
