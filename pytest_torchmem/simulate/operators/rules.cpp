@@ -116,7 +116,8 @@ long Rule::answer(const Arguments& results) const {
 }
 
 void Rule::choose(const Arguments& arguments, const Arguments& returned) const {
-  if (!axis_argument || !arguments[axis_argument].isInt()) return;
+  if (!axis_argument || arguments.size() <= axis_argument) return;  // the largest of all is no choice
+  if (!arguments[axis_argument].isInt()) return;
   const at::Tensor& values = arguments[0].toTensor();
   const at::Tensor& chosen = returned.back().toTensor();
   if (!values.dim() || chosen.scalar_type() != at::kLong) return;
