@@ -16,11 +16,12 @@ from pytest_torchmem.plugin.options.option_table import (
     MARKERS,
     add_options,
     anything_set,
+    ask_typed,
     asks,
     simulation_asked,
     world_typed,
 )
-from pytest_torchmem.plugin.run.selection import Selection, controls_workers, is_worker
+from pytest_torchmem.plugin.run.workers import Selection, controls_workers, is_worker
 from pytest_torchmem.plugin.stash import COLLECTOR, IN_CALL, RUN, SELECTION
 
 if TYPE_CHECKING:
@@ -57,9 +58,13 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         start_again(early_config)
     elif world_typed(early_config):
         raise pytest.UsageError(
-            "--torchmem-world is a job on simulated GPUs: say --torchmem-simulate=H100 with it "
+            "--torchmem-world is a job on simulated GPUs: give --torchmem-simulate=H100, too "
             "[bad-argument]"
         )
+    if ask_typed(early_config):
+        from pytest_torchmem.plugin.run.asking import require_terminal
+
+        require_terminal()
     return (yield)
 
 

@@ -55,8 +55,8 @@ def gap_sentences(before: Gaps) -> tuple[str, ...]:
     earlier = before.scratch or (0,) * len(now.scratch)
     calls = [count - old for count, old in zip(now.scratch, earlier, strict=True)]
     lower = tuple(
-        f"the figures are a lower bound: {name} was called {_times(count)} on a simulated GPU, "
-        "and what it takes for itself is counted as 0 bytes"
+        f"the figures are a lower bound: the body called {name} {_times(count)}, and on a "
+        "simulated GPU the scratch of its kernels counts as 0 bytes"
         for name, count in zip(_LIBRARIES, calls, strict=False)
         if count
     )
@@ -65,7 +65,7 @@ def gap_sentences(before: Gaps) -> tuple[str, ...]:
     line = _line_of_read(before.reads)
     return (
         *lower,
-        f"values that are not exact on a simulated GPU were read {_times(reads)}"
+        f"the body read values that are not exact on a simulated GPU {_times(reads)}"
         f"{f', first in {line}' if line else ''}; "
         "a shape or a branch that depends on them may be another one",
     )

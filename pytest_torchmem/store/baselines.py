@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -15,8 +16,8 @@ from pytest_torchmem.analysis.judge.environments import (
     same_kind,
 )
 from pytest_torchmem.store.baseline_file import StoredEntries, read_any, read_file
-from pytest_torchmem.store.changed_lines import ChangedLines
 from pytest_torchmem.store.files import LOCK, replace_file
+from pytest_torchmem.store.provenance import ChangedLines
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.errors import BaselineError
@@ -200,6 +201,7 @@ def portable_live(live: Iterable[Contributor], rootdir: Path) -> tuple[Contribut
     )
 
 
+@lru_cache(maxsize=4096)
 def portable_path(file: str, rootdir: Path) -> str:
     """Return a source file relative to the rootdir, or to the folder of installed packages.
 

@@ -165,6 +165,7 @@ def test_pages_of_expandable_segments_are_taken_back():
     snapshot = read_snapshot(data)
     (segment,) = snapshot.start
     assert (segment.size_bytes, segment.is_expandable) == (40 * MiB, True)
+    assert [block.requested_bytes for block in segment.blocks] == [30 * MiB, 0]
     assert snapshot.misplaced_count == 0
     assert snapshot.replay.reserved_bytes.tolist() == [60 * MiB]
 
@@ -188,8 +189,8 @@ def test_a_history_with_a_gap_within_is_refused():
     [
         ([], "it has no device_traces"),
         ({"device_traces": [[]], "segments": []}, "has no history"),
-        ({"device_traces": [[{"action": "alloc"}]], "segments": []}, "KeyError"),
-        ({"device_traces": [[{"addr": 1}]], "segments": [{}]}, "KeyError"),
+        ({"device_traces": [[{"action": "alloc"}]], "segments": []}, "is missing"),
+        ({"device_traces": [[{"addr": 1}]], "segments": [{}]}, "is missing"),
     ],
 )
 def test_other_data_are_no_snapshot(data, told):
@@ -217,3 +218,12 @@ def test_a_picture_names_who_held_what():
     picture = read_snapshot(snapshot_of(requests, run)).picture()  # type: ignore[arg-type]
     assert [track.contributor.size_bytes for track in picture.tracks] == [5 * MiB, 3 * MiB]
     assert np.array(picture.tracks[1].levels).max() == 3 * MiB
+
+
+def test_a_free_of_what_is_in_use_at_the_end_is_said_to_contradict_the_segments():
+    requests, run = run_of(("alloc", 0, 3 * MiB))
+    data = snapshot_of(requests, run)  # type: ignore[arg-type]
+    alloc = data["device_traces"][0][-1]
+    data["device_traces"][0].append(entry("free_completed", alloc["addr"], alloc["size"]))
+    with pytest.raises(RequestError, match="does not fit the segments: free_completed of"):
+        read_snapshot(data)

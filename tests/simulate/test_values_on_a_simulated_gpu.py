@@ -142,8 +142,8 @@ def test_a_value_that_is_not_exact_is_told_with_the_line_that_read_it():
         large.sum().item()
         large.tolist()
     (said,) = measured.result.blind_spots
-    assert said.startswith("values that are not exact on a simulated GPU were read 2 times, first ")
-    assert f"in tests/simulate/test_values_on_a_simulated_gpu.py:{line + 4};" in said
+    assert said.startswith("the body read values that are not exact on a simulated GPU 2 times, ")
+    assert f"first in tests/simulate/test_values_on_a_simulated_gpu.py:{line + 4};" in said
 
 
 def test_nothing_is_told_of_values_that_are_exact():

@@ -14,7 +14,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Final
 
-from pytest_torchmem.record.torch_api import autograd, compiler, dynamo, functorch, modules
+from pytest_torchmem.record.torch_api import autograd, compiler, functorch, modules, profiler
 
 
 class During(Enum):
@@ -74,6 +74,11 @@ PATCHES: Final = (
     Patch("torch.autograd.profiler.record_function.__enter__", _RANGE),
     Patch("torch.autograd.profiler.record_function.__exit__", _RANGE),
     Patch("threading.setprofile", "Notices threads that allocate unseen.", How.ADDED),
+    *(
+        Patch(name, "Returns the program's own function, and not one that records.")
+        for name in profiler.GETTERS
+    ),
+    Patch("gc.get_threshold", "Returns the program's own, where the recorder's objects add to it."),
     *(Patch(name, _TRANSFORM) for pair in functorch.NESTING for name in pair),
     Patch(
         "torch.utils.swap_tensors",
@@ -87,10 +92,14 @@ PATCHES: Final = (
         "importlib._bootstrap._find_and_load",
         "Keeps the millions of calls of an import out of the recording.",
     ),
+    *(
+        Patch(name, "Keeps the calls of TorchScript's parser out of the recording.")
+        for name in compiler.SCRIPTING
+    ),
     Patch(compiler.START_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.END_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.CLEAR_CALLBACKS, "Keeps our callbacks when the compiler is reset in a body."),
-    *(Patch(name, "Takes hooks out while dynamo looks at frames.") for name in dynamo.SETTERS),
+    *(Patch(name, "Takes hooks out while dynamo looks at frames.") for name in compiler.SETTERS),
     Patch(f"{_NN}register_module_forward_pre_hook", _CALLED_IN, How.ADDED, _ESTIMATED),
     Patch(f"{_NN}register_module_forward_hook", _CALLED_IN, How.ADDED, _ESTIMATED),
     Patch(f"{_OPTIM}register_optimizer_step_pre_hook", _STEP, How.ADDED, _ESTIMATED),
@@ -135,10 +144,10 @@ class Installed:
         replacement = make(getattr(owner, attribute))
 
         def restore() -> None:
-            if before is _MISSING:
-                delattr(owner, attribute)
-            else:
+            if before is not _MISSING:
                 setattr(owner, attribute, before)
+            elif attribute in vars(owner):
+                delattr(owner, attribute)
 
         self.note(name, restore)
         setattr(owner, attribute, replacement)

@@ -12,9 +12,10 @@ from typing import Final
 
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.analysis.judge.verdict import rank, sentences
-from pytest_torchmem.report.text.changes import NOTHING_USED, REPAIRED
 from pytest_torchmem.report.text.tables import (
     ANY_WIDTH,
+    NOTHING_USED,
+    REPAIRED,
     ROWS,
     aligned,
     growth_table,
@@ -176,6 +177,7 @@ def summary_lines(run: RunReport, detail: Detail, width: int, room: int = ANY_WI
     lines += _changes_lines(summary)
     lines += _not_measured_lines(summary)
     lines += _blind_lines(summary)
+    lines += _failed_passes_lines(summary)
     if detail is not Detail.PROBLEMS and summary.tests:
         lines.append(Line(_counts(run)))
         lines += _missing_lines(summary)
@@ -263,7 +265,7 @@ def _shortened(name: str, width: int) -> str:
     return name if len(name) <= width else "..." + name[3 - width :]
 
 
-_UNUSED_SHOWN: Final = 10
+_CHANGES_SHOWN: Final = 10
 _REMOVES: Final = "--torchmem-update-baseline --torchmem-accept=unused removes what is unused"
 
 
@@ -278,13 +280,14 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
         for change in order:
             style = ("yellow",) if change is Change.GROWN else ()
             items = [c for c in told if (c.file, c.change) == (file, change)]
-            shown = items[:_UNUSED_SHOWN] if change is Change.UNUSED else items
+            shown = items[:_CHANGES_SHOWN]
             lines += [
                 Line(f"  {change.value}: {one_line(c.key)}: {_amount(c)}", style) for c in shown
             ]
             if left_out := len(items) - len(shown):
-                done = "removed" if items[0].written else "kept"
-                lines.append(Line(f"  ... and {left_out} more unused entries, {done}"))
+                done = "" if change is not Change.UNUSED else ", kept"
+                done = ", removed" if done and items[0].written else done
+                lines.append(Line(f"  ... and {left_out} more {change.value} entries{done}"))
     if any(c.change is Change.UNUSED and not c.written for c in told):
         lines.append(Line(_REMOVES))
     written = [change for change in summary.changes if change.written]
@@ -316,6 +319,12 @@ def _blind_lines(summary: RunSummary) -> list[Line]:
     """Return one line per thing that was not seen, with the tests whose figures may lack it."""
     spots = ((spot, t.test) for t, w in summary.windows for spot in w.result.blind_spots)
     return _grouped_lines("not all seen", spots)
+
+
+def _failed_passes_lines(summary: RunSummary) -> list[Line]:
+    """Return one line per category pass of a user that raised, with the tests that lack it."""
+    failed = ((told, t.test) for t, w in summary.windows for told in w.result.failed_passes)
+    return _grouped_lines("not labelled as asked", failed)
 
 
 def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]:

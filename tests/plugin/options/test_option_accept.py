@@ -178,3 +178,20 @@ def test_the_old_spelling_in_the_ini_file_is_told_the_name_of_the_option(sized):
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     told = "a flag is true or false; torchmem_accept says what it stores *bad-argument?"
     result.stderr.fnmatch_lines([f"ERROR: torchmem_update_baseline in tox.ini: {told}"])
+
+
+def test_a_module_with_classes_is_run_whole_like_any_other(project):
+    both = "@pytest.mark.memory_baseline\nclass TestNet:\n    def test_stays(self): use(MiB)\n"
+    project.write(both + "    def test_goes(self): use(MiB)\n")
+    project.update()
+    project.write(both)
+    project.update("--torchmem-accept=unused")
+    assert list(project.entries()) == ["TestNet::test_stays"]
+
+
+def test_an_update_that_changes_nothing_else_still_says_what_is_unused(project):
+    stays = "@pytest.mark.memory_baseline\ndef test_stays(): use(MiB)\n"
+    project.write(stays + stays.replace("stays", "goes"))
+    project.update()
+    project.write(stays)
+    project.update().stdout.fnmatch_lines(["*unused: test_goes: no test asked for it; kept"])
