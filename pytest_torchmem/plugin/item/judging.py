@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_torchmem.analysis.judge.holders import explain_retained
+from pytest_torchmem.analysis.judge.causes import explain_retained
 from pytest_torchmem.analysis.judge.known_holders import judge_unknown
 from pytest_torchmem.analysis.judge.verdict import (
     judge_baseline,
@@ -220,10 +220,14 @@ class Judge:
             reference.environment,
             self.baselines.has_changed,
         )
-        if compared.change not in settings.accepted or reference.environment:
+        accepted = ""
+        if compared.change in settings.accepted and not reference.environment:
+            accepted = compared.findings[0].sentence if compared.findings else compared.notice
+        else:
             shrunk = judge_shrinking(compared) if settings.fail_shrunk else ()
             findings = rank([*findings, *compared.findings, *shrunk])
-        return replace(compared, findings=findings, excused=verdict.excused), reference.entry
+        compared = replace(compared, findings=findings, excused=verdict.excused, accepted=accepted)
+        return compared, reference.entry
 
     def _spread(self, result: Result, allowance: Allowance) -> tuple[Finding, ...]:
         earlier = [run[result.name] for run in self.earlier if result.name in run]

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import torch
 
@@ -158,6 +158,10 @@ _TRACER: Final = "TraceContext"
 _C_PROFILER: Final[Any] = cProfile.Profile.__mro__[1]
 
 
+#: What a program learns its profile functions from.
+GETTERS: Final = ("sys.getprofile", "threading.getprofile")
+
+
 class _ProfileFunction:
     """The calling thread's profile function, kept over a session.
 
@@ -165,11 +169,13 @@ class _ProfileFunction:
     stays.
     """
 
+    taken: ClassVar[Any] = None
+
     def __init__(self) -> None:
         self._users: Any = None
 
     def take(self) -> None:
-        self._users = sys.getprofile()
+        self._users = _ProfileFunction.taken = sys.getprofile()
         if isinstance(self._users, _C_PROFILER):
             # It counts the calls that are open, and would miss that they return.
             self._users.disable()
@@ -180,11 +186,16 @@ class _ProfileFunction:
             self._users = now
 
     def give_back(self) -> None:
-        users, self._users = self._users, None
+        users, self._users, _ProfileFunction.taken = self._users, None, None
         if isinstance(users, _C_PROFILER):
             users.enable()
         elif users is not None:
             sys.setprofile(users)
+
+
+def users_function(found: Any) -> Any:
+    """Return a profile function, or the one in whose place torch's Python tracer is."""
+    return _ProfileFunction.taken if type(found).__name__ == _TRACER else found
 
 
 # The end of a session copies each event of the kinds that kineto was prepared for, with all of its

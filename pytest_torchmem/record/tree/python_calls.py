@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 import torch
@@ -199,10 +199,25 @@ class PythonCalls:
 
 
 class _FullPaths(dict[str, str]):
-    """Each file's path is looked for once."""
+    """Each file's path is looked for once, and one that was found is known in the next test."""
+
+    found: ClassVar[dict[tuple[str, ...], dict[str, str]]] = {}
+
+    def __init__(self) -> None:
+        # With other entries a name may stand for another file.
+        folders = tuple(sys.path)
+        if folders not in self.found:
+            self.found.clear()
+        is_anywhere = all(Path(folder).is_absolute() for folder in folders)
+        self._known = self.found.setdefault(folders, {}) if is_anywhere else {}
 
     def __missing__(self, name: str) -> str:
-        path = self[name] = full_path(name)
+        path = self._known.get(name)
+        if path is None:
+            path = full_path(name)
+            if path != name:
+                self._known[name] = path
+        self[name] = path
         return path
 
 
