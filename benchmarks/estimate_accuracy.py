@@ -117,6 +117,15 @@ def checkpointing_reentrant() -> tuple[nn.Module, dict[str, Any]]:
     return Checkpointed(reentrant=True), {"x": torch.randn(128, 256)}
 
 
+_SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+}
+
+
 def gpt2() -> tuple[nn.Module, dict[str, Any]]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -128,28 +137,14 @@ def gpt2() -> tuple[nn.Module, dict[str, Any]]:
 def llama() -> tuple[nn.Module, dict[str, Any]]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=1000,
-    )
+    config = LlamaConfig(**_SIZES, num_key_value_heads=2)
     return LlamaForCausalLM(config), _tokens_and_labels()
 
 
 def bert() -> tuple[nn.Module, dict[str, Any]]:
     from transformers import BertConfig, BertForMaskedLM
 
-    config = BertConfig(
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        vocab_size=1000,
-    )
-    return BertForMaskedLM(config), _tokens_and_labels()
+    return BertForMaskedLM(BertConfig(**_SIZES)), _tokens_and_labels()
 
 
 def _tokens_and_labels() -> dict[str, Any]:

@@ -36,10 +36,9 @@ from torch.profiler._memory_profiler import Action, MemoryProfile, TensorKey
 from benchmarks.label_truth import Declared, Truth, allocation_log, find_truth
 from benchmarks.workloads import Workload
 from benchmarks.workloads_models import TRANSFORMS, all_workloads
-from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.analysis.storages.timeline import live_at
-from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.values.contributors import Category
+from tests.measured import profile_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +101,7 @@ def our_labels(workload: Workload) -> Labels:
     declared = Declared()
     body = workload(declared)
     before = declared.pointers()
-    recorder = Recorder(torch.device("cpu"))
-    recorder.start()
-    try:
-        body()
-    finally:
-        trace = recorder.stop()
-    profile = analyze(trace)
+    profile = profile_of(body)
     storages = profile.storages
     made = np.flatnonzero(storages.event >= 0)
     made = made[np.argsort(storages.born[made])]

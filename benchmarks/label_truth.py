@@ -319,7 +319,7 @@ def find_truth(workload: Workload, hooks_allowed: bool = True) -> Truth:
         body = workload(witness)
         witness.look()
         witness.has_backward = False
-        gc.collect()
+        gc.collect(1)  # since the last one nothing has become old
         witness.note(None)
         body()
         witness.note(None)

@@ -14,10 +14,12 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Category": "pytest_torchmem.values.contributors",
+    "Explanation": "pytest_torchmem.analysis.storages.explanation",
     "LimitError": "pytest_torchmem.values.errors",
     "RankResults": "pytest_torchmem.analysis.judge.ranks",
     "Region": "pytest_torchmem.measuring.body",
     "Result": "pytest_torchmem.values.results",
+    "StorageClaim": "pytest_torchmem.analysis.storages.explanation",
     "Torchmem": "pytest_torchmem.plugin.item.fixture",
     "TorchmemError": "pytest_torchmem.values.errors",
     "analyze": "pytest_torchmem.measuring.export",
@@ -28,11 +30,11 @@ _HOME = {
     "export_memory_snapshot": "pytest_torchmem.measuring.export",
     "export_memory_timeline": "pytest_torchmem.measuring.export",
     "export_stacks": "pytest_torchmem.measuring.export",
-    "gather_ranks": "pytest_torchmem.measuring.gather",
+    "gather_ranks": "pytest_torchmem.measuring.ranks",
     "load_ranks": "pytest_torchmem.measuring.saving",
     "load_results": "pytest_torchmem.measuring.saving",
     "load_snapshot": "pytest_torchmem.store.snapshots",
-    "load_trace": "pytest_torchmem.values.trace",
+    "load_trace": "pytest_torchmem.store.traces",
     "measure": "pytest_torchmem.measuring.block",
     "read_events": "pytest_torchmem.measuring.events",
     "save_results": "pytest_torchmem.measuring.saving",
@@ -43,6 +45,7 @@ _HOME = {
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.judge.ranks import RankResults
+    from pytest_torchmem.analysis.storages.explanation import Explanation, StorageClaim
     from pytest_torchmem.measuring.block import measure
     from pytest_torchmem.measuring.body import Region
     from pytest_torchmem.measuring.estimate import estimate, estimate_graph, estimate_pair
@@ -54,18 +57,19 @@ if TYPE_CHECKING:
         export_memory_timeline,
         export_stacks,
     )
-    from pytest_torchmem.measuring.gather import gather_ranks
+    from pytest_torchmem.measuring.ranks import gather_ranks
     from pytest_torchmem.measuring.saving import load_ranks, load_results, save_results
     from pytest_torchmem.plugin.item.fixture import Torchmem
     from pytest_torchmem.store.snapshots import load_snapshot
+    from pytest_torchmem.store.traces import load_trace
     from pytest_torchmem.values.contributors import Category
     from pytest_torchmem.values.errors import LimitError, TorchmemError
     from pytest_torchmem.values.results import Result
-    from pytest_torchmem.values.trace import load_trace
     from pytest_torchmem.values.units import GiB, KiB, MiB
 
 __all__ = [
     "Category",
+    "Explanation",
     "GiB",
     "KiB",
     "LimitError",
@@ -73,6 +77,7 @@ __all__ = [
     "RankResults",
     "Region",
     "Result",
+    "StorageClaim",
     "Torchmem",
     "TorchmemError",
     "__version__",

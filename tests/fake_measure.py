@@ -169,7 +169,7 @@ class Region:
 
 
 class BodyMeasurement:
-    def __init__(self, device=None):
+    def __init__(self, device=None, passes=()):
         if device and device not in ("cpu", "cuda", "cuda:0", "xpu"):
             if not device.startswith("cuda"):
                 require_device_name(device)

@@ -1,15 +1,19 @@
-"""Measure a function on the CPU, as a test's body is measured."""
+"""Measure or record a function on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.values.results import Result
 
 
 def measured(body: Callable[[], object]) -> Result:
-    """Return what was measured; an exception of the body's own ends the measurement, too."""
+    """Measure a function as a test's body is measured; its own exception ends that, too."""
     measurement = BodyMeasurement("cpu")
     measurement.start()
     try:
@@ -18,3 +22,14 @@ def measured(body: Callable[[], object]) -> Result:
         measurement.cancel()
         raise
     return measurement.stop()
+
+
+def profile_of(body: Callable[[], object]) -> MemoryProfile:
+    """Record a function and analyse the trace; its own exception ends the recording, too."""
+    recorder = Recorder(torch.device("cpu"))
+    recorder.start()
+    try:
+        body()
+    finally:
+        trace = recorder.stop()
+    return analyze(trace)

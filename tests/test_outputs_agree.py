@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_torchmem.plugin.run.pictures import set_properties
+from pytest_torchmem.plugin.item.sending import set_properties
 from pytest_torchmem.report.page.html import run_page
 from pytest_torchmem.report.text.github import error_commands
 from pytest_torchmem.report.text.markdown import run_markdown, step_summary

@@ -155,7 +155,10 @@ def run_traced(arguments: list[str]) -> None:
     seen: set[CodeType] = set()
 
     def note(frame: FrameType, event: str, argument: object) -> None:
-        seen.add(frame.f_code)
+        caller = frame.f_back
+        # The bodies of modules and classes run at import, whoever needs them, with what they call.
+        if caller is None or caller.f_code.co_flags & inspect.CO_OPTIMIZED:
+            seen.add(frame.f_code)
 
     threading.settrace(note)
     sys.settrace(note)
@@ -163,7 +166,6 @@ def run_traced(arguments: list[str]) -> None:
     pytest.main([*options, *arguments])
     sys.settrace(None)
     for code in seen:
-        # The bodies of modules and classes run at import, whoever needs them.
         if code.co_filename.startswith(str(PACKAGE)) and code.co_flags & inspect.CO_OPTIMIZED:
             print("ran", code.co_filename, code.co_name, code.co_firstlineno, sep="\t")
 

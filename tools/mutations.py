@@ -3,6 +3,7 @@
     python tools/mutations.py                            # 200 of analysis, store and plugin
     python tools/mutations.py --count 20 --seed 7 pytest_torchmem/store
     python tools/mutations.py --map lines.json           # keep the map of lines to tests
+    python tools/mutations.py --map lines.json --after 40     # and go on with the same tree
 
 A copy of the tree is changed, one place at a time: a comparison, a constant, ``and``, a ``not``, an
 operator, a statement, a return. Then the tests run that execute the changed line, the fastest
@@ -275,16 +276,10 @@ def is_noticed(tree: Path, tests: Sequence[str], seconds: float) -> bool:
     """Run tests in a process forked off this one; one that does not end in time has noticed."""
     child = os.fork()
     if child == 0:
-        os.setsid()
-        os.chdir(tree)
-        os.environ.update(_environment(tree))
-        sys.path.insert(0, str(tree))
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
-        import pytest
-
-        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]))
+        try:
+            os._exit(_run_tests(tree, tests))
+        finally:  # a plugin that fails: what is to be undone is the parent's
+            os._exit(1)
     until = time.monotonic() + 30 + 10 * seconds
     while time.monotonic() < until:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -294,6 +289,19 @@ def is_noticed(tree: Path, tests: Sequence[str], seconds: float) -> bool:
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return True
+
+
+def _run_tests(tree: Path, tests: Sequence[str]) -> int:
+    os.setsid()
+    os.chdir(tree)
+    os.environ.update(_environment(tree))
+    sys.path.insert(0, str(tree))
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    import pytest
+
+    return pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests])
 
 
 def run(
@@ -341,6 +349,7 @@ def main() -> int:
     parser.add_argument("places", nargs="*", default=list(ROOMS))
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--after", type=int, default=0, help="leave out the first so many")
     parser.add_argument("--seconds", type=float, default=40, help="of tests for each (default: 40)")
     parser.add_argument("--tests", action="append", help="files and folders (default: quick ones)")
     parser.add_argument("--map", type=Path, help="where to keep the map of lines to tests")
@@ -354,7 +363,7 @@ def main() -> int:
         if options.map:
             kept = {"by_line": tests.by_line, "seconds": tests.seconds}
             options.map.write_text(json.dumps(kept), encoding="utf-8")
-        mutations = draw(tree, options.places, options.count, options.seed)
+        mutations = draw(tree, options.places, options.count, options.seed)[options.after :]
         found = run(tree, mutations, tests, options.seconds)
     counts = ", ".join(f"{len(members)} {fate}" for fate, members in found.items())
     print(f"seed {options.seed}: {counts}")

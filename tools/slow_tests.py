@@ -48,7 +48,7 @@ class Costs:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.tests[report.nodeid] += cast(float, dict(report.user_properties)[_PROPERTY])
+        self.tests[report.nodeid] += cast("float", dict(report.user_properties)[_PROPERTY])
         if "slow" in report.keywords:
             self.slow.add(report.nodeid)
 

@@ -92,10 +92,9 @@ def with_counters(
         return result
     run = source.simulate(settings)
     note = (
-        f"{' and '.join(asked)} memory is estimated: the allocations on {result.device}, given to "
-        f"torch's CUDA caching allocator as simulated"
-        f"{f' with {settings}' if settings else ''}, reserve {format_size(run.peak.reserved)}; "
-        f"{run.reserved_peak}"
+        f"{' and '.join(asked)} memory is estimated: torch's CUDA caching allocator, simulated "
+        f"{f'with {settings} ' if settings else ''}over the allocations on {result.device}, "
+        f"reserves {format_size(run.peak.reserved)}; {run.reserved_peak}"
     )
     return replace(result, counters=run.peak, notes=(*result.notes, note))
 

@@ -11,8 +11,12 @@ import numpy as np
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
-from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
-from pytest_torchmem.analysis.events.running import out_of_memory_ranks, running_at
+from pytest_torchmem.analysis.events.op_tree import (
+    OpTree,
+    build_op_tree,
+    out_of_memory_ranks,
+    running_at,
+)
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
 from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.judge.holders import LeftBehind
@@ -25,10 +29,16 @@ from pytest_torchmem.analysis.storages.explanation import (
     named_category,
     row_at,
 )
-from pytest_torchmem.analysis.storages.gradient_buckets import without_old_buckets
 from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
+from pytest_torchmem.analysis.storages.own_passes import OwnClaims, OwnPass, with_own_passes
 from pytest_torchmem.analysis.storages.reconciliation import Reconciliation
-from pytest_torchmem.analysis.storages.storages import BEFORE, NEVER, Storages, find_storages
+from pytest_torchmem.analysis.storages.storages import (
+    BEFORE,
+    NEVER,
+    Storages,
+    find_storages,
+    without_old_buckets,
+)
 from pytest_torchmem.analysis.storages.timeline import (
     Timeline,
     build_timeline,
@@ -66,6 +76,7 @@ class MemoryProfile(GpuQuestions):
         device: Name of the device, ``cpu`` or ``cuda:0``.
         steps_of: The text of the marks that end its steps: what is measured within another
             measurement has steps of its own.
+        passes: Category passes of users.
     """
 
     tree: OpTree
@@ -74,6 +85,7 @@ class MemoryProfile(GpuQuestions):
     whole: RankWindow
     device: str
     steps_of: str = ""
+    passes: tuple[OwnPass, ...] = ()
 
     @cached_property
     def evidence(self) -> Evidence:
@@ -90,10 +102,22 @@ class MemoryProfile(GpuQuestions):
         number = devices.index(self.device) if self.device in devices else -1
         return Evidence(self.tree, self.storages, window, number)
 
-    @cached_property
+    @property
     def decisions(self) -> Decisions:
         """The category of each storage, and the pass and the reason that it rests on."""
-        return decide(MeasuredFacts(self.recording), len(self.storages))
+        return self._claims.decisions
+
+    @property
+    def failed_passes(self) -> tuple[str, ...]:
+        """A sentence for each category pass of a user that raised."""
+        return self._claims.problems
+
+    @cached_property
+    def _claims(self) -> OwnClaims:
+        if not self.passes:
+            return OwnClaims(decide(MeasuredFacts(self.recording), len(self.storages)))
+        plain = replace(self, window=self.whole, passes=())
+        return with_own_passes(self.passes, plain.decisions, plain.explain())
 
     @property
     def labels(self) -> NDArray[np.uint8]:
@@ -115,7 +139,7 @@ class MemoryProfile(GpuQuestions):
 
     @cached_property
     def attribution(self) -> Attribution:
-        return Attribution(self.recording, self.labels)
+        return Attribution(self.recording, self.labels, self._claims.reasons)
 
     def explain(
         self,
@@ -187,7 +211,18 @@ class MemoryProfile(GpuQuestions):
         )
         by_category = CategoryBytes(*(int(amount) for amount in amounts))
         live = self.attribution.contributors(rows.tolist())
-        return Retained(by_category.total, by_category, live)
+        return Retained(by_category.total, by_category, live, freed=self._freed_bytes)
+
+    @property
+    def _freed_bytes(self) -> int:
+        """Bytes that were alive when the window began, and that were freed in it."""
+        begin, end = self.window.begin, self.window.end
+        there = (self.storages.born <= begin) & (self.storages.died > begin)
+        freed = there & (self.storages.died <= end)
+        freed &= (self.storages.device == self.evidence.device) & (
+            self.labels != Category.WORKSPACE.column
+        )
+        return int(self.storages.size_bytes[freed].sum())
 
     def left_behind(self, noted_ns: int = 0) -> tuple[LeftBehind, ...]:
         """Return each storage that the window made and that was alive at its end.
@@ -343,7 +378,7 @@ class MemoryProfile(GpuQuestions):
         ranks = self.tree.mark_ranks()
         window = RankWindow(float(ranks[begin_mark]), float(ranks[end_mark]), may_go_on=True)
         whole = replace(self.whole, may_go_on=True)
-        return MemoryProfile(self.tree, self.storages, window, whole, self.device, steps_of)
+        return replace(self, window=window, whole=whole, steps_of=steps_of)
 
     @property
     def _block_sized_bytes(self) -> int:
@@ -378,6 +413,7 @@ class MemoryProfile(GpuQuestions):
             unexplained_bytes=self.unexplained_bytes,
             blind_spots=self.reconciliation.sentences(),
             notes=notes,
+            failed_passes=self.failed_passes,
         )
 
     def _retained_at(self, rank: float) -> NDArray[np.bool_]:
@@ -397,8 +433,12 @@ def _telling(contributors: tuple[Contributor, ...]) -> tuple[Contributor, ...]:
     )
 
 
-def analyze(trace: Trace, device: str | None = None) -> MemoryProfile:
+def analyze(
+    trace: Trace, device: str | None = None, passes: Sequence[OwnPass] = ()
+) -> MemoryProfile:
     """Analyse a trace; ``device`` names the one to look at, by default the one recorded for.
+
+    ``passes`` are category passes of users.
 
     Raises `TraceError` if the trace holds nothing of that device.
     """
@@ -412,4 +452,4 @@ def analyze(trace: Trace, device: str | None = None) -> MemoryProfile:
     end = float(stops[-1]) if len(stops) else float(len(trace.events))
     whole = RankWindow(-0.5, end)
     storages = without_old_buckets(tree, find_storages(tree))
-    return MemoryProfile(tree, storages, whole, whole, name)
+    return MemoryProfile(tree, storages, whole, whole, name, passes=tuple(passes))

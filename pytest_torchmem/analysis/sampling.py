@@ -1,25 +1,160 @@
-"""A profile with its arrays becomes a `Picture` of bounded size."""
+"""A profile with its arrays becomes a `Picture` of bounded size.
+
+A recording of 100,000 storages becomes a picture of the same size as one of 1,000: the largest
+have a block, half of the room being for those that are live at the peak; of equal ones those that
+live longest have it. All others are one level beside them.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchmem.analysis.blocks import StorageLives, find_blocks, find_modules
-from pytest_torchmem.analysis.events.memory_events import start_ns
-from pytest_torchmem.analysis.events.metrics import self_times
+from pytest_torchmem.analysis.events.op_tree import self_times, start_ns
 from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.values.contributors import Category, Contributor, Source
-from pytest_torchmem.values.picture import OperatorUse, Picture, Span, Track
+from pytest_torchmem.values.picture import (
+    Blocks,
+    ModuleShare,
+    OperatorUse,
+    Picture,
+    Span,
+    StorageBlock,
+    Track,
+)
 from pytest_torchmem.values.trace import EventKind, MarkKind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+BLOCKS: Final = 1000
+"""How many storages have a block of their own; a screen has no room to tell more apart."""
+
+MODULES: Final = 300
+_CATEGORIES: Final = tuple(Category)
+FRAMES_DEEP: Final = 60
+"""A stack keeps its innermost calls; a recursion may be thousands deep."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StorageLives:
+    """The storages of a footprint over the rows of its timeline.
+
+    Attributes:
+        begins: The first row that each storage is live at: int64, shape (S,).
+        ends: The first row after its end; the number of rows where it does not end.
+        sizes: Its bytes.
+        groups: Storages of one origin: a contributor without its numbers, and their places.
+    """
+
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    groups: Sequence[tuple[Contributor, NDArray[np.int64]]]
+
+
+@dataclass(slots=True)
+class _Stacks:
+    """Stacks as a tree: each path from a call to the outermost one is there once."""
+
+    nodes: dict[tuple[int, int], int] = field(default_factory=dict)
+    frames: dict[Source, int] = field(default_factory=dict)
+
+    def add(self, stack: Sequence[Source]) -> int:
+        """Return the place of a stack, given innermost first; -1 for an empty one."""
+        node = -1
+        for source in reversed(stack[:FRAMES_DEEP]):
+            frame = self.frames.setdefault(source, len(self.frames))
+            node = self.nodes.setdefault((node, frame), len(self.nodes))
+        return node
+
+
+def find_blocks(
+    lives: StorageLives,
+    rows: NDArray[np.int64],
+    totals: Sequence[int],
+    stack_of: Callable[[int], Sequence[Source]],
+    limit: int = BLOCKS,
+) -> Blocks:
+    """Return ``limit`` storages at most as blocks, and what the others hold at ``rows``.
+
+    ``totals`` is the footprint at each of them, ``stack_of`` gives the Python calls around
+    the storage at a place. Blocks and the rest together are the footprint, at each row.
+    """
+    makers = np.full(len(lives.sizes), -1, np.int64)
+    for number, (_, members) in enumerate(lives.groups):
+        makers[members] = number
+    lived = np.flatnonzero((lives.ends > lives.begins) & (lives.sizes > 0) & (makers >= 0))
+    lengths = lives.ends[lived] - lives.begins[lived]
+    ranked = lived[np.lexsort((lived, -lengths, -lives.sizes[lived]))]
+    peak_row = rows[int(np.argmax(totals))]
+    live = (lives.begins[ranked] <= peak_row) & (lives.ends[ranked] > peak_row)
+    at_peak = np.flatnonzero(live)[: limit // 2]
+    others = np.setdiff1d(np.arange(len(ranked)), at_peak)[: limit - len(at_peak)]
+    largest = ranked[np.concatenate([at_peak, others])]
+    kept = largest[np.lexsort((largest, -lives.ends[largest], lives.begins[largest]))]
+    numbers = {maker: n for n, maker in enumerate(dict.fromkeys(makers[kept].tolist()))}
+    stacks = _Stacks()
+    blocks = tuple(
+        StorageBlock(
+            int(lives.begins[place]),
+            int(lives.ends[place]),
+            int(lives.sizes[place]),
+            numbers[int(makers[place])],
+            stacks.add(stack_of(place)),
+        )
+        for place in kept.tolist()
+    )
+    changes = np.zeros(len(rows) + 1, np.int64)
+    np.add.at(changes, np.searchsorted(rows, lives.begins[kept]), lives.sizes[kept])
+    np.add.at(changes, np.searchsorted(rows, lives.ends[kept]), -lives.sizes[kept])
+    rest = np.array(totals, np.int64) - np.cumsum(changes)[:-1]
+    return Blocks(
+        blocks=blocks,
+        who=tuple(replace(lives.groups[maker][0], size_bytes=0, count=0) for maker in numbers),
+        stacks=tuple(stacks.nodes),
+        frames=tuple(stacks.frames),
+        rest=tuple(rest.tolist()),
+        count=len(lived),
+    )
+
+
+def find_modules(
+    lives: StorageLives, peak_row: int, limit: int = MODULES
+) -> tuple[ModuleShare, ...]:
+    """Return what each module holds of each category at ``peak_row``, the largest first.
+
+    The shares add up to the footprint. While there are more than ``limit``, the smallest one that
+    belongs to a module counts for the module around it.
+    """
+    live = (lives.begins <= peak_row) & (lives.ends > peak_row)
+    shares: dict[tuple[str, int], int] = defaultdict(int)
+    for who, members in lives.groups:
+        shares[who.module, who.category.column] += int(lives.sizes[members][live[members]].sum())
+    waiting = [(size_bytes, *key) for key, size_bytes in shares.items() if key[0]]
+    heapify(waiting)
+    while len(shares) > limit and waiting:
+        size_bytes, module, column = heappop(waiting)
+        if shares.get((module, column)) != size_bytes:
+            continue  # it has grown since, and waits with what it holds now
+        around = module.rpartition(".")[0]
+        shares[around, column] += shares.pop((module, column))
+        if around:
+            heappush(waiting, (shares[around, column], around, column))
+    found = [
+        ModuleShare(module, _CATEGORIES[column], size_bytes)
+        for (module, column), size_bytes in shares.items()
+        if size_bytes
+    ]
+    found.sort(key=lambda share: (-share.size_bytes, share.module, share.category.column))
+    return tuple(found)
+
 
 MOMENTS: Final = 400
 """About how many moments a picture has; more than a screen has room to tell apart."""
@@ -233,6 +368,8 @@ def _calls(profile: MemoryProfile) -> tuple[dict[str, int], dict[str, int]]:
 
 def find_idle(profile: MemoryProfile) -> Iterator[Span]:
     """Yield the longest stretches in which the GPU's queue had run dry, where kernels are known."""
+    if not len(profile.tree.trace.device_events):
+        return
     idle, begin = profile.queue.idle, start_ns(profile.tree)
     longest = np.argsort(idle.begins_ns - idle.ends_ns, kind="stable")[:_IDLE]
     for place in np.sort(longest).tolist():
@@ -246,14 +383,14 @@ def find_spans(profile: MemoryProfile) -> Iterator[Span]:
     Of steps only those are told that `MemoryProfile.steps` has the bytes of.
     """
     trace = profile.tree.trace
-    start_ns = int(trace.events["start_ns"].min()) if len(trace.events) else 0
+    began_ns = start_ns(profile.tree)
     ranks = profile.tree.mark_ranks()
     inside = (ranks >= profile.window.begin) & (ranks <= profile.window.end)
     opened: dict[MarkKind, list[tuple[str, int]]] = defaultdict(list)
     closing = {end: (begin, kind) for begin, (kind, end) in _SPANS.items()}
     for mark, rank in zip(trace.marks[inside], ranks[inside].tolist(), strict=True):
         kind = MarkKind(int(mark["kind"]))
-        time_ns = int(mark["time_ns"]) - start_ns
+        time_ns = int(mark["time_ns"]) - began_ns
         if kind in _SPANS:
             name = trace.strings[mark["text"]] if kind is MarkKind.REGION_BEGIN else ""
             opened[kind].append((name, time_ns))
@@ -263,6 +400,3 @@ def find_spans(profile: MemoryProfile) -> Iterator[Span]:
             yield Span(word, name, begin_ns, time_ns)
         elif kind is MarkKind.STEP and rank in profile.step_ranks:
             yield Span("step", "", time_ns, time_ns)
-
-
-_CATEGORIES: Final = tuple(Category)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchmem.analysis.blocks import StorageLives
 from pytest_torchmem.analysis.caching_allocator import (
     AllocatorRun,
     AllocatorSettings,
@@ -38,6 +37,7 @@ from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.sampling import (
     MOMENTS,
     Holdings,
+    StorageLives,
     chosen_rows,
     sketch_timeline,
     with_holders,
@@ -51,6 +51,13 @@ from pytest_torchmem.values.contributors import (
     Source,
 )
 from pytest_torchmem.values.errors import SnapshotError
+from pytest_torchmem.values.json_values import (
+    WRONG,
+    checked_list,
+    shown,
+    told_damage,
+    whole_number,
+)
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.units import format_size
@@ -59,9 +66,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # torch joins an operator and its overload with an underscore: ``add_Tensor``, ``sum_dim_IntList``.
-_OPERATOR: Final = re.compile(
-    r"at::_ops::(\w+?)(?:_(?:[A-Z]\w*|out|dim|int|self|start|dtype|device|memory_format|names)+)?::"
-)
+_OVERLOAD: Final = r"(?:out|dim|int|self|start|dtype|device|memory_format|names)"
+_OPERATOR: Final = re.compile(rf"at::_ops::(\w+?)(?:_(?:{_OVERLOAD}+|{_OVERLOAD}*[A-Z]\w*))?::")
+_LONGEST_NAME: Final = 300
+"""Operators have names of up to 60 letters; a frame with far more is none of an operator's."""
 _LIBRARY: Final = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3\.\d+)[/\\]")
 _ENGINE: Final = "torch::autograd::Engine"
 _OPTIMIZER: Final = re.compile(r"[/\\]torch[/\\]optim[/\\]")
@@ -265,17 +273,17 @@ class Snapshot(GpuQuestions):
         if self.begins_in_the_middle:
             yield (
                 f"the history begins in the middle: {format_size(self.start_requested_bytes)} were "
-                "in place before its first entry, and only what is still there at its end has a "
-                "stack"
+                "in place before its first entry, and of these only those that are there at its "
+                "end have a stack"
             )
         if self.misplaced_count:
             yield (
                 f"the replay puts {self.misplaced_count} allocations elsewhere than torch did, so "
-                "what it says of allocated and reserved bytes is estimated"
+                "its allocated and reserved bytes are estimated"
             )
         if self.history.failure_count:
             count = self.history.failure_count
-            yield f"{count} allocations failed; the history has no size of them"
+            yield f"{count} allocations failed; the history lacks their sizes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +307,9 @@ def read_snapshot(data: object, device: int | None = None) -> Snapshot:
         number = _busiest(traces) if device is None else device
         if not 0 <= number < len(traces):
             raise SnapshotError(f"the snapshot has no device {number}; it has {len(traces)}")
-        entries = traces[number]
+        entries = checked_list(traces[number])
+        for entry in entries:
+            _check_numbers(entry)
         mine = [segment for segment in segments if segment.get("device", 0) == number]
         pools = default_pools()
         start = BackwardsLayout(mine, settings, pools).take_back(entries)
@@ -312,9 +322,9 @@ def read_snapshot(data: object, device: int | None = None) -> Snapshot:
             _times_ns(entries, history),
             {**_sites_of_start(start, mine), **_sites(entries)},
         )
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (*WRONG, AssertionError, OverflowError) as error:
         raise SnapshotError(
-            f"this is no snapshot of torch's allocator: {type(error).__name__}: {error}; write one "
+            f"this is no snapshot of torch's allocator: {told_damage(error)}; write one "
             "with torch.cuda.memory._dump_snapshot(path) after _record_memory_history()"
         ) from None
 
@@ -329,6 +339,14 @@ def _parts(
             "torch.cuda.memory._dump_snapshot(path) after _record_memory_history()"
         )
     return data["device_traces"], data["segments"], _settings(data.get("allocator_settings") or {})
+
+
+def _check_numbers(entry: Mapping[str, object]) -> None:
+    """Raise `ValueError` for an entry whose numbers no machine has."""
+    for name in ("addr", "size", "time_us"):
+        whole_number(entry.get(name, 0))
+    if not isinstance(entry.get("stream", 0), int):
+        raise ValueError(f"{shown(entry['stream'])} is no stream")
 
 
 def _settings(found: Mapping[str, object]) -> AllocatorSettings:
@@ -350,7 +368,7 @@ def _busiest(traces: Sequence[Sequence[TraceEntry]]) -> int:
     if not any(traces):
         raise SnapshotError(
             "the snapshot has no history: call torch.cuda.memory._record_memory_history() before "
-            "what is to be seen"
+            "the code to look at"
         )
     return max(range(len(traces)), key=lambda number: len(traces[number]))
 
@@ -388,9 +406,7 @@ def _frames_at_the_end(
     segments: Sequence[Mapping[str, object]],
 ) -> Iterator[tuple[int, Sequence[StackFrame]]]:
     for segment in segments:
-        blocks = segment["blocks"]
-        assert isinstance(blocks, Sequence)
-        for block in blocks:
+        for block in checked_list(segment["blocks"]):
             if "address" in block:
                 yield block["address"], block.get("frames", ())
 
@@ -416,7 +432,9 @@ class _SiteReader:
 
 
 def _site(frames: Sequence[StackFrame]) -> Site:
-    operators = [match[1] for frame in frames if (match := _OPERATOR.match(frame["name"]))]
+    operators = [
+        match[1] for frame in frames if (match := _OPERATOR.match(frame["name"], 0, _LONGEST_NAME))
+    ]
     python = [frame for frame in frames if frame["filename"].endswith(".py")]
     own = [frame for frame in python if not _LIBRARY.search(frame["filename"])] or python
     source = Source(own[0]["filename"], own[0]["line"], own[0]["name"]) if own else None

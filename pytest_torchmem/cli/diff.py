@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pytest_torchmem.analysis.judge.causes import origin
-from pytest_torchmem.analysis.judge.comparison import Comparison, compare
+from pytest_torchmem.analysis.judge.differences import Comparison, compare
 from pytest_torchmem.cli.inputs import Key, Measurements
 from pytest_torchmem.report.page.comparison import ComparedTest, comparison_page
 from pytest_torchmem.report.text.tables import one_line

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.analysis.storages.explanation import PEAK, Explanation
+from pytest_torchmem.analysis.storages.own_passes import OwnPass
 from pytest_torchmem.cli.recordings import Recording, kind_of
 from pytest_torchmem.report.text.tables import aligned
+from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.errors import MarkerError, TraceError
 from pytest_torchmem.values.findings import words
-from pytest_torchmem.values.trace import load_trace
 from pytest_torchmem.values.units import format_size
 
 _HEADERS: Final = (
@@ -22,20 +24,42 @@ _HEADERS: Final = (
 
 
 def explanations(
-    path: Path, device: str, category: str | None, module: str, at: str | None
+    path: Path,
+    device: str,
+    category: str | None,
+    module: str,
+    at: str | None,
+    passes: Sequence[str] = (),
 ) -> tuple[Explanation, ...]:
     """Return why the storages of a stored trace have their categories.
 
-    ``at`` is ``"peak"`` or a time in milliseconds, as the columns show it. Raises `TraceError` and
-    `MarkerError`.
+    ``at`` is ``"peak"`` or a time in milliseconds, as the columns show it. ``passes`` are category
+    passes of the user: ``conftest.py:kv_cache``. Raises `TraceError` and `MarkerError`.
     """
     if kind_of(path) is not Recording.TRACE:
         raise TraceError(
-            f"{path} is no recording, and only one knows each storage: keep one with "
+            f"{path} is no recording, and only a recording knows each storage: keep one with "
             "torchmem.save_trace(path) in the test"
         )
-    profile = analyze(load_trace(path), device or None)
+    own = [_loaded(place) for place in passes]
+    profile = analyze(load_trace(path), device or None, own)
+    if profile.failed_passes:
+        raise MarkerError(profile.failed_passes[0])
     return profile.explain(category, module, None if at is None else _moment(at))
+
+
+def _loaded(place: str) -> OwnPass:
+    """Return a function of a file, which is run. Raises `MarkerError`."""
+    file, _, name = place.rpartition(":")
+    if not file or not Path(file).is_file():
+        raise MarkerError(f"--pass takes a file and a function in it: conftest.py:{name or place}")
+    try:
+        found: OwnPass | None = runpy.run_path(file).get(name)
+    except Exception as error:  # whatever a user's file may raise
+        raise MarkerError(f"--pass {place}: {type(error).__name__}: {error}") from None
+    if not callable(found):
+        raise MarkerError(f"--pass {place}: there is no function {name!r} in {file}")
+    return found
 
 
 def _moment(at: str) -> int | str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.analysis.judge.comparison import whole_entry
+from pytest_torchmem.analysis.judge.differences import whole_entry
 from pytest_torchmem.cli.recordings import Recording, kind_of, run_of
 from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.store.baseline_file import read_any
-from pytest_torchmem.store.results import KIND, RunReport, parse_run
+from pytest_torchmem.store.results import KIND, RunReport, parse_run, read_json
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError, ReportError
 from pytest_torchmem.values.measured import Window
@@ -123,10 +122,7 @@ def _parsed(path: Path) -> object:
             f"{path} is a recording; torchmem report, fits and reserved read it, but this command "
             "needs results or baselines"
         )
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ReportError(f"{path} cannot be read as results: {error}") from None
+    return read_json(path)
 
 
 def windows_of(run: RunReport, unjudged: bool = False) -> Iterator[tuple[Key, Window]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import enum
+import io
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -27,7 +29,7 @@ from pytest_torchmem.store.results import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.errors import ReportError, SizeError, TorchmemError
-from pytest_torchmem.values.json_values import told_damage
+from pytest_torchmem.values.json_values import WRONG, told_damage
 from pytest_torchmem.values.units import parse_floor, parse_fraction
 
 
@@ -40,41 +42,42 @@ class Exit(enum.IntEnum):
 
 
 _FLOOR: Final = "5% up to 1MiB"
-_DAMAGE: Final = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    TypeError,
-    ValueError,
-)
+_DAMAGE: Final = (*WRONG, ArithmeticError, LookupError, MemoryError)
+_COMMAND: Final = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
 _EPILOG: Final = "exit codes: 0 nothing grew, 1 something grew (diff only), 2 bad input"
 _FITS_EPILOG: Final = "exit codes: 0 all fit, 1 one does not, 2 bad input"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a console may lack a character
     options = _parser().parse_args(arguments)
     try:
         code: Exit = options.run(options)
         sys.stdout.flush()
         return int(code)
     except TorchmemError as error:
-        print(f"torchmem: {error}", file=sys.stderr)
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-        MemoryError,
-    ) as error:
+        print(f"torchmem: {one_line(str(error))}", file=sys.stderr)
+    except _DAMAGE as error:
         # Every number and index in a file that somebody sent may be wrong.
         print(f"torchmem: the input is damaged: {one_line(told_damage(error))}", file=sys.stderr)
     except BrokenPipeError:  # the reader has seen enough, as in `torchmem show x | head`
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
         return int(Exit.OK)
     return int(Exit.BAD_INPUT)
+
+
+def _say(text: str, coloured: bool = False) -> None:
+    """Print what was asked for, and no character of a file that tells a terminal what to do.
+
+    Text that has colours is made of names without such characters. A build server takes a line
+    that begins with two colons for a command.
+    """
+    if not coloured:
+        text = "\n".join(map(one_line, text.split("\n")))
+    print(_COMMAND.sub(r"\1: :", text))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,7 +119,9 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _add_show(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("show", help="what a file holds, as text", epilog=_EPILOG)
     command.add_argument("file", type=Path)
-    command.add_argument("test", nargs="?", default="", help="everything about tests named so")
+    command.add_argument(
+        "test", nargs="?", default="", help="tests with this in their name, in full"
+    )
     command.add_argument(
         "--operators",
         action="store_true",
@@ -139,6 +144,14 @@ def _add_explain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command.add_argument("--module", default="", help="only modules with this in their path")
     command.add_argument(
         "--at", metavar="TIME", help="only what is alive then: peak, or a time in milliseconds"
+    )
+    command.add_argument(
+        "--pass",
+        metavar="FILE:FUNCTION",
+        action="append",
+        default=[],
+        dest="passes",
+        help="a category pass of your own, such as conftest.py:kv_cache; the file is run",
     )
     command.add_argument("--device", default="", help="default: the one the trace was recorded for")
     command.add_argument("--format", choices=("text", "json"), default="text")
@@ -173,7 +186,7 @@ def _history(options: argparse.Namespace) -> Exit:
         print(f"history written: {options.output}")
         return Exit.OK
     plain = "utf" not in (sys.stdout.encoding or "").lower()
-    print("\n".join(history_plots(history, plain) if options.test else history_table(history)))
+    _say("\n".join(history_plots(history, plain) if options.test else history_table(history)))
     return Exit.OK
 
 
@@ -235,7 +248,7 @@ def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "--world",
         default="",
         metavar="N",
-        help="run one rank of a job of N alone; each of the others is taken to do what it does",
+        help="run one rank of a job of N alone, and assume that each other rank does the same",
     )
     command.add_argument("--rank", default="", metavar="R", help="the rank to run; default: 0")
     command.add_argument("--torch", default="", metavar="RELEASE", help="default: as installed")
@@ -272,7 +285,7 @@ def _diff(options: argparse.Namespace) -> Exit:
     found = diff.find_diff(before, after, allowance)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     as_json = options.format == "json"
-    print(diff.as_json(found) if as_json else diff.as_text(found, options.all, colour))
+    _say(diff.as_json(found) if as_json else diff.as_text(found, options.all, colour), colour)
     if options.output:
         _write_page(options.output, diff.as_page(found))
     return Exit.GROWN if found.grown else Exit.OK
@@ -289,11 +302,11 @@ def _write_page(path: Path, text: str) -> None:
 
 def _show(options: argparse.Namespace) -> Exit:
     if options.operators:
-        print(show.operators(options.file, options.test))
+        _say(show.operators(options.file, options.test))
         return Exit.OK
     measurements = read_measurements(options.file, unjudged=True)
     if not options.test:
-        print(show.table(measurements))
+        _say(show.table(measurements))
         return Exit.OK
     plain = "utf" not in (sys.stdout.encoding or "").lower()
     columns = max(20, shutil.get_terminal_size().columns)
@@ -301,15 +314,20 @@ def _show(options: argparse.Namespace) -> Exit:
     text = show.details(measurements, options.test, min(100, columns), plain, room)
     if not text:
         raise ReportError(f"no test in {options.file} has {options.test!r} in its name")
-    print(text)
+    _say(text)
     return Exit.OK
 
 
 def _explain(options: argparse.Namespace) -> Exit:
     found = explain.explanations(
-        options.trace, options.device, options.category, options.module, options.at
+        options.trace,
+        options.device,
+        options.category,
+        options.module,
+        options.at,
+        options.passes,
     )
-    print(explain.as_json(found) if options.format == "json" else explain.as_text(found))
+    _say(explain.as_json(found) if options.format == "json" else explain.as_text(found))
     return Exit.OK
 
 
@@ -341,13 +359,13 @@ def _fits(options: argparse.Namespace) -> Exit:
         (path, read_recording(path, options.device).fits(options.capacity, options.settings))
         for path in options.traces
     ]
-    print(gpu.fits_json(found) if options.format == "json" else gpu.fits_text(found))
+    _say(gpu.fits_json(found) if options.format == "json" else gpu.fits_text(found))
     return Exit.OK if all(fit for _, fit in found) else Exit.DOES_NOT_FIT
 
 
 def _reserved(options: argparse.Namespace) -> Exit:
     run = read_recording(options.trace, options.device).simulate(options.settings)
-    print(gpu.reserved_json(run) if options.format == "json" else gpu.reserved_text(run))
+    _say(gpu.reserved_json(run) if options.format == "json" else gpu.reserved_text(run))
     return Exit.OK
 
 

@@ -13,10 +13,10 @@ from pytest_torchmem.report.viewers.memory_viz import pickled
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.store.snapshots import load_snapshot
+from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import DeviceNameError
 from pytest_torchmem.values.measured import MeasuredTest, Window
-from pytest_torchmem.values.trace import load_trace
 
 
 class Recording(enum.Enum):

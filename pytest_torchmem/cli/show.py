@@ -9,15 +9,20 @@ from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.cli.inputs import Key, Measurements, read_measurements, windows_of
 from pytest_torchmem.cli.recordings import Recording, kind_of
 from pytest_torchmem.measuring.events import read_events
-from pytest_torchmem.report.page.sparkline import timeline_lines
-from pytest_torchmem.report.text.tables import ANY_WIDTH, aligned, largest, live_table
+from pytest_torchmem.report.text.tables import (
+    ANY_WIDTH,
+    aligned,
+    largest,
+    live_table,
+    timeline_lines,
+)
 from pytest_torchmem.report.text.terminal import holder_lines
+from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.picture import OperatorUse, Span
-from pytest_torchmem.values.trace import load_trace
 from pytest_torchmem.values.units import format_size, format_time
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -15,6 +15,7 @@ from pytest_torchmem.analysis.estimated.estimate import Estimate
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.judge.holders import Held, LeftBehind
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.storages.own_passes import OwnPass
 from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.simulate.gaps import NO_GAPS, gap_sentences, gaps_so_far
 from pytest_torchmem.values.errors import RecordingError, is_torchmem_error
@@ -142,15 +143,17 @@ class Region(MeasuredNumbers):
 class BodyMeasurement(GpuQuestions):
     """Measures one body on one device: `start`, the body with its `region`s and `step`s, `stop`.
 
-    Raises `DeviceError` when the device is missing or cannot be measured.
+    ``passes`` are category passes of users. Raises `DeviceError` when the device is missing or
+    cannot be measured.
     """
 
-    def __init__(self, device: str | None = None) -> None:
+    def __init__(self, device: str | None = None, passes: Sequence[OwnPass] = ()) -> None:
         from pytest_torchmem.record.devices import find_device
 
         self._device = find_device(device)
         self.device = str(self._device)
         self.regions: list[Region] = []
+        self._passes = passes
         self._loop_count = 0
         self._recorder: Recorder | None = None
         self._profile: MemoryProfile | None = None
@@ -207,7 +210,7 @@ class BodyMeasurement(GpuQuestions):
         _UnderWay.now = None
         trace = recorder.stop()
         self._recorder = None
-        self._profile = analyze(trace)
+        self._profile = analyze(trace, passes=self._passes)
         result = self._profile.result()
         spots = (*result.blind_spots, *gap_sentences(self._gaps))
         return replace(result, blind_spots=spots)
@@ -222,7 +225,7 @@ class BodyMeasurement(GpuQuestions):
         """The analysis of what was recorded until now, or of the whole once it has stopped."""
         if self._profile is not None:
             return self._profile
-        return analyze(self._recording().trace())
+        return analyze(self._recording().trace(), passes=self._passes)
 
     @property
     def allocator_requests(self) -> Requests:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
 
 from pytest_torchmem.simulate.gaps import gap_sentences, gaps_so_far
 from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.results import Counters, Level, Peak, Result, Retained
-
-if TYPE_CHECKING:
-    pass
 
 
 class CounterMeasurement:
@@ -26,8 +22,7 @@ class CounterMeasurement:
     """
 
     def __init__(self, device: str, level: Level = Level.COUNTERS) -> None:
-        from pytest_torchmem.record.allocator import AllocatorHistory
-        from pytest_torchmem.record.devices import CounterReader, find_device
+        from pytest_torchmem.record.devices import AllocatorHistory, CounterReader, find_device
 
         self.level = level
         self._device = find_device(device)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from pytest_torchmem.measuring.ranks import current_rank
-
-if TYPE_CHECKING:
-    pass
 
 
 def allocator_settings() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -14,6 +15,7 @@ from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.analysis.pipeline import analyze as analyze_trace
 from pytest_torchmem.analysis.sampling import sketch_timeline
+from pytest_torchmem.analysis.storages.own_passes import OwnPass
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.analysis.torch_view.torch_timeline import (
     TorchMemoryProfile,
@@ -34,17 +36,21 @@ Weight = Literal["peak", "allocated", "time", "device_time"]
 _ENDINGS: Final = (".html", ".json", ".json.gz", ".raw.json.gz")
 
 
-def analyze(profile: object, device: str | None = None) -> MemoryProfile:
+def analyze(
+    profile: object, device: str | None = None, passes: Sequence[OwnPass] = ()
+) -> MemoryProfile:
     """Analyse a `Trace` or a finished ``torch.profiler.profile`` (shapes, memory, stacks on).
 
     ``device`` is ``"cpu"`` or ``"cuda:1"``; by default the trace's own, or for a profile the first
-    GPU where there is one. Raises `TraceError` for a profile that has not finished.
+    GPU where there is one. ``passes`` are category passes of your own, as the hook
+    ``pytest_torchmem_category_passes`` returns them. Raises `TraceError` for a profile that has
+    not finished.
     """
     if isinstance(profile, Trace):
-        return analyze_trace(profile, device)
+        return analyze_trace(profile, device, passes)
     from pytest_torchmem.record.tree.from_profiler import trace_of
 
-    return analyze_trace(trace_of(profile, device))
+    return analyze_trace(trace_of(profile, device), passes=passes)
 
 
 def export_memory_timeline(

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pytest_torchmem.values.errors import RankError, RecordingError
+from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import Rank
+from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
-    pass
+    from pytest_torchmem.analysis.judge.ranks import RankResults
+    from pytest_torchmem.measuring.block import Measure
+    from pytest_torchmem.measuring.body import Region
+    from pytest_torchmem.record.process_group import ProcessGroup
+
+
+_NUMBER: Final = re.compile(r"\d{1,9}")
 
 PLACE: Final = "{rank}"
 """What stands for the rank's number in the name of a file."""
@@ -20,7 +31,7 @@ PLACE: Final = "{rank}"
 def environment_rank(environment: Mapping[str, str] = os.environ) -> Rank:
     """Return what a launcher such as ``torchrun`` says; rank 0 of 1 where none does."""
     number, count = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
-    if number.isdecimal() and count.isdecimal() and int(number) < int(count):
+    if _NUMBER.fullmatch(number) and _NUMBER.fullmatch(count) and int(number) < int(count):
         return Rank(int(number), int(count))
     return Rank()
 
@@ -45,3 +56,51 @@ def path_of_rank(path: str | os.PathLike[str], rank: Rank) -> Path:
         return Path(text.replace(PLACE, str(rank.number)))
     plain = Path(text)
     return plain if rank.count == 1 else plain.with_stem(f"{plain.stem}-rank{rank.number}")
+
+
+def gather_ranks(
+    measured: Result | Measure | Region, group: ProcessGroup | None = None
+) -> RankResults:
+    """Return what every rank measured; all ranks of the process group have to call it.
+
+    ``measured`` is a result, or a block or region that is over. Exchanging the results is no part
+    of a measurement that is still going on. A process alone gets its own result. Raises
+    `RankError` when a rank has no result, and in a job of several ranks without a process group.
+    """
+    from pytest_torchmem.analysis.judge.ranks import RankResults
+    from pytest_torchmem.record.process_group import gather, group_rank
+
+    found = group_rank(group)
+    if found is None:
+        if (rank := environment_rank()).count > 1:
+            raise RankError(
+                f"this is {rank}, and there is no process group to gather results with: call "
+                "torch.distributed.init_process_group() first, or save a file for each rank and "
+                "read them with load_ranks"
+            )
+        return RankResults((_result(measured),))
+    if found[0] < 0:
+        raise RankError("this process is not in the group whose results are gathered")
+    # A rank without a result must take part, too: the others would wait for it.
+    mine: dict[str, Json]
+    try:
+        mine = {"result": _result(measured).to_json()}
+    except RecordingError as error:
+        mine = {"missing": str(error)}
+    with _unrecorded():
+        gathered = gather(mine, group)
+    for rank_number, data in enumerate(gathered):
+        if "missing" in data:
+            raise RankError(f"rank {rank_number} has no result: {data['missing']}")
+    return RankResults([Result.from_json(data["result"]) for data in gathered])
+
+
+def _result(measured: Result | Measure | Region) -> Result:
+    return measured if isinstance(measured, Result) else measured.result
+
+
+def _unrecorded() -> AbstractContextManager[None]:
+    from pytest_torchmem.measuring.body import running
+
+    measurement = running()
+    return nullcontext() if measurement is None else measurement.paused()

@@ -20,7 +20,7 @@ from pytest_torchmem.plugin.options.option_table import (
     simulation_asked,
     world_typed,
 )
-from pytest_torchmem.plugin.run.selection import Selection, controls_workers, is_worker
+from pytest_torchmem.plugin.run.workers import Selection, controls_workers, is_worker
 from pytest_torchmem.plugin.stash import COLLECTOR, IN_CALL, RUN, SELECTION
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         start_again(early_config)
     elif world_typed(early_config):
         raise pytest.UsageError(
-            "--torchmem-world is a job on simulated GPUs: say --torchmem-simulate=H100 with it "
+            "--torchmem-world is a job on simulated GPUs: give --torchmem-simulate=H100, too "
             "[bad-argument]"
         )
     return (yield)

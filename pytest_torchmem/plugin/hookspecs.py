@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_torchmem.analysis.storages.own_passes import OwnPass
     from pytest_torchmem.values.results import Result
 
 
@@ -26,6 +27,20 @@ def pytest_torchmem_measured(
         nodeid: The test, as in pytest's reports.
         results: What was measured: the body, whose name is empty, then its regions and estimates.
         failure: The first line of the failure over memory; empty where there was none.
+    """
+
+
+@pytest.hookspec
+def pytest_torchmem_category_passes(config: pytest.Config) -> Sequence[OwnPass]:  # type: ignore[empty-body]
+    """Called once in each process that measures; returns category passes of your own.
+
+    A pass is a function that gets an `Explanation` for each storage of a recording, as ours decided
+    on it, and yields a `StorageClaim` for each that it knows better. It has the last word; of two
+    passes that claim one storage, the first one counts. A pass that raises is named at the end of
+    the run, and claims nothing.
+
+    Args:
+        config: pytest's configuration.
     """
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.plugin.item.body import Body, Run
     from pytest_torchmem.plugin.options.marker import Asked
     from pytest_torchmem.plugin.run.controller import Collector
-    from pytest_torchmem.plugin.run.selection import Selection
+    from pytest_torchmem.plugin.run.workers import Selection
     from pytest_torchmem.values.json_values import Json
 
 # Of a run of pytest: these end with it.

@@ -15,31 +15,35 @@ import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.contexts import Around, gc_paused
-from pytest_torchmem.record.allocator import AllocatorHistory, fill_requested
-from pytest_torchmem.record.collector_count import KeptCount
-from pytest_torchmem.record.compiled.source import CompiledSources
-from pytest_torchmem.record.devices import CounterReader, settle, synchronize, workspace_bytes
-from pytest_torchmem.record.owners.live_tensors import settle_collector
-from pytest_torchmem.record.owners.ownership import OwnershipWatch
-from pytest_torchmem.record.owners.ownership_log import OwnershipLog, quiet
-from pytest_torchmem.record.owners.pack_hooks import PackHookWatch
+from pytest_torchmem.record.compiled.graphs import CompiledSources
+from pytest_torchmem.record.devices import (
+    AllocatorHistory,
+    CounterReader,
+    fill_requested,
+    settle,
+    synchronize,
+    workspace_bytes,
+)
+from pytest_torchmem.record.owners.autograd_graph import PackHookWatch
+from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collector
+from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.patches.compilations import CompilationWatch
 from pytest_torchmem.record.patches.compiled_regions import CompiledRegions
 from pytest_torchmem.record.patches.functorch import OPERATOR_NAME, FunctorchWatch
-from pytest_torchmem.record.patches.gloo_threads import GlooWatch
-from pytest_torchmem.record.patches.imports import ImportWatch
-from pytest_torchmem.record.patches.open_ranges import OpenRanges
-from pytest_torchmem.record.patches.swaps import SwapWatch
-from pytest_torchmem.record.patches.threads import ThreadWatch
-from pytest_torchmem.record.safe_points import SafePoints
+from pytest_torchmem.record.patches.python_tracing import (
+    CompilationWatch,
+    ImportWatch,
+    ScriptingWatch,
+    quiet,
+)
+from pytest_torchmem.record.patches.threads import GlooWatch, ThreadWatch
+from pytest_torchmem.record.safe_points import KeptCount, OpenRanges, SafePoints
 from pytest_torchmem.record.torch_api import autograd, profiler
-from pytest_torchmem.record.torch_api.dynamo import untraced
+from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.record.tree.kineto import CUT, TreeReader
 from pytest_torchmem.record.tree.lost_allocations import with_lost
 from pytest_torchmem.record.tree.python_calls import library_paths
-from pytest_torchmem.record.tree.seams import Tables, joined
-from pytest_torchmem.record.tree.tables import Rows
+from pytest_torchmem.record.tree.tables import Rows, Tables, joined
 from pytest_torchmem.values.errors import RecordingError
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.trace import (
@@ -101,6 +105,7 @@ class Recorder:
         self._swaps = SwapWatch(self._between_sessions)
         self._gloo = GlooWatch()
         self._imports = ImportWatch(self._listen_to_compiler)
+        self._scripting = ScriptingWatch()
         self._pack_hooks = PackHookWatch()
         self._regions = CompiledRegions(self._hooks_out, self._hooks_in)
         # Following what is owned is put off for a while by `paused`, and hooks that dynamo would
@@ -149,6 +154,7 @@ class Recorder:
             self._swaps,
             self._gloo,
             self._imports,
+            self._scripting,
         ):
             watch.install(self._patches)
         self._listen_to_compiler()

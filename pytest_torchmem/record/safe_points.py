@@ -14,6 +14,7 @@ moment is not safe: what is neither Python's nor the operating system's may be i
 from __future__ import annotations
 
 import ctypes
+import gc
 import re
 import sys
 import threading
@@ -23,7 +24,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+import torch
+
+from pytest_torchmem.contexts import Around
+from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.patches.python_tracing import TracingPause
 from pytest_torchmem.record.torch_api import profiler
+from pytest_torchmem.record.torch_api.compiler import untraced
+from pytest_torchmem.values.errors import RecordingError
 
 _RECORDERS: Final = f"{Path(__file__).parent}/"
 # What may be called between an operator and the next one: Python, its own modules, and what these
@@ -92,8 +100,15 @@ class SafePoints:
 
     def is_safe(self) -> bool:
         """Return whether no operator is open and nothing of ours runs, at a call of ``reached``."""
-        if not _frames_are_safe():
-            return False
+        # To record these calls would take longer than they do.
+        tracing = TracingPause()
+        tracing.suspend()
+        try:
+            return _frames_are_safe() and self._stack_is_safe()
+        finally:
+            tracing.resume()
+
+    def _stack_is_safe(self) -> bool:
         addresses = _addresses()
         # A stack that could not be followed to its end may hide anything.
         if addresses[-2:] != self._outermost or len(addresses) == _MOST_ADDRESSES:
@@ -221,3 +236,130 @@ def _frames_are_safe() -> bool:
 def _trace_functions(stack: Iterable[FrameType]) -> Iterator[object]:
     yield sys.gettrace()
     yield from (frame.f_trace for frame in stack)
+
+
+class KeptCount:
+    """Keeps what a block makes out of the count of new objects after which the collector runs.
+
+    A program's own cycles are then freed when they are without us. The count itself cannot be set,
+    and an object that Python keeps for its next use is never taken off it: the threshold goes up by
+    what the block has left in the count, until the next collection sets that to zero.
+    """
+
+    def __init__(self) -> None:
+        self._own = gc.get_threshold()
+        self._moved: tuple[int, int, int] | None = None
+
+    def install(self) -> None:
+        """Notice the collector's runs."""
+        gc.callbacks.append(self._on_collection)
+
+    def remove(self) -> None:
+        """Let the collector run when it would."""
+        if self._on_collection in gc.callbacks:
+            gc.callbacks.remove(self._on_collection)
+        self._move_back()
+
+    def kept(self) -> Around[tuple[bool, int]]:
+        """Run the collector not at all in the block, and after it as if there had been none."""
+        return Around(_pause, self._restore)
+
+    def _restore(self, before: tuple[bool, int]) -> None:
+        was_enabled, count = before
+        first, *others = own = gc.get_threshold()
+        more = gc.get_count()[0] - count
+        # With a threshold of zero the collector is off.
+        if first and more:
+            if not self._is_moved():
+                self._own = own
+            gc.set_threshold(max(1, first + more), *others)
+            self._moved = gc.get_threshold()
+        if was_enabled:
+            gc.enable()
+
+    @untraced
+    def _on_collection(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._move_back()
+
+    def _move_back(self) -> None:
+        if self._is_moved():
+            gc.set_threshold(*self._own)
+        self._moved = None
+
+    def _is_moved(self) -> bool:
+        """Return whether the threshold is still ours: the body may have set another."""
+        return self._moved is not None and gc.get_threshold() == self._moved
+
+
+def _pause() -> tuple[bool, int]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    return was_enabled, gc.get_count()[0]
+
+
+_TORCH: Final = f"{Path(torch.__file__).parent}/"
+# Decorators of torch's, such as no_grad, call the user's code without an operator around it.
+_HARMLESS: Final = ("/utils/_contextlib.py",)
+# Nor do those of modules.
+_MODULES: Final = (*_HARMLESS, "/nn/modules/module.py", "/nn/modules/container.py")
+# Neither do these, between a conversion of a module and the swap of its tensors.
+_CONVERSION: Final = (*_HARMLESS, "/nn/modules/module.py", "/torch/utils/__init__.py")
+
+
+class OpenRanges:
+    """Counts the ``record_function`` ranges that are open, and looks for calls of torch around.
+
+    An operator or annotation that is open when the profiler stops writes its end into the session
+    that is gone, as soon as the next one has begun. So the profiler must not be stopped and started
+    again below one.
+    """
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._around = 0
+
+    def install(self, patches: Installed) -> None:
+        """Begin to count. What torch is calling already, as ``mp.spawn`` does, is not counted."""
+        self._around = _calls_by_torch()
+        annotation = "torch.autograd.profiler.record_function"
+        patches.replace(f"{annotation}.__enter__", lambda call: self._counting(1, call))
+        patches.replace(f"{annotation}.__exit__", lambda call: self._counting(-1, call))
+
+    def _counting(self, step: int, call: Callable[..., object]) -> Callable[..., object]:
+        def counted(block: object, *error: object) -> object:
+            self._open += step
+            return call(block, *error)
+
+        return counted
+
+    def require_none_open(self) -> None:
+        """Raise `RecordingError` inside a ``record_function`` block or a call of torch."""
+        if not self.none_open():
+            raise RecordingError(
+                "this cannot be done inside a record_function block, an autograd function, a hook "
+                "or anything else that torch calls; read a region's numbers, or estimate, after it"
+            )
+
+    def none_open(self) -> bool:
+        """Return whether `require_none_open` raises nothing."""
+        return self._open <= 0 and _calls_by_torch() <= self._around
+
+    def in_module_at_most(self) -> bool:
+        """Return whether nothing is open, and torch is calling nothing but modules."""
+        return self._open <= 0 and _calls_by_torch(_MODULES) <= self._around
+
+    def in_conversion_at_most(self) -> bool:
+        """Return whether nothing is open, and torch calls nothing but a module's conversion."""
+        return self._open <= 0 and _calls_by_torch(_CONVERSION) <= self._around
+
+
+def _calls_by_torch(harmless: tuple[str, ...] = _HARMLESS) -> int:
+    """Return how many functions of torch's are being called, below pytest where that is."""
+    count = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and "/_pytest/" not in frame.f_code.co_filename:
+        file = frame.f_code.co_filename
+        count += file.startswith(_TORCH) and not file.endswith(harmless)
+        frame = frame.f_back
+    return count

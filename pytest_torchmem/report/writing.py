@@ -1,17 +1,101 @@
-"""Reports on disk: each file in one step, so that a reader never sees half of one."""
+"""Reports on disk: the kind that a name asks for, each file replaced in one step."""
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from pytest_torchmem.report.files import FOLDER, folder_files, kind_of, page_name, rendered
+from pytest_torchmem.report.page.html import run_page
+from pytest_torchmem.report.page.svg import marks_of, timeline_svg
+from pytest_torchmem.report.text.markdown import run_markdown
 from pytest_torchmem.store.files import replace_file
-from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.store.results import RunReport, TestReport, render_run
 from pytest_torchmem.values.errors import ReportError
+
+FOLDER: Final = ""
+"""Stands for a folder among the kinds of report."""
+
+_NAMED: Final = 5
+
+
+def _svg(run: RunReport) -> str:
+    drawable = [(t, t.body) for t in run.tests if t.body and t.body.picture]
+    if not drawable:
+        raise ReportError("a picture shows one timeline, and no test has one")
+    if len(drawable) > 1:
+        names = [test.measured.test for test, _ in drawable]
+        more = f", and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        raise ReportError(
+            f"a picture shows one timeline, and {len(names)} tests have one; name one test: "
+            f"{', '.join(names[:_NAMED])}{more}"
+        )
+    test, body = drawable[0]
+    assert body.picture is not None
+    return timeline_svg(body.picture, test.measured.test, marks_of(body))
+
+
+RENDERERS: Final[Mapping[str, Callable[[RunReport], str]]] = {
+    ".json": render_run,
+    ".md": run_markdown,
+    ".html": run_page,
+    ".svg": _svg,
+}
+
+
+def kind_of(path: Path) -> str:
+    """Return the ending that decides the kind of a report, or `FOLDER`.
+
+    A name without an ending is a folder, and so is one that exists as such. Raises `ReportError`
+    for an ending that stands for nothing.
+    """
+    if path.is_dir() or not path.suffix:
+        return FOLDER
+    if path.suffix not in RENDERERS:
+        known = ", ".join(RENDERERS)
+        if path.suffix == ".png":
+            raise ReportError(
+                f"{path.name}: a timeline is drawn as an SVG, which every machine draws alike; "
+                f"write {path.with_suffix('.svg').name} instead"
+            )
+        raise ReportError(
+            f"{path.name} asks for a report of a kind that there is not: the name must end in "
+            f"one of {known}, or have no ending for a folder"
+        )
+    return path.suffix
+
+
+def rendered(run: RunReport, path: Path) -> str:
+    """Return the content of the report that ``path`` asks for. Raises `ReportError`."""
+    return RENDERERS[kind_of(path)](run)
+
+
+def folder_files(run: RunReport) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each file in a folder's report.
+
+    There is a page for each test that has a timeline, by default those that failed.
+    """
+    yield "results.json", render_run(run)
+    yield "summary.md", run_markdown(run)
+    yield "index.html", run_page(run)
+    for test in run.tests:
+        if any(w.picture for w in (*test.measured.windows, *test.measured.unjudged)):
+            alone = replace(run, tests=(test,), changes=(), problems=())
+            yield f"tests/{page_name(test)}", run_page(alone, test.measured.test)
+
+
+def page_name(test: TestReport, ending: str = ".html") -> str:
+    """Return a file name for a test: readable, and its own even where names differ in a sign."""
+    nodeid = test.measured.test
+    file, _, name = nodeid.partition("::")
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", f"{file.rpartition('/')[2]}-{name}").strip("-")[:80]
+    digest = hashlib.sha256(nodeid.encode("utf-8", "replace")).hexdigest()
+    return f"{readable}-{digest[:8]}{ending}"
+
 
 _PAGE_OF_A_TEST: Final = re.compile(r"-[0-9a-f]{8}\.(html|trace)$")
 

@@ -93,7 +93,7 @@ def find_compiler() -> list[str]:
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "c++"]
     raise SimulationError(
-        "the simulated CUDA runtime is built once with a C++ compiler, and there is none; "
+        "this machine has no C++ compiler, which builds the simulated CUDA runtime once; "
         "install g++, or `pip install ziglang`"
     )
 

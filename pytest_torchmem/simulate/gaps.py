@@ -54,8 +54,8 @@ def gap_sentences(before: Gaps) -> tuple[str, ...]:
     earlier = before.scratch or (0,) * len(now.scratch)
     calls = [count - old for count, old in zip(now.scratch, earlier, strict=True)]
     lower = tuple(
-        f"the figures are a lower bound: {name} was called {_times(count)} on a simulated GPU, "
-        "and what it takes for itself is counted as 0 bytes"
+        f"the figures are a lower bound: the body called {name} {_times(count)}, and on a "
+        "simulated GPU the scratch of its kernels counts as 0 bytes"
         for name, count in zip(_LIBRARIES, calls, strict=False)
         if count
     )
@@ -63,8 +63,8 @@ def gap_sentences(before: Gaps) -> tuple[str, ...]:
         return lower
     return (
         *lower,
-        f"values that a kernel would have computed were read {_times(reads)} on a simulated GPU, "
-        "where they are 0; a shape or a branch that depends on them may be another one",
+        f"the body read values that a kernel would have computed {_times(reads)}; on a simulated "
+        "GPU they are 0, so a shape or a branch that depends on them may be another one",
     )
 
 

@@ -123,6 +123,6 @@ def _capability(text: str) -> tuple[int, int]:
 
 
 def _count(text: str, most: int = _MOST_DEVICES) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= most:
+    if not re.fullmatch(r"\d{1,9}", text) or not 1 <= int(text) <= most:
         raise SimulationError(f"{text} is not a number from 1 to {most}")
     return int(text)

@@ -62,9 +62,9 @@ def require_platform() -> None:
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
         raise SimulationError(
-            f"a GPU is simulated on Linux x86-64 only, and this is {system} {machine}: torch has "
-            "a CUDA build that the runtime was made for nowhere else; a container or a Linux "
-            "runner of continuous integration does"
+            f"a GPU is simulated on Linux x86-64 only, and this is {system} {machine}: "
+            "only there torch has the CUDA build that the runtime was made for; use a container, "
+            "or a Linux runner of continuous integration"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 from dataclasses import dataclass
 from hashlib import sha256
@@ -79,7 +80,7 @@ def parse_world(size: str, rank: str = "") -> World | None:
     Raises `SimulationError`.
     """
     for name, text in (("world", size), ("rank", rank)):
-        if text and not text.isdecimal():
+        if text and not re.fullmatch(r"\d{1,9}", text):
             raise SimulationError(f"{name} {text!r} is not a number")
     if rank and not size:
         raise SimulationError(f"rank {rank} of how many? The size of the world is not said")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from pytest_torchmem.analysis.judge.environments import (
     Environment,
@@ -24,15 +24,18 @@ from pytest_torchmem.analysis.judge.environments import (
 )
 from pytest_torchmem.store.baseline_rows import (
     COLUMNS,
+    MANY,
     Numbers,
     Row,
     encode,
     entry_lines,
+    is_old,
     name_of,
+    old_entry,
     row_line,
+    rows_of,
 )
 from pytest_torchmem.store.files import locked, remove_litter, replace_file
-from pytest_torchmem.store.old_rows import MANY, is_old, old_entry, rows_of
 from pytest_torchmem.store.origins import (
     entry_of,
     explains,
@@ -43,7 +46,16 @@ from pytest_torchmem.store.origins import (
 )
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError
-from pytest_torchmem.values.json_values import Json, told_damage
+from pytest_torchmem.values.json_values import (
+    WRONG,
+    Json,
+    checked_text,
+    parse_json,
+    read_text,
+    shown,
+    told_damage,
+    whole_number,
+)
 from pytest_torchmem.values.units import format_apart
 
 FORMAT: Final = 3
@@ -60,7 +72,6 @@ FORMATS: Final = {
 _END: Final = ["end"]
 _OPEN: Final = '"entries": ['
 _LAST: Final = encode(_END)
-_WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 class EntryError(BaselineError):
@@ -100,7 +111,7 @@ class StoredEntries:
         Raises `BaselineError` when it is damaged or there twice.
         """
         try:
-            rows = [_decode(line[:-1]) for line in self.lines[key]]
+            rows = [parse_json(line[:-1]) for line in self.lines[key]]
             parts = _parts(key, rows, path)
             old = old_entry(parts) if "total" in parts else None
             if old and not parts.keys() & COLUMNS.keys():
@@ -109,7 +120,7 @@ class StoredEntries:
             if old:
                 _check_same(key, Numbers.of(old), numbers, path)
             _check_sentences(key, rows, numbers)
-        except _WRONG as error:
+        except WRONG as error:
             raise _damaged(path, key, told_damage(error)) from None
         return numbers
 
@@ -152,7 +163,7 @@ def check_row(row: object) -> None:
             return
         if row[1:2] in [["work"], ["state"]] or (row[1:2] == ["id"] and len(row) == 4):
             return
-    raise ValueError(f"{row!r} is not a row of a baseline")
+    raise ValueError(f"{shown(row)} is not a row of a baseline")
 
 
 def parse_entries(data: object, origins: Path | None = None) -> StoredEntries:
@@ -183,11 +194,17 @@ def _by_key(named: Mapping[str, list[str]]) -> dict[str, list[str]]:
     for name in [name for name in found if "~" in name]:
         start = f"[{encode(name)}"
         lines = (line for line in found[name] if line.startswith('"id"', len(start) + 2))
-        pieces = sorted(json.loads(line[:-1])[2:] for line in lines)
+        pieces = sorted(_piece(line) for line in lines)
         key = "".join(text for _, text in pieces)
         if key and name_of(key) == name:
             found[key] = found.pop(name)
     return found
+
+
+def _piece(line: str) -> tuple[int, str]:
+    """Return one piece of a long key, and its place. Raises `ValueError`."""
+    _, _, place, text = parse_json(line[:-1])
+    return whole_number(place), checked_text(text)
 
 
 def _split(text: str, origins: Path) -> tuple[dict[str, Json], StoredEntries] | None:
@@ -205,7 +222,7 @@ def _split(text: str, origins: Path) -> tuple[dict[str, Json], StoredEntries] | 
         if not line.startswith('["') or not line.endswith("],"):
             return None
         named.setdefault(scanstring(line, 2)[0], []).append(line)
-    head = _decode("\n".join(lines[:start]).removesuffix(",") + "}")
+    head = parse_json("\n".join(lines[:start]).removesuffix(",") + "}")
     return {**head, "entries": []}, StoredEntries(_by_key(named), origins)
 
 
@@ -244,14 +261,13 @@ def _read(path: Path, text: str, environment: Environment) -> StoredEntries:
 def _text(path: Path) -> str:
     """Return the text of a file; ``""`` where there is no file. Raises `BaselineError`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return read_text(path)
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, str(error)) from None
-    if text.startswith("\ufeff"):
-        raise unreadable(path, "it begins with a byte order mark (BOM), which JSON has none of")
-    return text
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error)) from None
+    except (ValueError, MemoryError) as error:
+        raise unreadable(path, told_damage(error)) from None
 
 
 def _load(path: Path, text: str) -> tuple[object, Callable[[], StoredEntries]]:
@@ -260,8 +276,8 @@ def _load(path: Path, text: str) -> tuple[object, Callable[[], StoredEntries]]:
         if split := _split(text, origins_path(path)):
             data, stored = split
             return data, lambda: stored
-        parsed = _parse(text)
-    except (ValueError, RecursionError) as error:
+        parsed = parse_json(text)
+    except ValueError as error:
         conflict = re.search(r"^<{7}|^>{7}", text, re.MULTILINE)
         raise unreadable(
             path, "it holds merge conflict markers" if conflict else told_damage(error)
@@ -272,16 +288,8 @@ def _load(path: Path, text: str) -> tuple[object, Callable[[], StoredEntries]]:
 def _entries(path: Path, data: object) -> StoredEntries:
     try:
         return parse_entries(data, origins_path(path))
-    except ValueError as error:
-        raise unreadable(path, str(error)) from None
-
-
-def _parse(text: str) -> object:
-    data: object = _decode(text)
-    if isinstance(data, dict) and isinstance(data.get("entries"), dict):
-        # Format 1 has entries as keys; a key that is there twice would silently be there once.
-        json.loads(text, object_pairs_hook=_unique)
-    return data
+    except WRONG as error:
+        raise unreadable(path, told_damage(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,12 +404,12 @@ def _check_format(path: Path, data: object) -> None:
         raise unreadable(path, "it does not say its format")
     if data["format"] not in list(FORMATS):
         raise BaselineError(
-            f"the baseline {path} has format {data.get('format')!r}, and this version of "
+            f"the baseline {path} has format {shown(data['format'])}, and this version of "
             f"pytest-torchmem reads {', '.join(map(str, FORMATS))}; install a newer one"
         )
     for kind, columns in COLUMNS.items():
         if data.get(kind, list(columns)) != list(columns):
-            raise unreadable(path, f"its head names other numbers for {kind!r} than are written")
+            raise unreadable(path, f"its head names other columns for {kind!r} than its format has")
 
 
 def _check(path: Path, data: object, environment: Environment) -> None:
@@ -440,19 +448,3 @@ def _changed_twice(path: Path, key: str, part: str, one: object, other: object) 
         f"the baseline {path}: {text}. Two branches changed it, or one changed it and the other an "
         "entry beside it; measure again and accept it with --torchmem-update-baseline"
     )
-
-
-def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r} occurs twice")
-    return data
-
-
-def _no_float(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a whole number")
-
-
-_decode: Final = json.JSONDecoder(parse_float=_no_float, parse_constant=_no_float).decode

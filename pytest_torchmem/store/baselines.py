@@ -15,8 +15,8 @@ from pytest_torchmem.analysis.judge.environments import (
     same_kind,
 )
 from pytest_torchmem.store.baseline_file import StoredEntries, read_any, read_file
-from pytest_torchmem.store.changed_lines import ChangedLines
 from pytest_torchmem.store.files import LOCK, replace_file
+from pytest_torchmem.store.provenance import ChangedLines
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.errors import BaselineError

@@ -1,27 +1,32 @@
-"""The provenance of numbers: the commit, the versions and the rank that they were measured on."""
+"""The provenance of numbers: commit, versions and rank, and the lines that changed since."""
 
 from __future__ import annotations
 
 import contextlib
 import platform
+import re
 import subprocess
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from pytest_torchmem import __version__
 from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.measured import Rank
 
 _GIT_SECONDS: Final = 10
+_HUNK: Final = re.compile(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@")
+_FILE: Final = "+++ b/"
 
 
 def stamped(run: RunReport, folder: Path, rank: Rank) -> RunReport:
     """Return a run that ends now, of the code in ``folder``, on one rank."""
-    commit = _git(folder, "rev-parse", "HEAD")
+    commit = _git(folder, "rev-parse", "HEAD").strip()
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no") if commit else ""
     return replace(
         run,
@@ -48,15 +53,54 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=False,
+Changes: TypeAlias = Mapping[str, list[tuple[int, int]]]
+
+
+class ChangedLines:
+    """The lines below a folder that are not as they were when a baseline was committed.
+
+    A failure asks, to name of several equal causes the one that somebody touched. Without git,
+    without a repository or in a shallow clone no line has changed, and nobody is told. Git is asked
+    once for each baseline, and only when somebody wants to know of a line.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._of_baseline: dict[Path, Changes] = {}
+
+    def has_changed(self, baseline: Path, source: Source) -> bool:
+        """Return whether a line was changed or added since the baseline was last committed."""
+        if baseline not in self._of_baseline:
+            self._of_baseline[baseline] = self._read(self._commit(baseline))
+        changes = self._of_baseline[baseline].get(source.file, ())
+        return any(first <= source.line <= last for first, last in changes)
+
+    def _commit(self, baseline: Path) -> str:
+        """Return the commit that stored a baseline; the newest of all for one that is not in."""
+        return _git(self._folder, "log", "-1", "--format=%H", "--", str(baseline)).strip() or "HEAD"
+
+    def _read(self, commit: str) -> Changes:
+        """Return the first and last line of each change by file, named from the folder."""
+        plain = ("--no-color", "--no-ext-diff", "--no-renames", "--relative", "--unified=0")
+        text = _git(
+            self._folder, "diff", *plain, "--src-prefix=a/", "--dst-prefix=b/", commit, "--", "*.py"
         )
+        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        file = ""
+        for line in text.splitlines():
+            if line.startswith("+++ "):
+                file = line.removeprefix(_FILE).strip()
+            elif hunk := _HUNK.match(line):
+                first, count = int(hunk[1]), int(hunk[2] or 1)
+                found[file].append((first, first + count - 1))
+        return found
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Return what git says; nothing where there is no git or no repository, and where it fails."""
+    command = ["git", "-C", str(folder), "--no-optional-locks", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_GIT_SECONDS, check=False)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""

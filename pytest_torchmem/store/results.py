@@ -10,7 +10,21 @@ from typing import Final
 
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import ReportError
-from pytest_torchmem.values.json_values import Json, told_damage
+from pytest_torchmem.values.json_values import (
+    WRONG,
+    Json,
+    checked_list,
+    checked_object,
+    checked_text,
+    checked_texts,
+    checked_texts_by_name,
+    checked_truth,
+    parse_json,
+    read_text,
+    shown,
+    told_damage,
+    whole_number,
+)
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Rank, RunSummary, Window
 
 KIND: Final = "torchmem-results"
@@ -101,8 +115,14 @@ class TestReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> TestReport:
-        measured = MeasuredTest.from_json(data)
-        return cls(measured, data["outcome"], data["line"], data["file"])
+        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
+        measured = MeasuredTest.from_json(checked_object(data))
+        return cls(
+            measured,
+            checked_text(data["outcome"]),
+            whole_number(data["line"]),
+            checked_text(data["file"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,35 +196,22 @@ class RunReport:
             "rank_count": self.rank.count,
             "counts": self.counts(),
             "tests": [test.to_json() for test in self.tests],
-            "changes": [
-                {
-                    "file": c.file,
-                    "key": c.key,
-                    "change": c.change.value,
-                    "before_bytes": c.before_bytes,
-                    "after_bytes": c.after_bytes,
-                    "written": c.written,
-                    "renamed_from": c.renamed_from,
-                    "repaired": c.repaired,
-                }
-                for c in self.changes
-            ],
+            "changes": [change.to_json() for change in self.changes],
             "problems": list(self.problems),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> RunReport:
+        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
         return cls(
-            tests=tuple(TestReport.from_json(test) for test in data["tests"]),
-            created=data["created"],
-            commit=data["commit"],
-            dirty=data["dirty"],
-            versions=dict(data["versions"]),
-            changes=tuple(
-                BaselineChange(**{**c, "change": Change(c["change"])}) for c in data["changes"]
-            ),
-            problems=tuple(data["problems"]),
-            rank=Rank(data.get("rank", 0), data.get("rank_count", 1)),
+            tests=tuple(map(TestReport.from_json, checked_list(data["tests"]))),
+            created=checked_text(data["created"]),
+            commit=checked_text(data["commit"]),
+            dirty=checked_truth(data["dirty"]),
+            versions=checked_texts_by_name(data["versions"]),
+            changes=tuple(map(BaselineChange.from_json, checked_list(data["changes"]))),
+            problems=checked_texts(data["problems"]),
+            rank=Rank.from_json(data),
         )
 
 
@@ -222,11 +229,16 @@ def _line(value: object) -> str:
 
 def read_run(path: Path) -> RunReport:
     """Return the run in a results file. Raises `ReportError` when there is none in it."""
+    return parse_run(read_json(path), str(path))
+
+
+def read_json(path: Path) -> Json:
+    """Return the JSON in a file. Raises `ReportError` where there is none."""
     try:
-        return parse_run(json.loads(path.read_text(encoding="utf-8")), str(path))
+        return parse_json(read_text(path))
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
+    except (ValueError, MemoryError) as error:
         raise ReportError(f"{path} cannot be read: {told_damage(error)}") from None
 
 
@@ -239,12 +251,12 @@ def parse_run(data: object, name: str) -> RunReport:
     if data["format"] not in list(FORMATS):
         known = ", ".join(map(str, FORMATS))
         raise ReportError(
-            f"{name} has format {data.get('format')!r}, and this version of pytest-torchmem reads "
+            f"{name} has format {shown(data['format'])}, and this version of pytest-torchmem reads "
             f"{known}; install a newer one"
         )
     try:
         return RunReport.from_json(data)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except WRONG as error:
         raise ReportError(f"{name} is damaged: {told_damage(error)}") from None
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
+import re
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from pytest_torchmem.analysis.snapshot import Snapshot, read_snapshot
 from pytest_torchmem.values.errors import SnapshotError, is_torchmem_error
@@ -27,6 +29,50 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError("it refers to something outside of itself")
 
 
+_NUMBER: Final = rb"(?:[N\x88\x89]|K.|M..|J.{4})"
+_RUN: Final = re.compile(
+    rb"(?:%b{1,3}[\x85-\x87]|%b|[(\]})ldaesu012\x94]|[hq\x80].|j.{4}|[G\x95].{8}){1,1000}"
+    % (_NUMBER, _NUMBER),
+    re.DOTALL,
+)
+"""Instructions of a pickle with arguments of a fixed length. A tuple is of numbers: one of tuples,
+as a key, could take for ever to be looked up."""
+
+_LENGTHS: Final = {
+    **dict.fromkeys(b"\x8aU\x8cC", 1),
+    **dict.fromkeys(b"\x8bTXB", 4),
+    **dict.fromkeys(b"\x8d\x8e", 8),
+}
+"""Instructions with text or a number, by how many bytes its length has."""
+
+_SLOT: Final = b"r"
+_ENDS: Final = b".RbQPcio\x81\x92\x93"
+"""The end, and what the unpickler refuses."""
+
+
+def _check_instructions(content: bytes) -> None:
+    """Raise `ValueError` for a pickle that takes far more memory or time than its size.
+
+    Whoever stores a value in a slot of the memo names the slot, and Python makes room for all below
+    it: five bytes can ask for 64 GiB. No pickle has more slots than instructions.
+    """
+    place = 0
+    while place < len(content):
+        if run := _RUN.match(content, place):
+            place = run.end()
+            continue
+        code = content[place]
+        if code in _LENGTHS:
+            start = place + 1 + _LENGTHS[code]
+            place = start + int.from_bytes(content[place + 1 : start], "little")
+        elif code in _SLOT and int.from_bytes(content[place + 1 : place + 5], "little") <= place:
+            place += 5
+        elif code in _ENDS:
+            return
+        else:
+            raise ValueError(f"it is written in a way that no snapshot is (at byte {place})")
+
+
 def load_snapshot(path: str | os.PathLike[str], device: int | None = None) -> Snapshot:
     """Return one device of a snapshot of torch's CUDA allocator, by default the busiest.
 
@@ -39,8 +85,9 @@ def load_snapshot(path: str | os.PathLike[str], device: int | None = None) -> Sn
     segments.
     """
     try:
-        with Path(path).open("rb") as file:
-            data = _PlainUnpickler(file).load()
+        content = Path(path).read_bytes()
+        _check_instructions(content)
+        data = _PlainUnpickler(io.BytesIO(content)).load()
     except OSError as error:
         raise SnapshotError(f"{path} cannot be read: {error.strerror or error}") from None
     except Exception as error:  # a damaged pickle fails in any of a dozen ways

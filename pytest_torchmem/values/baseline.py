@@ -13,9 +13,8 @@ from pytest_torchmem.values.contributors import (
     Contributor,
     contributor_from_json,
     contributor_to_json,
-    whole_number,
 )
-from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.json_values import Json, whole_number
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size
 

@@ -10,9 +10,16 @@ import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TypeVar
 
-from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.json_values import (
+    Json,
+    checked_list,
+    checked_member,
+    checked_object,
+    checked_text,
+    checked_texts,
+    whole_number,
+)
 
 
 class Category(enum.Enum):
@@ -40,10 +47,6 @@ _COLUMNS = {category: column for column, category in enumerate(Category)}
 _CATEGORIES = tuple(Category)
 _AMOUNTS = attrgetter(*(category.value for category in Category))
 _CATEGORIES_BY_NAME = {category.value: category for category in Category}
-_LARGEST = 1 << 62
-"""No machine has so many bytes; a file that says so is damaged."""
-
-Member = TypeVar("Member", bound=enum.Enum)
 
 
 class Phase(enum.Enum):
@@ -97,8 +100,8 @@ class CategoryBytes:
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> CategoryBytes:
         """Return the value that `to_json` gave. Raises what `contributor_from_json` does."""
-        for name, amount in data.items():
-            _member(_CATEGORIES_BY_NAME, name)
+        for name, amount in checked_object(data).items():
+            checked_member(_CATEGORIES_BY_NAME, name)
             whole_number(amount)
         return cls(**data)
 
@@ -143,6 +146,7 @@ class Contributor:
         labels: Enclosing ``record_function`` labels, outermost first.
         order: When the first of them was made, as a number that later ones exceed; 0 for what was
             there before, and where nobody knows. Two that differ in nothing else are equal.
+        claimed: The reason of a user's category pass that decided on their category, or ``""``.
     """
 
     category: Category
@@ -154,6 +158,7 @@ class Contributor:
     phase: Phase
     labels: tuple[str, ...] = ()
     order: int = field(default=0, compare=False)
+    claimed: str = ""
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -180,6 +185,7 @@ def contributor_to_json(contributor: Contributor) -> dict[str, Json]:
         "source": None if source is None else [source.file, source.line, source.function],
         "phase": contributor.phase.value,
         "labels": list(contributor.labels),
+        **({"claimed": contributor.claimed} if contributor.claimed else {}),
     }
 
 
@@ -193,38 +199,26 @@ def contributor_from_json(data: Mapping[str, Json]) -> Contributor:
     if "file" in data:
         place = data["file"], data["line"], data["function"]
     return Contributor(
-        category=_member(_CATEGORIES_BY_NAME, data["category"]),
+        category=checked_member(_CATEGORIES_BY_NAME, data["category"]),
         size_bytes=whole_number(data["bytes"]),
         count=whole_number(data.get("count", 1)),
-        operator=_text(data.get("operator", "")),
-        module=_text(data.get("module", "")),
-        source=None if place is None else _source(*place),
-        phase=_member(_PHASES_BY_NAME, data["phase"]),
-        labels=tuple(map(_text, data.get("labels", ()))),
+        operator=checked_text(data.get("operator", "")),
+        module=checked_text(data.get("module", "")),
+        source=None if place is None else read_source(place),
+        phase=checked_member(_PHASES_BY_NAME, data["phase"]),
+        labels=checked_texts(data.get("labels", ())),
+        claimed=checked_text(data.get("claimed", "")),
     )
+
+
+def read_source(place: Json) -> Source:
+    """Return a source that is stored as its file, line and function. Raises `ValueError`."""
+    if len(checked_list(place)) != len(Source.__slots__):
+        raise ValueError("expected a file, a line and a function")
+    return _source(*place)
 
 
 @functools.lru_cache(maxsize=4096)
 def _source(file: object, line: object, function: object) -> Source:
     """One value stands for all contributors of a line: there are many."""
-    return Source(_text(file), whole_number(line), _text(function))
-
-
-def whole_number(value: object) -> int:
-    """Return a number of bytes or storages that a file holds. Raises `ValueError` for others."""
-    if type(value) is not int or not 0 <= value <= _LARGEST:
-        text = repr(value) if not isinstance(value, int) or value < 0 else "a larger one"
-        raise ValueError(f"expected a whole number of bytes, found {text}")
-    return value
-
-
-def _text(value: object) -> str:
-    if type(value) is not str:
-        raise ValueError(f"expected text, found {value!r}")
-    return value
-
-
-def _member(members: Mapping[str, Member], name: object) -> Member:
-    if not isinstance(name, str) or name not in members:
-        raise ValueError(f"{name!r} is not one of {', '.join(members)}")
-    return members[name]
+    return Source(checked_text(file), whole_number(line), checked_text(function))

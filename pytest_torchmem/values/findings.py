@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from pytest_torchmem.values.baseline import Change
@@ -11,11 +12,11 @@ from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.results import Result
 
 COUNTERS: Final = ("allocated", "active", "reserved")
-LIMIT_KEYS: Final = ("total", *(c.value for c in Category), "retained", "growth", *COUNTERS)
-"""What a limit can be set on, in the order in which reports name them."""
-
-RETAINED: Final = ("retained", "growth")
+RETAINED: Final = ("retained", "net_retained", "growth")
 """The limits that what is left behind may exceed."""
+
+LIMIT_KEYS: Final = ("total", *(c.value for c in Category), *RETAINED, *COUNTERS)
+"""What a limit can be set on, in the order in which reports name them."""
 
 
 class FindingKind(enum.Enum):
@@ -144,6 +145,7 @@ class Verdict:
         reference: The environment whose baseline a user told us to compare with; ``""`` for that
             of the run.
         nearest: Without a baseline, the nearest environment that has one; ``""`` if none does.
+        excused: The bytes that known holders hold and that no limit counted, by pattern.
     """
 
     result: Result
@@ -153,6 +155,7 @@ class Verdict:
     notice: str = ""
     reference: str = ""
     nearest: str = ""
+    excused: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def failed(self) -> bool:

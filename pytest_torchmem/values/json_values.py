@@ -1,12 +1,64 @@
-"""Values that `json` reads and writes, and sentences for its errors."""
+"""JSON that somebody sent: parsed, checked value by value, and sentences for what is wrong with it.
+
+A file of results or of baselines may come from a stranger's pull request. So nothing in it is
+taken for what it should be, and no number in it decides how much memory is allocated.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any, TypeAlias
+import reprlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 #: A value of a JSON document. Nobody knows which kind it is until a reader has checked it.
 Json: TypeAlias = Any
+
+WRONG: Final = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
+"""The exceptions that reading a value of another shape raises."""
+
+MOST_BYTES: Final = 1 << 30
+"""The largest text that is read: a hundred times a run of ten thousand tests with baselines."""
+
+_PART_BYTES: Final = 1 << 20
+
+_LARGEST: Final = 1 << 62
+"""No machine has so many bytes; a file that says so is damaged."""
+
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+_INTEGERS: Final = frozenset({int})
+
+Member = TypeVar("Member")
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file. Raises `OSError`, and `ValueError` for what is no text.
+
+    A device or a pipe has no size. So no more is read than any of our files holds.
+    """
+    content = bytearray()
+    with path.open("rb") as file:
+        while part := file.read(_PART_BYTES):
+            content += part
+            if len(content) > MOST_BYTES:
+                raise ValueError(f"it is larger than {MOST_BYTES} bytes")
+    return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def parse_json(text: str) -> Json:
+    """Return the document in a text.
+
+    Raises `ValueError` for another text, and for what JSON leaves open or allows: a number that is
+    not whole, NaN, a key that is there twice, more levels than Python reads.
+    """
+    if text.startswith("\ufeff"):
+        raise ValueError("it begins with a byte order mark (BOM), which JSON does not allow")
+    try:
+        return _decode(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def told_damage(error: Exception) -> str:
@@ -14,7 +66,113 @@ def told_damage(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"it is no JSON: {error.msg} (line {error.lineno}, column {error.colno})"
     if isinstance(error, KeyError):
-        return f"{error.args[0]!r} is missing"
+        return f"{shown(error.args[0])} is missing"
     if isinstance(error, ValueError):
         return str(error)
     return "a part of it is of another kind than it must be"
+
+
+def whole_number(value: object) -> int:
+    """Return a number of bytes or storages that a file holds. Raises `ValueError` for others."""
+    if type(value) is not int or not 0 <= value <= _LARGEST:
+        text = "a larger one" if type(value) is int and value > 0 else shown(value)
+        raise ValueError(f"expected a whole number of bytes, found {text}")
+    return value
+
+
+def checked_number(value: object) -> int:
+    """Return a whole number that may be below zero. Raises `ValueError` for others."""
+    if type(value) is not int or not -_LARGEST <= value <= _LARGEST:
+        raise ValueError(f"expected a whole number, found {shown(value)}")
+    return value
+
+
+def whole_numbers(values: object) -> tuple[int, ...]:
+    """Return a list of numbers of bytes. Raises `ValueError` for others."""
+    found = checked_numbers(values)
+    if found and min(found) < 0:
+        raise ValueError(f"expected whole numbers of bytes, found {min(found)}")
+    return found
+
+
+def whole_numbers_by_name(values: object) -> dict[str, int]:
+    """Return an object whose values are numbers of bytes. Raises `ValueError` for others."""
+    return {name: whole_number(value) for name, value in checked_object(values).items()}
+
+
+def checked_numbers(values: object) -> tuple[int, ...]:
+    """Return a list of whole numbers. Raises `ValueError` for others."""
+    found = checked_list(values)
+    if not _INTEGERS.issuperset(map(type, found)):
+        raise ValueError(f"expected whole numbers, found {shown(values)}")
+    if found and not (min(found) >= -_LARGEST and max(found) <= _LARGEST):
+        raise ValueError("expected whole numbers, found one that is too large")
+    return tuple(found)
+
+
+def checked_text(value: object) -> str:
+    """Return a text. Raises `ValueError` for others."""
+    if type(value) is not str:
+        raise ValueError(f"expected text, found {shown(value)}")
+    return value
+
+
+def checked_texts(values: object) -> tuple[str, ...]:
+    """Return a list of texts. Raises `ValueError` for others."""
+    return tuple(map(checked_text, checked_list(values)))
+
+
+def checked_texts_by_name(values: object) -> dict[str, str]:
+    """Return an object whose values are texts. Raises `ValueError` for others."""
+    return {name: checked_text(value) for name, value in checked_object(values).items()}
+
+
+def checked_truth(value: object) -> bool:
+    """Return True or False. Raises `ValueError` for others."""
+    if type(value) is not bool:
+        raise ValueError(f"expected true or false, found {shown(value)}")
+    return value
+
+
+def checked_list(values: object) -> Sequence[Json]:
+    """Return a list. Raises `ValueError` for others."""
+    if not isinstance(values, list | tuple):
+        raise ValueError(f"expected a list, found {shown(values)}")
+    return values
+
+
+def checked_object(values: object) -> Mapping[str, Json]:
+    """Return an object. Raises `ValueError` for others."""
+    if not isinstance(values, dict):
+        raise ValueError(f"expected an object, found {shown(values)}")
+    return values
+
+
+def checked_member(known: Mapping[str, Member], name: object) -> Member:
+    """Return what has a name. Raises `ValueError` for others."""
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"{shown(name)} is not one of {', '.join(known)}")
+    return known[name]
+
+
+def shown(value: object) -> str:
+    """Return a value in a few words, however large or deep it is."""
+    return _SHORT.repr(value)
+
+
+def _no_float(text: str) -> NoReturn:
+    raise ValueError(f"{text[: _SHORT.maxlong]} is not a whole number")
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        names = set()
+        twice = next(name for name, _ in pairs if name in names or names.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"{shown(twice)} occurs twice")
+    return data
+
+
+_decode: Final = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_float=_no_float, parse_constant=_no_float
+).decode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pytest_torchmem.values.baseline import BaselineEntry, Change
@@ -13,7 +13,17 @@ from pytest_torchmem.values.contributors import (
     contributor_to_json,
 )
 from pytest_torchmem.values.findings import FindingKind, is_estimated
-from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.json_values import (
+    Json,
+    checked_list,
+    checked_member,
+    checked_text,
+    checked_texts,
+    checked_texts_by_name,
+    checked_truth,
+    whole_number,
+    whole_numbers_by_name,
+)
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Result
 from pytest_torchmem.values.units import format_change, format_share, format_size
@@ -46,6 +56,7 @@ class Window:
         notice: What shrank, in a sentence; ``""`` when nothing did.
         kinds: Why it failed, each kind once, the most telling first.
         causes: The contributors that the sentences name, each once, in their order.
+        excused: The bytes that known holders hold and that no limit counted, by pattern.
     """
 
     key: str
@@ -62,6 +73,7 @@ class Window:
     notice: str = ""
     kinds: tuple[FindingKind, ...] = ()
     causes: tuple[Contributor, ...] = ()
+    excused: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def is_bound(self) -> bool:
@@ -148,28 +160,37 @@ class Window:
             "notice": self.notice,
             "kinds": [kind.value for kind in self.kinds],
             "causes": [contributor_to_json(c) for c in self.causes],
+            "excused": dict(self.excused),
             "status": self.status,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Window:
+        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
         baseline, picture = data["baseline"], data["picture"]
+        kinds = checked_texts(data.get("kinds", ()))
+        causes = checked_list(data.get("causes", ()))
         return cls(
-            key=data["key"],
+            key=checked_text(data["key"]),
             result=Result.from_json(data["result"]),
-            limits=dict(data["limits"]),
-            change=Change(data["change"]),
-            baseline_bytes=data["baseline_bytes"],
-            sentence=data["sentence"],
-            sentences=tuple(data["sentences"]),
+            limits=whole_numbers_by_name(data["limits"]),
+            change=checked_member(_CHANGES, data["change"]),
+            baseline_bytes=whole_number(data["baseline_bytes"]),
+            sentence=checked_text(data["sentence"]),
+            sentences=checked_texts(data["sentences"]),
             baseline=None if baseline is None else BaselineEntry.from_json(baseline),
             picture=None if picture is None else Picture.from_json(picture),
-            reference=data.get("reference", ""),
-            nearest=data.get("nearest", ""),
-            notice=data.get("notice", ""),
-            kinds=tuple(map(FindingKind, data.get("kinds", ()))),
-            causes=tuple(map(contributor_from_json, data.get("causes", ()))),
+            reference=checked_text(data.get("reference", "")),
+            nearest=checked_text(data.get("nearest", "")),
+            notice=checked_text(data.get("notice", "")),
+            kinds=tuple(checked_member(_KINDS, kind) for kind in kinds),
+            causes=tuple(map(contributor_from_json, causes)),
+            excused=whole_numbers_by_name(data.get("excused", {})),
         )
+
+
+_CHANGES: Final = {change.value: change for change in Change}
+_KINDS: Final = {kind.value: kind for kind in FindingKind}
 
 
 def peak_change(before_bytes: int, after_bytes: int) -> str:
@@ -237,15 +258,16 @@ class MeasuredTest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> MeasuredTest:
+        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
         return cls(
-            test=data["test"],
-            file=data["file"],
-            environment=dict(data["environment"]),
-            windows=tuple(Window.from_json(window) for window in data["windows"]),
-            not_measured=data["not_measured"],
-            problem=data["problem"],
-            unjudged=tuple(Window.from_json(window) for window in data["unjudged"]),
-            raised=data["raised"],
+            test=checked_text(data["test"]),
+            file=checked_text(data["file"]),
+            environment=checked_texts_by_name(data["environment"]),
+            windows=tuple(map(Window.from_json, checked_list(data["windows"]))),
+            not_measured=checked_text(data["not_measured"]),
+            problem=checked_text(data["problem"]),
+            unjudged=tuple(map(Window.from_json, checked_list(data["unjudged"]))),
+            raised=checked_text(data["raised"]),
         )
 
 
@@ -272,6 +294,33 @@ class BaselineChange:
     written: bool = True
     renamed_from: str = ""
     repaired: bool = False
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain builtins; `from_json` gives the same value back."""
+        return {
+            "file": self.file,
+            "key": self.key,
+            "change": self.change.value,
+            "before_bytes": self.before_bytes,
+            "after_bytes": self.after_bytes,
+            "written": self.written,
+            "renamed_from": self.renamed_from,
+            "repaired": self.repaired,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> BaselineChange:
+        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
+        return cls(
+            file=checked_text(data["file"]),
+            key=checked_text(data["key"]),
+            change=checked_member(_CHANGES, data["change"]),
+            before_bytes=whole_number(data["before_bytes"]),
+            after_bytes=whole_number(data["after_bytes"]),
+            written=checked_truth(data["written"]),
+            renamed_from=checked_text(data["renamed_from"]),
+            repaired=checked_truth(data["repaired"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +362,14 @@ class Rank:
 
     number: int = 0
     count: int = 1
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Rank:
+        """Return the rank in a results file; the only one in a file of before there were ranks."""
+        number, count = whole_number(data.get("rank", 0)), whole_number(data.get("rank_count", 1))
+        if number >= count:
+            raise ValueError(f"there is no rank {number} of {count}")
+        return cls(number, count)
 
     def __str__(self) -> str:
         return f"rank {self.number} of {self.count}"

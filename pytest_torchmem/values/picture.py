@@ -5,6 +5,7 @@ Plain builtins, so that a controller or a report needs neither numpy nor the arr
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -17,7 +18,19 @@ from pytest_torchmem.values.contributors import (
     contributor_from_json,
     contributor_to_json,
 )
-from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.json_values import (
+    Json,
+    checked_list,
+    checked_member,
+    checked_number,
+    checked_numbers,
+    checked_object,
+    checked_text,
+    checked_texts,
+    checked_truth,
+    whole_number,
+    whole_numbers,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +164,47 @@ class Blocks:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json], moments: int) -> Blocks:
-        """Return the value that `to_json` was given, for a picture of so many moments."""
-        flat, stacks = data["blocks"], data["stacks"]
-        begins = _sums(flat[::_BLOCK_FIELDS])
-        rows = zip(begins, *(flat[n::_BLOCK_FIELDS] for n in range(1, _BLOCK_FIELDS)), strict=True)
-        return cls(
-            blocks=tuple(StorageBlock(begin, begin + lives, *rest) for begin, lives, *rest in rows),
-            who=tuple(contributor_from_json(who) for who in data["who"]),
-            stacks=tuple(zip(stacks[::2], stacks[1::2], strict=True)),
-            frames=tuple(
-                Source(data["files"][file], line, function)
-                for file, line, function in data["frames"]
-            ),
-            rest=_levels(data["rest"], moments),
-            count=data["count"],
-        )
+        """Return the value that `to_json` was given, for a picture of so many moments.
+
+        Raises one of `WRONG` for data of another shape, as for a place that is not there.
+        """
+        who = tuple(map(contributor_from_json, checked_list(data["who"])))
+        files = checked_texts(data["files"])
+        frames = tuple(_frame(files, row) for row in checked_list(data["frames"]))
+        stacks = _pairs(checked_numbers(data["stacks"]))
+        for place, (around, frame) in enumerate(stacks):
+            # The calls around a call come before it. So a walk along them ends.
+            _check_place(around, place, least=-1)
+            _check_place(frame, len(frames))
+        blocks = tuple(_blocks(checked_numbers(data["blocks"])))
+        for block in blocks:
+            _check_place(block.who, len(who))
+            _check_place(block.stack, len(stacks), least=-1)
+            if not 0 <= block.begin <= block.end or block.size_bytes < 0:
+                raise ValueError("a storage ends before it begins, or has less than no bytes")
+        rest = _levels(data["rest"], moments)
+        return cls(blocks, who, stacks, frames, rest, whole_number(data["count"]))
+
+
+def _frame(files: Sequence[str], row: Json) -> Source:
+    file, line, function = checked_list(row)
+    _check_place(whole_number(file), len(files))
+    return Source(files[file], whole_number(line), checked_text(function))
+
+
+def _pairs(flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    return tuple(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _blocks(flat: Sequence[int]) -> Iterator[StorageBlock]:
+    begins = _sums(flat[::_BLOCK_FIELDS])
+    rows = zip(begins, *(flat[n::_BLOCK_FIELDS] for n in range(1, _BLOCK_FIELDS)), strict=True)
+    return (StorageBlock(begin, begin + lives, *rest) for begin, lives, *rest in rows)
+
+
+def _check_place(place: int, count: int, least: int = 0) -> None:
+    if not least <= place < count:
+        raise ValueError(f"there is no place {place} in a list of {count}")
 
 
 _BLOCK_FIELDS: Final = 5
@@ -271,27 +310,61 @@ class Picture:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Picture:
-        count = len(data["times_ns"])
+        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
+        times, rows = (_sums(checked_numbers(data[name])) for name in ("times_ns", "rows"))
+        count = len(times)
+        tracks = checked_list(data["tracks"])
+        if count > MOST_MOMENTS or len(tracks) > MOST_TRACKS or len(rows) != count:
+            raise ValueError(
+                f"a timeline of {count} moments, {len(rows)} rows and {len(tracks)} origins is none"
+            )
+        levels = checked_object(data["levels"]).items()
+        change_count = whole_number(data["change_count"])
+        for row in rows:
+            _check_place(row, change_count)
         return cls(
-            times_ns=_sums(data["times_ns"]),
-            rows=_sums(data["rows"]),
-            change_count=data["change_count"],
-            levels={Category(c): _levels(column, count) for c, column in data["levels"].items()},
+            times_ns=times,
+            rows=rows,
+            change_count=change_count,
+            levels={checked_member(_CATEGORIES, c): _levels(column, count) for c, column in levels},
             tracks=tuple(
                 Track(contributor_from_json(t["contributor"]), _levels(t["levels"], count))
-                for t in data["tracks"]
+                for t in tracks
             ),
-            operators=tuple(OperatorUse(*row) for row in data["operators"]),
-            spans=tuple(Span(*row) for row in data["spans"]),
-            estimated=data["estimated"],
+            operators=tuple(map(_operator, checked_list(data["operators"]))),
+            spans=tuple(map(_span, checked_list(data["spans"]))),
+            estimated=checked_truth(data["estimated"]),
             # Earlier files have neither modules nor blocks, nor what ran at the peak.
-            running=tuple(Span(*row) for row in data.get("running", ())),
-            modules=tuple(
-                ModuleShare(module, Category(category), size_bytes)
-                for module, category, size_bytes in data.get("modules", ())
-            ),
+            running=tuple(map(_span, checked_list(data.get("running", ())))),
+            modules=tuple(map(_module_share, checked_list(data.get("modules", ())))),
             blocks=Blocks.from_json(data["blocks"], count) if data.get("blocks") else Blocks(),
         )
+
+
+MOST_MOMENTS: Final = 10_000
+"""A picture has about 400 moments. A file with more than this was not written by us."""
+
+MOST_TRACKS: Final = 200
+"""A picture has up to 40 tracks, each with a number for each moment."""
+
+_CATEGORIES: Final = {category.value: category for category in Category}
+
+
+def _operator(row: Json) -> OperatorUse:
+    operator, *amounts = checked_list(row)
+    return OperatorUse(checked_text(operator), *whole_numbers(amounts))
+
+
+def _span(row: Json) -> Span:
+    kind, name, begin, end = checked_list(row)
+    return Span(checked_text(kind), checked_text(name), checked_number(begin), checked_number(end))
+
+
+def _module_share(row: Json) -> ModuleShare:
+    module, category, size_bytes = checked_list(row)
+    return ModuleShare(
+        checked_text(module), checked_member(_CATEGORIES, category), whole_number(size_bytes)
+    )
 
 
 def _differences(values: Sequence[int]) -> list[int]:
@@ -316,7 +389,12 @@ def _changes(levels: Sequence[int]) -> list[int]:
     return flat
 
 
-def _levels(flat: Sequence[int], count: int) -> tuple[int, ...]:
+def _levels(data: Json, count: int) -> tuple[int, ...]:
+    """Return the bytes at each of ``count`` moments from the pairs that `_changes` gave."""
+    flat = whole_numbers(data)
+    moments = (*flat[::2], count)
+    if any(later <= moment for moment, later in itertools.pairwise(moments)):
+        raise ValueError(f"the moments of a timeline are not in order, or not all below {count}")
     levels: list[int] = []
     level = 0
     for moment, after in zip(flat[::2], flat[1::2], strict=True):

@@ -16,7 +16,18 @@ from pytest_torchmem.values.contributors import (
     contributor_from_json,
     contributor_to_json,
 )
-from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.json_values import (
+    Json,
+    checked_list,
+    checked_member,
+    checked_number,
+    checked_numbers,
+    checked_object,
+    checked_text,
+    checked_texts,
+    checked_truth,
+    whole_number,
+)
 
 
 class Level(enum.Enum):
@@ -126,13 +137,20 @@ class Retained(_PerCategory):
     """Memory that a window made and left alive at its end; `Peak`'s shorthand works here too.
 
     ``holders`` says why, largest first. It is looked for only where a limit or a baseline of
-    retained bytes or of growth is exceeded, because looking takes a while.
+    retained bytes or of growth is exceeded, because looking takes a while. ``freed`` are bytes that
+    were there before and that the window freed.
     """
 
     total: int
     by_category: CategoryBytes
     live: tuple[Contributor, ...] = ()
     holders: tuple[Holder, ...] = ()
+    freed: int = 0
+
+    @property
+    def net(self) -> int:
+        """By how much more is alive at the end of the window than at its beginning."""
+        return self.total - self.freed
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +187,7 @@ class Result:
         blind_spots: What the figures do not contain, or may not, in a sentence each.
         level: How closely the window was looked at.
         notes: Sentences the reader of the numbers must know.
+        failed_passes: A sentence for each category pass of a user that raised.
     """
 
     name: str
@@ -184,6 +203,7 @@ class Result:
     blind_spots: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     level: Level = Level.FULL
+    failed_passes: tuple[str, ...] = ()
 
     @property
     def growth(self) -> int | None:
@@ -216,6 +236,7 @@ class Result:
                 "by_category": self.retained.by_category.to_json(),
                 "live": [contributor_to_json(c) for c in self.retained.live],
                 "holders": [_holder_to_json(holder) for holder in self.retained.holders],
+                "freed": self.retained.freed,
             },
             "steps": list(self.steps),
             "grown": [contributor_to_json(c) for c in self.grown],
@@ -227,38 +248,64 @@ class Result:
             "blind_spots": list(self.blind_spots),
             "notes": list(self.notes),
             "level": self.level.value,
+            "failed_passes": list(self.failed_passes),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Result:
-        peak, retained, counters = data["peak"], data["retained"], data["counters"]
+        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
+        counters = data["counters"]
         return cls(
-            name=data["name"],
-            device=data["device"],
-            estimated=data["estimated"],
-            peak=Peak(
-                total=peak["total"],
-                time_ns=peak["time_ns"],
-                at_peak=CategoryBytes(**peak["at_peak"]),
-                by_category=CategoryBytes(**peak["by_category"]),
-                live=tuple(contributor_from_json(c) for c in peak["live"]),
-                live_by_category=tuple(contributor_from_json(c) for c in peak["live_by_category"]),
-            ),
-            retained=Retained(
-                total=retained["total"],
-                by_category=CategoryBytes(**retained["by_category"]),
-                live=tuple(contributor_from_json(c) for c in retained["live"]),
-                holders=tuple(_holder_from_json(h) for h in retained.get("holders", ())),
-            ),
-            steps=tuple(data["steps"]),
-            grown=tuple(contributor_from_json(c) for c in data.get("grown", ())),
-            counters=None if counters is None else Counters(**counters),
-            has_backward=data["has_backward"],
-            unexplained_bytes=data["unexplained_bytes"],
-            blind_spots=tuple(data.get("blind_spots", ())),
-            notes=tuple(data["notes"]),
-            level=Level(data.get("level", Level.FULL.value)),
+            name=checked_text(data["name"]),
+            device=checked_text(data["device"]),
+            estimated=checked_truth(data["estimated"]),
+            peak=_peak_from_json(data["peak"]),
+            retained=_retained_from_json(data["retained"]),
+            steps=checked_numbers(data["steps"]),
+            grown=_contributors(data.get("grown", ())),
+            counters=None if counters is None else _counters_from_json(counters),
+            has_backward=checked_truth(data["has_backward"]),
+            unexplained_bytes=checked_number(data["unexplained_bytes"]),
+            blind_spots=checked_texts(data.get("blind_spots", ())),
+            notes=checked_texts(data["notes"]),
+            level=checked_member(_LEVELS, data.get("level", Level.FULL.value)),
+            failed_passes=checked_texts(data.get("failed_passes", ())),
         )
+
+
+_LEVELS = {level.value: level for level in Level}
+_FATES = {fate.name.lower(): fate for fate in Fate}
+
+
+def _peak_from_json(data: Mapping[str, Json]) -> Peak:
+    return Peak(
+        total=whole_number(data["total"]),
+        time_ns=checked_number(data["time_ns"]),
+        at_peak=CategoryBytes.from_json(data["at_peak"]),
+        by_category=CategoryBytes.from_json(data["by_category"]),
+        live=_contributors(data["live"]),
+        live_by_category=_contributors(data["live_by_category"]),
+    )
+
+
+def _retained_from_json(data: Mapping[str, Json]) -> Retained:
+    return Retained(
+        total=whole_number(data["total"]),
+        by_category=CategoryBytes.from_json(data["by_category"]),
+        live=_contributors(data["live"]),
+        holders=tuple(map(_holder_from_json, checked_list(data.get("holders", ())))),
+        freed=whole_number(data.get("freed", 0)),
+    )
+
+
+def _contributors(data: Json) -> tuple[Contributor, ...]:
+    return tuple(map(contributor_from_json, checked_list(data)))
+
+
+def _counters_from_json(data: Mapping[str, Json]) -> Counters:
+    estimated = checked_truth(data.get("estimated", False))
+    amounts = {k: whole_number(v) for k, v in checked_object(data).items() if k != "estimated"}
+    return Counters(**amounts, estimated=estimated)
 
 
 def _holder_to_json(holder: Holder) -> dict[str, Json]:
@@ -271,4 +318,9 @@ def _holder_to_json(holder: Holder) -> dict[str, Json]:
 
 
 def _holder_from_json(data: Mapping[str, Json]) -> Holder:
-    return Holder(data["bytes"], data["count"], Fate[data["fate"].upper()], data["by"])
+    return Holder(
+        whole_number(data["bytes"]),
+        whole_number(data["count"]),
+        checked_member(_FATES, data["fate"]),
+        checked_text(data["by"]),
+    )

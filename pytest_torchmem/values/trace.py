@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -298,7 +297,7 @@ class Trace:
             "meta": dict(self.meta),
         }
         text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-        tables = {name: getattr(self, name) for name in _TABLES}
+        tables = {name: getattr(self, name) for name in TABLES}
         try:
             with Path(path).open("wb") as file:
                 np.savez_compressed(file, header=text, **tables)
@@ -309,7 +308,7 @@ class Trace:
             ) from None
 
 
-_TABLES: Final = {
+TABLES: Final = {
     "events": EVENT,
     "tensors": TENSOR,
     "allocations": ALLOCATION,
@@ -322,54 +321,4 @@ _TABLES: Final = {
     "module_edges": MODULE_EDGE,
     "compiled_lines": COMPILED_LINE,
 }
-# The tables that each format does not have.
-_MISSING: Final = {1: ("overloads", "details"), 2: ("details",), FORMAT: ()}
-_COLUMNS_BEFORE_3: Final = ("kind", "correlation", "start_ns", "end_ns")
-_BEFORE_3: Final = {
-    **_TABLES,
-    "device_events": np.dtype([(name, DEVICE_EVENT[name]) for name in _COLUMNS_BEFORE_3]),
-}
-assert set(_TABLES) < {f.name for f in fields(Trace)}
-
-
-def load_trace(path: str | os.PathLike[str]) -> Trace:
-    """Read a trace that `Trace.save` wrote. Raises `TraceError` if the file is not one."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            header = json.loads(archive["header"].tobytes())
-            missing = _MISSING.get(header["format"])
-            if missing is None:
-                raise TraceError(
-                    f"{path} has trace format {header['format']}, this version reads {FORMAT}"
-                )
-            before = _TABLES if header["format"] == FORMAT else _BEFORE_3
-            tables = {
-                name: _typed(archive[name], dtype, path)
-                for name, dtype in before.items()
-                if name not in missing
-            }
-            tables["device_events"] = _with_all_columns(tables["device_events"], DEVICE_EVENT)
-            return Trace(
-                **tables,
-                strings=tuple(header["strings"]),
-                devices=tuple(header["devices"]),
-                meta=header["meta"],
-            )
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        # What numpy takes for its own old format it would have us open without care.
-        reason = "it is not one" if "pickle" in str(error) else error
-        raise TraceError(f"cannot read {path} as a trace: {reason}") from error
-
-
-def _with_all_columns(table: NDArray[np.void], dtype: np.dtype[np.void]) -> NDArray[np.void]:
-    """Return a table of an earlier format; -1 in the columns that it did not have."""
-    filled = np.full(len(table), -1, dtype)
-    for name in table.dtype.names or ():
-        filled[name] = table[name]
-    return filled
-
-
-def _typed(table: NDArray[np.void], dtype: np.dtype[np.void], path: object) -> NDArray[np.void]:
-    if table.dtype != dtype:
-        raise TraceError(f"{path} holds a table of another layout than this version reads")
-    return table
+assert set(TABLES) < {f.name for f in fields(Trace)}

@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 from pytest_torchmem.values.errors import SizeError, is_torchmem_error
+from pytest_torchmem.values.json_values import shown
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -47,7 +48,9 @@ def parse_size(value: object) -> int:
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 0:
-            raise SizeError(f"a size cannot be negative, got {value}")
+            raise SizeError(f"a size cannot be negative, got {shown(value)}")
+        if value >= 10**_MOST_DIGITS:
+            raise SizeError(f"{shown(value)} bytes are more than any machine has")
         return value
     if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
         number, unit = match.groups()
@@ -57,10 +60,11 @@ def parse_size(value: object) -> int:
             return int(number) * _FACTORS[unit.lower()]
         size_bytes = int(float(number) * _FACTORS[unit.lower()])
         if not size_bytes and float(number):
-            raise SizeError(f"{value!r} is less than a byte")
+            raise SizeError(f"{shown(value)} is less than a byte")
         return size_bytes
     raise SizeError(
-        f"cannot read {value!r} as a size; give an int in bytes or text such as '64MiB' or '2GB'"
+        f"cannot read {shown(value)} as a size; give an int in bytes or text such as '64MiB' or "
+        "'2GB'"
     )
 
 
@@ -89,11 +93,12 @@ def parse_fraction(value: object) -> float:
     text = str(value).strip()
     if _PERCENT.fullmatch(f"{text}%"):
         raise SizeError(
-            f"cannot read {value!r} as a tolerance; percent need the sign: '{text}%', and a "
+            f"cannot read {shown(value)} as a tolerance; percent need the sign: '{text}%', and a "
             "fraction such as 0.02 is less than 1"
         )
     raise SizeError(
-        f"cannot read {value!r} as a tolerance; give text such as '2%' or a fraction such as 0.02"
+        f"cannot read {shown(value)} as a tolerance; give text such as '2%' or a fraction such as "
+        "0.02"
     )
 
 

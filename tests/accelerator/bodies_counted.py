@@ -149,7 +149,7 @@ def test_what_another_thread_makes_is_told_in_bytes() -> None:
         thread.join()
     assert body.peak.total == block_bytes(x)
     assert (
-        "the allocator's own peak holds 4.0 KiB that were not seen being made: by another thread"
+        "the allocator's own peak holds 4.0 KiB that another thread made unseen"
         in body.result.blind_spots
     )
     assert body.result.unexplained_bytes == 4096

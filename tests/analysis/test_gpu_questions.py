@@ -168,7 +168,8 @@ def test_a_limit_that_only_a_gpu_counts_is_answered_by_the_simulation(key):
     (finding,) = judge_limits(result, limits)
     amount = {"allocated": "53.0 MiB", "active": "53.0 MiB", "reserved": "70.0 MiB"}[key]
     assert finding.sentence.startswith(f"{key} memory peaked at an estimated {amount}, ")
-    assert result.notes[-1].startswith(f"{key} memory is estimated: the allocations on cpu")
+    assert result.notes[-1].startswith(f"{key} memory is estimated: torch's CUDA caching allocator")
+    assert "simulated over the allocations on cpu, reserves 70.0 MiB" in result.notes[-1]
     assert judge_limits(result, {key: 70 * MiB}) == ()
 
 

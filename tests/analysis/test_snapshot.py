@@ -188,8 +188,8 @@ def test_a_history_with_a_gap_within_is_refused():
     [
         ([], "it has no device_traces"),
         ({"device_traces": [[]], "segments": []}, "has no history"),
-        ({"device_traces": [[{"action": "alloc"}]], "segments": []}, "KeyError"),
-        ({"device_traces": [[{"addr": 1}]], "segments": [{}]}, "KeyError"),
+        ({"device_traces": [[{"action": "alloc"}]], "segments": []}, "is missing"),
+        ({"device_traces": [[{"addr": 1}]], "segments": [{}]}, "is missing"),
     ],
 )
 def test_other_data_are_no_snapshot(data, told):
@@ -217,3 +217,12 @@ def test_a_picture_names_who_held_what():
     picture = read_snapshot(snapshot_of(requests, run)).picture()  # type: ignore[arg-type]
     assert [track.contributor.size_bytes for track in picture.tracks] == [5 * MiB, 3 * MiB]
     assert np.array(picture.tracks[1].levels).max() == 3 * MiB
+
+
+def test_a_free_of_what_no_segment_holds_is_said_to_contradict_them():
+    requests, run = run_of(("alloc", 0, 3 * MiB), ("free", 0, 0))
+    data = snapshot_of(requests, run)  # type: ignore[arg-type]
+    frees = [e for e in data["device_traces"][0] if e["action"] == "free_completed"]
+    frees[0]["addr"] += 1 << 40
+    with pytest.raises(RequestError, match="does not fit the segments: free_completed of"):
+        read_snapshot(data)

@@ -55,6 +55,42 @@ def test_category_module_and_moment_choose(command, trace):
     assert sizes("--at", "1000") == [1, 20]
 
 
+PASS = """
+from pytest_torchmem import Category, StorageClaim
+
+def cache(storages):
+    return [StorageClaim(s, Category.BUFFER, "the cache") for s in storages if s.born_ns]
+
+def broken(storages):
+    raise ValueError("no layers")
+"""
+
+
+def test_a_pass_of_the_user_is_told_as_ours_are(command, trace, tmp_path):
+    (tmp_path / "own.py").write_text(PASS)
+    _, out, _ = command("explain", trace, "--pass", f"{tmp_path}/own.py:cache", "--format=json")
+    assert [row["decided_by"] for row in json.loads(out)] == ["parameters", "cache", "cache"]
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("own.py:broken", "broken raised ValueError: no layers"),
+        ("own.py:gone", "there is no function 'gone'"),
+        ("gone.py:cache", "--pass takes a file and a function"),
+        ("cache", "--pass takes a file and a function"),
+        ("torn.py:cache", "SyntaxError"),
+    ],
+)
+def test_a_pass_that_cannot_be_used_ends_the_command(command, trace, tmp_path, place, said):
+    (tmp_path / "own.py").write_text(PASS)
+    (tmp_path / "torn.py").write_text("def cache(:")
+    code, _, err = command("explain", trace, "--pass", f"{tmp_path}/{place}")
+    assert code == Exit.BAD_INPUT
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
 def test_a_time_can_be_copied_from_the_columns(command, trace):
     _, out, _ = command("explain", trace, "--category", "temporary")
     born, died = out.splitlines()[1].split()[:2]

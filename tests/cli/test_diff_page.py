@@ -11,18 +11,11 @@ from pytest_torchmem.store.results import RunReport, render_run
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.units import MiB
-from tests.chromium import launched
 from tests.cli.files import A, baseline, results
 from tests.report.page.test_page_in_browser import COUNT_PIXELS, rgb
 from tests.report.sample_run import report_of, window
 
 ACCENT = rgb("#0b5cad")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with launched() as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -118,7 +111,7 @@ def test_a_run_can_be_held_against_its_baseline(command, open_page, tmp_path):
     assert facts(page)["test_x"] == ("grown", ["+20.0 MiB (+200 %)", "grown"])
     page.locator("details.test summary").first.click()
     # The row opens a moment after the click.
-    page.get_by_text(f"There is no timeline of this in {after}").wait_for()
+    page.get_by_text(f"{after} has no timeline of this").wait_for()
     page.get_by_role("region", name="composition").first.wait_for()
 
 

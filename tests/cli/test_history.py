@@ -33,6 +33,18 @@ def accept(folder, sizes, message, name="test_net", removed=()):
     git(folder, "commit", "-q", "-m", message)
 
 
+def merge_both(folder, side, main):
+    """Two branches accept numbers after a first one, and git keeps the lines of both."""
+    git(folder, "init", "-q", "-b", "main")
+    accept(folder, {"test_a": 10}, "first")
+    git(folder, "checkout", "-q", "-b", "side")
+    accept(folder, side, "side")
+    git(folder, "checkout", "-q", "main")
+    accept(folder, main, "main")
+    (folder / ".gitattributes").write_text("*.json merge=union\n*.origins merge=union\n")
+    git(folder, "merge", "-q", "side", "-m", "both")
+
+
 @pytest.fixture
 def told(tmp_path):
     git(tmp_path, "init", "-q", "-b", "main")
@@ -111,14 +123,7 @@ def test_without_a_repository_or_a_baseline_it_says_so(command, tmp_path):
 
 
 def test_branches_do_not_undo_each_other(command, tmp_path):
-    git(tmp_path, "init", "-q", "-b", "main")
-    accept(tmp_path, {"test_a": 10}, "first")
-    git(tmp_path, "checkout", "-q", "-b", "side")
-    accept(tmp_path, {"test_side": 5}, "side")
-    git(tmp_path, "checkout", "-q", "main")
-    accept(tmp_path, {"test_z": 5}, "main")
-    (tmp_path / ".gitattributes").write_text("*.json merge=union\n*.origins merge=union\n")
-    git(tmp_path, "merge", "-q", "side", "-m", "both")
+    merge_both(tmp_path, side={"test_side": 5}, main={"test_z": 5})
     accept(tmp_path, {"test_a": 20}, "later")
     lines = [" ".join(line.split()) for line in command("history", "-C", tmp_path)[1].splitlines()]
     told = [line.partition("Ada & b ")[2].partition(" cpu")[0] for line in lines[1:]]
@@ -132,14 +137,7 @@ def test_branches_do_not_undo_each_other(command, tmp_path):
 
 
 def test_an_entry_that_a_merge_left_twice_was_what_was_accepted_last(command, tmp_path):
-    git(tmp_path, "init", "-q", "-b", "main")
-    accept(tmp_path, {"test_a": 10}, "first")
-    git(tmp_path, "checkout", "-q", "-b", "side")
-    accept(tmp_path, {"test_a": 20}, "side")
-    git(tmp_path, "checkout", "-q", "main")
-    accept(tmp_path, {"test_a": 30}, "main")
-    (tmp_path / ".gitattributes").write_text("*.json merge=union\n*.origins merge=union\n")
-    git(tmp_path, "merge", "-q", "side", "-m", "both")
+    merge_both(tmp_path, side={"test_a": 20}, main={"test_a": 30})
     accept(tmp_path, {"test_a": 60}, "measured again")
     assert "60.0 MiB" in command("history", "-C", tmp_path)[1].splitlines()[1]
     assert "new" not in command("history", "-C", tmp_path)[1].splitlines()[1]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.values.trace import Trace, load_trace
+from pytest_torchmem.store.traces import load_trace
+from pytest_torchmem.values.trace import Trace
 from tests.cuda.record_traces import FOLDER, NAMES
 
 COUNTED: dict[str, Any] = json.loads((FOLDER / "counted.json").read_text())["bodies"]

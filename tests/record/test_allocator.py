@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_torchmem.record.allocator import AllocatorHistory, HistoryEntry, requested_bytes
+from pytest_torchmem.record.devices import AllocatorHistory, HistoryEntry, requested_bytes
 from pytest_torchmem.record.torch_api import allocator
 
 MIB = 1024 * 1024

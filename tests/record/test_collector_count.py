@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pytest_torchmem.record.collector_count import KeptCount
 from pytest_torchmem.record.recorder import Recorder
+from pytest_torchmem.record.safe_points import KeptCount
 
 
 @pytest.fixture

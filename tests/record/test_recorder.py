@@ -13,8 +13,9 @@ from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.measuring.body import BodyMeasurement
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, profiler
+from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.errors import RecordingError, TraceError
-from pytest_torchmem.values.trace import MarkKind, Trace, load_trace
+from pytest_torchmem.values.trace import MarkKind, Trace
 
 CPU = torch.device("cpu")
 

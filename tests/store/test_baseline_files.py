@@ -95,7 +95,7 @@ def test_a_head_that_names_other_numbers_is_refused(tmp_path, reformatted):
     write(path, {"test_a": entry(1)})
     text = path.read_text().replace('"temporary", "input"', '"input", "temporary"', 1)
     path.write_text(json.dumps(json.loads(text), indent=4) if reformatted else text)
-    with pytest.raises(BaselineError, match="its head names other numbers for 'work'"):
+    with pytest.raises(BaselineError, match="its head names other columns for 'work'"):
         read_file(path, CPU)
 
 

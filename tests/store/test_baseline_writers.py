@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -54,29 +55,29 @@ def test_without_the_lock_an_entry_can_be_lost(tmp_path):
     assert sorted(read_file(path, CPU).lines) == ["test_mine"]
 
 
-def test_a_second_writer_waits_for_the_first(tmp_path):
+@contextmanager
+def holding(folder, seconds):
+    """Yield another process once it holds the lock of a folder, which it does so long."""
     code = (
         "import time; from pathlib import Path\n"
         "from pytest_torchmem.store.files import locked\n"
-        f"with locked(Path({str(tmp_path)!r})):\n"
-        "    print('held', flush=True); time.sleep(0.5)\n"
+        f"with locked(Path({str(folder)!r})):\n"
+        f"    print('held', flush=True); time.sleep({seconds})\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
+        yield other
+
+
+def test_a_second_writer_waits_for_the_first(tmp_path):
+    with holding(tmp_path, 0.5):
         start = time.monotonic()
         with locked(tmp_path):
             assert time.monotonic() - start > 0.3
 
 
 def test_a_writer_that_was_killed_holds_nobody_up(tmp_path):
-    code = (
-        "import time; from pathlib import Path\n"
-        "from pytest_torchmem.store.files import locked\n"
-        f"with locked(Path({str(tmp_path)!r})):\n"
-        "    print('held', flush=True); time.sleep(600)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "held\n"
+    with holding(tmp_path, 600) as other:
         other.kill()
     with locked(tmp_path):
         pass

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.report.files import page_name
 from pytest_torchmem.report.text.github import error_commands
+from pytest_torchmem.report.writing import page_name
 from pytest_torchmem.store.results import (
     FORMAT,
     FORMATS,
@@ -64,7 +64,7 @@ def test_each_format_number_ever_used_is_explained():
         ('{"kind": "torchmem-results", "format": 1}', "is damaged: 'tests' is missing"),
         (
             '{"kind": "torchmem-results", "format": 1, "tests": 3}',
-            "is damaged: a part of it is of another kind than it must be",
+            "is damaged: expected a list, found 3",
         ),
     ],
 )

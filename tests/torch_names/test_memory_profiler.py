@@ -11,10 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.torch_names import memory_profiler as names
 from pytest_torchmem.torch_names.memory_profiler import Category, MemoryProfile
 from pytest_torchmem.values.errors import TraceError
-from pytest_torchmem.values.trace import EventKind, Scope, load_trace
+from pytest_torchmem.values.trace import EventKind, Scope
 from tests.builders import TraceBuilder
 from tests.torch_names.programs import (
     OURS,

@@ -33,6 +33,7 @@ from pytest_torchmem.analysis.caching_allocator.settings import (
     AllocatorSettings,
 )
 from pytest_torchmem.values.errors import RequestError
+from pytest_torchmem.values.json_values import checked_list, shown, whole_number
 
 _FREE: Final = BlockState.FREE
 
@@ -267,9 +268,7 @@ def _stretch(segment: Mapping[str, object], pools: Pools) -> _Stretch:
         bool(segment.get("is_expandable", False)),
     )
     address = stretch.address
-    blocks = segment["blocks"]
-    assert isinstance(blocks, Sequence)
-    for block in blocks:
+    for block in checked_list(segment["blocks"]):
         size, state = _whole(block["size"]), _STATES[block["state"]]
         requested = 0 if state is _FREE else _whole(block.get("requested_size", size))
         # Blocks have addresses of their own since torch 2.1; before, each follows the last one.
@@ -312,9 +311,12 @@ def _union(first: _Stretch, second: _Stretch) -> _Stretch:
 
 
 def _whole(value: object) -> int:
-    if not isinstance(value, int):
-        raise RequestError(f"a snapshot has {value!r} where a number of bytes is needed")
-    return value
+    try:
+        return whole_number(value)
+    except ValueError:
+        raise RequestError(
+            f"a snapshot has {shown(value)} where a number of bytes is needed"
+        ) from None
 
 
 def _contradiction(entry: TraceEntry, what: str) -> RequestError:

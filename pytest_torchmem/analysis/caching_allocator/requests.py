@@ -106,6 +106,12 @@ class Requests:
         to be allocated first, the way an operator's output is while its input still lives. Keys
         are row numbers. Raises `RequestError` when lengths differ or a storage dies before it is
         born.
+
+        One storage lives from 0 to 1, another is born at 1 and stays:
+
+        >>> requests = Requests.from_lifetimes([512, 1024], born=[0, 1], died=[1, float("inf")])
+        >>> requests.key.tolist(), [Request(kind).name for kind in requests.kind]
+        ([0, 1, 0], ['ALLOC', 'ALLOC', 'FREE'])
         """
         births, deaths = (np.asarray(times, dtype=np.float64) for times in (born, died))
         if births.shape != deaths.shape:

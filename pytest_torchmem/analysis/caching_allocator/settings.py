@@ -39,6 +39,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         "release_lock_on_hipmalloc",
     }
 )
+_MOST_DIGITS = 19
 _OPTION = re.compile(r"([^,:\[\]]+):(\[[^\]]*\]|[^,\[\]]*)(,|$)")
 
 
@@ -186,6 +187,8 @@ def _refuse_unless_without_effect(name: str, value: str) -> None:
 def _whole(name: str, value: str) -> int:
     if not value.isascii() or not value.isdigit():
         raise AllocatorSettingsError(f"{name} needs a whole number, got {value!r}")
+    if len(value) > _MOST_DIGITS:
+        raise AllocatorSettingsError(f"{name} has {len(value)} digits, more than torch reads")
     return int(value)
 
 

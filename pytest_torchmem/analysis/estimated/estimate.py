@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytest_torchmem.analysis.blocks import StorageLives
 from pytest_torchmem.analysis.caching_allocator import (
     Requests,
 )
@@ -26,6 +25,7 @@ from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.sampling import (
     MOMENTS,
     Holdings,
+    StorageLives,
     chosen_rows,
     sketch_timeline,
     with_holders,

@@ -102,7 +102,9 @@ class ScheduledMemory:
         made = {s for s in node.makes if self._counted[s]} - self.live
         used = {s for s in node.uses if self._counted[s]}
         if not used <= self.live:
-            raise EstimateError(f"node {name} uses what no node has made yet, or nobody needed")
+            raise EstimateError(
+                f"node {name} uses a storage that no node has made yet, or that is released"
+            )
         self._add(made)
         self.peak_bytes = max(self.peak_bytes, self.current_bytes)
         self._drop({s for s in used & self._releasable if not self._unscheduled_uses[s]})

@@ -91,7 +91,12 @@ def memory_profile(
 ) -> list[int]:
     """Return the bytes live at each row, over the devices that ``on_device`` accepts.
 
-    With ``on_device=lambda device: device != "cpu"`` this is torch's ``build_memory_profile``.
+    With ``on_device=lambda device: device != "cpu"`` this is torch's ``build_memory_profile``. Each
+    storage adds its bytes at its first row and takes them away behind its last. Three rows, 8 bytes
+    that live in the first two and 4 from the second on::
+
+        change     [+8, +4, -8, -4]
+        profile    [8, 12, 4]
     """
     lifetimes = lifetimes_by_last_use(graph, releasable)
     sizes = np.array([s.size_bytes * on_device(s.device) for s in graph.storages], dtype=np.int64)

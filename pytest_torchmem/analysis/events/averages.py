@@ -240,7 +240,13 @@ def _launched(calls: CallList) -> NDArray[np.int64]:
 def _memory(
     calls: CallList,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Bytes on the CPU and on GPUs while each call ran, and bytes allocated without frees."""
+    """Return bytes on the CPU and on GPUs while each call ran, and bytes allocated without frees.
+
+    Allocations of 8 and 4 bytes at times 1 and 3, a free of the 8 at time 5, a call from 2 to 6::
+
+        times [1, 3, 5]    amounts [+8, +4, -8]    until [0, 8, 12, 4]
+        begin 1, end 3     until[3] - until[1] = -4, and of what was allocated 12 - 8 = 4
+    """
     trace = calls.tree.trace
     table = trace.allocations
     times = trace.events["start_ns"][table["event"]]

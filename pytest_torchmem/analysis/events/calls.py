@@ -155,7 +155,14 @@ def list_calls(tree: OpTree) -> CallList:
 
 
 def _outside(tree: OpTree, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the allocations and frees at whose time no call ran, on whatever thread."""
+    """Return the allocations and frees at whose time no call ran, on whatever thread.
+
+    Calls from 1 to 4 and from 2 to 6; allocations at 0, 3 and 7::
+
+        begun before or then    [0, 2, 2]
+        ended before            [0, 0, 2]
+        outside, where equal    [yes, no, yes]
+    """
     events = tree.trace.events
     found = tree.trace.allocations["event"].astype(np.int64)
     times = events["start_ns"][found]

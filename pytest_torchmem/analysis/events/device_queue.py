@@ -58,7 +58,10 @@ class Intervals:
 
             begins      [2, 8]      ends [6, 20]       before [0, 4, 16]
             until 0     0           until 10: before[1] + (10 - 8) = 6
-            shared      6
+
+        >>> intervals = Intervals.union([(2, 6), (8, 20)])
+        >>> intervals.shared_ns(np.array([0]), np.array([10])).tolist()
+        [6]
         """
         if not len(self.begins_ns):
             return np.zeros(len(starts), np.int64)
@@ -120,7 +123,18 @@ class DeviceQueue:
 
 
 def find_device_queue(tree: OpTree) -> DeviceQueue:
-    """Return queue depth and idle time for each event of a tree."""
+    """Return queue depth and idle time for each event of a tree.
+
+    The depth is how many launched kernels have not begun: the newest kernel that is launched by
+    then, as a number in the order of beginnings, less the kernels that have begun. Three launches,
+    of which the kernels begin one after the other, and an event at each moment::
+
+        time                 1    2    3    4    5
+        what happens         L0   L1   K0   L2   K1
+        newest launched      0    1    1    2    2
+        kernels begun        0    0    1    1    2
+        depth                1    2    1    2    1
+    """
     events, table = tree.trace.events, tree.trace.device_events
     launches = _sorted(table[table["kind"] == _LAUNCHES])
     kernels = _sorted(table[table["kind"] == _KERNELS])

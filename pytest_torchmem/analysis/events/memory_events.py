@@ -1,4 +1,4 @@
-"""Allocations and frees one by one, each with the operator and the labels that it belongs to."""
+"""Allocations and frees one by one, each with the operator and the labels around it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytest_torchmem.analysis.events.annotations import Annotations
 from pytest_torchmem.analysis.events.calls import is_step
-from pytest_torchmem.analysis.events.op_tree import OpTree
+from pytest_torchmem.analysis.events.op_tree import Annotations, OpTree, start_ns
 from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.trace import EventKind, Scope
 
@@ -83,9 +82,3 @@ def find_labels(tree: OpTree) -> Iterator[Span]:
         kind = "step" if is_step(name) else "label"
         start, end = int(events["start_ns"][row]), int(events["end_ns"][row])
         yield Span(kind, name, start - begin, end - begin)
-
-
-def start_ns(tree: OpTree) -> int:
-    """The time of the first event on the recording's clock; 0 where there is none."""
-    events = tree.trace.events
-    return int(events["start_ns"].min()) if len(events) else 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
-from pytest_torchmem.analysis.events.op_tree import OpTree
+from pytest_torchmem.analysis.events.op_tree import OpTree, self_times
 from pytest_torchmem.analysis.events.python_stacks import PythonStacks
 from pytest_torchmem.values.trace import EventKind
 
@@ -150,16 +150,6 @@ def find_metrics(tree: OpTree) -> EventMetrics:
     events, queue = tree.trace.events, find_device_queue(tree)
     duration = events["end_ns"] - events["start_ns"]
     return EventMetrics(duration, self_times(tree), queue.idle_ns, queue.depth, queue)
-
-
-def self_times(tree: OpTree) -> NDArray[np.int64]:
-    """Time of each event that none of its children took: int64 nanoseconds, shape (E,)."""
-    events = tree.trace.events
-    duration: NDArray[np.int64] = events["end_ns"] - events["start_ns"]
-    result: NDArray[np.int64] = duration.copy()
-    below = events["parent"] >= 0
-    np.subtract.at(result, events["parent"][below], duration[below])
-    return result
 
 
 def rank_events(tree: OpTree, metrics: EventMetrics) -> NDArray[np.int64]:

@@ -7,11 +7,13 @@ at once, level by level from the roots, so its cost does not depend on how deep 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pytest_torchmem.values.contributors import Phase
+from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.trace import CREATE_GRAPH, EventKind, MarkKind, Role, Scope, Trace
 
 if TYPE_CHECKING:
@@ -28,8 +30,10 @@ class OpTree:
 
     Attributes:
         trace: The trace the rows belong to.
+        parent: int32, shape (E,); the row around each event, or -1: the events' column, without the
+            others between its entries.
         depth: int32, shape (E,); 0 for a root.
-        rank: int64, shape (E,); position of each event in the order of start times. Unlike times,
+        rank: int32, shape (E,); position of each event in the order of start times. Unlike times,
             ranks are unique.
         leaf: int32, shape (E,); row of the outermost operator at or above each event (the unit of
             the data-flow graph), or -1 outside every operator. A node of the backward graph is a
@@ -40,16 +44,17 @@ class OpTree:
     """
 
     trace: Trace
+    parent: NDArray[np.int32]
     depth: NDArray[np.int32]
-    rank: NDArray[np.int64]
+    rank: NDArray[np.int32]
     leaf: NDArray[np.int32]
     backward_node: NDArray[np.int32]
     phase: NDArray[np.uint8]
-    levels: list[NDArray[np.int64]]
+    levels: list[NDArray[np.int32]]
 
     def innermost(self, condition: NDArray[np.bool_]) -> NDArray[np.int32]:
         """For each event the row of the nearest event at or above it that meets ``condition``."""
-        return _innermost(self.trace.events["parent"], self.levels, condition)
+        return _innermost(self.parent, self.levels, condition)
 
     def name_of(self, row: int) -> str:
         """The name of an event; as in torch, an allocation or free is ``[memory]``."""
@@ -88,19 +93,20 @@ class OpTree:
 def build_op_tree(trace: Trace) -> OpTree:
     """Return the operator tree of a trace."""
     events = trace.events
-    depth = _depths(events["parent"], events["end"])
+    parent = np.ascontiguousarray(events["parent"])
+    depth = _depths(parent, events["end"])
     levels = _levels(depth)
-    rank = np.empty(len(events), np.int64)
+    rank = np.empty(len(events), np.int32)
     rank[np.argsort(events["start_ns"], kind="stable")] = np.arange(len(events))
     is_backward = _called_by_engine(events)
     leaf = _outermost(
-        events["parent"],
+        parent,
         levels,
         (events["kind"] == EventKind.TORCH_OP) & (events["is_operator"] | is_backward),
     )
-    backward_node = _innermost(events["parent"], levels, is_backward)
+    backward_node = _innermost(parent, levels, is_backward)
     phase = np.zeros(len(events), np.uint8)
-    tree = OpTree(trace, depth, rank, leaf, backward_node, phase, levels)
+    tree = OpTree(trace, parent, depth, rank, leaf, backward_node, phase, levels)
     tree.phase[:] = _phases(tree)
     return tree
 
@@ -112,24 +118,32 @@ def _called_by_engine(events: NDArray[np.void]) -> NDArray[np.bool_]:
     return is_backward & ~nested
 
 
-def _depths(parents: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int32]:
-    # Depth is the number of open subtrees: each row opens one and closes those that end with it.
-    # A root (rows 0 to 2) with two children: ends [3, 2, 3], closed before each row [0, 0, 1],
-    # depth [0, 1, 1].
+def _depths(parents: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return the number of open subtrees before each row: a row opens one, and each ends at a row.
+
+    A root (rows 0 to 2) with two children. Before each row [0, 0, 1] subtrees have ended:
+
+    >>> _depths(np.array([-1, 0, 0]), np.array([3, 2, 3])).tolist()
+    [0, 1, 1]
+    """
     count = len(parents)
     closed = np.bincount(ends, minlength=count + 1)[: count + 1] if count else np.zeros(1, np.int64)
     depth: NDArray[np.int32] = (np.arange(count) - np.cumsum(closed)[:count]).astype(np.int32)
     return depth
 
 
-def _levels(depth: NDArray[np.int32]) -> list[NDArray[np.int64]]:
-    """Rows of each depth, roots first."""
-    order = np.argsort(depth, kind="stable")
+def _levels(depth: NDArray[np.int32]) -> list[NDArray[np.int32]]:
+    """Return the rows of each depth, roots first.
+
+    >>> [rows.tolist() for rows in _levels(np.array([0, 1, 2, 1, 0]))]
+    [[0, 4], [1, 3], [2]]
+    """
+    order = np.argsort(depth, kind="stable").astype(np.int32)
     return np.split(order, np.cumsum(np.bincount(depth))[:-1]) if len(depth) else []
 
 
 def _innermost(
-    parents: NDArray[np.int64], levels: list[NDArray[np.int64]], condition: NDArray[np.bool_]
+    parents: NDArray[np.int32], levels: list[NDArray[np.int32]], condition: NDArray[np.bool_]
 ) -> NDArray[np.int32]:
     """Return, for each event, the nearest row at or above it that meets ``condition``, or -1.
 
@@ -147,7 +161,7 @@ def _innermost(
 
 
 def _outermost(
-    parents: NDArray[np.int64], levels: list[NDArray[np.int64]], condition: NDArray[np.bool_]
+    parents: NDArray[np.int32], levels: list[NDArray[np.int32]], condition: NDArray[np.bool_]
 ) -> NDArray[np.int32]:
     """Return, for each event, the farthest row at or above it that meets ``condition``, or -1."""
     found = np.full(len(parents), -1, np.int32)
@@ -235,3 +249,102 @@ def _inside(
         np.add.at(steps, at, step)
     inside: NDArray[np.bool_] = (np.cumsum(steps)[:-1] > 0)[tree.rank]
     return inside
+
+
+@dataclass(frozen=True, eq=False)
+class Annotations:
+    """The stretches of a recording that code put a name on with ``record_function``.
+
+    The tree cannot tell what lies within one. An annotation begins and ends inside the Python calls
+    ``__enter__`` and ``__exit__``, and the profiler closes everything that began in a call when
+    that call returns::
+
+        __enter__
+            "loss"          <- begins here, and no child will ever be added to it
+        aten::mse_loss      <- though it ends only after this
+        __exit__
+
+    So an annotation is taken as what its own times say, whatever its place in the tree.
+
+    Threads are not told apart: while the engine runs a backward pass on threads of its own, the
+    caller waits inside whatever annotation it is in.
+    """
+
+    tree: OpTree
+
+    def around(self, rank: float) -> tuple[int, ...]:
+        """Return the rows of the annotations that are open at a moment, outermost first."""
+        innermost, outer = self._nesting
+        rows: list[int] = []
+        row = int(innermost[int(rank)]) if 0 <= rank < len(innermost) else -1
+        while row >= 0:
+            rows.append(row)
+            row = outer[row]
+        return tuple(reversed(rows))
+
+    @cached_property
+    def _nesting(self) -> tuple[NDArray[np.int64], dict[int, int]]:
+        """The innermost annotation at each rank, -1 for none; and the one around each, by row."""
+        events, rank = self.tree.trace.events, self.tree.rank
+        innermost = np.full(len(events), -1, np.int64)
+        outer: dict[int, int] = {}
+        rows = self._rows(events)
+        starts = np.sort(events["start_ns"]) if len(rows) else events["start_ns"]
+        ends = np.searchsorted(starts, events["end_ns"][rows], side="right")
+        for row, end in sorted(
+            zip(rows.tolist(), ends.tolist(), strict=True), key=lambda pair: int(rank[pair[0]])
+        ):
+            begin = int(rank[row])
+            outer[row] = int(innermost[begin])
+            innermost[begin:end] = row
+        return innermost, outer
+
+    def _rows(self, events: NDArray[np.void]) -> NDArray[np.int64]:
+        is_annotation = (events["kind"] == EventKind.TORCH_OP) & (events["scope"] == Scope.OTHER)
+        return np.flatnonzero(is_annotation)
+
+
+def start_ns(tree: OpTree) -> int:
+    """The time of the first event on the recording's clock; 0 where there is none."""
+    events = tree.trace.events
+    return int(events["start_ns"].min()) if len(events) else 0
+
+
+def out_of_memory_ranks(tree: OpTree) -> tuple[int, ...]:
+    """Return the ranks at which the allocator ran out of memory."""
+    rows = np.flatnonzero(tree.trace.events["kind"] == EventKind.OUT_OF_MEMORY)
+    return tuple(np.sort(tree.rank[rows]).tolist())
+
+
+def running_at(tree: OpTree, rank: float) -> tuple[Span, ...]:
+    """The annotations and operators around a moment of the recording, outermost first.
+
+    Times count from the start of the recording.
+    """
+    events = tree.trace.events
+    row = int(np.flatnonzero(tree.rank == int(rank))[0]) if 0 <= rank < len(events) else -1
+    around = set(Annotations(tree).around(rank))
+    while row >= 0:
+        if events["kind"][row] == EventKind.TORCH_OP:
+            around.add(row)
+        row = int(events["parent"][row])
+    names, begin = tree.trace.strings, start_ns(tree)
+    return tuple(
+        Span(
+            "running",
+            names[events["name"][row]],
+            int(events["start_ns"][row]) - begin,
+            int(events["end_ns"][row]) - begin,
+        )
+        for row in sorted(around, key=lambda row: int(tree.rank[row]))
+    )
+
+
+def self_times(tree: OpTree) -> NDArray[np.int64]:
+    """Time of each event that none of its children took: int64 nanoseconds, shape (E,)."""
+    events = tree.trace.events
+    duration: NDArray[np.int64] = events["end_ns"] - events["start_ns"]
+    result: NDArray[np.int64] = duration.copy()
+    below = events["parent"] >= 0
+    np.subtract.at(result, events["parent"][below], duration[below])
+    return result

@@ -190,6 +190,8 @@ def origin(contributor: Contributor, key: str = "total") -> str:
     parts = []
     if key != contributor.category.value:
         parts.append(f"of {words(contributor.category.value)}")
+    if contributor.claimed:
+        parts.append(f"({contributor.claimed})")
     if contributor.operator:
         parts.append(f"from {contributor.operator}")
     if contributor.module:

@@ -96,7 +96,7 @@ def _versions_apart(one: str, other: str) -> tuple[int, int, int]:
 
 
 def _version(text: str) -> tuple[int, int]:
-    major, minor, *_ = [*(int(number) for number in re.findall(r"\d+", text)), 0, 0]
+    major, minor, *_ = [*(int(number) for number in re.findall(r"\d{1,9}", text)), 0, 0]
     return major, minor
 
 

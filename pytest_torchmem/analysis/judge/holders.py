@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from pytest_torchmem.values.contributors import Contributor
+from pytest_torchmem.values.errors import MarkerError
 from pytest_torchmem.values.findings import RETAINED, Finding, Verdict
 from pytest_torchmem.values.results import Fate, Holder
 
+_BECAUSE: Final = " because "
 # Of a list, and of a module's numbered child.
 _INDEX: Final = re.compile(r"(?<=\[)\d+(?=\])|(?<=\.)\d+(?=\.|$)")
 
@@ -47,16 +49,56 @@ class Held:
     at_end: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class KnownHolder:
+    """A holder that limits do not count.
+
+    Attributes:
+        pattern: Its description as failures tell it; ``*`` stands for any text.
+        reason: Why it may hold memory.
+    """
+
+    pattern: str
+    reason: str
+
+    @classmethod
+    def read(cls, text: str) -> KnownHolder:
+        """Return what ``models.CACHE* because a batch is kept`` says. Raises `MarkerError`."""
+        pattern, _, reason = map(str.strip, text.partition(_BECAUSE))
+        if not pattern.strip("*") or not reason:
+            raise MarkerError(
+                f"{text!r} names no holder with a reason; write it as a failure tells it, and why: "
+                "models.CACHE* because the last batch is kept"
+            )
+        return cls(pattern, reason)
+
+    def matches(self, by: str) -> bool:
+        """Return whether it is the holder of that description."""
+        parts = (re.escape(part) for part in self.pattern.split("*"))
+        return re.fullmatch(".*".join(parts), by, re.DOTALL) is not None
+
+
+def known_by(holder: Holder, known: Sequence[KnownHolder]) -> str:
+    """Return the first pattern that a holder matches; ``""`` for one that nobody knows."""
+    return next((k.pattern for k in known if k.matches(holder.by)), "")
+
+
 def explain_retained(
-    verdict: Verdict, find_holders: Callable[[], tuple[Held, ...]] | None
+    verdict: Verdict,
+    find_holders: Callable[[], tuple[Held, ...]] | None,
+    known: Sequence[KnownHolder] = (),
 ) -> Verdict:
-    """Say what keeps alive what was retained, where that is what failed; only then it is asked."""
+    """Say what keeps alive what was retained, where that is what failed; only then it is asked.
+
+    A sentence names no holder that is known: it is not the cause.
+    """
     if find_holders is None or not any(finding.key in RETAINED for finding in verdict.findings):
         return verdict
     held = find_holders()
     holders = group_holders(each.holder for each in held if each.at_end)
     result = replace(verdict.result, retained=replace(verdict.result.retained, holders=holders))
-    findings = tuple(_with_holder(finding, held) for finding in verdict.findings)
+    unknown = tuple(each for each in held if not known_by(each.holder, known))
+    findings = tuple(_with_holder(finding, unknown) for finding in verdict.findings)
     return replace(verdict, result=result, findings=findings)
 
 
@@ -65,16 +107,16 @@ def _with_holder(finding: Finding, held: tuple[Held, ...]) -> Finding:
 
     A cause of the peak may be what is left behind at the end: then its holder is the reason, too.
     """
-    causes = {_made_by(cause) for cause in finding.causes}
+    causes = {made_by(cause) for cause in finding.causes}
     asked = (each for each in held if each.at_end or finding.key == "growth")
-    holders = group_holders(each.holder for each in asked if _made_by(each.contributor) in causes)
+    holders = group_holders(each.holder for each in asked if made_by(each.contributor) in causes)
     if not holders:
         return finding
     first = min(holders, key=lambda holder: holder.fate is Fate.NOT_LOOKED_FOR)
     return replace(finding, cause=f"{finding.cause}, {first}")
 
 
-def _made_by(contributor: Contributor) -> tuple[object, ...]:
+def made_by(contributor: Contributor) -> tuple[object, ...]:
     """Return the line that made it; its label and its module may be others at another moment."""
     _, operator, module, _, where = contributor.told_as
     return (operator, where or module)

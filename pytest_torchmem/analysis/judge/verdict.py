@@ -13,7 +13,7 @@ from pytest_torchmem.analysis.judge.causes import (
     origin,
     tell_labels,
 )
-from pytest_torchmem.analysis.judge.comparison import (
+from pytest_torchmem.analysis.judge.differences import (
     category_differences,
     peak_differences,
     retained_differences,
@@ -37,7 +37,7 @@ from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
 
 # Numbers that memory of another thread would be part of, whatever it is for.
-_MAY_LACK: Final = ("total", "retained", Category.UNKNOWN.value)
+_MAY_LACK: Final = ("total", "retained", "net_retained", Category.UNKNOWN.value)
 
 IsChanged = Callable[[Source], bool]
 
@@ -45,7 +45,7 @@ IsChanged = Callable[[Source], bool]
 def judge_limits(result: Result, limits: Mapping[str, int]) -> tuple[Finding, ...]:
     """Return a finding for each limit that is exceeded or that no reading can answer."""
     if limits and result.peak.total == 0:
-        return (_nothing_read(result, "a limit needs a reading to be held against"),)
+        return (_nothing_read(result, "a limit needs a reading to compare with"),)
     findings = (_judge_limit(result, key, limit_bytes) for key, limit_bytes in limits.items())
     return rank(finding for finding in findings if finding is not None)
 
@@ -181,8 +181,8 @@ def _judge_unseen(result: Result, key: str, limit_bytes: int, margin_bytes: int)
         FindingKind.UNSEEN,
         key,
         f"the limit of {format_size(limit_bytes)} on {words(key)} cannot be judged: "
-        f"{format_size(result.unexplained_bytes)} were not seen being made, by another thread or "
-        f"another allocator, and {format_size(margin_bytes)} are left below the limit",
+        f"another thread or another allocator made {format_size(result.unexplained_bytes)} unseen, "
+        f"and only {format_size(margin_bytes)} are left below the limit",
     )
 
 
@@ -192,6 +192,8 @@ def _reading(result: Result, key: str) -> int | _Unread:
         return result.peak.total
     if key == "retained":
         return result.retained.total
+    if key == "net_retained":
+        return result.retained.net
     if key == "growth":
         return _growth_reading(result)
     if key in COUNTERS:
@@ -245,13 +247,17 @@ def _exceeds(
     result: Result, key: str, measured_bytes: int, reference_bytes: int, reference: str
 ) -> str:
     measured, against = format_apart(measured_bytes, reference_bytes)
-    verb = {"retained": "retained", "growth": "grew by"}.get(key, f"{words(key)} peaked at")
-    per_step = " per step" if key == "growth" else ""
+    verbs = {"retained": "retained", "net_retained": "retained a net", "growth": "grew by"}
+    verb = verbs.get(key, f"{words(key)} peaked at")
+    more = " per step" if key == "growth" else ""
+    if key == "net_retained" and result.retained.freed:
+        made, freed = map(format_size, (result.retained.total, result.retained.freed))
+        more = f" (made {made}, freed {freed} of before)"
     estimated = "an estimated " if is_estimated(result, key) else ""
     excess_bytes = measured_bytes - reference_bytes
     share = format_share(excess_bytes, reference_bytes)
     over = format_change(excess_bytes) + (f" ({share})" if share else "")
-    return f"{verb} {estimated}{measured}{per_step}, {over} over {reference.format(against)}"
+    return f"{verb} {estimated}{measured}{more}, {over} over {reference.format(against)}"
 
 
 def contributors(result: Result, key: str) -> tuple[Contributor, ...]:
@@ -336,7 +342,7 @@ def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Findi
     excess_bytes, key, values = max(spreads, key=lambda spread: spread[0])
     shown = ", ".join(format_size(value) for value in values)
     numbers = (
-        f"{words(key)} is not stable, and nothing is stored: {len(values)} runs had {shown}, "
+        f"{words(key)} is not stable, so nothing is stored: {len(values)} runs had {shown}, "
         f"a spread of {format_size(max(values) - min(values))} ({allowance.text_for(min(values))})"
     )
     numbers += _hint(values, allowance)

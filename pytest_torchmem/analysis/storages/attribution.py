@@ -1,26 +1,89 @@
-"""The origin of a storage: operator, module, source line, phase, labels."""
+"""The origin of a storage: operator, module, source line, phase, labels; in compiled code, too."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchmem.analysis.events.annotations import Annotations
-from pytest_torchmem.analysis.events.compiled_code import CompiledCall, CompiledCode
 from pytest_torchmem.analysis.events.module_paths import ModulePaths, folded
-from pytest_torchmem.analysis.events.op_tree import BACKWARD, PHASES
+from pytest_torchmem.analysis.events.op_tree import BACKWARD, PHASES, Annotations
 from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
-from pytest_torchmem.values.trace import EventKind, MarkKind, Ownership, Scope
+from pytest_torchmem.values.trace import EventKind, MarkKind, Ownership, Scope, Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledLine:
+    """The operator, source and modules that a line of generated code stands for.
+
+    Attributes:
+        operator: The operator, or several joined by ``+``; empty if the events name it themselves.
+        source: The user's line that was compiled into it; None if there is no such line.
+        modules: ``id()`` of each module that it may have been traced in.
+    """
+
+    operator: str
+    source: Source | None
+    modules: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCall:
+    """An event was called from generated code: by which line, and how far out in its chain."""
+
+    line: CompiledLine
+    depth: int
+
+
+class CompiledCode:
+    """Looks lines of generated code up."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._events = trace.events
+        self._lines: dict[tuple[int, int], CompiledLine] = {}
+        for (
+            file,
+            line,
+            operator,
+            source_file,
+            source_line,
+            function,
+            module,
+        ) in trace.compiled_lines.tolist():
+            before = self._lines.get((file, line))
+            modules = (*(before.modules if before else ()), *((module,) if module else ()))
+            source = None
+            if source_file >= 0:
+                strings = trace.strings
+                source = Source(strings[source_file], source_line, strings[function])
+            self._lines[file, line] = CompiledLine(trace.strings[operator], source, modules)
+        self.files = frozenset(file for file, _ in self._lines)
+
+    def line(self, file: int, line: int) -> CompiledLine | None:
+        """Return the meaning of a line in a file, given by number; None if it is not generated."""
+        return self._lines.get((file, line))
+
+    def call(self, chain: Sequence[int]) -> CompiledCall | None:
+        """The innermost generated line around an event; ``chain`` leads outwards from it."""
+        if not self._lines:
+            return None
+        kinds, files, lines = (self._events[name] for name in ("kind", "file", "line"))
+        for depth, (below, row) in enumerate(pairwise(chain), 1):
+            if kinds[row] == EventKind.PY_CALL and int(files[row]) in self.files:
+                found = self._lines.get((int(files[row]), int(lines[below])))
+                if found is not None:
+                    return CompiledCall(found, depth)
+        return None
+
 
 # Operators that do nothing but allocate: whoever called them is the one to name.
 _ALLOCATORS: Final = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::set_")
@@ -52,14 +115,22 @@ class Origin:
     source: Source | None = None
     phase: Phase = Phase.PREEXISTING
     labels: tuple[str, ...] = ()
+    claimed: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """Finds the origin of storages and groups them by it."""
+    """Finds the origin of storages and groups them by it.
+
+    Attributes:
+        evidence: Facts about the storages.
+        labels: Their categories: uint8, shape (S,), each a column number.
+        claimed: The reason of each storage whose category a user's pass decided.
+    """
 
     evidence: Evidence
     labels: NDArray[np.uint8]
+    claimed: Mapping[int, str] = field(default_factory=dict)
 
     def contributors(self, storages: Iterable[int]) -> tuple[Contributor, ...]:
         """Group storages by category and origin, largest group first."""
@@ -85,6 +156,7 @@ class Attribution:
                 o.phase,
                 o.labels,
                 max(0, int(born[category, o])),
+                o.claimed,
             )
             for (category, o), size in sizes.items()
         ]
@@ -96,7 +168,7 @@ class Attribution:
         held = self._held_names.get((storage, _OWNED[category])) if category in _OWNED else None
         event = int(self.evidence.storages.event[storage])
         if event < 0 or not self.evidence.made[storage]:
-            return Origin(module=held or "")
+            return Origin(module=held or "", claimed=self.claimed.get(storage, ""))
         chain = self._chain(event)
         anchor = self._anchor(event, chain)
         around = chain if anchor is None else self._chain(anchor)
@@ -110,6 +182,7 @@ class Attribution:
             or self._source(chain),
             phase=PHASES[int(self.evidence.tree.phase[event])],
             labels=self._labels(event),
+            claimed=self.claimed.get(storage, ""),
         )
 
     def stack(self, storage: int) -> tuple[Source, ...]:

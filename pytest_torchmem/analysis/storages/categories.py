@@ -94,7 +94,10 @@ class Facts(Protocol):
         """A module is called in the body."""
 
     def forward_steps(self) -> Iterable[Step]:
-        """The operators of the forward pass, in the order in which they ran."""
+        """The operators of the forward pass, in the order in which they ran.
+
+        Those that cannot change what `made_from_data` returns may be left out.
+        """
 
     @property
     def has_backward(self) -> bool:
@@ -141,12 +144,12 @@ class Decisions:
 
     Attributes:
         labels: uint8, shape (S,), the category as a column number.
-        claim: int8, shape (S,), index into ``grounds``, or `NO_CLAIM` where nobody could tell.
+        claim: int, shape (S,), index into ``grounds``, or `NO_CLAIM` where nobody could tell.
         grounds: One for each claim that was made, in order.
     """
 
     labels: Labels
-    claim: NDArray[np.int8]
+    claim: NDArray[np.signedinteger]
     grounds: tuple[Ground, ...]
 
     def ground(self, storage: int) -> Ground:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from pytest_torchmem.analysis.events.op_tree import BACKWARD, FORWARD, OpTree
-from pytest_torchmem.analysis.storages.gradient_buckets import bucket_mentions
-from pytest_torchmem.analysis.storages.storages import BEFORE, Storages
+from pytest_torchmem.analysis.storages.storages import BEFORE, Storages, bucket_mentions
 from pytest_torchmem.values.trace import EventKind, MarkKind, Mutable, Ownership, Role
 
 if TYPE_CHECKING:

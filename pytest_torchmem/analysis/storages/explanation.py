@@ -47,6 +47,21 @@ class Explanation:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class StorageClaim:
+    """The word of a category pass of yours: that storage is for this, because of ``reason``.
+
+    Attributes:
+        explanation: The storage, as the pass was given it.
+        category: Its category from now on.
+        reason: The evidence in a few words, as a failure and ``explain`` tell it.
+    """
+
+    explanation: Explanation
+    category: Category
+    reason: str
+
+
 def in_order(
     explanations: Iterable[Explanation], category: Category | None, module: str
 ) -> tuple[Explanation, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 from pytest_torchmem.analysis.events.op_tree import FORWARD, PHASES, RECOMPUTE
 from pytest_torchmem.analysis.storages.categories import Step
 from pytest_torchmem.analysis.storages.evidence import Evidence
+from pytest_torchmem.analysis.storages.forward_steps import forward_steps
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.trace import Mutable, Ownership, Role
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 _GEMM_WORDS: Final = ("mm", "linear", "conv", "matmul", "dot", "mv", "scaled")
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 _ENGINE: Final = "autograd::engine::evaluate_function"
-# Larger is no number that became a tensor: a complex one has so many bytes.
-_NUMBER_BYTES: Final = 16
 # As what a storage is held, and in which role Python's objects show it, for each category.
 _HOLDINGS: Final = {
     Category.PARAMETER: (
@@ -219,37 +218,4 @@ class MeasuredFacts:
         return self.evidence.in_rows(rows) & (engine >= 0) & ~self.evidence.outlives(engine)
 
     def forward_steps(self) -> Iterator[Step]:
-        """The leaf operators of the forward pass within the window."""
-        evidence, tree = self.evidence, self.evidence.tree
-        event, storages, written = evidence.operands
-        numbers = self._numbers
-        rows = (tree.phase[event] == FORWARD) & (tree.leaf[event] >= 0)
-        reads: dict[int, set[int]] = {}
-        writes: dict[int, set[int]] = {}
-        columns = (tree.leaf[event[rows]], storages[rows], written[rows])
-        for leaf, storage, is_written in zip(*(c.tolist() for c in columns), strict=True):
-            mentioned = reads.setdefault(leaf, set())
-            if storage not in numbers:
-                mentioned.add(storage)
-            if is_written:
-                writes.setdefault(leaf, set()).add(storage)
-        makes: dict[int, list[int]] = {}
-        born = np.flatnonzero(evidence.made & (evidence.birth_leaf >= 0))
-        for leaf, storage in zip(evidence.birth_leaf[born].tolist(), born.tolist(), strict=True):
-            makes.setdefault(leaf, []).append(storage)
-        forward = np.array([*reads.keys() | makes.keys()], np.int64)
-        forward = forward[tree.phase[forward] == FORWARD]
-        forward = forward[np.argsort(tree.rank[forward])]
-        in_module = (evidence.module_call[forward] >= 0).tolist()
-        for leaf, inside in zip(forward.tolist(), in_module, strict=True):
-            yield Step(inside, reads.get(leaf, set()), writes.get(leaf, set()), makes.get(leaf, ()))
-
-    @property
-    def _numbers(self) -> set[int]:
-        """Numbers that became tensors for an operator: the 255 of ``x / 255`` is no data.
-
-        They are made before the operator begins, and no larger than a complex number.
-        """
-        evidence = self.evidence
-        small = evidence.storages.size_bytes <= _NUMBER_BYTES
-        return set(np.flatnonzero(evidence.made & (evidence.birth_leaf < 0) & small).tolist())
+        return forward_steps(self.evidence)

@@ -21,17 +21,27 @@ class Reconciliation:
 
     @cached_property
     def drift_bytes(self) -> int:
-        """Largest difference between the recorded sizes and the allocator's own running total."""
+        """Largest difference between the recorded sizes and the allocator's own running total.
+
+        The allocator had 100 bytes before, and 4 came in between that nobody recorded::
+
+            sizes      [+8, +2, -8]    sums          [8, 10, 2]
+            totals                     [108, 114, 106]
+            drift      [100, 104, 104], so 4 bytes
+        """
         tree = self.evidence.tree
         table = tree.trace.allocations
-        mine = table[table["device"] == self.evidence.device]
+        size, total, ptr = (table[name] for name in ("size_bytes", "total_allocated", "ptr"))
+        is_mine = table["device"] == self.evidence.device
         # Shared memory, which has an allocator of its own, is reported with a total of nothing.
-        others = np.unique(mine["ptr"][(mine["size_bytes"] > 0) & (mine["total_allocated"] == 0)])
-        mine = mine[~np.isin(mine["ptr"], others)]
-        if not len(mine):
+        others = ptr[is_mine & (size > 0) & (total == 0)]
+        if len(others):
+            is_mine &= ~np.isin(ptr, others)
+        rows = np.flatnonzero(is_mine)
+        if not len(rows):
             return 0
-        order = np.argsort(tree.rank[mine["event"]])
-        drift = mine["total_allocated"][order] - np.cumsum(mine["size_bytes"][order])
+        rows = rows[np.argsort(tree.rank[table["event"][rows]])]
+        drift = total[rows] - np.cumsum(size[rows])
         return int(drift.max() - drift.min())
 
     @cached_property
@@ -73,9 +83,10 @@ class Reconciliation:
         counted, before = trace.meta.get("counters"), trace.meta.get("counters_before")
         if not counted or not before:
             return 0
-        mine = trace.allocations[trace.allocations["device"] == self.evidence.device]
-        order = np.argsort(self.evidence.tree.rank[mine["event"]])
-        recorded = int(np.cumsum(mine["size_bytes"][order]).max(initial=0))
+        table = trace.allocations
+        rows = np.flatnonzero(table["device"] == self.evidence.device)
+        rows = rows[np.argsort(self.evidence.tree.rank[table["event"][rows]])]
+        recorded = int(np.cumsum(table["size_bytes"][rows]).max(initial=0))
         return max(0, int(counted["allocated"]) - int(before["allocated"]) - recorded)
 
     @cached_property
@@ -85,24 +96,25 @@ class Reconciliation:
         A body on a GPU always allocates on the CPU, too.
         """
         trace = self.evidence.tree.trace
-        born = trace.allocations[trace.allocations["size_bytes"] > 0]
-        return {
-            name: int(born["size_bytes"][born["device"] == number].sum())
+        device, size = trace.allocations["device"], trace.allocations["size_bytes"]
+        born = {
+            name: size[(device == number) & (size > 0)]
             for number, name in enumerate(trace.devices)
-            if number != self.evidence.device and name != "cpu" and (born["device"] == number).any()
+            if number != self.evidence.device and name != "cpu"
         }
+        return {name: int(sizes.sum()) for name, sizes in born.items() if len(sizes)}
 
     def sentences(self) -> tuple[str, ...]:
         """Return a sentence for each kind of memory that the figures lack, or may lack."""
         spots = []
         if self.foreign_is_used:
             spots.append(
-                "memory was used that is not in the figures: another allocator (such as numpy's) "
-                "or another thread made it, or torch holds it outside Python"
+                "the body used memory that is not in the figures: another allocator (such as "
+                "numpy's) or another thread made it, or torch holds it outside Python"
             )
         if self.unseen_bytes:
             spots.append(
-                f"{format_size(self.unseen_bytes)} alive at the end were not seen being made: by "
+                f"{format_size(self.unseen_bytes)} that are alive at the end were made unseen by "
                 "another thread, or by another allocator such as numpy's or shared memory"
             )
         if threads := self.evidence.tree.trace.meta.get("unseen_threads", ()):
@@ -115,8 +127,8 @@ class Reconciliation:
             )
         elif self.unrecorded_bytes:
             spots.append(
-                f"the allocator's own peak holds {format_size(self.unrecorded_bytes)} that were "
-                "not seen being made: by another thread"
+                f"the allocator's own peak holds {format_size(self.unrecorded_bytes)} that "
+                "another thread made unseen"
             )
         spots += [
             f"{format_size(size_bytes)} were allocated on {device}, which is not measured"

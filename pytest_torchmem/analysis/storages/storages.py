@@ -6,13 +6,13 @@ device and the time between an allocation and its free name every storage, with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
 from pytest_torchmem.analysis.events.op_tree import OpTree
-from pytest_torchmem.values.trace import MarkKind, Ownership
+from pytest_torchmem.values.trace import MarkKind, Ownership, Role, Trace
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: ``born`` of a storage that was there before the recording, ``died`` of one that outlived it.
 BEFORE: Final = -1.0
 NEVER: Final = float("inf")
+
+_Number = TypeVar("_Number", np.int16, np.int64, np.uint64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,10 +57,8 @@ def find_storages(tree: OpTree) -> Storages:
     """Return every storage that the recording allocated, freed or mentioned."""
     trace = tree.trace
     mark_rank = tree.mark_ranks()
-    places = _Places()
-    allocation_place = places.number(trace.allocations)
-    tensor_place = places.number(trace.tensors)
-    owner_place = places.number(trace.owners)
+    places = _places(trace.allocations, trace.tensors, trace.owners)
+    allocation_place, tensor_place, owner_place = places.of
     freed = trace.marks["kind"][trace.owners["mark"]] == MarkKind.STORAGE_FREED
 
     rank = tree.rank[trace.allocations["event"]].astype(np.float64)
@@ -85,8 +85,8 @@ def find_storages(tree: OpTree) -> Storages:
     # A mark stands after the events that led to it, so it speaks of the last storage at the place.
     of_owner = lives.at(owner_place, owner_rank)
     return Storages(
-        device=places.devices()[lives.place],
-        ptr=places.pointers()[lives.place],
+        device=places.device[lives.place],
+        ptr=places.ptr[lives.place],
         size_bytes=_sizes(tree, lives, of_tensor, of_owner),
         born=lives.born,
         died=lives.died,
@@ -96,39 +96,69 @@ def find_storages(tree: OpTree) -> Storages:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Places:
-    """Numbers the distinct (device, pointer) pairs of several tables."""
+    """The distinct (device, pointer) pairs of several tables, in the order in which they come.
 
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, int], int] = {}
+    ``device`` is int16 and ``ptr`` uint64, both of shape (P,). ``of`` has one array for each table:
+    the place of each of its rows, int32.
+    """
 
-    def number(self, table: NDArray[np.void]) -> NDArray[np.int64]:
-        numbers = self._numbers
-        pairs = zip(table["device"].tolist(), table["ptr"].tolist(), strict=True)
-        found = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
-        return np.array(found, np.int64)
+    device: NDArray[np.int16]
+    ptr: NDArray[np.uint64]
+    of: list[NDArray[np.int32]]
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self.ptr)
 
-    def devices(self) -> NDArray[np.int16]:
-        return np.array([device for device, _ in self._numbers], np.int16)
 
-    def pointers(self) -> NDArray[np.uint64]:
-        return np.array([ptr for _, ptr in self._numbers], np.uint64)
+def _places(*tables: NDArray[np.void]) -> _Places:
+    """Number the places of the rows of tables.
+
+    A row at pointer 70 of device 0, one at pointer 50 and one at pointer 70 again::
+
+        distinct, sorted    [50, 70]    first met at rows [1, 0]    rows [1, 0, 1]
+        by first meeting    [70, 50]                                rows [0, 1, 0]
+    """
+    device = np.concatenate([table["device"] for table in tables])
+    pointers, at = _distinct(np.concatenate([table["ptr"] for table in tables]))
+    # A place is a pointer and a device; nearly always there is one device.
+    devices, on = _distinct(device)
+    keys, places = _distinct(at * np.int64(len(devices)) + on)
+    first = np.zeros(len(keys), np.int64)
+    first[places[::-1]] = np.arange(len(places))[::-1]
+    order = np.argsort(first)
+    number = np.empty(len(keys), np.int32)
+    number[order] = np.arange(len(keys))
+    split = np.cumsum([len(table) for table in tables])[:-1]
+    keys = keys[order]
+    return _Places(
+        devices[keys % max(1, len(devices))],
+        pointers[keys // max(1, len(devices))],
+        np.split(number[places], split),
+    )
+
+
+def _distinct(values: NDArray[_Number]) -> tuple[NDArray[_Number], NDArray[np.int32]]:
+    """Return the distinct values, ascending, and the place of each value among them."""
+    ordered = np.sort(values)
+    is_new = np.ones(len(ordered), np.bool_)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    distinct = ordered[is_new]
+    return distinct, np.searchsorted(distinct, values).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lives:
     """Lifetimes sorted by place, then by birth."""
 
-    place: NDArray[np.int64]
+    place: NDArray[np.int32]
     born: NDArray[np.float64]
     died: NDArray[np.float64]
     size: NDArray[np.int64]
     event: NDArray[np.int32]
 
-    def at(self, place: NDArray[np.int64], rank: NDArray[np.float64]) -> NDArray[np.int64]:
+    def at(self, place: NDArray[np.int32], rank: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the storage that was born last, at or before each rank, at each place; or -1.
 
         Place 0 holds two storages one after the other, born at ranks 3 and 8; place 1 holds one,
@@ -148,11 +178,11 @@ class _Lives:
 
 
 def _lifetimes(
-    place: NDArray[np.int64],
+    place: NDArray[np.int32],
     rank: NDArray[np.float64],
     size: NDArray[np.int64],
     event: NDArray[np.int32],
-    early: NDArray[np.int64],
+    early: NDArray[np.int32],
 ) -> _Lives:
     """Pair allocations with frees. ``early`` are places that were in use before the recording.
 
@@ -162,44 +192,40 @@ def _lifetimes(
         rank 4   +24   a second storage is born
         rank 7   +32   a third one in its place: the second one's free went unseen
 
-        born     [BEFORE, 4, 7]
-        died     [2,      7, NEVER]
-        size     [16,    24, 32]
+    >>> events = {"rank": [2.0, 4, 7], "size": [-16, 24, 32], "event": [0, 1, 2]}
+    >>> place, early = np.zeros(3, np.int32), np.array([0], np.int32)
+    >>> lives = _lifetimes(place, *map(np.array, events.values()), early)
+    >>> lives.born.tolist(), lives.died.tolist(), lives.size.tolist()
+    ([-1.0, 4.0, 7.0], [2.0, 7.0, inf], [16, 24, 32])
+
+    So what is there at a place ends with the next event there, whichever that is. A storage was
+    there before if the place is early, or if its first event is a free. A free after another one
+    is the same, reported twice.
     """
-    places: list[int] = early.tolist()
-    born = [BEFORE] * len(places)
-    died = [NEVER] * len(places)
-    sizes = [0] * len(places)
-    events = [-1] * len(places)
-    open_at = {where: index for index, where in enumerate(places)}
-    known = set(places)
-    order = np.argsort(rank, kind="stable")
-    columns = (column[order].tolist() for column in (place, rank, size, event))
-    for where, when, amount, row in zip(*columns, strict=True):
-        index = open_at.pop(where, None)
-        if index is not None:
-            # Either this is its free, or another storage is born in its place: then its free went
-            # unseen, and it ends here at the latest.
-            died[index] = when
-            sizes[index] = sizes[index] or max(0, -amount)
-        if amount > 0:
-            open_at[where] = len(places)
-        elif index is not None or where in known:
-            # Two sources reported the same free, or the birth of the storage was not recorded.
-            continue
-        known.add(where)
-        places.append(where)
-        born.append(when if amount > 0 else BEFORE)
-        died.append(NEVER if amount > 0 else when)
-        sizes.append(abs(amount))
-        events.append(row if amount > 0 else -1)
-    by_place = np.lexsort((born, places))
+    order = np.lexsort((rank, place))
+    place, rank, size, event = place[order], rank[order], size[order], event[order]
+    is_first = np.diff(place, prepend=-1) != 0
+    next_rank = np.full(len(place), NEVER)
+    next_rank[:-1][~is_first[1:]] = rank[1:][~is_first[1:]]
+    born = size > 0
+    freed = is_first & ~born
+    unused = early[~np.isin(early, place)]
+    begun = is_first & (freed | np.isin(place, early))
+    before = (
+        np.concatenate([place[begun], unused]),
+        np.concatenate([rank[begun], np.full(len(unused), NEVER)]),
+    )
+    before_bytes = np.concatenate([np.maximum(0, -size[begun]), np.zeros(len(unused), np.int64)])
+    count = len(before_bytes)
+    places = np.concatenate([before[0], place[born]])
+    births = np.concatenate([np.full(count, BEFORE), rank[born]])
+    by_place = np.lexsort((births, places))
     return _Lives(
-        np.array(places, np.int64)[by_place],
-        np.array(born, np.float64)[by_place],
-        np.array(died, np.float64)[by_place],
-        np.array(sizes, np.int64)[by_place],
-        np.array(events, np.int32)[by_place],
+        places[by_place],
+        births[by_place],
+        np.concatenate([before[1], next_rank[born]])[by_place],
+        np.concatenate([before_bytes, size[born]])[by_place],
+        np.concatenate([np.full(count, -1, np.int32), event[born]])[by_place],
     )
 
 
@@ -225,3 +251,52 @@ def _sizes(
         lives.event >= 0, lives.size, np.where(held > 0, held, np.maximum(mentioned, lives.size))
     )
     return sizes
+
+
+# The buckets in which DDP reduces gradients.
+#
+# No Python object holds them, so the recorder cannot list them at the start. They are known by the
+# operators with which DDP copies gradients to them::
+#
+#     autograd::engine::evaluate_function: torch::autograd::AccumulateGrad
+#       torch::distributed::reducer::mul_out    the part of the bucket for this gradient
+#         aten::mul
+#     c10d::allreduce_                          all of the bucket
+#
+# After the first backward pass DDP makes new buckets, in the order in which gradients came. The
+# next forward pass begins with that, and the old ones are gone.
+
+_COPIES: Final = ("torch::distributed::reducer::mul_out", "torch::distributed::reducer::copy_")
+
+
+def bucket_mentions(trace: Trace) -> NDArray[np.int64]:
+    """Rows of ``trace.tensors`` that are parts of buckets: int64, shape (B,)."""
+    numbers = [number for number, text in enumerate(trace.strings) if text in _COPIES]
+    tensors = trace.tensors
+    copied_to = np.isin(trace.events["name"][tensors["event"]], numbers)
+    copied_to &= (tensors["role"] == Role.OPERATOR_INPUT) & (tensors["argument"] == 0)
+    return np.flatnonzero(copied_to)
+
+
+def without_old_buckets(tree: OpTree, storages: Storages) -> Storages:
+    """Return the storages, with each old bucket ending where a forward pass makes new buckets.
+
+    The profiler reports no free of a storage whose allocation it did not see. An old bucket that is
+    used last at rank 5, and new ones that are born at 3 and 8::
+
+        rebuilt     [3, 8, NEVER]
+        the first one after its last use: 8, so it died at 8
+    """
+    rows = bucket_mentions(tree.trace)
+    last_use = np.full(len(storages), -np.inf)
+    used_at = tree.rank[tree.trace.tensors["event"][rows]]
+    np.maximum.at(last_use, storages.of_tensor[rows], used_at)
+    is_bucket = last_use > -np.inf
+    made = is_bucket & (storages.event >= 0)
+    # Another DDP is made outside of every call of a module.
+    made[made] = tree.innermost_module_calls()[storages.event[made]] >= 0
+    old = is_bucket & (storages.born == BEFORE)
+    rebuilt = np.append(np.sort(storages.born[made]), NEVER)
+    died = storages.died.copy()
+    died[old] = np.minimum(died[old], rebuilt[np.searchsorted(rebuilt, last_use[old])])
+    return replace(storages, died=died)

@@ -82,14 +82,15 @@ def build_timeline(
     ranks = np.concatenate([[window.begin], begin, died[freed]])
     sizes = storages.size_bytes[counted]
     amounts = np.concatenate([[0], sizes, -sizes[freed]])
-    columns = np.concatenate([[0], labels[counted], labels[counted][freed]]).astype(np.int64)
+    columns = np.concatenate([[0], labels[counted], labels[counted][freed]]).astype(np.uint8)
     order = np.argsort(ranks, kind="stable")
-    ranks = ranks[order]
-    changes = np.zeros((len(ranks), len(Category)), np.int64)
-    changes[np.arange(len(ranks)), columns[order]] = amounts[order]
+    ranks, amounts, columns = ranks[order], amounts[order], columns[order]
     last = np.append(np.flatnonzero(np.diff(ranks)), len(ranks) - 1)
-    levels = np.cumsum(changes, axis=0)[last]
     ranks = ranks[last]
+    # Most categories stay at zero; by columns, nothing is written to these.
+    levels = np.zeros((len(ranks), len(Category)), np.int64, order="F")
+    for column in np.unique(columns).tolist():
+        levels[:, column] = np.cumsum(np.where(columns == column, amounts, 0))[last]
     return Timeline(times_of(evidence, ranks), levels), ranks
 
 

@@ -222,7 +222,15 @@ def build_data_flow(tree: OpTree) -> DataFlowGraph:
 
 
 def find_keys(tree: OpTree) -> TensorKeys:
-    """Return the tensor keys of a trace, ordered by id, allocation id and device."""
+    """Return the tensor keys of a trace, ordered by id, allocation id and device.
+
+    A key is numbered where it differs from the one before it. Four mentions of three keys::
+
+        id, allocation id, device   (2, 1, 0)  (1, 1, 0)  (2, 1, 0)  (2, 2, 0)
+        in order                    (1, 1, 0)  (2, 1, 0)  (2, 1, 0)  (2, 2, 0)
+        new                         [1, 1, 0, 1], so numbers [0, 1, 1, 2]
+        number, as mentioned        [1, 0, 1, 2]
+    """
     trace = tree.trace
     tensors, allocations = trace.tensors, trace.allocations
     with_tensor, with_allocation = tensors["keyed"], allocations["keyed"]
@@ -267,13 +275,14 @@ def _nodes(tree: OpTree) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _merge(
     node: NDArray[np.int64], key: NDArray[np.int64], flag: NDArray[np.uint8], key_count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
-    """One edge for each node and key, with the union of the flags.
+    """Return one edge for each node and key, with the union of the flags.
 
-    Node 0 reads key 0 twice, once as something it writes to; node 1 allocates key 1::
+    Node 0 reads key 0 (flag 1) and writes to it (2), node 1 allocates key 1 (4). With two keys in
+    all the pairs are [0, 0, 3]:
 
-        node [0, 0, 1]    key [0, 0, 1]    flag [READ, WRITTEN, ALLOCATED]
-        pair [0, 0, 3]    with two keys in all
-        node [0, 1]       key [0, 1]       flag [READ | WRITTEN, ALLOCATED]
+    >>> node, key, flag = np.array([0, 0, 1]), np.array([0, 0, 1]), np.array([1, 2, 4], np.uint8)
+    >>> [column.tolist() for column in _merge(node, key, flag, key_count=2)]
+    [[0, 1], [0, 1], [3, 4]]
     """
     pair = node * key_count + key
     order = np.argsort(pair, kind="stable")
@@ -284,14 +293,17 @@ def _merge(
 
 
 def _versions(key: NDArray[np.int64], bumps: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """For each edge how many edges of its key before it made a new version.
+    """Return for each edge how many edges of its key before it made a new version.
 
     Four edges; the first and the third are of key 5, and both write to it::
 
         key      [5, 7, 5, 5]       in order of key [5, 5, 5, 7]
         bumps    [1, 0, 1, 0]                       [1, 1, 0, 0]
         before   what came earlier:                 [0, 1, 2, 2]
-        version  less that of the key's first:      [0, 1, 2, 0], so [0, 0, 1, 2]
+        version  less that of the key's first:      [0, 1, 2, 0]
+
+    >>> _versions(np.array([5, 7, 5, 5]), np.array([True, False, True, False])).tolist()
+    [0, 0, 1, 2]
     """
     order = np.argsort(key, kind="stable")
     before: NDArray[np.int64] = np.cumsum(bumps[order]) - bumps[order]

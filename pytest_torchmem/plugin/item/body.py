@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import gc
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -38,6 +41,7 @@ from pytest_torchmem.values.results import Level, Result
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.estimated.estimate import Estimate
+    from pytest_torchmem.analysis.storages.own_passes import OwnPass
     from pytest_torchmem.measuring.body import BodyMeasurement, Region
     from pytest_torchmem.measuring.counted import CounterMeasurement
 
@@ -53,7 +57,7 @@ class State(enum.Enum):
 
     BEFORE = "before the test body"
     WARMING_UP = "in a warm-up run"
-    COUNTING = "in a run that is not recorded, and whose allocator is asked"
+    COUNTING = "in a run that only reads the allocator's counters"
     MEASURING = "in the measured run"
     UNMEASURED = "in a run that cannot be measured"
     AFTER = "after the test body"
@@ -73,7 +77,14 @@ class Run:
         self.settings = settings
         self.rootdir = config.rootpath
         self.store = BaselineStore(config.rootpath, settings.baseline_dir, settings.fallbacks)
+        self._config = config
         self._environments: dict[str, Mapping[str, str]] = {}
+
+    @cached_property
+    def passes(self) -> tuple[OwnPass, ...]:
+        """The category passes of users: each plugin that has any returns several."""
+        found = self._config.hook.pytest_torchmem_category_passes(config=self._config)
+        return tuple(itertools.chain.from_iterable(found))
 
     def environment(self, device: str) -> Mapping[str, str]:
         """Return what the baselines of a device are keyed by."""
@@ -105,7 +116,9 @@ class CountedRun:
 
     def certain(self, limits: Mapping[str, int]) -> tuple[Finding, ...]:
         """Return what was over a limit in the counted run whatever else was in the counters."""
-        told = "; so said the allocator in a first run, and the recorded second run stayed below"
+        told = (
+            "; the allocator counted that in a first run, and the recorded second run stayed below"
+        )
         found = judge_limits(self._counters.least, limits)
         return tuple(replace(finding, numbers=finding.numbers + told) for finding in found)
 
@@ -146,7 +159,8 @@ class Body:
         # Here torch comes in: a process that measures nothing does without.
         from pytest_torchmem.measuring.body import BodyMeasurement
 
-        return BodyMeasurement(self._asked.device or self._run.settings.device or None)
+        device = self._asked.device or self._run.settings.device
+        return BodyMeasurement(device or None, self._run.passes)
 
     def _no_estimates(self) -> Estimates:
         return Estimates(self._asked.allowance if self._asked.baseline else None)
@@ -200,6 +214,8 @@ class Body:
             or not limits
             or self._asked.baseline
             or settings.reports
+            or self._asked.collect
+            or settings.known_holders
             or _uses_fixture(self._item)
             or not can_rerun(self._item)
         ):
@@ -213,6 +229,9 @@ class Body:
     def start(self) -> bool:
         """Begin to record, and return whether that is possible; else the body runs unmeasured."""
         self._estimates = self._no_estimates()
+        # What the body frees of others' garbage would count as freed.
+        if self._asked.collect or "net_retained" in self._asked.limits:
+            gc.collect()
         try:
             self.measurement.start()
         except TorchmemError as error:
@@ -243,13 +262,14 @@ class Body:
             self._item.add_report_section("call", "torchmem", COUNTED_OUT_OF_MEMORY)
         if state not in (State.COUNTING, State.MEASURING):
             return
-        if is_failure(error):
+        if is_failure(error) and self._asks:
             self._sender.raised(error)
         if state is State.COUNTING:
             return
         # The device may be beyond use; the test's own error counts.
         with contextlib.suppress(Exception):
-            if is_failure(error) and (self._run.settings.reports or is_out_of_memory(error)):
+            reports = self._run.settings.reports and self._asks
+            if is_failure(error) and (reports or is_out_of_memory(error)):
                 result = until_then(self.measurement.stop())
                 self._sender.unfinished(result, self.measurement, error)
                 return
@@ -284,6 +304,8 @@ class Body:
         measuring, self.state = self.state is State.MEASURING, State.AFTER
         if not measuring:
             return []
+        if self._asked.collect:
+            gc.collect()
         allowance, rootdir = self._asked.allowance, self._run.rootdir
         try:
             windows = [MeasuredWindow(self.measurement.stop(), allowance, self.measurement)]
@@ -302,6 +324,8 @@ class Body:
 
     def _unmeasured(self, problem: TorchmemError) -> str:
         """Send why nothing was measured. A limit without a reading fails: it never passes."""
+        if not self._asks:
+            return ""
         self._sender.not_measured(str(problem))
         if self._asked.limits:
             what = ", ".join(words(key) for key in self._asked.limits)
@@ -322,9 +346,17 @@ class Body:
         judge = Judge(self._asked, baselines, self._estimates, self._earlier, self._counted)
         checked = [region for region, _ in self._checked]
         others = [region for region in self.measurement.regions if region not in checked]
-        return self._sender.judged(judge.judge(windows), self.measurement, others)
+        judgement = judge.judge(windows)
+        if not judgement.windows and not self._asks:
+            return ""
+        return self._sender.judged(judgement, self.measurement, others)
 
     # --- what its test asks of it
+
+    @property
+    def _asks(self) -> bool:
+        """False where the run alone asks; then nothing is said but of what is large enough."""
+        return self._asked.anything or _uses_fixture(self._item)
 
     @property
     def device(self) -> str:

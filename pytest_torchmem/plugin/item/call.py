@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from dataclasses import replace
+
 import pytest
 
 from pytest_torchmem.plugin.item.body import Body, Run
+from pytest_torchmem.plugin.item.sending import set_properties
 from pytest_torchmem.plugin.options.marker import Asked, read_markers
 from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
-from pytest_torchmem.plugin.run.pictures import set_properties
 from pytest_torchmem.plugin.run.workers import attach, plain_nodeid
 from pytest_torchmem.plugin.stash import ASKED, BAD_ARGUMENT, BODY, IN_CALL, PAYLOAD, RUN, RUNNING
 from pytest_torchmem.values.errors import DeviceError, MarkerError
@@ -41,10 +45,13 @@ def _asked(item: pytest.Item) -> Asked:
     known = item.stash.get(ASKED, None)
     if known is not None and known[0] == marks:
         return known[1]
+    settings = item.config.stash[RUN].settings
     try:
-        asked = read_markers(item, item.config.stash[RUN].settings.allowance)
+        asked = read_markers(item, settings.allowance)
     except MarkerError as error:
         raise _bad_argument(item, error) from None
+    if settings.baseline_all_bytes and not asked.baseline and isinstance(item, pytest.Function):
+        asked = replace(asked, baseline=True, least_bytes=settings.baseline_all_bytes)
     item.stash[ASKED] = marks, asked
     return asked
 
@@ -99,10 +106,24 @@ def begin(item: pytest.Item) -> None:
     """Warm up and begin to measure, right before the body."""
     if _has_new_marks(item):
         _heed_fixtures(item)
+    elif BODY not in item.stash:
+        _measure_unasked(item)
     if body := item.stash.get(BODY, None):
         body.warm_up()
         body.measure_before()
         body.begin()
+
+
+def _measure_unasked(item: pytest.Item) -> None:
+    """Measure a test that asks for nothing, where the run asks for all and the test may use torch.
+
+    It is never worse off for that: without its device it is not measured.
+    """
+    asked = _asked(item)
+    if asked.least_bytes and "torch" in sys.modules:
+        with contextlib.suppress(DeviceError):
+            body = Body(item, item.config.stash[RUN], asked)
+            item.stash[BODY] = item.config.stash[RUNNING] = body
 
 
 def _heed_fixtures(item: pytest.Item) -> None:

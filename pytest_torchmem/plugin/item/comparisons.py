@@ -65,6 +65,7 @@ def _parts(result: Result) -> Iterator[tuple[int, str, Result]]:
     """Yield each number of a result, the limit's key for it, and the result with its part alone."""
     retained = result.retained
     yield retained.total, "retained", result
+    yield retained.net, "net_retained", result
     for category, size_bytes in retained.by_category.items():
         live = tuple(c for c in retained.live if c.category is category)
         only = CategoryBytes.of({category: size_bytes})

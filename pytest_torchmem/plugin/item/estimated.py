@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import MarkerError, is_torchmem_error
-from pytest_torchmem.values.findings import COUNTERS
+from pytest_torchmem.values.findings import COUNTERS, RETAINED
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 __tracebackhide__ = is_torchmem_error
 
 SUFFIX: Final = " (estimated)"
-
-OF_THE_BODY: Final = ("retained", "growth")
-"""Limits on what a test leaves behind: its body's alone."""
 
 
 class Estimates:
@@ -73,15 +70,15 @@ class Estimates:
     def limits_for(self, result: Result, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return which of a test's limits hold for its body, a region of it or an estimate.
 
-        A region has none. Where the body used nothing on its device, the estimates are what the
-        limits are about.
+        A region has none, and what is left behind is the body's alone. Where the body used nothing
+        on its device, the estimates are what the limits are about.
         """
         if result.estimated:
-            return {key: size for key, size in sizes.items() if key not in OF_THE_BODY}
+            return {key: size for key, size in sizes.items() if key not in RETAINED}
         if result.name:
             return {}
         if self.stand_for(result):
-            return {key: size for key, size in sizes.items() if key in OF_THE_BODY}
+            return {key: size for key, size in sizes.items() if key in RETAINED}
         return dict(sizes)
 
     def stand_for(self, result: Result) -> bool:

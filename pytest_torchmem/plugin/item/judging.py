@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.analysis.judge.holders import explain_retained
+from pytest_torchmem.analysis.judge.known_holders import judge_unknown
 from pytest_torchmem.analysis.judge.verdict import (
     judge_baseline,
     judge_blind_spots,
@@ -28,7 +29,7 @@ from pytest_torchmem.store.baselines import BaselineStore, Reference, entry_key
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.errors import TorchmemError
-from pytest_torchmem.values.findings import Finding, FindingKind, Verdict
+from pytest_torchmem.values.findings import RETAINED, Finding, FindingKind, Verdict
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
@@ -169,7 +170,9 @@ class Judge:
                 found = self._judge_window(window, limits)
                 # An estimate has left nothing behind.
                 find_holders = getattr(window.source, "find_holders", None)
-                found = replace(found, verdict=explain_retained(found.verdict, find_holders))
+                known = self.settings.known_holders
+                verdict = explain_retained(found.verdict, find_holders, known)
+                found = replace(found, verdict=verdict)
             except TorchmemError as error:
                 problem = problem or str(error)
             judged.append(found)
@@ -177,15 +180,27 @@ class Judge:
 
     def _judge_window(self, window: MeasuredWindow, limits: Mapping[str, int]) -> JudgedWindow:
         result = simulated(window.result, limits, window.source)
-        findings = judge_limits(result, limits)
+        findings, excused = self._judge_limits(result, limits, window)
         if self.counted and not result.name:
             findings = findings or self.counted.certain(limits)
         if self.settings.strict:
             findings = (*judge_blind_spots(result), *findings)
-        verdict, entry = Verdict(result, findings), None
-        if self.estimates.compares(result):
+        verdict, entry = Verdict(result, findings, excused=excused), None
+        if self.estimates.compares(result) and not self._is_small(result):
             verdict, entry = self._compared(verdict, window.allowance)
         return JudgedWindow(window, verdict, limits, entry)
+
+    def _judge_limits(
+        self, result: Result, limits: Mapping[str, int], window: MeasuredWindow
+    ) -> tuple[tuple[Finding, ...], Mapping[str, int]]:
+        """Return the findings on limits, and what known holders have of that, by pattern."""
+        findings, known = judge_limits(result, limits), self.settings.known_holders
+        find_holders = getattr(window.source, "find_holders", None)
+        if not known or not find_holders or not any(f.key in RETAINED for f in findings):
+            return findings, {}
+        others = [f for f in findings if f.key not in RETAINED]
+        unknown, excused = judge_unknown(result, limits, find_holders(), known)
+        return rank([*others, *unknown]), excused
 
     def _compared(
         self, verdict: Verdict, allowance: Allowance
@@ -197,7 +212,7 @@ class Judge:
         if reference is None or (reference.environment and Change.NEW in settings.accepted):
             near = self.baselines.nearest(result.name)
             findings = (*findings, *self.baselines.missing(result.name, near))
-            return Verdict(result, findings, Change.NEW, nearest=near), None
+            return replace(verdict, findings=findings, change=Change.NEW, nearest=near), None
         compared = judge_baseline(
             result,
             reference.entry,
@@ -208,14 +223,23 @@ class Judge:
         if compared.change not in settings.accepted or reference.environment:
             shrunk = judge_shrinking(compared) if settings.fail_shrunk else ()
             findings = rank([*findings, *compared.findings, *shrunk])
-        return replace(compared, findings=findings), reference.entry
+        return replace(compared, findings=findings, excused=verdict.excused), reference.entry
 
     def _spread(self, result: Result, allowance: Allowance) -> tuple[Finding, ...]:
         earlier = [run[result.name] for run in self.earlier if result.name in run]
         return judge_spread([*earlier, result], allowance) if earlier else ()
 
+    def _is_small(self, result: Result) -> bool:
+        """Return whether a body that did not ask for a baseline needs too little for one."""
+        if result.name or result.peak.total >= self.asked.least_bytes:
+            return False
+        return self.baselines.reference(result.name) is None
+
     def _has_no_say(self, result: Result) -> bool:
-        """Return whether a body only made estimates, now and when its baseline was stored."""
+        """Return whether nothing is to be said of a body: it is too small for a baseline that only
+        the run asks for, or it made estimates alone, now and when its baseline was stored."""
+        if not self.asked.anything and self._is_small(result):
+            return True
         if not self.estimates.stand_for(result):
             return False
         return not (self.asked.baseline and self.baselines.reference(result.name))

@@ -29,7 +29,7 @@ _CPU_TEXT: Final = "DefaultCPUAllocator"
 
 #: Said of a body that was not recorded when its memory ran out.
 COUNTED_OUT_OF_MEMORY: Final = (
-    "only the allocator was asked, nothing was recorded; --torchmem-level=full says what was live"
+    "this run only read the allocator's counters; --torchmem-level=full records what is live"
 )
 
 
@@ -57,8 +57,8 @@ def raised(error: BaseException) -> str:
 def until_then(result: Result) -> Result:
     """Return the result of a body that did not come to its end, with a note that says so."""
     note = (
-        "the body did not come to its end: these are the numbers until its exception, which holds "
-        "on to the variables of its frames"
+        "the body did not come to its end: the numbers go up to its exception, which keeps the "
+        "variables of its frames alive"
     )
     return replace(result, notes=(*result.notes, note))
 

@@ -26,7 +26,7 @@ from pytest_torchmem.values.units import parse_floor, parse_fraction
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
-_BUDGET_KEYS: Final = (*LIMIT_KEYS, "device", "warmup")
+_BUDGET_KEYS: Final = (*LIMIT_KEYS, "device", "warmup", "collect")
 _BASELINE_KEYS: Final = ("tolerance", "floor")
 
 
@@ -41,6 +41,9 @@ class Asked:
         allowance: How far from the baseline a number may be.
         device: Where to measure; ``""`` means wherever the run does.
         warmup: How often the body runs before the run that is measured.
+        least_bytes: A baseline that the run and no marker asks for holds from this peak on; 0
+            where a marker does.
+        collect: Garbage is collected before and after the body, and is not retained.
     """
 
     limits: Mapping[str, Size | SizeByDevice]
@@ -48,10 +51,13 @@ class Asked:
     allowance: Allowance
     device: str = ""
     warmup: int = 0
+    collect: bool = False
+    least_bytes: int = 0
 
     @property
     def anything(self) -> bool:
-        return bool(self.limits) or self.baseline
+        """True where a marker asks, not only the run."""
+        return bool(self.limits) or (self.baseline and not self.least_bytes)
 
     @property
     def differs_by_device(self) -> bool:
@@ -83,6 +89,7 @@ def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
         for key, value in _baseline_arguments(mark).items():
             comparison.setdefault(key, value)
     device, warmup = budget.pop("device", ""), budget.pop("warmup", 0)
+    collect = budget.pop("collect", False)
     asked = Asked(
         limits=read_limits(BUDGET, budget),
         baseline=baseline,
@@ -91,8 +98,13 @@ def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
         ),
         device=_device(device),
         warmup=_warmup(item, 0 if warmup is None else warmup),
+        collect=_collect(False if collect is None else collect),
     )
-    if (budget or device or warmup) and not asked.anything and None not in budget.values():
+    if (
+        (budget or device or warmup or collect)
+        and not asked.anything
+        and None not in budget.values()
+    ):
         _refuse_empty(item)
     return asked
 
@@ -194,6 +206,12 @@ def _warmup(item: pytest.Item, value: object) -> int:
     return value
 
 
+def _collect(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise MarkerError(f"{BUDGET}, collect: {value!r} is not True or False")
+    return value
+
+
 def can_rerun(item: pytest.Item) -> bool:
     """True where calling the body again is all that a second run needs.
 
@@ -211,4 +229,4 @@ def can_rerun(item: pytest.Item) -> bool:
 def _refuse_empty(item: pytest.Item) -> None:
     if "torchmem" in getattr(item, "fixturenames", ()):
         return
-    raise MarkerError(f"{BUDGET} sets a device or a warm-up but no limit, and nothing else does")
+    raise MarkerError(f"{BUDGET} sets a device, a warm-up or collect, and no marker sets a limit")

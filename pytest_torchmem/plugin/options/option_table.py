@@ -59,8 +59,8 @@ OPTIONS: Final = (
     ),
     Option(
         "world",
-        "with --torchmem-simulate: run as rank 0 of a job of N ranks, of which the others are "
-        "taken to do what this one does",
+        "with --torchmem-simulate: run as rank 0 of a job of N ranks, and assume that each "
+        "other rank does what this one does",
         "",
         "N",
     ),
@@ -117,6 +117,13 @@ OPTIONS: Final = (
         "NAME",
     ),
     Option(
+        "baseline-all",
+        "compare every test whose body needs at least so much, such as 1MiB, with a baseline, "
+        "whether it asks for one or not",
+        "",
+        "SIZE",
+    ),
+    Option(
         "fail-shrunk",
         "fail a test that needs less than its baseline by more than the tolerance and the floor",
         False,
@@ -133,9 +140,18 @@ OPTIONS: Final = (
         False,
     ),
     Option(
+        "known-holder",
+        "'PATTERN because REASON': limits on what is left behind do not count what a holder of "
+        "that description has, such as 'models.CACHE* because the last batch is kept'; can be "
+        "given several times",
+        "",
+        "TEXT",
+        several=True,
+    ),
+    Option(
         "level",
-        "how closely to look: full records every test; auto only asks the allocator where limits "
-        "on a GPU are all that is asked and it can answer them (default: auto)",
+        "how closely to look: full records every test; auto only reads the allocator's "
+        "counters where a test has nothing but limits on a GPU that they answer (default: auto)",
         "auto",
         "LEVEL",
     ),
@@ -171,10 +187,10 @@ OPTIONS: Final = (
 
 MARKERS: Final = (
     f"{BUDGET}(total, *, activation, temporary, gradient, parameter, optimizer_state, input, "
-    "autograd_detail, buffer, workspace, unknown, retained, growth, allocated, active, reserved, "
-    "device, warmup): fail the test when its body needs more memory than this. Sizes are bytes, "
-    "text such as '2GiB', a callable, or a dictionary from a device's model or kind to one; None "
-    "lifts a limit set further out. The closest marker wins per key.",
+    "autograd_detail, buffer, workspace, unknown, retained, net_retained, growth, allocated, "
+    "active, reserved, device, warmup, collect): fail the test when its body needs more memory "
+    "than this. Sizes are bytes, text such as '2GiB', a callable, or a dictionary from a device's "
+    "model or kind to one; None lifts a limit set further out. The closest marker wins per key.",
     f"{BASELINE}(*, tolerance, floor): fail the test when its body needs more memory than the "
     "stored baseline by more than the larger of the two.",
 )

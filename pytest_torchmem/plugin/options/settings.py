@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 import pytest
 
+from pytest_torchmem.analysis.judge.holders import KnownHolder
 from pytest_torchmem.measuring.ranks import environment_rank, path_of_rank
 from pytest_torchmem.plugin.options.option_table import (
     OPTIONS,
@@ -19,10 +20,10 @@ from pytest_torchmem.plugin.options.option_table import (
     ini_value,
     place_of,
 )
-from pytest_torchmem.report.files import FOLDER, kind_of
+from pytest_torchmem.report.writing import FOLDER, kind_of
 from pytest_torchmem.values.baseline import Allowance, Change
-from pytest_torchmem.values.errors import DeviceNameError, ReportError, SizeError
-from pytest_torchmem.values.units import parse_floor, parse_fraction
+from pytest_torchmem.values.errors import DeviceNameError, MarkerError, ReportError, SizeError
+from pytest_torchmem.values.units import parse_floor, parse_fraction, parse_size
 
 
 class SummaryKind(enum.Enum):
@@ -79,6 +80,9 @@ class Settings:
         fallbacks: Names of other environments to compare with, where this one has no entry.
         fail_shrunk: A test that needs less than its baseline fails.
         level: Whether a body may be looked at through the allocator's counters alone.
+        baseline_all_bytes: A test that needs so much is compared with a baseline without having
+            asked; 0 stands for none.
+        known_holders: Holders whose bytes limits on what is left behind do not count.
     """
 
     device: str
@@ -97,6 +101,8 @@ class Settings:
     fallbacks: tuple[str, ...] = ()
     fail_shrunk: bool = False
     level: LevelChoice = LevelChoice.AUTO
+    baseline_all_bytes: int = 0
+    known_holders: tuple[KnownHolder, ...] = ()
 
     @property
     def keeps_traces(self) -> bool:
@@ -135,6 +141,8 @@ def read_settings(config: pytest.Config) -> Settings:
         follow_renames=values.flag("follow-renames"),
         fallbacks=tuple(filter(None, values.text("baseline-from").replace(" ", "").split(","))),
         fail_shrunk=values.flag("fail-shrunk"),
+        baseline_all_bytes=_baseline_all_bytes(values),
+        known_holders=_known_holders(values),
     )
     _require_effect(values, settings)
     return settings
@@ -229,8 +237,8 @@ def _accepted(values: _Values) -> frozenset[Change]:
 
 
 def _repeat_count(values: _Values) -> int:
-    text = values.text("repeat")
-    if not text.strip().isdecimal() or int(text) < 1:
+    text = values.text("repeat").strip()
+    if not re.fullmatch(r"0*[1-9]\d{0,8}", text):
         problem = f"{text!r} is not a number of runs, 1 or more"
         raise values.refused("repeat", problem, "bad-argument")
     return int(text)
@@ -246,6 +254,25 @@ def _report_paths(values: _Values) -> tuple[Path, ...]:
     lines = filter(None, map(str.strip, values.text("report").splitlines()))
     paths = (start / Path(os.path.expandvars(line)).expanduser() for line in lines)
     return tuple(dict.fromkeys(path_of_rank(path, environment_rank()) for path in paths))
+
+
+def _baseline_all_bytes(values: _Values) -> int:
+    if not values.text("baseline-all"):
+        return 0
+    least_bytes = values.parsed("baseline-all", parse_size)
+    if not least_bytes:
+        raise values.refused(
+            "baseline-all", "a test that needs nothing has nothing to compare", "bad-argument"
+        )
+    return least_bytes
+
+
+def _known_holders(values: _Values) -> tuple[KnownHolder, ...]:
+    lines = filter(None, map(str.strip, values.text("known-holder").splitlines()))
+    try:
+        return tuple(map(KnownHolder.read, lines))
+    except MarkerError as error:
+        raise values.refused("known-holder", error) from None
 
 
 def _report_kind(values: _Values, path: Path) -> str:

@@ -19,23 +19,28 @@ from pytest_torchmem.plugin.run.endings import (
     github_lines,
     on_ci,
     on_github,
+    room,
     run_report,
 )
-from pytest_torchmem.plugin.run.orphans import (
+from pytest_torchmem.plugin.run.updates import (
+    Outcomes,
+    apply,
     baseline_folders,
     find_orphans,
     move,
+    plan_updates,
     remove,
+    texts,
 )
-from pytest_torchmem.plugin.run.pictures import room
-from pytest_torchmem.plugin.run.selection import Selection, ran_partially
-from pytest_torchmem.plugin.run.updates import Outcomes, apply, plan_updates, texts
 from pytest_torchmem.plugin.run.workers import (
+    Selection,
     detach,
+    ran_partially,
     reported_nodeid,
     trace_with,
 )
-from pytest_torchmem.report.text.changes import (
+from pytest_torchmem.report.text.known import known_lines
+from pytest_torchmem.report.text.tables import (
     change_table,
     diff_lines,
     explained_lines,
@@ -137,6 +142,7 @@ class Collector:
         self.summary += RunSummary(tests=tuple(self._tests.values()))
         self._update()
         self._lines += notices(self._as_typed().summary, self.run.settings.accepted)
+        self._lines += known_lines(self.summary, self.run.settings.known_holders, self._whole)
         if on_ci() and not self.run.settings.accepted:
             unguarded = unguarded_line(self.summary)
             title = "::warning title=memory has no baseline::" if on_github() else ""
@@ -145,6 +151,11 @@ class Collector:
         self._tell_other_plugins(written)
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @property
+    def _whole(self) -> bool:
+        """True where every test of the project had its turn: nobody typed which to run."""
+        return not self._partial and self.config.args_source is not pytest.Config.ArgsSource.ARGS
 
     @pytest.hookimpl
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

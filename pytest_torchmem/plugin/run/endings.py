@@ -6,15 +6,19 @@ import contextlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from pytest_torchmem.report.text.github import cause_lines, error_commands, line_commands
 from pytest_torchmem.report.text.markdown import step_summary
+from pytest_torchmem.report.text.tables import ANY_WIDTH
 from pytest_torchmem.store.provenance import checked_out
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.measured import MeasuredTest, RunSummary
+
+_LOG_WIDTH: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +107,10 @@ def _grown_files(run: RunReport, rootdir: Path) -> dict[str, str]:
         with contextlib.suppress(ValueError):
             found[file] = (rootdir / file).relative_to(start).as_posix()
     return found
+
+
+def room(config: pytest.Config) -> int:
+    """Return how many columns the text of a failure has: as many as it likes in a log."""
+    writer = config.get_terminal_writer()
+    narrow = writer.fullwidth < _LOG_WIDTH  # somebody said so
+    return writer.fullwidth if narrow or writer.hasmarkup else ANY_WIDTH

@@ -1,4 +1,4 @@
-"""From the process that ran a test to the one that speaks and writes.
+"""From the process that ran a test to the one that speaks and writes: with xdist they are two.
 
 What a test measured travels on its report, as plain builtins: it arrives with the test, and stays
 when the worker dies later. Without xdist the report takes the same way within one process.
@@ -9,13 +9,15 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from pytest_torchmem.plugin.stash import PAYLOAD
-from pytest_torchmem.values.json_values import Json
-from pytest_torchmem.values.measured import MeasuredTest
+
+if TYPE_CHECKING:
+    from pytest_torchmem.values.json_values import Json
+    from pytest_torchmem.values.measured import MeasuredTest
 
 TRACE: Final = "trace"
 _ATTRIBUTE: Final = "torchmem"
@@ -37,7 +39,11 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
 def detach(report: pytest.TestReport) -> MeasuredTest | None:
     """Return what came with a report, or None where nothing was measured."""
     payload: Mapping[str, Json] | None = getattr(report, _ATTRIBUTE, None)
-    return None if payload is None else MeasuredTest.from_json(payload)
+    if payload is None:
+        return None
+    from pytest_torchmem.values.measured import MeasuredTest  # a run that measures nothing does not
+
+    return MeasuredTest.from_json(payload)
 
 
 def trace_with(report: pytest.TestReport) -> bytes:
@@ -62,3 +68,54 @@ def _without_group(nodeid: str, grouped: bool, config: pytest.Config) -> str:
     by_group = getattr(config.option, "dist", "no") == "loadgroup"
     by_group = by_group or getattr(config.option, "loadgroup", False)
     return _GROUP.sub("", nodeid) if grouped and by_group else nodeid
+
+
+_PARTIAL: Final = "torchmem_partial"
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """True in a process that runs tests for an xdist controller."""
+    return hasattr(config, "workerinput")
+
+
+def controls_workers(config: pytest.Config) -> bool:
+    """True in the process of an xdist run that runs no tests itself."""
+    return getattr(config.option, "dist", "no") != "no" and not is_worker(config)
+
+
+class Selection:
+    """Notices when not every test of a module is run: in a worker, for its controller as well."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.partial = False
+        self._output: dict[str, object] = getattr(config, "workeroutput", {})
+        self._output[_PARTIAL] = False
+        self._collected_count = 0
+
+    def _note(self) -> None:
+        self.partial = self._output[_PARTIAL] = True
+
+    @pytest.hookimpl
+    def pytest_itemcollected(self) -> None:
+        self._collected_count += 1
+
+    @pytest.hookimpl
+    def pytest_deselected(self) -> None:
+        self._note()
+
+    @pytest.hookimpl
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if not report.passed and "::" in report.nodeid:  # a class of a module that is there
+            self._note()
+
+    @pytest.hookimpl
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        # A conftest.py may take tests out of the list without saying so.
+        if self._collected_count > len(session.items):
+            self._note()
+
+
+def ran_partially(node: object) -> bool:
+    """True for a worker that deselected tests, and for one that died before it could say."""
+    output: Mapping[str, object] = getattr(node, "workeroutput", {})
+    return bool(output.get(_PARTIAL, True))

@@ -98,7 +98,7 @@ class _Program:
         # The output is handed on without a name here, so that it dies when the loss is made.
         loss = _loss_of(self.target(*self.args, **self.kwargs))
         if loss is not None and recorder.has_freed(loss):
-            recorder.notes.add("the program runs the backward pass of what it returns itself")
+            recorder.notes.add("the program itself runs the backward pass of its output")
         elif loss is not None:
             if loss.dim():
                 loss = loss.sum()

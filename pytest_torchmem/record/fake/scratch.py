@@ -23,11 +23,11 @@ def scratch_bytes(operator: str, args: Sequence[Any]) -> int:
 def uncounted(operators: Iterable[str], device: str) -> str:
     """Return a sentence on scratch that an estimate leaves out, or ``""`` if none is known."""
     if device != "cpu":
-        return "the workspaces of libraries (cuBLAS, cuDNN) are not in it"
+        return "the estimate leaves out the workspaces of libraries (cuBLAS, cuDNN)"
     found = sorted(_UNCOUNTED_ON_CPU.intersection(operators))
     if not found:
         return ""
-    return f"scratch that operators take for themselves is not in it: {', '.join(found)}"
+    return f"the estimate leaves out the scratch that these operators allocate: {', '.join(found)}"
 
 
 def _copied_matrices(operands: Sequence[torch.Tensor]) -> int:

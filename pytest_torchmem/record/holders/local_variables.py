@@ -20,7 +20,6 @@ from typing import Final, TypeAlias
 
 import torch
 
-from pytest_torchmem.record.holders.cycles import young_garbage
 from pytest_torchmem.record.holders.paths import (
     attributes_of,
     is_machinery,
@@ -29,11 +28,11 @@ from pytest_torchmem.record.holders.paths import (
     tidy,
     variable,
 )
-from pytest_torchmem.record.holders.search import ways_in_garbage
+from pytest_torchmem.record.holders.search import ways_in_garbage, young_garbage
 from pytest_torchmem.record.owners.autograd_graph import GraphReader
 from pytest_torchmem.record.owners.live_objects import is_a, running_frames
-from pytest_torchmem.record.owners.ownership_log import quiet
 from pytest_torchmem.record.owners.places import places_of
+from pytest_torchmem.record.patches.python_tracing import quiet
 
 Place: TypeAlias = tuple[str, int]
 Ways: TypeAlias = dict[Place, str]

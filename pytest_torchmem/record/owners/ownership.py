@@ -8,10 +8,13 @@ when a backward pass begins and ends, after an optimizer's step.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Final
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
 from pytest_torchmem.record.owners.autograd_graph import (
@@ -20,15 +23,54 @@ from pytest_torchmem.record.owners.autograd_graph import (
     nodes_below,
     tensors_in,
 )
-from pytest_torchmem.record.owners.backward_passes import WatchedEngine
-from pytest_torchmem.record.owners.live_tensors import find_live
-from pytest_torchmem.record.owners.ownership_log import OwnershipLog, quiet
-from pytest_torchmem.record.owners.places import places_of, plain_tensors, storages_of
+from pytest_torchmem.record.owners.live_objects import find_live
+from pytest_torchmem.record.owners.places import places_of, plain_tensors, storages_of, values_of
 from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.torch_api import autograd, functorch
-from pytest_torchmem.record.torch_api.dynamo import untraced
+from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.record.torch_api.modules import buffers_of, children_of, parameters_of
-from pytest_torchmem.values.trace import CREATE_GRAPH, MarkKind, Ownership
+from pytest_torchmem.record.tree.tables import Rows, StringTable
+from pytest_torchmem.values.trace import CREATE_GRAPH, MODULE_EDGE, OWNER, MarkKind, Ownership
+
+# Notes of a storage that say how large it is.
+_WITH_BYTES: Final = (Ownership.LIVE, Ownership.SURVIVOR)
+_GRADIENTS: Final = (Ownership.GRADIENT, Ownership.RETURNED)
+
+
+@dataclass(slots=True)
+class OwnershipLog:
+    """Rows of `trace.OWNER` and `trace.MODULE_EDGE` in the making."""
+
+    strings: StringTable
+    devices: StringTable
+    owners: Rows = field(default_factory=partial(Rows, OWNER))
+    edges: Rows = field(default_factory=partial(Rows, MODULE_EDGE))
+
+    def owner(
+        self, mark: int, kind: Ownership, tensor: object, module: int = 0, name: str = ""
+    ) -> None:
+        """Note that ``tensor``'s storage is held as ``kind``; one without storage is skipped.
+
+        Bytes are noted for LIVE, the mark at which a storage is met first, and for SURVIVOR.
+        """
+        number, name_number = self.devices.number, self.strings.number(name)
+        if kind in _WITH_BYTES:
+            for device, ptr, size_bytes in storages_of(tensor):
+                self.owners.append(
+                    (mark, kind, number(device), ptr, size_bytes, module, name_number)
+                )
+            return
+        if kind in _GRADIENTS and type(tensor) is torch.Tensor and tensor.is_sparse:
+            # The indices of an embedding's sparse gradient are the input that was looked up.
+            tensor = values_of(tensor)
+        for device, ptr in places_of(tensor):
+            self.owners.append((mark, kind, number(device), ptr, 0, module, name_number))
+
+    def edge(self, mark: int, child: object, parent: object | None, name: str) -> None:
+        number = self.strings.number
+        parent_id = 0 if parent is None else id(parent)
+        self.edges.append((mark, id(child), parent_id, number(name), number(type(child).__name__)))
 
 
 class OwnershipWatch:
@@ -329,3 +371,50 @@ class OwnershipWatch:
         mark = self._mark(MarkKind.STORAGE_FREED, "")
         self._log.owners.append((mark, Ownership.LIVE, *row, 0, 0))
         self._storages.pop(row[:2], None)
+
+
+class WatchedEngine:
+    """Stands in for the autograd engine while a body runs, and notes each backward pass."""
+
+    def __init__(self, engine: Any, watch: OwnershipWatch) -> None:
+        self._engine = engine
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run_backward(
+        self,
+        tensors: Sequence[object],
+        grad_tensors: Sequence[torch.Tensor | None],
+        keep_graph: bool,
+        create_graph: bool,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[torch.Tensor | None, ...]:
+        if not _has_memory(tensors):
+            # A compiler traces: nothing that runs in there has memory.
+            passed: tuple[torch.Tensor | None, ...] = self._engine.run_backward(
+                tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs
+            )
+            return passed
+        leaves = self._watch.before_backward(tensors, grad_tensors, create_graph)
+        hooks = self._watch.follow_gradients(tensors)
+        gradients: tuple[torch.Tensor | None, ...] = ()
+        try:
+            gradients = self._engine.run_backward(
+                tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs
+            )
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for device in {root.device for root in tensors if isinstance(root, torch.Tensor)}:
+                autograd.await_engine(device, self._engine)
+            self._watch.after_backward(leaves, gradients or ())
+        return gradients
+
+
+@quiet
+def _has_memory(roots: Iterable[object]) -> bool:
+    """False for the roots of a backward pass that a compiler traces."""
+    return any(isinstance(r, GradientEdge) or any(places_of(r)) for r in roots)

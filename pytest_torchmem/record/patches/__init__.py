@@ -14,14 +14,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Final
 
-from pytest_torchmem.record.torch_api import (
-    autograd,
-    compiler,
-    dynamo,
-    fake_tensors,
-    functorch,
-    modules,
-)
+from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors, functorch, modules
 
 
 class During(Enum):
@@ -99,10 +92,14 @@ PATCHES: Final = (
         "importlib._bootstrap._find_and_load",
         "Keeps the millions of calls of an import out of the recording.",
     ),
+    *(
+        Patch(name, "Keeps the calls of TorchScript's parser out of the recording.")
+        for name in compiler.SCRIPTING
+    ),
     Patch(compiler.START_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.END_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.CLEAR_CALLBACKS, "Keeps our callbacks when the compiler is reset in a body."),
-    *(Patch(name, "Takes hooks out while dynamo looks at frames.") for name in dynamo.SETTERS),
+    *(Patch(name, "Takes hooks out while dynamo looks at frames.") for name in compiler.SETTERS),
     Patch(f"{_NN}register_module_forward_pre_hook", _CALLED_IN, How.ADDED, _ESTIMATED),
     Patch(f"{_NN}register_module_forward_hook", _CALLED_IN, How.ADDED, _ESTIMATED),
     Patch(f"{_OPTIM}register_optimizer_step_pre_hook", _STEP, How.ADDED, _ESTIMATED),

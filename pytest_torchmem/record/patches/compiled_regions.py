@@ -18,7 +18,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import dynamo
+from pytest_torchmem.record.torch_api import compiler
 
 _PACKAGE: Final = f"{__name__.partition('.')[0]}."
 _looked_at: Final[set[str]] = set()
@@ -34,9 +34,9 @@ class CompiledRegions:
     def install(self, patches: Installed) -> None:
         """Begin to listen, unless the compiler is not even imported."""
         hide_from_dynamo()
-        if dynamo.is_imported():
+        if compiler.is_imported():
             patches.finally_do(self._inside.clear)
-            for name in dynamo.setters():
+            for name in compiler.setters():
                 patches.replace(name, self._listening)
 
     def _listening(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -46,7 +46,7 @@ class CompiledRegions:
             try:
                 return original(callback)
             finally:
-                if callback is None and not dynamo.is_compiling():
+                if callback is None and not compiler.is_compiling():
                     self._note(False)
 
         return set_eval_frame
@@ -74,7 +74,7 @@ def hide_from_dynamo() -> None:
     _looked_at.update(fresh)
     for name in [name for name in fresh if name.startswith(_PACKAGE)]:
         for code in _codes(sys.modules[name]):
-            dynamo.never_trace(code)
+            compiler.never_trace(code)
 
 
 def _codes(module: ModuleType) -> Iterator[CodeType]:

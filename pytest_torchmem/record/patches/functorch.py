@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from pytest_torchmem.record.owners.autograd_graph import tensors_in
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import dispatcher, functorch, profiler
-from pytest_torchmem.record.torch_api.dynamo import untraced
+from pytest_torchmem.record.torch_api.compiler import untraced
 
 #: The name of an event that stands for an operator which was not observed: mark and operator.
 OPERATOR_NAME: Final = re.compile(r"pytest-torchmem operator (\d+) (.+)")

@@ -1,4 +1,4 @@
-"""Suspends the Python tracer of a thread, and nothing else.
+"""Suspends the Python tracer of a thread: in our own calls, in imports and in compilations.
 
 A profiler session must not be ended and begun again while an operator or an annotation is open:
 torch notes the end of these in the session that they began in, which would be gone. CPython itself
@@ -8,7 +8,19 @@ can stop calling a tracer for a while instead. Operators and allocations are see
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+import sys
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
+
+from pytest_torchmem.contexts import gc_paused
+from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.torch_api import autograd, compiler, dispatcher
+from pytest_torchmem.record.torch_api.compiler import set_frame_callback, untraced
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def _interpreter_call(name: str, result: Any, arguments: list[Any]) -> Any:
@@ -46,3 +58,151 @@ class TracingPause:
         if self._thread_state is not None:
             thread_state, self._thread_state = self._thread_state, None
             _leave(thread_state)
+
+
+def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Hide what a method does from the body's function modes, from the collector and the recording.
+
+    The collector runs after so many new objects: with those of the method it would run earlier than
+    it does without us. And the recording of the method's calls takes longer than the calls. Dynamo
+    traces none of them.
+    """
+
+    @wraps(method)
+    def quietly(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        tracing = TracingPause()
+        traced_by = set_frame_callback(None)
+        tracing.suspend()
+        try:
+            with gc_paused(), dispatcher.unseen_by_modes():
+                return method(*args, **kwargs)
+        finally:
+            tracing.resume()
+            set_frame_callback(traced_by)
+
+    return quietly
+
+
+# An import statement calls it, and only for a module that is not there yet.
+_FIND_AND_LOAD: Final = "importlib._bootstrap._find_and_load"
+
+
+class ImportWatch:
+    """Suspends the Python tracer while the calling thread imports, and calls ``done`` after it.
+
+    An import is millions of calls: what takes two seconds would take half a minute, and gigabytes.
+    What is allocated meanwhile is recorded as ever.
+
+    Attributes:
+        importing: Whether it imports now.
+    """
+
+    def __init__(self, done: Callable[[], None]) -> None:
+        self._done = untraced(done)
+        self._tracing = TracingPause()
+        self.importing = False
+
+    def install(self, patches: Installed) -> None:
+        """Begin, until ``patches`` are removed."""
+        patches.finally_do(self._tracing.resume)
+        patches.replace(_FIND_AND_LOAD, self._resting)
+
+    def _resting(self, original: Any) -> Any:
+        here, tracing, done = threading.get_ident(), self._tracing, self._done
+
+        def _find_and_load(name: str, import_: Any) -> Any:
+            # Who measures coverage with a trace function must see the calls.
+            if self.importing or threading.get_ident() != here or sys.gettrace() is not None:
+                return original(name, import_)
+            self.importing = True
+            tracing.suspend()
+            try:
+                return original(name, import_)
+            finally:
+                tracing.resume()
+                self.importing = False
+                done()
+
+        # Python leaves the frames of importing out of tracebacks, by the name of their file.
+        code = _find_and_load.__code__
+        _find_and_load.__code__ = code.replace(co_filename=original.__code__.co_filename)
+        return _find_and_load
+
+
+class CompilationWatch:
+    """Suspends the Python tracer while torch.compile compiles.
+
+    It would see every call of the compiler: millions of them for a small model, which makes its
+    compilation thirty times slower.
+    ``done`` is called after each compilation, on whatever thread, while its graphs are alive.
+    """
+
+    def __init__(self, done: Callable[[], None]) -> None:
+        self._done = done
+        self._tracing = TracingPause()
+        self._thread = threading.get_ident()
+
+    def install(self, patches: Installed) -> None:
+        """Begin to listen, unless the compiler is not even imported."""
+        callbacks = compiler.callbacks()
+        if callbacks is None:
+            return
+        patches.finally_do(self._tracing.resume)
+
+        def clearing(clear: Callable[[], None]) -> Callable[[], None]:
+            def clear_others() -> None:
+                try:
+                    clear()
+                finally:
+                    callbacks.register_start_callback(self._begin)
+                    callbacks.register_end_callback(self._end)
+
+            return clear_others
+
+        callbacks.register_start_callback(self._begin)
+        patches.note(compiler.START_CALLBACK, lambda: callbacks.remove_start_callback(self._begin))
+        callbacks.register_end_callback(self._end)
+        patches.note(compiler.END_CALLBACK, lambda: callbacks.remove_end_callback(self._end))
+        patches.replace(compiler.CLEAR_CALLBACKS, clearing)
+
+    @untraced
+    def _begin(self, *args: object) -> None:
+        # The threads of the autograd engine, where backward graphs may be compiled, never end.
+        if threading.get_ident() == self._thread or autograd.in_backward():
+            self._tracing.suspend()
+
+    @untraced
+    def _end(self, *args: object) -> None:
+        self._done()
+        self._tracing.resume()
+
+
+class ScriptingWatch:
+    """Suspends the Python tracer while the calling thread parses for TorchScript.
+
+    ``torch.jit.script`` calls a function or more for each token of a source: a tenth of a second
+    would take two, and hundreds of megabytes.
+    """
+
+    def install(self, patches: Installed) -> None:
+        """Begin, until ``patches`` are removed."""
+        here = threading.get_ident()
+
+        def resting(original: Callable[..., object]) -> Callable[..., object]:
+            @wraps(original)
+            def parse(*args: object, **kwargs: object) -> object:
+                # Who measures coverage with a trace function must see the calls.
+                if threading.get_ident() != here or sys.gettrace() is not None:
+                    return original(*args, **kwargs)
+                # A parser calls another: each has a pause of its own.
+                tracing = TracingPause()
+                tracing.suspend()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    tracing.resume()
+
+            return parse
+
+        for name in compiler.SCRIPTING:
+            patches.replace(name, resting)

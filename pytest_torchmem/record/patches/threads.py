@@ -1,4 +1,4 @@
-"""Threads whose allocations nobody sees.
+"""Threads beside the recording one: those whose allocations nobody sees, and gloo's.
 
 The profiler records the thread that started it, and on a GPU the engine's own. A thread that the
 body starts, or a pool that was there before, allocates unseen on the CPU. What it did cannot be
@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -18,8 +20,9 @@ from typing import Final
 import torch
 
 from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.torch_api import dispatcher, profiler
-from pytest_torchmem.record.torch_api.dynamo import untraced
+from pytest_torchmem.record.torch_api.compiler import untraced
 
 # Which of how many threads it is depends on what ran before.
 _NUMBER: Final = re.compile(r"[-_]\d+")
@@ -57,12 +60,21 @@ class ThreadWatch:
 
         ``result`` is the kineto result of a finished session.
         """
-        if self._existing:
-            roots = result.experimental_event_tree()
-            self._recorded |= {e.start_tid for e in _events(roots) if not _is_python(e)}
-            for root in roots:
-                if any(map(_is_torch, _events([root]))):
-                    self._calling.add(root.start_tid)
+        if not self._existing:
+            return
+        for root in result.experimental_event_tree():
+            if root.start_tid not in self._recorded:
+                self._look_at_thread(root)
+
+    def _look_at_thread(self, root: profiler.ProfilerEvent) -> None:
+        """Note whether a call's thread is one that is recorded, or runs torch unseen."""
+        thread = root.start_tid
+        for event in _events(root):
+            if not _is_python(event):
+                self._recorded.add(thread)
+                return
+            if thread not in self._calling and _is_torch(event):
+                self._calling.add(thread)
 
     def names(self) -> list[str]:
         # A stretch in which the recording thread itself ran no operator says nothing of it.
@@ -116,9 +128,75 @@ def _is_python(event: profiler.ProfilerEvent) -> bool:
     return isinstance(event.extra_fields, (profiler.PyCallFields, profiler.PyCCallFields))
 
 
-def _events(roots: Sequence[profiler.ProfilerEvent]) -> Iterator[profiler.ProfilerEvent]:
-    waiting = list(roots)
+def _events(root: profiler.ProfilerEvent) -> Iterator[profiler.ProfilerEvent]:
+    waiting = [root]
     while waiting:
         event = waiting.pop()
         yield event
         waiting += event.children
+
+
+# Linux alone tells what a thread does. Torch 2.6 gives the threads no name yet.
+_THREADS: Final = Path("/proc/self/task")
+_NAME: Final = b"pt_gloo_runloop"
+# A thread may have work of another collective: nobody waits longer than this for it.
+_AT_MOST_S: Final = 2.0
+_STEP_S: Final = 20e-6
+
+
+class GlooWatch:
+    """Has each wait for a collective wait for gloo's threads, too.
+
+    A thread of the backend holds a collective's tensors until a moment after it has woken who waits
+    for the collective. Whichever of the two is last frees what nobody else holds, and the profiler
+    sees no free of a thread that it does not know. So whoever waits goes on only when the threads
+    are at rest: all frees are then the program's own, and the numbers those of a program in which
+    gloo is quick.
+    """
+
+    def install(self, patches: Installed) -> None:
+        """Begin, until ``patches`` are removed."""
+        if torch.distributed.is_available() and _THREADS.is_dir():
+            patches.replace("torch.distributed.Work.wait", _waiting)
+
+
+def _waiting(wait: Callable[..., object]) -> Callable[..., object]:
+    @wraps(wait)
+    def watched(*args: object, **kwargs: object) -> object:
+        try:
+            return wait(*args, **kwargs)
+        finally:
+            await_gloo()
+
+    return watched
+
+
+@quiet
+def await_gloo() -> None:
+    """Return when gloo's threads in this process sleep, for want of work or for another rank.
+
+    One that waits for Python's lock seems to sleep, so each of two looks lets it have that first.
+    """
+    threads = list(_gloo_threads())
+    until = time.monotonic() + _AT_MOST_S
+    quiet_count = 0
+    while threads and quiet_count < 2 and time.monotonic() < until:
+        time.sleep(_STEP_S)
+        quiet_count = 0 if any(map(_is_running, threads)) else quiet_count + 1
+
+
+def _gloo_threads() -> Iterator[Path]:
+    """Return the folder in which Linux describes each thread of gloo's."""
+    return (thread for thread in _THREADS.iterdir() if _read(thread / "comm").strip() == _NAME)
+
+
+def _is_running(thread: Path) -> bool:
+    # The letter after the name, which is in parentheses and may hold any.
+    return _read(thread / "stat").rpartition(b") ")[2].startswith((b"R", b"D"))
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # the thread has ended
+        return b""

@@ -1,21 +1,44 @@
-"""The compiler: its modules, its callbacks, and the code that it generates."""
+"""The compiler: its modules, its callbacks, and the code that it generates; and dynamo.
+
+Dynamo traces the frames of compiled code. It looks at frames through a callback of the thread.
+None: everything runs as written. Anything else: each frame that begins is traced, or run from what
+was compiled before if its guards hold. Nothing here imports dynamo.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from functools import wraps
+from types import CodeType
+from typing import Any, Final, ParamSpec, TypeVar
 
 import torch
 
 from pytest_torchmem.record.torch_api import Checked
 
 CHECKED: Final[Checked] = {
+    "torch._C._dynamo.eval_frame._FrameAction": ("2.13.0", "2.13.0"),
+    "torch._C._dynamo.eval_frame._FrameExecStrategy": ("2.13.0", "2.13.0"),
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy": ("2.13.0", "2.13.0"),
+    "torch._C._dynamo.eval_frame.set_eval_frame": ("2.13.0", "2.13.0"),
+    "torch._C._dynamo.eval_frame.skip_code": ("2.6.0", "2.6.0"),
     "torch._dynamo": ("2.6.0", "2.15.0"),
     "torch._dynamo.callback": ("2.6.0", "2.15.0"),
     "torch._dynamo.eval_frame.OptimizedModule._orig_mod": ("2.6.0", "2.15.0"),
+    "torch._dynamo.eval_frame._maybe_set_eval_frame": ("2.13.0", "2.13.0"),
+    "torch._dynamo.eval_frame.set_eval_frame": ("2.13.0", "2.13.0"),
+    "torch._guards.CompileContext.try_get": ("2.13.0", "2.13.0"),
     "torch._inductor.codecache": ("2.6.0", "2.15.0"),
+    "torch.jit._recursive.create_script_module": ("2.13.0", "2.13.0"),
+    "torch.jit._script.get_jit_def": ("2.13.0", "2.13.0"),
 }
+
+#: Parse functions and modules for TorchScript: Python that is called for every token of a source.
+SCRIPTING: Final = (
+    "torch.jit._recursive.create_script_module",
+    "torch.jit._script.get_jit_def",
+)
 
 
 def generated_file(graph_module: object) -> str:
@@ -58,3 +81,62 @@ def inductor_line_map(path: str) -> tuple[Sequence[int], Sequence[str]] | None:
 def is_compiled(module: torch.nn.Module) -> bool:
     """Return whether a module is what ``torch.compile`` made of another one."""
     return hasattr(module, "_orig_mod")
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_eval_frame: Any = torch._C._dynamo.eval_frame
+#: The functions by which the compiler sets the callback, in any release.
+SETTERS: Final = (
+    "torch._dynamo.eval_frame.set_eval_frame",
+    "torch._dynamo.eval_frame._maybe_set_eval_frame",
+)
+
+
+def is_imported() -> bool:
+    """Return whether the compiler is there, whole."""
+    return hasattr(sys.modules.get("torch._dynamo.eval_frame"), "_maybe_set_eval_frame")
+
+
+def setters() -> list[str]:
+    """Return the setters that this release has; torch 2.6 goes through the second alone."""
+    module = sys.modules["torch._dynamo.eval_frame"]
+    return [name for name in SETTERS if hasattr(module, name.rpartition(".")[2])]
+
+
+def is_compiling() -> bool:
+    """Return whether the compiler works on this thread: its calls set and unset the callback."""
+    guards: Any = sys.modules.get("torch._guards")
+    return guards is not None and guards.CompileContext.try_get() is not None
+
+
+#: Sets the calling thread's callback and returns the one before; no patch of ours is asked.
+set_frame_callback: Final[Callable[[Any], Any]] = _eval_frame.set_eval_frame
+
+
+def never_trace(code: CodeType) -> None:
+    """Keep dynamo from tracing frames of ``code``; it goes on to trace what they call."""
+    set_strategy = getattr(_eval_frame, "set_code_exec_strategy", None)
+    if set_strategy is None:  # before 2.7
+        _eval_frame.skip_code(code)
+    else:
+        action = _eval_frame._FrameAction
+        set_strategy(code, _eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT))
+
+
+def untraced(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Keep dynamo from tracing what a function calls.
+
+    Torch calls us in the middle of compiled code, and in the middle of the compiler with its locks
+    held: one more compilation there would wait for them for ever.
+    """
+
+    @wraps(function)
+    def untraced_call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        before = set_frame_callback(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            set_frame_callback(before)
+
+    return untraced_call

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from pytest_torchmem.record.compiled.source import CompiledSources
+from pytest_torchmem.record.compiled.graphs import CompiledSources
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.tree.kineto import TreeReader
 from pytest_torchmem.record.tree.python_calls import library_paths

@@ -14,7 +14,6 @@ import torch
 
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.torch_api import profiler
-from pytest_torchmem.record.tree.call_gaps import Cuts, OpenGap, find_gaps
 from pytest_torchmem.record.tree.event_tree import (
     PYTHON,
     EventTree,
@@ -24,9 +23,8 @@ from pytest_torchmem.record.tree.event_tree import (
     times_of,
 )
 from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
-from pytest_torchmem.record.tree.python_calls import PythonCalls
-from pytest_torchmem.record.tree.seams import Seam, Tables, seam_at
-from pytest_torchmem.record.tree.tables import StringTable
+from pytest_torchmem.record.tree.python_calls import Cuts, OpenGap, PythonCalls, find_gaps
+from pytest_torchmem.record.tree.tables import Seam, StringTable, Tables, seam_at
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     DETAIL,

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pytest_torchmem.record.allocator import HistoryEntry
+from pytest_torchmem.record.devices import HistoryEntry
 from pytest_torchmem.values.trace import ALLOCATION, EVENT, EventKind, Scope
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from pytest_torchmem.record.tree.seams import Tables
+    from pytest_torchmem.record.tree.tables import Tables
 
 _BLOCK_UNIT_BYTES: Final = 512
 # The event comes after the entry, but for the two clocks' resolution.

@@ -1,12 +1,32 @@
-"""Tables that grow while a body runs, unnoticed by Python's collector, and their strings."""
+"""Tables that grow while a body runs, and the tables of all sessions joined.
+
+A cut ends a session below the functions that are running, and the next one begins below the same
+functions. Both have the calls of the functions, and of ours that cut::
+
+    session 0   test > fit > add          test > fit > (cut)
+    session 1   test > fit > (cut)        test > fit > mul       test > sum
+    joined      test > fit > add, mul     test > sum
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+
+from pytest_torchmem.values.trace import (
+    ALLOCATION,
+    DETAIL,
+    EVENT,
+    MODULE_CALL,
+    OVERLOAD,
+    TENSOR,
+    EventKind,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,3 +85,213 @@ class StringTable:
 
     def values(self) -> tuple[str, ...]:
         return tuple(self._index)
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    """One end of a session that was cut there, as rows of its events.
+
+    ``own`` is the call that cuts, and ``around`` are the calls around that, the innermost first.
+    """
+
+    own: int
+    around: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables of one profiling session; rows refer to rows of the same session.
+
+    Attributes:
+        own: The calls that cut or wanted to; what is below them is nothing of the body's.
+        began: The cut at the beginning, where the session was cut from the one before.
+        ended: The same at the end.
+        read_count: How many events the session had, those that are not kept included.
+    """
+
+    events: NDArray[np.void]
+    tensors: NDArray[np.void]
+    allocations: NDArray[np.void]
+    module_calls: NDArray[np.void]
+    overloads: NDArray[np.void]
+    details: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DETAIL))
+    own: tuple[int, ...] = ()
+    began: Seam | None = None
+    ended: Seam | None = None
+    read_count: int = 0
+
+
+_ABOUT_EVENTS: Final = {
+    "tensors": TENSOR,
+    "allocations": ALLOCATION,
+    "module_calls": MODULE_CALL,
+    "overloads": OVERLOAD,
+    "details": DETAIL,
+}
+
+
+def seam_at(events: NDArray[np.void], row: int, name: int) -> Seam:
+    """Return the seam of the event at ``row``; the function that cuts has a ``name``."""
+    above = [row]
+    while (parent := int(events["parent"][above[-1]])) >= 0:
+        above.append(parent)
+    cutting = [place for place, row in enumerate(above) if events["name"][row] == name]
+    own = cutting[0] if cutting else 0
+    return Seam(above[own], tuple(above[own + 1 :]))
+
+
+def joined(parts: Sequence[Tables]) -> Tables:
+    """Return the tables of all sessions as one; rows refer to rows of the result."""
+    places: list[_NewRows] = []
+    count = 0
+    for group in _cut_from_each_other(parts):
+        inside: list[_NewRows] = []
+        for part in group:
+            inside.append(_NewRows(part, inside[-1] if inside else None))
+        count = _number(inside, count)
+        for place in inside:
+            place.settle()
+        places += inside
+    events = np.empty(count, EVENT)
+    for place in places:
+        place.fill(events)
+    for place in places:
+        place.lengthen(events)
+    tables = {
+        name: _by_event([row.moved(getattr(row.part, name)) for row in places], dtype)
+        for name, dtype in _ABOUT_EVENTS.items()
+    }
+    return Tables(
+        events,
+        tables["tensors"],
+        tables["allocations"],
+        tables["module_calls"],
+        tables["overloads"],
+        tables["details"],
+    )
+
+
+def _cut_from_each_other(parts: Sequence[Tables]) -> Iterator[list[Tables]]:
+    group: list[Tables] = []
+    for part in parts:
+        if group and not _fit(group[-1], part):
+            yield group
+            group = []
+        group.append(part)
+    if group:
+        yield group
+
+
+def _python(part: Tables, rows: Sequence[int]) -> list[int]:
+    """Those of ``rows`` that are functions of Python: of no other it is known that they run."""
+    return [row for row in rows if part.events["kind"][row] == EventKind.PY_CALL]
+
+
+def _fit(before: Tables, after: Tables) -> bool:
+    """Return whether one session goes on below the functions that ran at the other's end."""
+    if before.ended is None or after.began is None:
+        return False
+    left = before.events[_python(before, before.ended.around)]
+    resumed = after.events[_python(after, after.began.around)]
+    if len(left) != len(resumed):
+        return False
+    # Modules have no file, and are numbered anew in each session.
+    in_file = resumed["file"] >= 0
+    same = (left["file"] == resumed["file"]) & ((left["name"] == resumed["name"]) | ~in_file)
+    return bool(same.all())
+
+
+class _NewRows:
+    """The rows that those of one session become among those of all."""
+
+    def __init__(self, part: Tables, before: _NewRows | None) -> None:
+        self.part = part
+        self._before = before
+        self._seams = [seam for seam in (part.began, part.ended) if seam is not None]
+        #: The new row of each; -1 for what only the cut brought about.
+        self.rows = np.zeros(len(part.events), np.int64)
+        if before is not None and part.began is not None:
+            self.rows[_python(part, part.began.around)] = -1
+        for within in self._own():
+            # What the end of a session frees was made by the body.
+            self.rows[within][part.events["kind"][within] != EventKind.ALLOCATION] = -1
+        #: The rows below the outermost of the functions that were running at a cut.
+        self.trunk = (0, len(self.rows))
+        if self._seams and (around := self._seams[0].around):
+            self.trunk = around[-1], int(part.events["end"][around[-1]])
+        self.trunk_start = 0
+
+    def number(self, low: int, high: int, start: int) -> int:
+        """Give the rows of a range that stay places from ``start`` on; return the place after."""
+        stay = np.flatnonzero(self.rows[low:high] >= 0) + low
+        self.rows[stay] = start + np.arange(len(stay))
+        return start + len(stay)
+
+    def settle(self) -> None:
+        """Find the row that stands for each one that does not stay."""
+        self._stands = self.rows.copy()
+        if self._before is not None and self.part.began is not None:
+            ended = self._before.part.ended
+            assert ended is not None
+            around = _python(self._before.part, ended.around)
+            self._stands[_python(self.part, self.part.began.around)] = self._before._stands[around]
+        for within in self._own():
+            above = self.part.events["parent"][within.start]
+            function = self._stands[above] if above >= 0 else -1
+            self._stands[within] = np.where(self.rows[within] < 0, function, self.rows[within])
+
+    def _own(self) -> list[slice]:
+        ends = self.part.events["end"]
+        return [slice(row, int(ends[row])) for row in self.part.own]
+
+    def fill(self, events: NDArray[np.void]) -> None:
+        """Write the rows that stay to their places, and what this session knows of others."""
+        mine = self.part.events
+        stay = self.rows >= 0
+        moved = mine[stay]
+        moved["parent"] = np.where(moved["parent"] >= 0, self._stands[moved["parent"]], -1)
+        kept_before = np.cumsum([0, *stay])
+        moved["end"] = self.rows[stay] + kept_before[mine["end"][stay]] - kept_before[:-1][stay]
+        events[self.rows[stay]] = moved
+        for seam in self._seams:
+            around = list(seam.around)
+            places = self._stands[around]
+            in_trunk = kept_before[mine["end"][around]] - kept_before[self.trunk[0]]
+            events["end"][places] = self.trunk_start + in_trunk
+            events["end_ns"][places] = mine["end_ns"][around]
+
+    def lengthen(self, events: NDArray[np.void]) -> None:
+        """Have functions of C that were running last as long as what they called."""
+        around = self._stands[list(self.part.ended.around)] if self.part.ended else []
+        for called, calling in pairwise(around):
+            events["end"][calling] = max(events["end"][calling], events["end"][called])
+
+    def moved(self, table: NDArray[np.void]) -> NDArray[np.void]:
+        """Return the rows of a table about events that stay."""
+        rows = self.rows[table["event"]]
+        found = np.compress(rows >= 0, table)
+        found["event"] = rows[rows >= 0]
+        return found
+
+
+def _number(group: Sequence[_NewRows], start: int) -> int:
+    """Give all rows of sessions that were cut from each other their places.
+
+    What is below the functions that were running is in one piece, as if nothing had been cut.
+    """
+    start = group[0].number(0, group[0].trunk[0], start)
+    for place in group:
+        place.trunk_start = start
+        start = place.number(*place.trunk, start)
+    for place in group:
+        low, high = place.trunk
+        start = place.number(0, low if place is not group[0] else 0, start)
+        start = place.number(high, len(place.rows), start)
+    return start
+
+
+def _by_event(tables: Sequence[NDArray[np.void]], dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    table = np.concatenate([np.empty(0, dtype), *tables])
+    if np.all(table["event"][:-1] <= table["event"][1:]):
+        return table
+    return np.take(table, np.argsort(table["event"], kind="stable"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Final
 
-from pytest_torchmem.analysis.judge.comparison import Comparison
+from pytest_torchmem.analysis.judge.differences import Comparison
 from pytest_torchmem.report.page.html import (
     PICTURES_BUDGET_BYTES,
     categories_json,
@@ -16,7 +16,7 @@ from pytest_torchmem.report.page.html import (
     page_text,
     window_json,
 )
-from pytest_torchmem.report.page.marks import LineKind, Mark
+from pytest_torchmem.report.page.svg import LineKind, Mark
 from pytest_torchmem.values.baseline import BaselineEntry, Change
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import Window, peak_change
@@ -25,8 +25,8 @@ from pytest_torchmem.values.units import format_change, format_size
 
 _NEAR: Final = 2
 _NO_TIMELINE: Final = (
-    "There is no timeline of this in {name}: baselines have none, and results only of the tests "
-    "that --torchmem-report-timelines chose."
+    "{name} has no timeline of this: a baseline has none, and results have those of the tests that "
+    "--torchmem-report-timelines chose."
 )
 
 

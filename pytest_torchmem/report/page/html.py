@@ -13,10 +13,9 @@ from html import escape
 from importlib import resources
 from typing import Final
 
-from pytest_torchmem.analysis.judge.comparison import entry_differences, whole_entry
+from pytest_torchmem.analysis.judge.differences import entry_differences, whole_entry
 from pytest_torchmem.analysis.judge.holders import holders_title
-from pytest_torchmem.report.page.colours import COLOURS
-from pytest_torchmem.report.page.marks import marks_of
+from pytest_torchmem.report.page.svg import COLOURS, marks_of
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.contributors import (
     Category,
@@ -36,22 +35,22 @@ _PLAIN_ROWS: Final = 1000
 _MEANINGS: Final = {
     Category.PARAMETER: "The model's parameters.",
     Category.GRADIENT: "Gradients of parameters.",
-    Category.OPTIMIZER_STATE: "What the optimizer keeps from step to step.",
-    Category.INPUT: "What the body was given or made as data.",
-    Category.AUTOGRAD_DETAIL: "What the backward pass makes on its way to the gradients.",
+    Category.OPTIMIZER_STATE: "State that the optimizer keeps from step to step.",
+    Category.INPUT: "Data that the body was given or made.",
+    Category.AUTOGRAD_DETAIL: "Gradients of activations, on their way through the backward pass.",
     Category.ACTIVATION: "Made in the forward pass and kept for the backward pass.",
-    Category.TEMPORARY: "Scratch: made on the way and none of the others.",
+    Category.TEMPORARY: "Scratch: all else that the body makes.",
     Category.BUFFER: "Buffers that modules registered.",
     Category.WORKSPACE: "Scratch of libraries such as cuBLAS, with no tensor behind it.",
-    Category.UNKNOWN: "Nobody could tell what it is for.",
+    Category.UNKNOWN: "No rule could tell its purpose.",
 }
 """Each category in a sentence, for who reads its name for the first time."""
 _NOT_KEPT: Final = (
-    "There is no timeline of this in the report; --torchmem-report-timelines chooses which tests "
-    "have one, and of a test its first regions do."
+    "The report has no timeline of this. --torchmem-report-timelines chooses the tests that get "
+    "one, and only the first regions of a test get one."
 )
 _NOT_RECORDED: Final = (
-    "There is no timeline: what the allocator counts was enough for the limits; "
+    "There is no timeline: the allocator's counters answered the limits, and nothing was recorded. "
     "--torchmem-level=full records one."
 )
 _LEFT_OUT: Final = (
@@ -278,7 +277,9 @@ def _remarks(window: Window) -> list[str]:
     """Return remarks that a reader of the comparison needs beside its numbers."""
     remarks = [window.notice] if window.notice else []
     if window.reference:
-        remarks.append(f"compared with the baseline of {window.reference}, as asked for")
+        remarks.append(
+            f"compared with the baseline of {window.reference}, as --torchmem-baseline-from says"
+        )
     if window.nearest:
         remarks.append(f"there is no baseline for this environment; {window.nearest} has one")
     return remarks

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from pytest_torchmem.analysis.judge.comparison import entry_differences, whole_entry
+from pytest_torchmem.analysis.judge.differences import entry_differences, whole_entry
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.measured import Window

@@ -12,9 +12,10 @@ from typing import Final
 
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.analysis.judge.verdict import rank, sentences
-from pytest_torchmem.report.text.changes import NOTHING_USED, REPAIRED
 from pytest_torchmem.report.text.tables import (
     ANY_WIDTH,
+    NOTHING_USED,
+    REPAIRED,
     ROWS,
     aligned,
     growth_table,
@@ -176,6 +177,7 @@ def summary_lines(run: RunReport, detail: Detail, width: int, room: int = ANY_WI
     lines += _changes_lines(summary)
     lines += _not_measured_lines(summary)
     lines += _blind_lines(summary)
+    lines += _failed_passes_lines(summary)
     if detail is not Detail.PROBLEMS and summary.tests:
         lines.append(Line(_counts(run)))
         lines += _missing_lines(summary)
@@ -316,6 +318,12 @@ def _blind_lines(summary: RunSummary) -> list[Line]:
     """Return one line per thing that was not seen, with the tests whose figures may lack it."""
     spots = ((spot, t.test) for t, w in summary.windows for spot in w.result.blind_spots)
     return _grouped_lines("not all seen", spots)
+
+
+def _failed_passes_lines(summary: RunSummary) -> list[Line]:
+    """Return one line per category pass of a user that raised, with the tests that lack it."""
+    failed = ((told, t.test) for t, w in summary.windows for told in w.result.failed_passes)
+    return _grouped_lines("not labelled as asked", failed)
 
 
 def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from pytest_torchmem.analysis.events.op_tree import (
     BACKWARD,
     FORWARD,
     OPTIMIZER,
     RECOMPUTE,
+    Annotations,
     build_op_tree,
 )
 from pytest_torchmem.values.trace import EventKind, MarkKind, Role, Scope, Trace
@@ -87,7 +89,7 @@ def test_a_node_that_another_node_calls_is_a_part_of_it():
 def test_a_closure_that_an_optimizer_calls_is_no_step():
     b = TraceBuilder()
     with b.optimizer_step():
-        with b.op("aten::mm", sequence=3) as forward:
+        with b.op("aten::mm", sequence=0) as forward:  # the first number that autograd gives
             pass
         with b.backward(), b.node("MmBackward0") as backward:
             pass
@@ -192,3 +194,28 @@ def test_a_node_that_the_first_event_calls_is_a_part_of_that_node():
     ):
         pass
     assert build_op_tree(b.build()).backward_node[inner] == outer == 0
+
+
+def test_annotations_are_told_from_the_outside_in():
+    b = TraceBuilder()
+
+    def annotation(name: str):
+        return b.op(name, scope=Scope.OTHER, is_operator=False)
+
+    with annotation("step") as step, annotation("loss") as loss, b.op("aten::mul") as product:
+        pass
+    tree = build_op_tree(b.build())
+    assert Annotations(tree).around(float(tree.rank[product])) == (step, loss)
+
+
+@pytest.mark.parametrize(
+    ("file", "phase"), [("/lib/torch/autograd/__init__.py", BACKWARD), ("train.py", FORWARD)]
+)
+def test_torch_s_own_call_of_a_backward_pass_is_one_without_any_mark(file, phase):
+    b = TraceBuilder()
+    with b.op("backward", kind=EventKind.PY_CALL, is_operator=False) as call:
+        b._rows["events"][call]["file"] = b._string(file)
+        with b.op("aten::mul") as product:
+            pass
+    tree = build_op_tree(b.build())
+    assert [int(tree.phase[row]) for row in (call, product)] == [phase, phase]

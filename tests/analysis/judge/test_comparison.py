@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pytest_torchmem.analysis.judge.comparison import compare, entry_differences
+from pytest_torchmem.analysis.judge.differences import compare, entry_differences
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.values.contributors import (
     Category,

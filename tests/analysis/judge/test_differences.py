@@ -130,3 +130,8 @@ def test_differences_add_up_to_what_the_sides_differ_by(now, then):
 @given(contributors)
 def test_nothing_differs_from_itself_in_any_order(measured):
     assert differences(measured[::-1], measured) == ()
+
+
+def test_of_two_equal_calls_the_one_on_the_old_line_is_the_old_one():
+    now = [made(5, line=10), made(5, line=20)]
+    assert found(now, [made(5, line=20)]) == [("mm", 10, 5, "new")]

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from pytest_torchmem.analysis.judge.holders import group_holders
+from dataclasses import replace
+
+from pytest_torchmem.analysis.judge.holders import group_holders, made_by
+from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.values.results import Fate, Holder
 
 
@@ -41,3 +44,12 @@ def test_the_largest_comes_first_and_fates_stay_apart():
 def test_what_was_not_found_is_said_plainly():
     assert str(held(8, "")) == "still held by something that no name leads to"
     assert str(held(8, "", Fate.GARBAGE)) == "freed only by the garbage collector"
+
+
+def test_a_line_is_known_again_whatever_module_its_memory_has_at_another_moment():
+    source = Source("net.py", 7, "forward")
+    one = Contributor(Category.ACTIVATION, 8, 1, "aten::mm", "net.fc", source, Phase.FORWARD)
+    assert made_by(replace(one, module="", category=Category.TEMPORARY)) == made_by(one)
+    assert made_by(replace(one, source=replace(source, line=8))) != made_by(one)
+    alone = replace(one, source=None)
+    assert made_by(alone) != made_by(replace(alone, module="net.head"))

@@ -345,7 +345,7 @@ def test_every_key_is_judged(key):
     result = measured(
         *everything, retained=everything, steps=(0, 10), counters=Counters(9, 10, 10, 10)
     )
-    measured_bytes = 100 if key in ("total", "retained") else 10
+    measured_bytes = 100 if key in ("total", "retained", "net_retained") else 10
     assert judge_limits(result, {key: measured_bytes}) == ()
     (finding,) = judge_limits(result, {key: measured_bytes - 1})
     assert finding.excess_bytes == 1
@@ -357,3 +357,18 @@ def test_a_leak_of_fewer_bytes_than_steps_is_growth():
     (finding,) = judge_limits(leaks, {"growth": 0})
     assert (finding.key, finding.excess_bytes) == ("growth", 1)
     assert judge_limits(measured(live(MiB), steps=(5, 5, 5, 5)), {"growth": 0}) == ()
+
+
+def test_growth_in_three_modules_is_told_of_the_whole_and_in_two_by_its_line():
+    def step(times, modules):
+        operators = ("aten::mm", "aten::bmm", "aten::add", "aten::mul")
+        return measured(
+            *(
+                replace(live(times * MiB, operator=operator, module=module, line=n), order=n)
+                for n, (operator, module) in enumerate(zip(operators, modules, strict=True))
+            )
+        )
+
+    three, two = ("LM.a", "LM.a", "LM.b", "LM.c"), ("LM.a", "LM.a", "LM.b", "LM.b")
+    assert "throughout LM" in against(step(10, three), step(40, three)).sentence
+    assert "throughout" not in against(step(10, two), step(40, two)).sentence

@@ -13,22 +13,15 @@ from torch import nn
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
-from pytest_torchmem.analysis.pipeline import analyze
-from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.values.contributors import Contributor, Phase
+from tests.measured import profile_of
 
 SIZE = 4096
 
 
 def made(body: Callable[[], object]) -> tuple[Contributor, ...]:
     """Everything that a body made, whenever it was alive."""
-    recorder = Recorder(torch.device("cpu"))
-    recorder.start()
-    try:
-        body()
-    finally:
-        trace = recorder.stop()
-    profile = analyze(trace)
+    profile = profile_of(body)
     return profile.attribution.contributors(np.flatnonzero(profile.recording.made).tolist())
 
 

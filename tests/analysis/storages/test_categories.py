@@ -466,3 +466,12 @@ def test_a_module_that_is_called_at_the_end_of_a_window_is_touched_in_it():
         pass
     assert evidence_until(b, last).touched.any()
     assert not evidence_until(b, last - 1).touched.any()
+
+
+def test_what_a_backward_pass_reads_with_the_last_event_of_a_window_is_read_in_it():
+    b = TraceBuilder()
+    block = b.existing(4)
+    with b.backward(), b.node("MulBackward0"), b.op("aten::mul", reads=[block]) as last:
+        pass
+    assert evidence_until(b, last).read_by_backward.any()
+    assert not evidence_until(b, last - 1).read_by_backward.any()

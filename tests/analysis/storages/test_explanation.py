@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from pytest_torchmem.analysis.estimated.estimate import Estimate
@@ -17,7 +20,7 @@ from pytest_torchmem.values.static_graph import (
     StaticRun,
     StaticStorage,
 )
-from pytest_torchmem.values.trace import Ownership
+from pytest_torchmem.values.trace import EventKind, Ownership, Scope
 from tests.builders import TraceBuilder
 
 
@@ -138,3 +141,36 @@ def test_an_estimate_explains_in_the_same_words():
     ]
     assert [e.storage.size_bytes for e in estimate.explain(at="peak", category="input")] == [10]
     assert [e.number for e in estimate.explain(at=1)] == [0, 1]
+
+
+def test_what_the_first_watched_operator_s_node_makes_is_made_by_that_operator():
+    b = TraceBuilder()
+    with b.module(1, "Net"), b.op("aten::mm", sequence=0):
+        b.alloc(8)
+    node = b.op("MmBackward0", scope=Scope.BACKWARD_FUNCTION, is_operator=False, sequence=0)
+    with b.backward(), node, b.op("aten::t"):
+        b.alloc(16)
+    told = {e.storage.size_bytes: e.storage.module for e in analyze(b.build()).explain()}
+    assert told == {8: "Net", 16: "Net"}
+
+
+def test_the_calls_around_an_allocation_end_with_the_outermost_of_the_user_s():
+    b = TraceBuilder()
+
+    @contextmanager
+    def call(file: str, function: str) -> Iterator[None]:
+        with b.op(function, kind=EventKind.PY_CALL, is_operator=False) as row:
+            b._rows["events"][row]["file"] = b._string(file)
+            yield
+
+    library = "/home/me/.venv/lib/python3.11/site-packages/net.py"
+    with (
+        call("<frozen runpy>", "main"),
+        call(library, "run"),
+        call("train.py", "step"),
+        call("torch/nn/modules/linear.py", "forward"),
+        b.op("aten::mm"),
+    ):
+        b.alloc(8)
+    stack = analyze(b.build()).attribution.stack(0)
+    assert [source.function for source in stack] == ["forward", "step"]

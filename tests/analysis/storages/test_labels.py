@@ -7,8 +7,6 @@ nodes in a run of its own.
 
 from __future__ import annotations
 
-import gc
-
 import numpy as np
 import pytest
 import torch
@@ -18,23 +16,13 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks import workloads, workloads_autograd
 from benchmarks.label_accuracy import Row, measure
 from benchmarks.label_truth import allocation_log
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.record.recorder import Recorder
+from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.values.contributors import Category, Phase
+from tests.measured import profile_of
 
 FLOAT = 4
 # A float of 64 x 64: what the programs below are made of.
 SQUARE = 64 * 64 * FLOAT
-
-
-def profile_of(body) -> MemoryProfile:
-    recorder = Recorder(torch.device("cpu"))
-    recorder.start()
-    try:
-        body()
-    finally:
-        trace = recorder.stop()
-    return analyze(trace)
 
 
 def linear(width: int = 64) -> nn.Linear:
@@ -334,7 +322,6 @@ def test_the_recorder_changes_no_allocation(workload):
 
 
 def graded(workload) -> Row:
-    gc.collect()
     return measure(workload, with_torch=False)
 
 

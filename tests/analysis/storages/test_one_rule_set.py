@@ -6,16 +6,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 import pytest
-import torch
 
 from pytest_torchmem import estimate
 from pytest_torchmem.analysis.estimated.estimate import Estimate
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.analysis.storages import categories
 from pytest_torchmem.analysis.storages.explanation import Explanation
-from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.values.contributors import Category, Phase
-from tests.analysis.storages.small_programs import PROGRAMS, Body
+from tests.analysis.storages.small_programs import PROGRAMS
+from tests.measured import profile_of
 
 # Where something is, in which phase, and how many bytes.
 Place = tuple[int, Phase, int]
@@ -29,16 +28,6 @@ KNOWN = {
 }
 # Numbers that became tensors are no storages in an estimate.
 NUMBER_BYTES = 16
-
-
-def measured(body: Body) -> MemoryProfile:
-    recorder = Recorder(torch.device("cpu"))
-    recorder.start()
-    try:
-        body()
-    finally:
-        trace = recorder.stop()
-    return analyze(trace)
 
 
 def labelled(explanations: Iterable[Explanation]) -> Labels:
@@ -91,7 +80,7 @@ def differences(profile: MemoryProfile, estimated: Estimate) -> list[str]:
 def both_ways(name: str) -> tuple[MemoryProfile, Estimate]:
     body = PROGRAMS[name]()
     body()  # the first run makes gradients, and the states of optimizers
-    profile = measured(body)
+    profile = profile_of(body)
     return profile, estimate(body, backward=False)
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.storages.timeline import Timeline, find_peak
+from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.contributors import Category
-from pytest_torchmem.values.trace import MarkKind, Ownership, load_trace
+from pytest_torchmem.values.trace import MarkKind, Ownership
 from tests.builders import Block, TraceBuilder
 
 # --- by hand ----------------------------------------------------------------------------------

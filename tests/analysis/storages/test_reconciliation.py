@@ -25,7 +25,11 @@ def test_a_survivor_from_nowhere_is_unseen_and_is_no_part_of_the_footprint():
     profile = analyze(builder.build())
     assert profile.unexplained_bytes == 64
     assert profile.peak.total == 64
-    assert profile.result().blind_spots[0].startswith("64 B alive at the end were not seen")
+    assert (
+        profile.result()
+        .blind_spots[0]
+        .startswith("64 B that are alive at the end were made unseen")
+    )
 
 
 def test_memory_of_another_gpu_is_named_and_that_of_the_cpu_is_not():

@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
+from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.analysis.torch_view.data_flow import DataFlowGraph, build_data_flow
-from pytest_torchmem.analysis.torch_view.torch_timeline import Action, TorchMemoryProfile
+from pytest_torchmem.analysis.torch_view.torch_timeline import (
+    TORCH_ORDER,
+    Action,
+    TorchMemoryProfile,
+    coalesced,
+    in_snapshot,
+)
+from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.errors import TraceError
 from pytest_torchmem.values.trace import Trace
 from tests.builders import TraceBuilder
@@ -85,3 +93,21 @@ def test_a_version_that_is_not_there_yet_is_refused():
     late = replace(graph, version=np.where(graph.mutates, 1, graph.version))
     with pytest.raises(TraceError, match=r"version 1 of tensor 1 is used where version 0 is"):
         late.validate()
+
+
+def test_the_first_node_has_its_edges():
+    b = TraceBuilder()
+    b.read(b.existing(8), name="aten::view")
+    assert graph_of(b.build()).dump() == "aten::view  T0(v0)"
+
+
+def test_what_a_node_has_an_edge_to_is_in_torch_s_snapshot():
+    assert in_snapshot(graph_of(written_once())).tolist() == [True, True]
+
+
+def test_what_torch_has_no_name_for_counts_as_unknown():
+    levels = np.zeros((1, len(Category)), np.int64)
+    levels[0, [Category.BUFFER.column, Category.WORKSPACE.column]] = 8, 16
+    _, sizes = coalesced(Timeline(np.array([5]), levels), 0)
+    assert sizes == [[0] * len(TORCH_ORDER) + [24]]
+    assert TORCH_ORDER[-1] is Category.UNKNOWN

@@ -106,3 +106,16 @@ def test_a_number_that_is_too_small_has_no_cause(project):
     result = project.run()
     result.stdout.fnmatch_lines(["E         4.0 MiB > 5.0 MiB, 1.0 MiB apart"])
     result.stdout.no_fnmatch_line("E *largest*")
+
+
+def test_a_failed_assert_of_a_category_tells_who_holds_most_of_that_category(project):
+    project.write(
+        """
+        def test_a(torchmem):
+            with torchmem.measure("part") as part:
+                use(4 * MiB, retained=True)
+                use(9 * MiB, "gradient", operator="aten::bmm", retained=True)
+            assert part.retained.activation == 0
+        """
+    )
+    project.run().stdout.fnmatch_lines(["E *largest 4.0 MiB of activation from aten::mm *"])

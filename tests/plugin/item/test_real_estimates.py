@@ -68,6 +68,6 @@ def test_real_estimates(pytester):
         [
             "in 'Linear (estimated)', reserved memory peaked at an estimated *, * over the limit*",
             "also: in 'Linear (estimated)', memory peaked at an estimated * (same cause)",
-            "note: reserved memory is estimated: the allocations on cuda:0, given to torch's *",
+            "note: reserved memory is estimated: *, simulated over the allocations on cuda:0, *",
         ]
     )

@@ -4,7 +4,15 @@ import json
 
 import pytest
 
-from pytest_torchmem.plugin.item.unfinished import is_failure, is_out_of_memory, raised
+from pytest_torchmem.plugin.item.unfinished import (
+    is_failure,
+    is_out_of_memory,
+    out_of_memory_sentences,
+    raised,
+)
+from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Phase
+from pytest_torchmem.values.results import Peak, Result, Retained
+from pytest_torchmem.values.units import MiB
 
 FAILS = """
 @pytest.mark.memory_baseline
@@ -21,6 +29,11 @@ def test_a():
     use(5 * MiB, "parameter", operator="")
     fake_measure.run_out()
 """
+
+
+NOTHING = Result(
+    "", "cpu", False, Peak(0, 0, CategoryBytes(), CategoryBytes()), Retained(0, CategoryBytes())
+)
 
 
 def reported(project):
@@ -156,3 +169,20 @@ def test_an_exception_is_one_short_line():
     assert raised(ValueError()) == "ValueError"
     assert raised(pytest.fail.Exception("said so")) == "failed: said so"
     assert len(raised(ValueError("x" * 5000))) == 200
+
+
+def test_an_expected_failure_stays_one_when_its_fixtures_end_well(project):
+    project.write("@pytest.mark.xfail\n" + FAILS.lstrip())
+    project.run("--torchmem-report=run.json").assert_outcomes(xfailed=1)
+    (test,) = reported(project)
+    assert test["outcome"] == "xfailed"
+
+
+def test_where_memory_ran_out_the_five_largest_are_named():
+    live = tuple(
+        Contributor(Category.ACTIVATION, n * MiB, 1, f"aten::op{n}", "", None, Phase.FORWARD)
+        for n in range(9, 2, -1)
+    )
+    first, *others = out_of_memory_sentences(NOTHING, live)
+    assert first.endswith("largest 9.0 MiB of activation from aten::op9")
+    assert [text.rpartition("::")[2] for text in others] == ["op8", "op7", "op6", "op5"]

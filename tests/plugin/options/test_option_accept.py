@@ -178,3 +178,12 @@ def test_the_old_spelling_in_the_ini_file_is_told_the_name_of_the_option(sized):
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     told = "a flag is true or false; torchmem_accept says what it stores *bad-argument?"
     result.stderr.fnmatch_lines([f"ERROR: torchmem_update_baseline in tox.ini: {told}"])
+
+
+def test_a_module_with_classes_is_run_whole_like_any_other(project):
+    both = "@pytest.mark.memory_baseline\nclass TestNet:\n    def test_stays(self): use(MiB)\n"
+    project.write(both + "    def test_goes(self): use(MiB)\n")
+    project.update()
+    project.write(both)
+    project.update("--torchmem-accept=unused")
+    assert list(project.entries()) == ["TestNet::test_stays"]

@@ -136,8 +136,8 @@ def test_a_first_run_that_was_over_for_certain_fails_though_the_second_is_not(pr
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "memory peaked at 12.0 MiB, +2.0 MiB (+20 %) over the limit of 10.0 MiB; so said "
-            "the allocator in a first run, and the recorded second run stayed below"
+            "memory peaked at 12.0 MiB, +2.0 MiB (+20 %) over the limit of 10.0 MiB; the "
+            "allocator counted that in a first run, and the recorded second run stayed below"
         ]
     )
 

@@ -35,7 +35,7 @@ def test_an_unstable_body_is_refused_with_its_spread(project):
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(
         [
-            "*is not stable, and nothing is stored: 3 runs had 17.0 MiB, 24.0 MiB, 31.0 MiB, "
+            "*is not stable, so nothing is stored: 3 runs had 17.0 MiB, 24.0 MiB, 31.0 MiB, "
             "a spread of 14.0 MiB (floor 870.4 KiB); each has more than the one before: the runs "
             "share the test's fixtures [[]unstable]"
         ]

@@ -104,3 +104,13 @@ def test_tests_are_named_as_pytest_names_them_where_it_was_started(sized, monkey
         ["../test_it.py::test_a * 50.0 MiB *", "shrunk: ../test_it.py::test_a: *", "PASSED *"]
     )
     assert "PASSED ../test_it.py::test_a" in result.outlines
+
+
+def test_more_letters_than_have_a_meaning_say_no_more_and_no_less(project):
+    project.write("@pytest.mark.memory_budget('2MiB')\ndef test_a(): use(MiB)\n")
+    for most, beyond in (("-qq", "-qqqq"), ("-vv", "-vvvv")):
+        told = [
+            [line for line in project.run(letters).outlines if "MiB" in line]
+            for letters in (most, beyond)
+        ]
+        assert told[0] == told[1]

@@ -237,6 +237,6 @@ def test_entries_that_stay_say_again_what_they_are_made_of(sized):
     sized.run()
     assert not origins.exists()
     told = sized.update()
-    told.stdout.fnmatch_lines(["1 entry as before, now with what made them up (*test_it.json)"])
+    told.stdout.fnmatch_lines(["1 entry as before, now with their causes (*test_it.json)"])
     assert (sized.baseline().read_text(), origins.read_text()) == (text, before)
     sized.update().stdout.no_fnmatch_line("*as before*")

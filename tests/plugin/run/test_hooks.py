@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 
 import pytest
 
@@ -27,7 +28,7 @@ BODIES = """
 @pytest.fixture
 def tracked(project):
     """A project with the guide's conftest, and what its tracker was sent."""
-    (guide,) = blocks(DOCS / "guides" / "hooks.md", "python")
+    guide, _ = blocks(DOCS / "guides" / "hooks.md", "python")
     conftest = project.path / "conftest.py"
     before = conftest.read_text() if conftest.exists() else ""
     conftest.write_text(guide + "\n" + before, encoding="utf-8")
@@ -62,3 +63,58 @@ def test_under_xdist_the_controller_alone_tells(project, tracked):
         "test_small",
         "test_small",
     ]
+
+
+# It cannot be imported again once pytester has forgotten it.
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="it runs torch")
+
+GENERATION = """
+    import pytest
+    import torch
+    from kv_cache import KVCache
+
+    @pytest.mark.memory_budget(buffer="1KiB")
+    def test_generation(torchmem):
+        with torchmem.measure("generation") as generation:
+            cache = KVCache()
+            for _ in range(4):
+                cache.append(torch.ones(1, 1024))
+        assert generation.retained.buffer == 4 * 4096
+"""
+
+KV_CACHE = """
+    import torch
+
+    class KVCache:
+        def __init__(self):
+            self.keys = torch.empty(0, 1024)
+
+        def append(self, keys):
+            self.keys = torch.cat([self.keys, keys])
+"""
+
+
+@needs_torch
+def test_the_guides_pass_labels_a_cache_and_the_failure_tells_its_reason(pytester):
+    _, guide = blocks(DOCS / "guides" / "hooks.md", "python")
+    pytester.makeconftest(guide)
+    pytester.makepyfile(test_it=GENERATION, kv_cache=KV_CACHE)
+    result = pytester.runpytest_subprocess("--torchmem-device=cpu", "-p", "no:cacheprovider")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*buffer peaked at 28.0 KiB, *(the KV cache) from aten::cat*"])
+
+
+@needs_torch
+def test_a_pass_that_raises_is_named_at_the_end_and_no_test_fails(pytester):
+    pytester.makeconftest(
+        "def lost(storages): raise KeyError('layer')\n"
+        "def pytest_torchmem_category_passes(config): return [lost]\n"
+    )
+    pytester.makepyfile(
+        "import pytest, torch\n@pytest.mark.memory_budget('1MiB')\ndef test_it(): torch.ones(100)\n"
+    )
+    result = pytester.runpytest_subprocess("--torchmem-device=cpu", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        ["not labelled as asked: *::test_it: the category pass lost raised KeyError: 'layer'; *"]
+    )

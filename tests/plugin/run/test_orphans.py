@@ -140,10 +140,19 @@ def test_an_id_that_utf8_cannot_hold_loses_no_update(project):
 def test_in_ci_a_missing_baseline_is_loud(project, monkeypatch, variable, start):
     project.write("@pytest.mark.memory_baseline\ndef test_a(): use(MiB)\n")
     monkeypatch.delenv("CI", raising=False)
-    loud = "*passes in CI whatever it takes: *--torchmem-require-baseline*"
+    loud = "*CI passes whatever the body needs: *--torchmem-require-baseline*"
     project.run().stdout.no_fnmatch_line(loud)
     monkeypatch.setenv("CI", "true")
     monkeypatch.setenv(variable, "true")
-    project.run().stdout.fnmatch_lines([f"{start}easurement has no baseline and {loud[1:]}"])
+    project.run().stdout.fnmatch_lines([f"{start}easurement has no baseline, so {loud[1:]}"])
     project.update()
     project.run().stdout.no_fnmatch_line(loud)
+
+
+def test_a_run_of_one_folder_says_nothing_of_another_one(project):
+    for name in ("here/test_a", "there/test_b"):
+        project.write("@pytest.mark.memory_baseline\ndef test_it(): use(MiB)\n", name)
+    project.update().assert_outcomes(passed=2)
+    (project.path / "there/test_b.py").unlink()
+    project.run("here").stdout.no_fnmatch_line("*is gone*")
+    project.run().stdout.fnmatch_lines(["there/test_b.py is gone *"])

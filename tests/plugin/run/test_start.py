@@ -14,7 +14,7 @@ LEAN = {
     "pytest_torchmem.plugin.options",
     "pytest_torchmem.plugin.options.option_table",
     "pytest_torchmem.plugin.run",
-    "pytest_torchmem.plugin.run.selection",
+    "pytest_torchmem.plugin.run.workers",
 }
 
 
@@ -56,3 +56,28 @@ def test_every_change_that_can_be_stored_can_be_accepted():
     from pytest_torchmem.values.baseline import Change
 
     assert set(ACCEPTABLE) == set(Change) - {Change.SAME, Change.WITHIN, Change.NOT_COMPARED}
+
+
+def test_tests_of_plugins_that_run_pytest_in_their_own_process_are_measured(pytester):
+    """Pytester forgets what such a run has imported, and torch cannot register operators twice."""
+    pytester.makeconftest("pytest_plugins = 'pytester'")
+    pytester.makepyfile(
+        """
+        import torch
+
+        MEASURED = '''
+        import pytest, torch
+
+        @pytest.mark.memory_budget("1MiB")
+        def test_it():
+            x = torch.ones(256, requires_grad=True)
+            (x * 2).sum().backward()
+        '''
+
+        def test_twice(pytester):
+            pytester.makepyfile(MEASURED)
+            for _ in range(2):
+                pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)

@@ -16,8 +16,9 @@ from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, compiler
 from pytest_torchmem.record.tree.from_profiler import trace_of
+from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.contributors import Contributor, Phase
-from pytest_torchmem.values.trace import load_trace
+from tests.measured import profile_of
 
 # A debugging backend: it runs a graph's Python code.
 runs_graphs = pytest.mark.skipif(
@@ -53,16 +54,6 @@ class Net(nn.Module):
 def line(comment: str) -> int:
     lines = Path(__file__).read_text().splitlines()
     return next(n for n, text in enumerate(lines, 1) if text.endswith(f"  # {comment}"))
-
-
-def profile_of(body: Callable[[], object]) -> MemoryProfile:
-    recorder = Recorder(torch.device("cpu"))
-    recorder.start()
-    try:
-        body()
-    finally:
-        trace = recorder.stop()
-    return analyze(trace)
 
 
 @pytest.fixture(autouse=True, scope="module")

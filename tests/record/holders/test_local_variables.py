@@ -10,8 +10,8 @@ import torch
 
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.measuring.body import BodyMeasurement
-from pytest_torchmem.record.holders.cycles import young_garbage
 from pytest_torchmem.record.holders.local_variables import OBJECTS, places_held_now
+from pytest_torchmem.record.holders.search import young_garbage
 from pytest_torchmem.record.owners.places import places_of
 
 

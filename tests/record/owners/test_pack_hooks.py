@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from pytest_torchmem.record.owners.pack_hooks import PackHookWatch, surely_without
+from pytest_torchmem.record.owners.autograd_graph import PackHookWatch, surely_without
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd
 

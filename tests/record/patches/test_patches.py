@@ -14,7 +14,7 @@ import torch
 
 from pytest_torchmem import estimate, measure
 from pytest_torchmem.record.patches import PATCHES, During, How, Installed
-from pytest_torchmem.record.patches.compilations import CompilationWatch
+from pytest_torchmem.record.patches.python_tracing import CompilationWatch
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import compiler, modules, profiler
 

@@ -10,19 +10,12 @@ from test_page_in_browser import COUNT_PIXELS
 from pytest_torchmem.report.page.html import run_page
 from pytest_torchmem.store.results import RunReport
 from pytest_torchmem.values.baseline import Change
-from tests.chromium import launched
 from tests.report.sample_run import picture, report_of, sample_run, window
 
 FAILED = "tests/test_step.py::test_train[bf16]"
 CSS = (resources.files("pytest_torchmem.report") / "assets" / "page.css").read_text("utf-8")
 TEXT_CONTRAST = 4.5
 """What WCAG 2.2 asks of text (1.4.3, AA)."""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with launched() as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def test_what_must_be_known_of_a_comparison_is_told():
     (inside,) = block(page, "torchmem-test-0")["windows"]
     assert inside["remarks"] == [
         "30 % lower",
-        "compared with the baseline of cpu-torch2.12, as asked for",
+        "compared with the baseline of cpu-torch2.12, as --torchmem-baseline-from says",
         "there is no baseline for this environment; gpu-1 has one",
     ]
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.html import picture_page, run_page
+from pytest_torchmem.report.page.svg import COLOURS
 from pytest_torchmem.store.results import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category
@@ -13,7 +13,6 @@ from pytest_torchmem.values.measured import unjudged
 from pytest_torchmem.values.picture import Picture, Track
 from pytest_torchmem.values.results import Counters, Fate, Holder
 from pytest_torchmem.values.units import GiB, KiB, MiB, format_size
-from tests.chromium import launched
 from tests.report.sample_run import counted, made, picture, report_of, result_of, sample_run, window
 
 FAILED = "tests/test_step.py::test_train[bf16]"
@@ -28,12 +27,6 @@ COUNT_PIXELS = """([r, g, b]) => {
   }
   return count;
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with launched() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -8,17 +8,10 @@ from pytest_torchmem.report.page.html import picture_page
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.picture import Picture, Span
 from pytest_torchmem.values.units import KiB, MiB
-from tests.chromium import launched
 from tests.report.sample_run import picture
 
 POINTS_PER_PIXEL = 8
 """Each layer is drawn with up to two corners for a pixel, and steps of it twice."""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with launched() as browser:
-        yield browser
 
 
 @pytest.fixture

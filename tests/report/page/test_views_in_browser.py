@@ -5,15 +5,14 @@ from dataclasses import replace
 import pytest
 
 from pytest_torchmem.analysis.sampling import sketch
-from pytest_torchmem.report.page.colours import COLOURS
 from pytest_torchmem.report.page.html import picture_page, run_page
+from pytest_torchmem.report.page.svg import COLOURS
 from pytest_torchmem.store.results import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.values.measured import unjudged
 from pytest_torchmem.values.picture import Blocks, ModuleShare, Picture, Span, StorageBlock
 from pytest_torchmem.values.units import KiB, MiB, format_size
-from tests.chromium import launched
 from tests.report.page.test_page_in_browser import COUNT_PIXELS, rgb
 from tests.report.sample_run import report_of, result_of, sample_run, window
 
@@ -50,12 +49,6 @@ def drawn():
             ModuleShare("net.head", Category.PARAMETER, 4 * MiB),
         ),
     )
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with launched() as browser:
-        yield browser
 
 
 @pytest.fixture

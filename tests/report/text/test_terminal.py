@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_torchmem.report.text.changes import change_table
+from pytest_torchmem.report.text.tables import change_table
 from pytest_torchmem.report.text.terminal import Detail, failure_text, summary_lines
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change

@@ -12,11 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_torchmem.analysis.judge.verdict import judge_limits
-from pytest_torchmem.report.files import kind_of
-from pytest_torchmem.report.page.colours import COLOURS
-from pytest_torchmem.report.page.marks import LineKind, Mark, marks_of
-from pytest_torchmem.report.page.sparkline import ASCII, BLOCKS, sparkline, timeline_lines
-from pytest_torchmem.report.page.svg import timeline_svg
+from pytest_torchmem.report.page.svg import COLOURS, LineKind, Mark, marks_of, timeline_svg
 from pytest_torchmem.report.text.github import ANNOTATIONS, LINES, error_commands, line_commands
 from pytest_torchmem.report.text.markdown import (
     COMMENT_LIMIT,
@@ -25,6 +21,8 @@ from pytest_torchmem.report.text.markdown import (
     run_markdown,
     step_summary,
 )
+from pytest_torchmem.report.text.tables import ASCII, BLOCKS, sparkline, timeline_lines
+from pytest_torchmem.report.writing import kind_of
 from pytest_torchmem.store.results import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Source

@@ -1,0 +1,84 @@
+"""Category passes of users: they see what ours decided, and have the last word.
+
+A pass of ours weighs evidence that every program leaves behind. A user knows more of their own:
+that what ``KVCache.append`` makes is a cache, whoever reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from pytest_torchmem.analysis.storages.categories import Decisions, Ground
+from pytest_torchmem.analysis.storages.explanation import Explanation, StorageClaim
+from pytest_torchmem.values.contributors import Category
+
+OwnPass: TypeAlias = Callable[[Sequence[Explanation]], Iterable[StorageClaim]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnClaims:
+    """The claims of users' passes that count.
+
+    Attributes:
+        decisions: The categories after them.
+        reasons: The reason of each storage that one of them claimed, by its number.
+        problems: A sentence for each pass that raised, or that claimed what cannot be claimed.
+    """
+
+    decisions: Decisions
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def with_own_passes(
+    passes: Sequence[OwnPass], decisions: Decisions, explanations: Sequence[Explanation]
+) -> OwnClaims:
+    """Return the decisions after the passes have spoken; of two claims the first one counts.
+
+    Each pass sees the same ``explanations``, those of ``decisions``. A pass that raises claims
+    nothing, whatever it yielded before.
+    """
+    labels, claimed = decisions.labels.copy(), decisions.claim.astype(np.int32)
+    known: dict[Ground, int] = {}
+    reasons: dict[int, str] = {}
+    problems: list[str] = []
+    for own_pass in passes:
+        name = pass_name(own_pass)
+        try:
+            claims = [_checked(claim) for claim in own_pass(explanations)]
+        except Exception as error:  # whatever a user's code may raise
+            problems.append(_problem(name, error))
+            continue
+        for claim in claims:
+            number = claim.explanation.number
+            if number not in reasons:
+                ground = Ground(name, claim.reason)
+                labels[number] = claim.category.column
+                claimed[number] = known.setdefault(ground, len(decisions.grounds) + len(known))
+                reasons[number] = claim.reason
+    grounds = (*decisions.grounds, *known)
+    return OwnClaims(Decisions(labels, claimed, grounds), reasons, tuple(problems))
+
+
+def pass_name(own_pass: OwnPass) -> str:
+    """Return what messages call a pass: its function's name, or its class's."""
+    return str(getattr(own_pass, "__name__", type(own_pass).__name__))
+
+
+def _checked(claim: object) -> StorageClaim:
+    """Return a claim. Raises `TypeError` for anything else."""
+    if not isinstance(claim, StorageClaim):
+        raise TypeError(f"expected a StorageClaim, got {claim!r}")
+    if not isinstance(claim.category, Category) or not isinstance(claim.reason, str):
+        raise TypeError(f"a claim has a Category and a reason in words, got {claim!r}")
+    return claim
+
+
+def _problem(name: str, error: Exception) -> str:
+    first = next(iter(str(error).splitlines()), "")
+    raised = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return f"the category pass {name} raised {raised}; none of its claims counts"

@@ -1,0 +1,256 @@
+"""Stored traces, read: every size is known before it is allocated, and every index is checked.
+
+A trace may come from a stranger. Its analysis takes rows of one table as places in another, and
+neither looks twice nor copies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pytest_torchmem.values.errors import TraceError, is_torchmem_error
+from pytest_torchmem.values.json_values import (
+    WRONG,
+    Json,
+    checked_object,
+    checked_text,
+    checked_texts,
+    told_damage,
+    whole_number,
+    whole_numbers,
+)
+from pytest_torchmem.values.trace import (
+    DEVICE_EVENT,
+    FORMAT,
+    TABLES,
+    DeviceEventKind,
+    EventKind,
+    MarkKind,
+    Mutable,
+    Ownership,
+    Role,
+    Scope,
+    Trace,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# A user's mistake is reported at the user's line.
+__tracebackhide__ = is_torchmem_error
+
+# The tables that each format does not have.
+_MISSING: Final = {1: ("overloads", "details"), 2: ("details",), FORMAT: ()}
+_COLUMNS_BEFORE_3: Final = ("kind", "correlation", "start_ns", "end_ns")
+_BEFORE_3: Final = {
+    **TABLES,
+    "device_events": np.dtype([(name, DEVICE_EVENT[name]) for name in _COLUMNS_BEFORE_3]),
+}
+
+_HEADER: Final = "header"
+_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_RATIO: Final = 100
+"""Tables of real recordings are packed 5 to 20 times; zeros would be 1,000 times."""
+_HEADER_RATIO: Final = 20
+"""Parsed, a header takes up to 20 times as much again."""
+_ALWAYS_BYTES: Final = 1 << 20
+
+_LARGEST: Final = 1 << 61
+"""The largest time or size: the sum or the difference of two is still an int64."""
+
+_STRINGS, _EVENTS, _MARKS, _DEVICES = "strings", "events", "marks", "devices"
+_PLACES: Final[Mapping[str, Mapping[str, str]]] = {
+    "events": {"name": _STRINGS},
+    "tensors": {"event": _EVENTS, "device": _DEVICES},
+    "allocations": {"event": _EVENTS, "device": _DEVICES},
+    "module_calls": {"event": _EVENTS, "class_name": _STRINGS},
+    "overloads": {"event": _EVENTS, "names": _STRINGS, "writes": _STRINGS},
+    "details": {"event": _EVENTS},
+    "marks": {"text": _STRINGS},
+    "owners": {"mark": _MARKS, "device": _DEVICES, "name": _STRINGS},
+    "module_edges": {"mark": _MARKS, "name": _STRINGS, "class_name": _STRINGS},
+}
+"""Columns that always refer to something."""
+
+_PLACES_OR_NONE: Final[Mapping[str, Mapping[str, str]]] = {
+    "events": {"file": _STRINGS},
+    "tensors": {"name": _STRINGS},
+    "device_events": {"name": _STRINGS},
+    "details": {"text": _STRINGS, "inputs": _STRINGS, "overload": _STRINGS},
+    "marks": {"event": _EVENTS},
+    "compiled_lines": dict.fromkeys(("file", "operator", "source_file", "function"), _STRINGS),
+}
+"""Columns that refer to something, or hold -1."""
+
+_KINDS: Final = {
+    ("events", "kind"): EventKind,
+    ("events", "scope"): Scope,
+    ("tensors", "role"): Role,
+    ("tensors", "mutable"): Mutable,
+    ("device_events", "kind"): DeviceEventKind,
+    ("marks", "kind"): MarkKind,
+    ("owners", "kind"): Ownership,
+}
+_IN_ORDER: Final = ("tensors", "allocations", "details")
+_SIZES: Final = ("allocations", "tensors", "owners")
+
+
+def load_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace that `Trace.save` wrote. Raises `TraceError` if the file is not one."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            trace = _read(archive, path)
+        _check(trace)
+    except OSError as error:
+        raise TraceError(f"cannot read {path} as a trace: {error.strerror or error}") from error
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise TraceError(f"cannot read {path} as a trace: it is not one") from error
+    except (*WRONG, EOFError, MemoryError, RuntimeError, zlib.error) as error:
+        # zipfile has a RuntimeError for a file with a password.
+        reason = error if isinstance(error, zlib.error | EOFError) else told_damage(error)
+        raise TraceError(f"cannot read {path} as a trace: it is damaged: {reason}") from error
+    return trace
+
+
+def _read(archive: zipfile.ZipFile, path: object) -> Trace:
+    _check_sizes(archive)
+    header = _header(_content(archive, _HEADER, np.dtype("u1")))
+    missing = _MISSING.get(whole_number(header["format"]))
+    if missing is None:
+        raise TraceError(f"{path} has trace format {header['format']}, this version reads {FORMAT}")
+    before = TABLES if header["format"] == FORMAT else _BEFORE_3
+    tables = {
+        name: np.frombuffer(bytearray(_content(archive, name, dtype)), dtype)
+        for name, dtype in before.items()
+        if name not in missing
+    }
+    tables["device_events"] = _with_all_columns(tables["device_events"], DEVICE_EVENT)
+    return Trace(
+        **tables,
+        strings=checked_texts(header["strings"]),
+        devices=checked_texts(header["devices"]),
+        meta=_checked_meta(checked_object(header["meta"])),
+    )
+
+
+def _header(content: bytes) -> Mapping[str, Json]:
+    def refuse(text: str) -> object:
+        raise ValueError(f"{text} is no number")
+
+    try:
+        return checked_object(json.loads(content, parse_constant=refuse))
+    except RecursionError:
+        raise ValueError("its header is nested too deeply") from None
+
+
+def _check_sizes(archive: zipfile.ZipFile) -> None:
+    """Raise `ValueError` for an archive that unpacks to far more than tables of a recording do.
+
+    ``zipfile`` reads no more of a member than it is said to hold.
+    """
+    for member in archive.infolist():
+        ratio = _HEADER_RATIO if member.filename.startswith(_HEADER) else _RATIO
+        if member.compress_type not in _METHODS:
+            raise ValueError(f"{member.filename!r} is packed in another way than ours are")
+        if member.file_size > _ALWAYS_BYTES + ratio * member.compress_size:
+            raise ValueError(
+                f"{member.filename!r} has {member.compress_size} bytes and would unpack to "
+                f"{member.file_size}"
+            )
+
+
+def _content(
+    archive: zipfile.ZipFile, name: str, dtype: np.dtype[np.void] | np.dtype[np.uint8]
+) -> bytes:
+    """Return the bytes of one array. Raises `ValueError` where it is not what its name says."""
+    info = archive.getinfo(f"{name}.npy")
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        if version != (1, 0):
+            raise ValueError(f"the table {name!r} is stored in another way than ours are")
+        shape, _, found = np.lib.format.read_array_header_1_0(member)
+        if found != dtype:
+            raise ValueError(f"the table {name!r} has another layout than this version reads")
+        content = member.read()
+    if len(shape) != 1 or len(content) != shape[0] * dtype.itemsize:
+        raise ValueError(f"the table {name!r} does not have as many rows as it says")
+    return content
+
+
+def _with_all_columns(table: NDArray[np.void], dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    """Return a table of an earlier format; -1 in the columns that it did not have."""
+    filled = np.full(len(table), -1, dtype)
+    for name in table.dtype.names or ():
+        filled[name] = table[name]
+    return filled
+
+
+def _checked_meta(meta: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Return what is said of the whole recording. Raises `ValueError` for another type."""
+    checks = {
+        "device": checked_text,
+        "library_paths": checked_texts,
+        "unseen_threads": checked_texts,
+        "own_cost_ns": whole_number,
+        "workspace_bytes": whole_numbers,
+        "counters": _check_counters,
+        "counters_before": _check_counters,
+    }
+    for name, check in checks.items():
+        if name in meta:
+            check(meta[name])
+    return meta
+
+
+def _check_counters(counters: Json) -> None:
+    for name, amount in checked_object(counters or {}).items():
+        if name != "estimated":
+            whole_number(amount)
+
+
+def _check(trace: Trace) -> None:
+    """Raise `ValueError` where a number in a table is not what it must be."""
+    counts = {name: len(getattr(trace, name)) for name in (_STRINGS, _EVENTS, _MARKS, _DEVICES)}
+    for columns, least in ((_PLACES, 0), (_PLACES_OR_NONE, -1)):
+        for table, places in columns.items():
+            for column, target in places.items():
+                _check_range(trace, table, column, least, counts[target])
+    for (table, column), kinds in _KINDS.items():
+        _check_range(trace, table, column, 0, len(kinds))
+    for table in TABLES:
+        for column in getattr(trace, table).dtype.names:
+            if column.endswith("_ns") or column in ("size_bytes", "requested_bytes"):
+                _check_range(trace, table, column, -_LARGEST, _LARGEST)
+    for table in _SIZES:
+        if np.abs(getattr(trace, table)["size_bytes"].astype(np.float64)).sum() > _LARGEST:
+            raise ValueError(f"the sizes in {table!r} are more than any machine has")
+    for table in _IN_ORDER:
+        if (np.diff(getattr(trace, table)["event"]) < 0).any():
+            raise ValueError(f"the rows of {table!r} are not in the order of events")
+    _check_nesting(trace.events)
+
+
+def _check_range(trace: Trace, table: str, column: str, least: int, end: int) -> None:
+    values = getattr(trace, table)[column]
+    if len(values) and not (least <= int(values.min()) and int(values.max()) < end):
+        wrong = values[(values < least) | (values >= end)][0]
+        raise ValueError(f"{column!r} of {table!r} is {int(wrong)}, and must be below {end}")
+
+
+def _check_nesting(events: NDArray[np.void]) -> None:
+    """Raise `ValueError` unless each subtree is in one piece behind its root, within its parent."""
+    rows = np.arange(len(events))
+    parents, ends = events["parent"], events["end"]
+    good = (parents >= -1) & (parents < rows) & (ends > rows) & (ends <= len(events))
+    if good.all():
+        inner = parents >= 0
+        good[inner] = (ends[parents[inner]] >= ends[inner]) & (ends[parents[inner]] > rows[inner])
+    if not good.all():
+        raise ValueError(f"event {int(np.argmin(good))} is not within its parent")

@@ -1,0 +1,130 @@
+"""What a body leaves behind on the real engine: in cycles, in place of what was there, known."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+BODIES = """
+import pytest
+import torch
+
+CACHE, KEPT, OTHER = {}, [], []
+
+
+class Node:
+    def __init__(self):
+        self.me, self.tensor = self, torch.ones(1 << 18)
+
+
+@pytest.fixture
+def cached():
+    CACHE["batch"] = torch.ones(1 << 18)
+    yield
+    CACHE.clear()
+
+
+@pytest.fixture
+def garbage():
+    Node()
+
+
+@pytest.mark.memory_budget(retained="0B")
+def test_cycle():
+    Node()
+
+
+@pytest.mark.memory_budget(retained="0B", collect=True)
+def test_cycle_that_is_collected():
+    Node()
+
+
+@pytest.mark.memory_budget(retained="0B")
+def test_replaced(cached):
+    CACHE["batch"] = torch.ones(1 << 18)
+
+
+@pytest.mark.memory_budget(net_retained="0B")
+def test_replaced_net(cached):
+    CACHE["batch"] = torch.ones(1 << 18)
+
+
+@pytest.mark.memory_budget(net_retained="0B")
+def test_replaced_by_more(cached):
+    CACHE["batch"] = torch.ones(1 << 19)
+
+
+@pytest.mark.memory_budget(net_retained="0B", collect=True)
+def test_others_garbage_excuses_nothing(garbage):
+    CACHE["more"] = torch.ones(1 << 18)
+
+
+def test_region(torchmem, cached):
+    with torchmem.measure("same") as same:
+        CACHE["batch"] = torch.ones(1 << 18)
+    with torchmem.measure("more") as more:
+        CACHE["batch"] = torch.ones(1 << 19)
+    assert (same.retained.net, more.retained.net) == (0, 1 << 20)
+
+
+@pytest.mark.memory_budget(retained="0B", growth="0B")
+def test_known(torchmem):
+    for _ in torchmem.steps(3):
+        KEPT.append(torch.ones(1 << 18))
+
+
+@pytest.mark.memory_budget(retained="0B", growth="0B")
+def test_known_and_another(torchmem):
+    for _ in torchmem.steps(3):
+        KEPT.append(torch.ones(1 << 18))
+        OTHER.append(torch.ones(1 << 17))
+"""
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    """Each failed test of the run, and the first line of its failure."""
+    import re
+    import subprocess
+    import sys
+
+    folder = tmp_path_factory.mktemp("left")
+    (folder / "test_it.py").write_text(BODIES)
+    (folder / "pytest.ini").write_text(
+        "[pytest]\ntorchmem_device = cpu\ntorchmem_known_holder =\n"
+        "    test_it.KEPT* because a batch is kept\n"
+    )
+    command = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    told = dict(re.findall(r"^_+ (test_\w+) _+$\n+(.*)", done.stdout, re.MULTILINE))
+    return told | {"end": done.stdout}
+
+
+def test_a_cycle_is_retained_unless_garbage_is_collected_first(failures):
+    assert failures["test_cycle"].endswith("in a cycle of test_it.Node: tensor")
+    assert "test_cycle_that_is_collected" not in failures
+
+
+def test_what_took_the_place_of_something_is_retained_and_nothing_net(failures):
+    assert failures["test_replaced"].startswith("retained 1.0 MiB, +1.0 MiB over")
+    assert "test_replaced_net" not in failures
+    assert "test_region" not in failures
+
+
+def test_a_net_failure_tells_both_parts_and_the_holder(failures):
+    told = failures["test_replaced_by_more"]
+    assert told.startswith("retained a net 1.0 MiB (made 2.0 MiB, freed 1.0 MiB of before)")
+    assert told.endswith("still held by test_it.CACHE['batch']")
+
+
+def test_garbage_that_others_left_is_no_part_of_what_a_body_freed(failures):
+    assert failures["test_others_garbage_excuses_nothing"].startswith("retained a net 1.0 MiB, ")
+
+
+def test_what_known_holders_have_is_not_counted_and_never_named(failures):
+    assert "test_known" not in failures
+    told = failures["test_known_and_another"]
+    assert told.startswith("retained 1.5 MiB, +1.5 MiB over the limit of 0 B; known ")
+    assert "; known holders have 3.0 MiB more: largest 1.5 MiB of temporary from aten::ones" in told
+    assert told.endswith("still held by test_it.OTHER[*]")
+    assert "\nalso: grew by 512.0 KiB per step" in failures["end"]
+    assert "\nknown holder test_it.KEPT*: 3.0 MiB in 2 tests (a batch is kept)" in failures["end"]

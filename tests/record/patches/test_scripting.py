@@ -1,0 +1,81 @@
+"""TorchScript's parser runs as without a recording, and its calls are not recorded."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType, FunctionType
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.patches.python_tracing import ScriptingWatch
+from tests.measured import measured
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 cannot suspend a tracer"),
+]
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Dropout(0.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() > 1:
+            x = self.inner(x)
+        return x + 1
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.dim() > 1 else x
+
+
+def another_function() -> FunctionType:
+    """What was parsed once is not parsed again."""
+    made = FunctionType(doubled.__code__, globals(), "doubled")
+    made.__annotations__ = doubled.__annotations__
+    return made
+
+
+def calls_of_the_parser(of: object) -> int:
+    """The calls in torch's folder of TorchScript that a profile function sees."""
+    seen: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "/torch/jit/" in frame.f_code.co_filename:
+            seen.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        torch.jit.script(of)
+    finally:
+        sys.setprofile(before)
+    return len(seen)
+
+
+@pytest.mark.parametrize("make", [Scripted, another_function], ids=["module", "function"])
+def test_the_calls_of_the_parser_are_not_followed(make) -> None:
+    torch.jit.script(make())
+    alone = calls_of_the_parser(make())
+    with Installed() as patches:
+        ScriptingWatch().install(patches)
+        within = calls_of_the_parser(make())
+    assert within < alone / 4
+
+
+def test_what_is_scripted_in_a_body_is_what_is_scripted_without() -> None:
+    model, x, made = Scripted(), torch.randn(3, 4), []
+    measured(lambda: made.append(torch.jit.script(model)))
+    alone = torch.jit.script(model)
+    assert made[0].code == alone.code
+    assert torch.equal(made[0](x), alone(x))
+
+
+def test_what_a_scripted_module_makes_is_counted() -> None:
+    scripted = torch.jit.script(Scripted())
+    assert measured(lambda: scripted(torch.ones(256, 4))).peak.total > 2 * 4096

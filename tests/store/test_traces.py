@@ -1,0 +1,152 @@
+"""Traces on disk: they come back as they were, or say what is wrong; and they need no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.store.traces import load_trace
+from pytest_torchmem.values.errors import TraceError
+from pytest_torchmem.values.trace import FORMAT, Ownership, Trace
+from tests.builders import TraceBuilder
+
+
+@pytest.fixture
+def trace() -> Trace:
+    b = TraceBuilder()
+    w = b.existing(100, Ownership.PARAMETER)
+    with b.op("aten::mm", reads=[w]):
+        y = b.alloc(40)
+    b.free(y)
+    return b.build()
+
+
+@pytest.fixture
+def saved(trace: Trace, tmp_path: Path) -> Path:
+    trace.save(tmp_path / "body.npz")
+    return tmp_path / "body.npz"
+
+
+def rewritten(path: Path, **changes: object) -> Path:
+    """The saved trace with some of its arrays replaced."""
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    np.savez(path, **{**arrays, **changes})
+    return path
+
+
+def test_every_table_comes_back_as_it_was(trace: Trace, saved: Path) -> None:
+    again = load_trace(saved)
+    for name in Trace.__dataclass_fields__:
+        before, after = getattr(trace, name), getattr(again, name)
+        if isinstance(before, np.ndarray):
+            assert before.dtype == after.dtype, name
+            assert np.array_equal(before, after), name
+        else:
+            assert before == after, name
+
+
+def test_an_empty_trace_can_be_kept(tmp_path: Path) -> None:
+    Trace().save(tmp_path / "empty.npz")
+    assert analyze(load_trace(tmp_path / "empty.npz")).peak.total == 0
+
+
+def test_a_trace_of_another_format_says_both_numbers(saved: Path) -> None:
+    header = np.frombuffer(json.dumps({"format": FORMAT + 1}).encode(), np.uint8)
+    with pytest.raises(TraceError, match=rf"body\.npz has .* {FORMAT + 1}, .* {FORMAT}"):
+        load_trace(rewritten(saved, header=header))
+
+
+def test_a_trace_of_the_first_format_has_no_overloads_or_details(trace: Trace, saved: Path) -> None:
+    with np.load(saved) as archive:
+        later = ("overloads", "details")
+        arrays = {name: archive[name] for name in archive if name not in later}
+        header = json.loads(archive["header"].tobytes())
+    times = [("start_ns", "i8"), ("end_ns", "i8")]
+    arrays["device_events"] = np.zeros(0, [("kind", "u1"), ("correlation", "i8"), *times])
+    arrays["header"] = np.frombuffer(json.dumps({**header, "format": 1}).encode(), np.uint8)
+    np.savez(saved, **arrays)
+    again = load_trace(saved)
+    assert (len(again.events), len(again.overloads)) == (len(trace.events), 0)
+    assert len(again.details) == 0
+
+
+def test_a_table_of_another_layout_is_refused(saved: Path) -> None:
+    with pytest.raises(TraceError, match=r"body\.npz .* another layout"):
+        load_trace(rewritten(saved, allocations=np.zeros(3, np.int64)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"not an archive", b"PK\x03\x04 and no more", None],
+    ids=["empty", "text", "cut off", "missing"],
+)
+def test_a_file_that_is_no_trace_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "body.npz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(TraceError, match=r"body\.npz"):
+        load_trace(path)
+
+
+@pytest.mark.parametrize("kept", [0.2, 0.5, 0.9, 0.99])
+def test_a_file_that_was_cut_off_is_named(saved: Path, kept: float) -> None:
+    whole = saved.read_bytes()
+    saved.write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(TraceError, match=r"body\.npz"):
+        load_trace(saved)
+
+
+def test_a_trace_never_runs_what_is_in_it(saved: Path) -> None:
+    trap = np.array([Path("anything")], dtype=object)
+    with pytest.raises(TraceError):
+        load_trace(rewritten(saved, events=trap))
+
+
+WITHOUT_TORCH = """
+import sys
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("there is no torch here")
+sys.meta_path.insert(0, NoTorch())
+from pytest_torchmem import analyze
+from pytest_torchmem.store.traces import load_trace
+print(analyze(load_trace(sys.argv[1])).result().to_json())
+if "torch" in sys.argv:
+    import torch
+"""
+
+
+def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", WITHOUT_TORCH, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_recording_is_analysed_again_where_there_is_no_torch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from pytest_torchmem.record.recorder import Recorder
+
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    optimizer = torch.optim.Adam(model.parameters())
+    recorder = Recorder(torch.device("cpu"))
+    recorder.start()
+    model(torch.ones(8, 16)).sum().backward()
+    optimizer.step()
+    trace = recorder.stop()
+    trace.save(tmp_path / "step.npz")
+    run = without_torch(str(tmp_path / "step.npz"))
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == str(analyze(trace).result().to_json())
+
+
+def test_an_import_of_torch_would_have_failed_there(saved: Path) -> None:
+    run = without_torch(str(saved), "torch")
+    assert run.returncode
+    assert "there is no torch here" in run.stderr
