@@ -8,6 +8,7 @@ import functools
 import gc
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def step_of(model, after):
 
 
 def test_a_loss_that_is_only_logged_is_no_reason_to_refuse(model):
-    seen = {"total": 0.0, "lines": []}
+    seen: dict[str, Any] = {"total": 0.0, "lines": []}
 
     def log(loss):
         seen["total"] += loss.item() / 2
