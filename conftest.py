@@ -78,6 +78,7 @@ SLOW = (
     "tests/record/test_sessions.py",
     "tests/record/test_traps.py",
     "tests/record/test_undisturbed",
+    "tests/record/undisturbed/",
     "tests/report/viewers/test_perfetto.py",
     "tests/store/test_baseline_rows.py::test_whatever_is_written_is_read_back_and_written_as_it_was",
     "tests/store/test_baseline_scale.py",
@@ -100,9 +101,12 @@ NIGHTLY: tuple[str, ...] = (
     "tests/analysis/storages/test_labels.py::test_labels_are_right_for_transformers",
     "tests/analysis/torch_view/test_torch_labels.py",
     "tests/faults/test_fuzz.py::test_ten_thousand",
+    "tests/faults/test_killed_updates.py::test_th",
+    "tests/faults/test_many_tests.py::test_t",
     "tests/record/test_cuts.py::test_nobody_can_tell_where_a_body_was_cut[recompute]",
     "tests/record/test_cuts.py::test_nobody_can_tell_where_a_body_was_cut[train]",
     "tests/record/test_undisturbed_peaks.py",
+    "tests/record/undisturbed/test_programs.py::test_a_program_ends_as_without_a_measurement[nightly",
     "tests/store/test_baseline_scale.py",
     "tests/stress/",
     "tests/test_regressions.py",
@@ -116,6 +120,7 @@ COMPILES = (
     "tests/record/patches/test_compiled_regions.py",
     "tests/record/patches/test_threads.py",
     "tests/record/test_undisturbed.py",
+    "tests/record/undisturbed/",
 )
 
 

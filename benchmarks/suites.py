@@ -43,6 +43,8 @@ RUNS = {
     "compared, shuffled": [],
     "compared, two workers": ["-n", "2"],
 }
+# Where a project keeps its sources in a folder of its own.
+_PATHS = [path for path in [os.environ.get("PYTHONPATH")] if path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def run(name: str, checkout: Path, tests: Sequence[str], folder: Path) -> Run:
     marked = name != "without"
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{folder}{os.pathsep}{checkout}",
+        "PYTHONPATH": os.pathsep.join([str(folder), str(checkout), *_PATHS]),
         "SUITE_MARKED": "1" * marked,
         "SUITE_SHUFFLED": "1" * ("shuffled" in name),
         "OMP_NUM_THREADS": "1",

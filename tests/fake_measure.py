@@ -49,6 +49,11 @@ def use(size, category="activation", retained=False, operator="aten::mm", module
     state["used"].append((contributor, retained))
 
 
+def say(text):
+    """Have the recorder say something while the body runs."""
+    state["say"](text)
+
+
 class OutOfMemoryError(RuntimeError):
     """Named as torch's own."""
 
@@ -169,7 +174,7 @@ class Region:
 
 
 class BodyMeasurement:
-    def __init__(self, device=None, passes=()):
+    def __init__(self, device=None, passes=(), say=print):
         if device and device not in ("cpu", "cuda", "cuda:0", "xpu"):
             if not device.startswith("cuda"):
                 require_device_name(device)
@@ -177,6 +182,7 @@ class BodyMeasurement:
         self.device = {"cuda": "cuda:0"}.get(device, device or "cpu")
         self.regions = []
         self._steps = []
+        self._say = say
 
     def start(self):
         if state["busy"]:
@@ -186,6 +192,7 @@ class BodyMeasurement:
         state["backward"] = True
         state["recording"] = True
         state["starts"] += 1
+        state["say"] = self._say
 
     @contextlib.contextmanager
     def region(self, name, steps_of=""):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -140,20 +141,31 @@ class Region(MeasuredNumbers):
         return self._measurement.profile_so_far().region(self._begin, self._end, self._steps_of)
 
 
+def _on_standard_error(text: str) -> None:
+    print(f"torchmem: {text}", file=sys.stderr, flush=True)
+
+
 class BodyMeasurement(GpuQuestions):
     """Measures one body on one device: `start`, the body with its `region`s and `step`s, `stop`.
 
+    ``say`` is called with what somebody must know while the body runs.
     ``passes`` are category passes of users. Raises `DeviceError` when the device is missing or
     cannot be measured.
     """
 
-    def __init__(self, device: str | None = None, passes: Sequence[OwnPass] = ()) -> None:
+    def __init__(
+        self,
+        device: str | None = None,
+        passes: Sequence[OwnPass] = (),
+        say: Callable[[str], None] = _on_standard_error,
+    ) -> None:
         from pytest_torchmem.record.devices import find_device
 
         self._device = find_device(device)
         self.device = str(self._device)
         self.regions: list[Region] = []
         self._passes = passes
+        self._say = say
         self._loop_count = 0
         self._recorder: Recorder | None = None
         self._profile: MemoryProfile | None = None
@@ -165,7 +177,7 @@ class BodyMeasurement(GpuQuestions):
         """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
         from pytest_torchmem.record.recorder import Recorder
 
-        recorder = Recorder(self._device)
+        recorder = Recorder(self._device, self._say)
         recorder.start()
         self._recorder = recorder
         self._gaps = gaps_so_far()
@@ -213,7 +225,7 @@ class BodyMeasurement(GpuQuestions):
         self._profile = analyze(trace, passes=self._passes)
         result = self._profile.result()
         spots = (*result.blind_spots, *gap_sentences(self._gaps))
-        return replace(result, blind_spots=spots)
+        return replace(result, blind_spots=spots, notes=(*result.notes, *recorder.notes))
 
     def cancel(self) -> None:
         """End the recording and restore everything; nothing is analysed."""

@@ -16,6 +16,7 @@ from pytest_torchmem.plugin.options.option_table import (
     MARKERS,
     add_options,
     anything_set,
+    ask_typed,
     asks,
     simulation_asked,
     world_typed,
@@ -60,6 +61,10 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
             "--torchmem-world is a job on simulated GPUs: give --torchmem-simulate=H100, too "
             "[bad-argument]"
         )
+    if ask_typed(early_config):
+        from pytest_torchmem.plugin.run.asking import require_terminal
+
+        require_terminal()
     return (yield)
 
 

@@ -6,7 +6,7 @@ import atexit
 import gc
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -44,7 +44,7 @@ from pytest_torchmem.record.tree.kineto import CUT, TreeReader
 from pytest_torchmem.record.tree.lost_allocations import with_lost
 from pytest_torchmem.record.tree.python_calls import library_paths
 from pytest_torchmem.record.tree.tables import Rows, Tables, joined
-from pytest_torchmem.values.errors import RecordingError
+from pytest_torchmem.values.errors import LongBodyError, RecordingError
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.trace import (
     MARK,
@@ -53,6 +53,7 @@ from pytest_torchmem.values.trace import (
     Scope,
     Trace,
 )
+from pytest_torchmem.values.units import format_size
 
 # Marks travel through the profiler as annotations, so that they stand in the tree exactly where
 # they happened.
@@ -61,11 +62,14 @@ _MARK_NAME = re.compile(r"pytest-torchmem mark (\d+)")
 _OFF_TREE = frozenset({MarkKind.MODULE_SEEN, MarkKind.CALL})
 # Processor time after which a session is ended at the next mark: some 20,000 small operators.
 _LONG_SESSION_S: Final = 0.25
-# A session is cut after about so many events, some 2,000 small operators. How long that takes the
-# last session tells.
-_EVENTS_BETWEEN_CUTS: Final = 25_000
-_SOONEST_CUT_S: Final = 0.02
-_LATEST_CUT_S: Final = 0.1
+# A session is cut after about so many events, some 1,000 small operators. How long that takes the
+# last session tells; before the first one has ended, nothing does.
+_EVENTS_BETWEEN_CUTS: Final = 12_500
+_SOONEST_CUT_S: Final = 0.005
+_FIRST_CUT_S: Final = 0.01
+_LATEST_CUT_S: Final = 0.06
+# What the tables of a body may take before somebody is told: some 400,000 small operators.
+_MUCH_BYTES: Final = 512 * 2**20
 # Where the moment is not safe, another one is looked for.
 _RETRY_S: Final = 0.005
 # What is alive at these is what somebody is told of.
@@ -76,11 +80,16 @@ class Recorder:
     """Records one body on the calling thread.
 
     `start`, then `mark` and `trace` as often as wanted, then `stop`. Both `trace` and `stop` return
-    everything since `start`; profiling goes on after `trace`.
+    everything since `start`; profiling goes on after `trace`. What somebody must know while the
+    body runs goes to ``say``, between two sessions.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, say: Callable[[str], None] = lambda _: None) -> None:
         self._device = device
+        self._say = say
+        self._held_bytes = self._event_count = 0
+        #: What the body's reader must know of the recording, in a sentence each.
+        self.notes: tuple[str, ...] = ()
         self._counters = CounterReader(device)
         self._history = AllocatorHistory(device)
         self._reader = TreeReader()
@@ -93,7 +102,7 @@ class Recorder:
         self._session_began_s = 0.0
         self._let_go_once = False
         self._points = SafePoints(self._cut)
-        self._cut_after_s = _LATEST_CUT_S
+        self._cut_after_s = _FIRST_CUT_S
         self._count = KeptCount()
         self._ranges = OpenRanges()
         self._threads = ThreadWatch()
@@ -130,7 +139,7 @@ class Recorder:
         with _collector_as_after_a_collection():
             settle(self._device)
             try:
-                self._count.install()
+                self._count.install(self._patches)
                 self._install()
                 self._watch.scan(self._clock_mark(MarkKind.START))
                 self._sources.learn()
@@ -223,10 +232,7 @@ class Recorder:
             self._watch.sample_end(stop)
         finally:
             self._restore()
-        trace = self._assemble()
-        # The analysis needs memory, too.
-        self._segments.clear()
-        return trace
+        return self._assemble(last=True)
 
     def paused(self) -> Around[None]:
         """Leave what happens in the block out of the recording.
@@ -357,9 +363,13 @@ class Recorder:
         )
 
     def _foresee(self, seconds: float, event_count: int) -> None:
-        """Set the time after which the next session is cut, from what the last one recorded."""
+        """Set the time after which the next session is cut, from what the last one recorded.
+
+        A loop of small operators may begin at any time: the time grows slowly.
+        """
         foreseen = seconds * _EVENTS_BETWEEN_CUTS / max(1, event_count)
-        self._cut_after_s = min(max(foreseen, _SOONEST_CUT_S), _LATEST_CUT_S)
+        longest = min(2 * self._cut_after_s, _LATEST_CUT_S)
+        self._cut_after_s = max(min(foreseen, longest), _SOONEST_CUT_S)
 
     def _may_keep(self) -> bool:
         names = self._reader.strings.values()
@@ -384,9 +394,24 @@ class Recorder:
             tables = self._reader.read(result, len(self._segments), is_cut=is_cut)
             self._foresee(seconds, tables.read_count)
             self._segments.append(self._with_lost(tables))
+            self._weigh(self._segments[-1])
             self._threads.look_at(result)
             self._own_ns += time.perf_counter_ns() - begin_ns
         return result
+
+    def _weigh(self, tables: Tables) -> None:
+        """Say once, while the body runs, that its recording has become large."""
+        self._held_bytes += tables.size_bytes
+        self._event_count += len(tables.events)
+        if self._held_bytes >= _MUCH_BYTES and not self.notes:
+            said = LongBodyError(
+                f"this body's recording has {self._event_count:,} events and holds "
+                f"{format_size(self._held_bytes)} by now, and the analysis takes as much again; "
+                "let the body do less (a second step needs what the first one does), or measure a "
+                "part of it in a test of its own"
+            )
+            self.notes = (str(said),)
+            self._say(str(said))
 
     def _with_lost(self, tables: Tables) -> Tables:
         entries = self._history.read()
@@ -404,8 +429,8 @@ class Recorder:
         self._marks.append((kind, time.time_ns(), -1, self._reader.strings.number(text)))
         return len(self._marks) - 1
 
-    def _assemble(self) -> Trace:
-        tables, marks = joined(self._segments), self._marks.table()
+    def _assemble(self, *, last: bool = False) -> Trace:
+        tables, marks = joined(self._segments, last=last), self._marks.table()
         events, allocations = tables.events, tables.allocations
         self._place_marks(events, marks)
         self._name_operators(events, marks)

@@ -247,12 +247,17 @@ class KeptCount:
     """
 
     def __init__(self) -> None:
-        self._own = gc.get_threshold()
+        self._own = _threshold()
         self._moved: tuple[int, int, int] | None = None
 
-    def install(self) -> None:
-        """Notice the collector's runs."""
+    def install(self, patches: Installed) -> None:
+        """Notice the collector's runs. Who asks for the threshold is told the program's own."""
         gc.callbacks.append(self._on_collection)
+
+        def own(_: object) -> Callable[[], tuple[int, int, int]]:
+            return lambda: self._own if self._is_moved() else _threshold()
+
+        patches.replace("gc.get_threshold", own)
 
     def remove(self) -> None:
         """Let the collector run when it would."""
@@ -266,14 +271,14 @@ class KeptCount:
 
     def _restore(self, before: tuple[bool, int]) -> None:
         was_enabled, count = before
-        first, *others = own = gc.get_threshold()
+        first, *others = own = _threshold()
         more = gc.get_count()[0] - count
         # With a threshold of zero the collector is off.
         if first and more:
             if not self._is_moved():
                 self._own = own
             gc.set_threshold(max(1, first + more), *others)
-            self._moved = gc.get_threshold()
+            self._moved = _threshold()
         if was_enabled:
             gc.enable()
 
@@ -289,7 +294,11 @@ class KeptCount:
 
     def _is_moved(self) -> bool:
         """Return whether the threshold is still ours: the body may have set another."""
-        return self._moved is not None and gc.get_threshold() == self._moved
+        return self._moved is not None and _threshold() == self._moved
+
+
+# As Python has it: a recording puts another one in its place.
+_threshold: Final = gc.get_threshold
 
 
 def _pause() -> tuple[bool, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -200,6 +201,7 @@ def portable_live(live: Iterable[Contributor], rootdir: Path) -> tuple[Contribut
     )
 
 
+@lru_cache(maxsize=4096)
 def portable_path(file: str, rootdir: Path) -> str:
     """Return a source file relative to the rootdir, or to the folder of installed packages.
 

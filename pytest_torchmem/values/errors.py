@@ -127,3 +127,9 @@ class AllocatorSettingsError(TorchmemError):
     """Allocator settings that cannot be read, or that ask for something not simulated."""
 
     slug = "bad-allocator-settings"
+
+
+class LongBodyError(TorchmemError):
+    """A body whose recording has become large. It is said while the body runs, and not raised."""
+
+    slug = "long-body"

@@ -145,6 +145,7 @@ class Verdict:
         reference: The environment whose baseline a user told us to compare with; ``""`` for that
             of the run.
         nearest: Without a baseline, the nearest environment that has one; ``""`` if none does.
+        accepted: What an update stores of a change, in a sentence; ``""`` where it stores none.
         excused: The bytes that known holders hold and that no limit counted, by pattern.
     """
 
@@ -155,6 +156,7 @@ class Verdict:
     notice: str = ""
     reference: str = ""
     nearest: str = ""
+    accepted: str = ""
     excused: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -56,6 +56,7 @@ class Window:
         notice: What shrank, in a sentence; ``""`` when nothing did.
         kinds: Why it failed, each kind once, the most telling first.
         causes: The contributors that the sentences name, each once, in their order.
+        accepted: The change that an update stores, in a sentence; ``""`` where it stores none.
         excused: The bytes that known holders hold and that no limit counted, by pattern.
     """
 
@@ -73,6 +74,7 @@ class Window:
     notice: str = ""
     kinds: tuple[FindingKind, ...] = ()
     causes: tuple[Contributor, ...] = ()
+    accepted: str = ""
     excused: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -160,6 +162,7 @@ class Window:
             "notice": self.notice,
             "kinds": [kind.value for kind in self.kinds],
             "causes": [contributor_to_json(c) for c in self.causes],
+            "accepted": self.accepted,
             "excused": dict(self.excused),
             "status": self.status,
         }
@@ -185,6 +188,7 @@ class Window:
             notice=checked_text(data.get("notice", "")),
             kinds=tuple(checked_member(_KINDS, kind) for kind in kinds),
             causes=tuple(map(contributor_from_json, causes)),
+            accepted=checked_text(data.get("accepted", "")),
             excused=whole_numbers_by_name(data.get("excused", {})),
         )
 

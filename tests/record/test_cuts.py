@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -97,7 +98,7 @@ def measured(name: str, nth: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Resu
         patched.setattr(SafePoints, "begin", beginning)
         patched.setattr(SafePoints, "after", lambda *_: None)
         patched.setattr(recorder.Recorder, "_pause", pausing)
-        for constant in ("_SOONEST_CUT_S", "_LATEST_CUT_S"):
+        for constant in ("_SOONEST_CUT_S", "_FIRST_CUT_S", "_LATEST_CUT_S"):
             patched.setattr(recorder, constant, 0.0)
         measurement = BodyMeasurement("cpu")
         measurement.start()
@@ -178,7 +179,6 @@ def test_a_long_body_is_cut_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         return pause(self, is_cut=is_cut)
 
     monkeypatch.setattr(recorder.Recorder, "_pause", pausing)
-    monkeypatch.setattr(recorder, "_LATEST_CUT_S", recorder._SOONEST_CUT_S)
     measurement = BodyMeasurement("cpu")
     measurement.start()
     x, total = torch.ones(3), 8_000
@@ -191,3 +191,41 @@ def test_a_long_body_is_cut_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [trace.strings[name] for name in trace.events["name"].tolist()]
     assert names.count("aten::add") == total
     assert result.retained.total == 12
+
+
+def test_a_body_that_becomes_long_is_said_to_be_so_once_while_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, said = torch.ones(3), list[str]()
+    for much_bytes, expected in ((10**6, 1), (10**9, 0)):
+        said.clear()
+        monkeypatch.setattr(recorder, "_MUCH_BYTES", much_bytes)
+        measurement = BodyMeasurement("cpu", say=said.append)
+        measurement.start()
+        for _ in range(20_000):
+            x + 1
+        assert len(said) == expected
+        assert measurement.stop().notes == tuple(said)
+        assert all(re.search(r"[\d,]+ events and holds .* \[long-body\]$", text) for text in said)
+
+
+def test_the_tables_of_all_sessions_are_given_back_when_they_are_joined_last() -> None:
+    x, found = torch.ones(3), recorder.Recorder(torch.device("cpu"))
+    found.start()
+    for _ in range(3):
+        x + 1
+        assert len(found.trace().events)
+        assert all(len(part.events) for part in found._segments)
+    assert len(found.stop().allocations)
+    assert not found._segments
+
+
+def test_nothing_is_written_where_a_session_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    """The library of torch's profiler writes notes of its own to standard error."""
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    torch.ones(3) + 1
+    measurement.profile_so_far()
+    os.write(2, b"the body's\n")
+    measurement.stop()
+    assert capfd.readouterr().err == "the body's\n"

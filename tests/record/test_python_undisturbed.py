@@ -88,6 +88,39 @@ def test_a_source_path_that_is_not_utf8_fails_no_body(tmp_path: Path) -> None:
         del sys.modules["made_in_latin"]
 
 
+def test_a_function_whose_file_is_no_text_spoils_no_later_measurement() -> None:
+    """torch's tracer raises in it: a limit that docs/not-measured.md tells."""
+    code = compile("torch.ones(2)", "<\udcff>", "exec")
+    with pytest.raises(RuntimeError, match="utf-8"):
+        measured(lambda: exec(code, {"torch": torch}))
+    assert measured(lambda: torch.ones(256)).peak.total == 1024
+
+
+def test_a_body_that_sets_a_profile_function_back_is_measured(own_profile_function: None) -> None:
+    called: list[str] = []
+
+    def body() -> None:
+        before = sys.getprofile()
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name))
+        first()
+        sys.setprofile(before)
+        torch.ones(256)
+
+    assert measured(body).peak.total == 1024
+    assert "first" in called
+
+
+def test_a_profile_function_of_before_is_what_a_body_is_told(own_profile_function: None) -> None:
+    def profile(frame: Any, event: str, _: Any) -> None:
+        """Notes nothing."""
+
+    told: list[object] = []
+    sys.setprofile(profile)
+    measured(lambda: told.append(sys.getprofile()))
+    assert told == [profile]
+    assert sys.getprofile() is profile
+
+
 def test_torch_behind_a_link_is_no_code_of_the_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -350,6 +350,8 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
         ('{"entries": [["a", "total", 1]], "environment": %s, "format": 2}', "last lines"),
         ('{"entries": [["a", "sum", 1], ["end"]], "environment": %s, "format": 2}', "not a row"),
         ('{"entries": [["a"], ["end"]], "environment": %s, "format": 2}', "not a row"),
+        ('{"entries": [["a", "b", 1, 2], ["end"]], "environment": %s, "format": 3}', "not a row"),
+        ('{"entries": [["a", "id", 1], ["end"]], "environment": %s, "format": 3}', "not a row"),
         ("\ufeff{}", "byte order mark"),
         ('{"entries": {}, "environment": %s}', "it does not say its format"),
         ('{"entries": {}, "format": 1, "environment": 3}', "it does not say where it was measured"),

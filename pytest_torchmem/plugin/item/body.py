@@ -86,6 +86,19 @@ class Run:
         found = self._config.hook.pytest_torchmem_category_passes(config=self._config)
         return tuple(itertools.chain.from_iterable(found))
 
+    def say(self, text: str) -> None:
+        """Write a line to the terminal while a test runs, past what captures its output.
+
+        A worker of xdist has no terminal; there the line is with the test's result alone.
+        """
+        plugins = self._config.pluginmanager
+        reporter, capture = (plugins.get_plugin(n) for n in ("terminalreporter", "capturemanager"))
+        if reporter is None:
+            return
+        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+            reporter.ensure_newline()
+            reporter.write_line(f"torchmem: {text}", yellow=True)
+
     def environment(self, device: str) -> Mapping[str, str]:
         """Return what the baselines of a device are keyed by."""
         if device not in self._environments:
@@ -160,7 +173,7 @@ class Body:
         from pytest_torchmem.measuring.body import BodyMeasurement
 
         device = self._asked.device or self._run.settings.device
-        return BodyMeasurement(device or None, self._run.passes)
+        return BodyMeasurement(device or None, self._run.passes, self._run.say)
 
     def _no_estimates(self) -> Estimates:
         return Estimates(self._asked.allowance if self._asked.baseline else None)

@@ -220,10 +220,14 @@ class Judge:
             reference.environment,
             self.baselines.has_changed,
         )
-        if compared.change not in settings.accepted or reference.environment:
+        accepted = ""
+        if compared.change in settings.accepted and not reference.environment:
+            accepted = compared.findings[0].sentence if compared.findings else compared.notice
+        else:
             shrunk = judge_shrinking(compared) if settings.fail_shrunk else ()
             findings = rank([*findings, *compared.findings, *shrunk])
-        return replace(compared, findings=findings, excused=verdict.excused), reference.entry
+        compared = replace(compared, findings=findings, excused=verdict.excused, accepted=accepted)
+        return compared, reference.entry
 
     def _spread(self, result: Result, allowance: Allowance) -> tuple[Finding, ...]:
         earlier = [run[result.name] for run in self.earlier if result.name in run]

@@ -136,6 +136,7 @@ class Sender:
             nearest=verdict.nearest,
             notice=verdict.notice,
             kinds=verdict.kinds,
+            accepted=verdict.accepted,
             excused=verdict.excused,
             causes=tuple(dict.fromkeys(c for f in verdict.findings for c in f.causes)),
         )

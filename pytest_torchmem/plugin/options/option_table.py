@@ -97,6 +97,12 @@ OPTIONS: Final = (
         False,
     ),
     Option(
+        "ask",
+        "with --torchmem-update-baseline: ask on the terminal about each change before it is "
+        "stored, when all tests are over",
+        False,
+    ),
+    Option(
         "repeat",
         "with --torchmem-update-baseline: measure each test N times, and refuse to store what is "
         "not stable (default: 1)",
@@ -302,6 +308,13 @@ def simulation_asked(config: pytest.Config) -> str:
     typed = config.known_args_namespace.torchmem_simulate
     asked = typed or os.environ.get("TORCHMEM_SIMULATE") or config.getini("torchmem_simulate")
     return str(asked or "")
+
+
+def ask_typed(config: pytest.Config) -> bool:
+    """Return whether the command line asks for questions about an update."""
+    typed = config.known_args_namespace
+    in_worker = "PYTEST_XDIST_WORKER" in os.environ  # its controller asks
+    return bool(typed.torchmem_ask and typed.torchmem_update_baseline and not in_worker)
 
 
 def world_asked(config: pytest.Config) -> str:

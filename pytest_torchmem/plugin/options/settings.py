@@ -75,6 +75,7 @@ class Settings:
         reports_folder: One of the reports is a folder of files.
         timelines: Which tests have a timeline in the report; NONE without a report.
         dry_run: An update shows what it would change, and writes nothing.
+        ask: An update asks about each change before it is stored.
         repeat_count: How often an update measures each test.
         follow_renames: An unused entry moves to a new one of equal numbers.
         fallbacks: Names of other environments to compare with, where this one has no entry.
@@ -96,6 +97,7 @@ class Settings:
     reports_folder: bool = False
     timelines: Timelines = Timelines.NONE
     dry_run: bool = False
+    ask: bool = False
     repeat_count: int = 1
     follow_renames: bool = False
     fallbacks: tuple[str, ...] = ()
@@ -137,6 +139,7 @@ def read_settings(config: pytest.Config) -> Settings:
         reports_folder=FOLDER in kinds,
         timelines=_timelines(values, kinds),
         dry_run=values.flag("dry-run"),
+        ask=values.flag("ask") and not values.flag("dry-run"),
         repeat_count=_repeat_count(values),
         follow_renames=values.flag("follow-renames"),
         fallbacks=tuple(filter(None, values.text("baseline-from").replace(" ", "").split(","))),
@@ -153,6 +156,7 @@ def _require_effect(values: _Values, settings: Settings) -> None:
     if not settings.accepted:
         values.need("repeat", "--torchmem-update-baseline")
         values.need("accept", "--torchmem-update-baseline")
+        values.need("ask", "--torchmem-update-baseline")
         if not settings.follow_renames:
             values.need("dry-run", "--torchmem-update-baseline")
     if not settings.reports:

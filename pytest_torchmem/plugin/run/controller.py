@@ -14,6 +14,7 @@ from pytest_torchmem.measuring.ranks import environment_rank
 from pytest_torchmem.plugin.item.body import Run
 from pytest_torchmem.plugin.options.option_table import relative_path, typed_nodeid
 from pytest_torchmem.plugin.options.settings import SummaryKind
+from pytest_torchmem.plugin.run.asking import asked_about
 from pytest_torchmem.plugin.run.endings import (
     Endings,
     github_lines,
@@ -255,6 +256,12 @@ class Collector:
         plans = [plan for plan in plans if plan.module not in followed]
         if not settings.accepted:
             self._lines += unused_lines(plan.unused.keys() - plan.renames.keys() for plan in plans)
+        if settings.accepted and settings.ask:
+            try:
+                plans = asked_about(plans, self.config)
+            except pytest.UsageError as error:
+                self.add_problem(f"nothing is stored: {error}")
+                plans = []
         for plan in progress(plans, "baselines", self.config):
             shown = relative_path(plan.path, self.config.invocation_params.dir)
             self._lines += rename_lines(plan.renames, shown, settings.follow_renames)

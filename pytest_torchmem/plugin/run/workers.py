@@ -109,6 +109,11 @@ class Selection:
             self._note()
 
     @pytest.hookimpl
+    def pytest_keyboard_interrupt(self) -> None:
+        """Note an early end; ``pytest.exit()`` comes here, too, whatever its exit code."""
+        self._note()
+
+    @pytest.hookimpl
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         # A conftest.py may take tests out of the list without saying so.
         if self._collected_count > len(session.items):

@@ -90,6 +90,7 @@ class Census:
         self._seen: tuple[int, ...] = ()
         self._freeze_count = 0
         self._since_freeze: list[weakref.ref[object]] = []
+        self._due = _DueCollection()
 
     def find(self) -> list[object]:
         """Return every living instance of the classes."""
@@ -133,7 +134,7 @@ class Census:
     def settle(self, *, collect: bool) -> None:
         """Leave the collector as after a collection, and go on knowing what is alive.
 
-        Garbage goes only if asked to.
+        Garbage goes if asked to, and where Python itself would have looked for it by now.
         """
         if not HAS_GENERATIONS:
             gc.collect()
@@ -144,8 +145,9 @@ class Census:
         others = _where_others_stand()
         self.find()
         middle, old, frozen = self._seen
-        if collect or frozen:
+        if self._due.is_due() or collect or frozen:
             gc.collect()
+            self._due.collected()
         else:
             _make_old()
         now = (middle, old + 1, frozen)
@@ -183,6 +185,32 @@ class Census:
         holders = [*found, *_alive(self._holders)]
         found = _each_once(found, _held(holders, with_subclasses(self._released)))
         return _each_once(found, self._beside(found))
+
+
+# Python looks at everything once so large a part of it is new.
+_NEW_PART: Final = 4
+
+
+class _DueCollection:
+    """Knows when a collection is due that would have run if nobody had made all objects old.
+
+    Else the cycles of small tests would stay for as long as the process lives, and each look at
+    what is alive would take longer than the last.
+    """
+
+    def __init__(self) -> None:
+        self._old_count = 0
+        self._new_count = 0
+
+    def is_due(self) -> bool:
+        """Count what is young, and is about to be old; return whether that is enough."""
+        self._old_count = self._old_count or len(gc.get_objects())
+        self._new_count += sum(len(gc.get_objects(generation)) for generation in (0, 1))
+        return self._new_count > self._old_count // _NEW_PART
+
+    def collected(self) -> None:
+        """Begin to count anew."""
+        self._new_count, self._old_count = 0, len(gc.get_objects())
 
 
 def _make_old() -> None:

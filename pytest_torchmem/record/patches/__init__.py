@@ -14,7 +14,14 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Final
 
-from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors, functorch, modules
+from pytest_torchmem.record.torch_api import (
+    autograd,
+    compiler,
+    fake_tensors,
+    functorch,
+    modules,
+    profiler,
+)
 
 
 class During(Enum):
@@ -79,6 +86,11 @@ PATCHES: Final = (
     Patch("torch.autograd.profiler.record_function.__enter__", _RANGE),
     Patch("torch.autograd.profiler.record_function.__exit__", _RANGE),
     Patch("threading.setprofile", "Notices threads that allocate unseen.", How.ADDED),
+    *(
+        Patch(name, "Returns the program's own function, and not one that records.")
+        for name in profiler.GETTERS
+    ),
+    Patch("gc.get_threshold", "Returns the program's own, where the recorder's objects add to it."),
     *(Patch(name, _TRANSFORM) for pair in functorch.NESTING for name in pair),
     Patch(
         "torch.utils.swap_tensors",
@@ -153,10 +165,10 @@ class Installed:
         replacement = make(getattr(owner, attribute))
 
         def restore() -> None:
-            if before is _MISSING:
-                delattr(owner, attribute)
-            else:
+            if before is not _MISSING:
                 setattr(owner, attribute, before)
+            elif attribute in vars(owner):
+                delattr(owner, attribute)
 
         self.note(name, restore)
         setattr(owner, attribute, replacement)

@@ -50,6 +50,17 @@ class ThreadWatch:
         if threading.getprofile() is None:
             patches.note("threading.setprofile", self._stop)
             threading.setprofile(self._on_event)
+        for name in profiler.GETTERS:
+            patches.replace(name, self._hidden)
+
+    def _hidden(self, getter: Callable[[], object]) -> Callable[[], object]:
+        @wraps(getter)
+        def getprofile() -> object:
+            found = getter()
+            is_ours = isinstance(found, _Watched) or found == self._on_event
+            return None if is_ours else profiler.users_function(found)
+
+        return getprofile
 
     def _stop(self) -> None:
         if threading.getprofile() == self._on_event:

@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 import torch
@@ -197,10 +197,24 @@ class PythonCalls:
 
 
 class _FullPaths(dict[str, str]):
-    """Each file's path is looked for once."""
+    """Each file's path is looked for once, and one that was found is known in the next test."""
+
+    found: ClassVar[dict[tuple[str, ...], dict[str, str]]] = {}
+
+    def __init__(self) -> None:
+        # With other entries, or in another folder, a name may stand for another file.
+        folders = (str(Path.cwd()), *sys.path)
+        if folders not in self.found:
+            self.found.clear()
+        self._known = self.found.setdefault(folders, {})
 
     def __missing__(self, name: str) -> str:
-        path = self[name] = full_path(name)
+        path = self._known.get(name)
+        if path is None:
+            path = full_path(name)
+            if path != name:
+                self._known[name] = path
+        self[name] = path
         return path
 
 

@@ -10,9 +10,11 @@ functions. Both have the calls of the functions, and of ours that cut::
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -120,6 +122,11 @@ class Tables:
     ended: Seam | None = None
     read_count: int = 0
 
+    @property
+    def size_bytes(self) -> int:
+        names = ("events", *_ABOUT_EVENTS)
+        return sum(int(getattr(self, name).nbytes) for name in names)
+
 
 _ABOUT_EVENTS: Final = {
     "tensors": TENSOR,
@@ -128,6 +135,10 @@ _ABOUT_EVENTS: Final = {
     "overloads": OVERLOAD,
     "details": DETAIL,
 }
+
+
+# Sessions whose tables are given back before the operating system gets the memory.
+_BETWEEN_TRIMS: Final = 16
 
 
 def seam_at(events: NDArray[np.void], row: int, name: int) -> Seam:
@@ -140,8 +151,12 @@ def seam_at(events: NDArray[np.void], row: int, name: int) -> Seam:
     return Seam(above[own], tuple(above[own + 1 :]))
 
 
-def joined(parts: Sequence[Tables]) -> Tables:
-    """Return the tables of all sessions as one; rows refer to rows of the result."""
+def joined(parts: list[Tables], *, last: bool = False) -> Tables:
+    """Return the tables of all sessions as one; rows refer to rows of the result.
+
+    When it is the ``last`` time, the list is emptied: each table is given back once it is copied,
+    so that there are never two of all of them.
+    """
     places: list[_NewRows] = []
     count = 0
     for group in _cut_from_each_other(parts):
@@ -152,15 +167,17 @@ def joined(parts: Sequence[Tables]) -> Tables:
         for place in inside:
             place.settle()
         places += inside
+    if last:
+        parts.clear()
     events = np.empty(count, EVENT)
-    for place in places:
+    for number, place in enumerate(places, 1):
         place.fill(events)
+        place.let_go("events")
+        if number % _BETWEEN_TRIMS == 0:
+            _trim()
     for place in places:
         place.lengthen(events)
-    tables = {
-        name: _by_event([row.moved(getattr(row.part, name)) for row in places], dtype)
-        for name, dtype in _ABOUT_EVENTS.items()
-    }
+    tables = {name: _moved(places, name, dtype) for name, dtype in _ABOUT_EVENTS.items()}
     return Tables(
         events,
         tables["tensors"],
@@ -209,7 +226,7 @@ class _NewRows:
         self._before = before
         self._seams = [seam for seam in (part.began, part.ended) if seam is not None]
         #: The new row of each; -1 for what only the cut brought about.
-        self.rows = np.zeros(len(part.events), np.int64)
+        self.rows = np.zeros(len(part.events), np.int32)
         if before is not None and part.began is not None:
             self.rows[_python(part, part.began.around)] = -1
         for within in self._own():
@@ -250,7 +267,7 @@ class _NewRows:
         stay = self.rows >= 0
         moved = mine[stay]
         moved["parent"] = np.where(moved["parent"] >= 0, self._stands[moved["parent"]], -1)
-        kept_before = np.cumsum([0, *stay])
+        kept_before = np.concatenate([[0], np.cumsum(stay)])
         moved["end"] = self.rows[stay] + kept_before[mine["end"][stay]] - kept_before[:-1][stay]
         events[self.rows[stay]] = moved
         for seam in self._seams:
@@ -266,12 +283,20 @@ class _NewRows:
         for called, calling in pairwise(around):
             events["end"][calling] = max(events["end"][calling], events["end"][called])
 
-    def moved(self, table: NDArray[np.void]) -> NDArray[np.void]:
-        """Return the rows of a table about events that stay."""
-        rows = self.rows[table["event"]]
-        found = np.compress(rows >= 0, table)
-        found["event"] = rows[rows >= 0]
-        return found
+    def staying(self, name: str) -> NDArray[np.bool_]:
+        """Return which rows of a table are about events that stay."""
+        stay: NDArray[np.bool_] = self.rows[getattr(self.part, name)["event"]] >= 0
+        return stay
+
+    def move(self, name: str, found: NDArray[np.void]) -> None:
+        """Write the rows of a table about events that stay."""
+        table = getattr(self.part, name)
+        np.compress(self.staying(name), table, out=found)
+        found["event"] = self.rows[found["event"]]
+
+    def let_go(self, name: str) -> None:
+        """Give a table back."""
+        self.part = replace(self.part, **{name: getattr(self.part, name)[:0].copy()})
 
 
 def _number(group: Sequence[_NewRows], start: int) -> int:
@@ -290,8 +315,27 @@ def _number(group: Sequence[_NewRows], start: int) -> int:
     return start
 
 
-def _by_event(tables: Sequence[NDArray[np.void]], dtype: np.dtype[np.void]) -> NDArray[np.void]:
-    table = np.concatenate([np.empty(0, dtype), *tables])
+def _trim() -> None:
+    """Have the C library give back to the operating system what is free.
+
+    It keeps pieces of a megabyte for later, as the tables of a session are. The tables of all
+    sessions are larger and get memory of their own.
+    """
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
+
+
+def _moved(places: Sequence[_NewRows], name: str, dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    """Return one of the tables about events, of all sessions, in the order of the events."""
+    counts = [np.count_nonzero(place.staying(name)) for place in places]
+    table = np.empty(sum(counts), dtype)
+    start = 0
+    for place, count in zip(places, counts, strict=True):
+        place.move(name, table[start : start + count])
+        place.let_go(name)
+        start += count
+    if len(places) >= _BETWEEN_TRIMS:
+        _trim()
     if np.all(table["event"][:-1] <= table["event"][1:]):
         return table
     return np.take(table, np.argsort(table["event"], kind="stable"))

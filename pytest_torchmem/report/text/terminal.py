@@ -265,7 +265,7 @@ def _shortened(name: str, width: int) -> str:
     return name if len(name) <= width else "..." + name[3 - width :]
 
 
-_UNUSED_SHOWN: Final = 10
+_CHANGES_SHOWN: Final = 10
 _REMOVES: Final = "--torchmem-update-baseline --torchmem-accept=unused removes what is unused"
 
 
@@ -280,13 +280,14 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
         for change in order:
             style = ("yellow",) if change is Change.GROWN else ()
             items = [c for c in told if (c.file, c.change) == (file, change)]
-            shown = items[:_UNUSED_SHOWN] if change is Change.UNUSED else items
+            shown = items[:_CHANGES_SHOWN]
             lines += [
                 Line(f"  {change.value}: {one_line(c.key)}: {_amount(c)}", style) for c in shown
             ]
             if left_out := len(items) - len(shown):
-                done = "removed" if items[0].written else "kept"
-                lines.append(Line(f"  ... and {left_out} more unused entries, {done}"))
+                done = "" if change is not Change.UNUSED else ", kept"
+                done = ", removed" if done and items[0].written else done
+                lines.append(Line(f"  ... and {left_out} more {change.value} entries{done}"))
     if any(c.change is Change.UNUSED and not c.written for c in told):
         lines.append(Line(_REMOVES))
     written = [change for change in summary.changes if change.written]

@@ -47,3 +47,14 @@ def test_calls_within_others_count_for_none_of_the_rows_where_they_are_left_out(
                 pass
     (row,) = find_averages(list_calls(build_op_tree(b.build())), top_level=True)
     assert (row.name, row.calls) == ("aten::linear", 1)
+
+
+def test_a_call_that_ends_after_the_one_around_it_lies_in_neither() -> None:
+    b = TraceBuilder()
+    with b.op("aten::t") as early:
+        pass
+    with b.op("aten::mm"), b.op("aten::addmm") as inside:
+        pass
+    b._rows["events"][early]["end_ns"] = b._rows["events"][inside]["start_ns"]
+    rows = find_averages(list_calls(build_op_tree(b.build())), top_level=True)
+    assert [row.name for row in rows] == ["aten::t", "aten::mm"]

@@ -12,7 +12,7 @@ from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.storages.timeline import Timeline, find_peak
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.contributors import Category
-from pytest_torchmem.values.trace import MarkKind, Ownership
+from pytest_torchmem.values.trace import LOOP, MarkKind, Ownership
 from tests.builders import Block, TraceBuilder
 
 # --- by hand ----------------------------------------------------------------------------------
@@ -259,3 +259,22 @@ def test_a_stored_trace_gives_the_same_profile(existing, actions, tmp_path_facto
     path = tmp_path_factory.mktemp("trace") / "body.npz"
     profile.tree.trace.save(path)
     assert analyze(load_trace(path)).result().to_json() == profile.result().to_json()
+
+
+def test_of_two_loops_the_one_whose_single_steps_leave_most_behind_is_the_growth():
+    b = TraceBuilder()
+    for loop, sizes in ((1, (1, 10)), (2, (1, 7, 7, 7, 7))):
+        for size_bytes in sizes:
+            b.alloc(size_bytes)
+            b.mark(MarkKind.STEP, f"{LOOP}{loop}")
+    assert analyze(b.build()).steps == (1, 11)
+
+
+def test_a_storage_of_one_byte_is_born_as_others_are():
+    b = TraceBuilder()
+    with b.op("aten::empty"):
+        block = b.alloc(1)
+    b.read(block)
+    profile = analyze(b.build())
+    assert profile.storages.size_bytes.tolist() == [1]
+    assert profile.timeline.total.tolist() == [0, 1]

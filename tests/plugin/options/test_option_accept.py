@@ -187,3 +187,11 @@ def test_a_module_with_classes_is_run_whole_like_any_other(project):
     project.write(both)
     project.update("--torchmem-accept=unused")
     assert list(project.entries()) == ["TestNet::test_stays"]
+
+
+def test_an_update_that_changes_nothing_else_still_says_what_is_unused(project):
+    stays = "@pytest.mark.memory_baseline\ndef test_stays(): use(MiB)\n"
+    project.write(stays + stays.replace("stays", "goes"))
+    project.update()
+    project.write(stays)
+    project.update().stdout.fnmatch_lines(["*unused: test_goes: no test asked for it; kept"])

@@ -114,3 +114,10 @@ def test_more_letters_than_have_a_meaning_say_no_more_and_no_less(project):
             for letters in (most, beyond)
         ]
         assert told[0] == told[1]
+
+
+def test_what_failed_is_red_where_there_are_colours(project):
+    project.write("@pytest.mark.memory_budget('1MiB')\ndef test_a(): use(2 * MiB)\n")
+    told = [line for line in project.run("--color=yes").outlines if "over limit" in line]
+    assert told
+    assert all("\x1b[" in line for line in told)

@@ -156,3 +156,14 @@ def test_a_run_of_one_folder_says_nothing_of_another_one(project):
     (project.path / "there/test_b.py").unlink()
     project.run("here").stdout.no_fnmatch_line("*is gone*")
     project.run().stdout.fnmatch_lines(["there/test_b.py is gone *"])
+
+
+def test_a_module_that_has_baselines_of_its_own_takes_over_no_others(project):
+    project.write(BODY.format(9), "test_old")
+    project.write("@pytest.mark.memory_baseline\ndef test_c(): use(MiB)\n", "test_other")
+    project.update().assert_outcomes(passed=3)
+    (project.path / "test_old.py").unlink()
+    project.write(BODY.format(9), "test_other")
+    told = [line for line in project.run().outlines if line.startswith("test_old.py is gone")]
+    assert len(told) == 1
+    assert "test_other" not in told[0]

@@ -246,6 +246,25 @@ def test_to_settle_frees_no_garbage_and_loses_nothing_from_sight(quiet_collector
     assert left() is None
 
 
+@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="Python collects by itself")
+def test_garbage_of_many_small_tests_goes_as_it_does_without_us(quiet_collector: None) -> None:
+    census, dead = Census(Base), []
+    census.settle(collect=True)
+    alive = len(gc.get_objects())
+    for _ in range(20):
+        for _ in range(alive // 40):
+            cycle: list[object] = []
+            cycle.append(cycle)
+        thing = Base()
+        thing.__dict__["me"] = thing
+        dead.append(weakref.ref(thing))
+        del thing
+        census.settle(collect=False)
+    assert dead[0]() is None
+    # Of twenty times a fortieth, no more than a fourth is ever left.
+    assert len(gc.get_objects()) < alive * 1.4
+
+
 def test_what_a_user_froze_stays_frozen(quiet_collector: None) -> None:
     gc.freeze()
     try:

@@ -1,0 +1,119 @@
+"""A question for each change of the baselines, on a terminal, before it is stored."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from pytest_torchmem.plugin.options.option_table import relative_path
+from pytest_torchmem.plugin.run.updates import FilePlan
+from pytest_torchmem.report.text.tables import one_line
+from pytest_torchmem.values.baseline import Change
+from pytest_torchmem.values.measured import BaselineChange
+from pytest_torchmem.values.units import format_change, format_share, format_size
+
+_QUESTION: Final = (
+    "    store it? yes, no, all that follow, quit and store none that follow [y/n/a/q] "
+)
+
+
+class Answer(enum.Enum):
+    """The answer to a question about one change; its first letter is enough."""
+
+    YES = "yes"
+    NO = "no"
+    ALL = "all"
+    QUIT = "quit"
+
+
+def require_terminal() -> None:
+    """Raise `pytest.UsageError` where nobody can answer.
+
+    While pytest captures, it has put something else in the place of the input.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise pytest.UsageError(
+            "--torchmem-ask asks on a terminal, and this is none: choose with --torchmem-accept, "
+            "or look with --torchmem-dry-run [bad-argument]"
+        )
+
+
+def asked_about(plans: Sequence[FilePlan], config: pytest.Config) -> list[FilePlan]:
+    """Ask about each change that the plans would store; return them without what was declined.
+
+    The end of the input and Ctrl-C are taken as `Answer.QUIT`. Raises `pytest.UsageError` where
+    this is no terminal.
+    """
+    last = Answer.YES
+    agreed = []
+    with _terminal(config):
+        require_terminal()
+        for plan in plans:
+            causes = {window.key: window.accepted for window in plan.written}
+            shown = relative_path(plan.path, config.invocation_params.dir)
+            changes = [c for c in plan.changes(shown, done=True) if c.written]
+            if changes and last in (Answer.YES, Answer.NO):
+                print(f"\n{shown}:")
+            declined = set()
+            for change in changes:
+                if last in (Answer.YES, Answer.NO):
+                    last = _ask(change, causes.get(change.key, ""))
+                if last in (Answer.NO, Answer.QUIT):
+                    declined.add(change.key)
+            agreed.append(_without(plan, declined))
+    return agreed
+
+
+@contextlib.contextmanager
+def _terminal(config: pytest.Config) -> Iterator[None]:
+    """Give the terminal back for the block: pytest has taken the input, too."""
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    if capture is not None:
+        capture.suspend_global_capture(in_=True)
+    try:
+        yield
+    finally:
+        if capture is not None:
+            capture.resume_global_capture()
+
+
+def _ask(change: BaselineChange, cause: str) -> Answer:
+    print(f"  {change.change.value}: {one_line(change.key)}: {_sizes(change)}")
+    if cause:
+        print(f"    {one_line(cause)}")
+    while True:
+        try:
+            typed = input(_QUESTION).strip().lower()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return Answer.QUIT
+        for answer in Answer:
+            if typed and answer.value.startswith(typed):
+                return answer
+
+
+def _sizes(change: BaselineChange) -> str:
+    before, after = format_size(change.before_bytes), format_size(change.after_bytes)
+    if change.change is Change.NEW:
+        return after
+    if change.change is Change.UNUSED:
+        return f"{before}, and no test asks for it: remove"
+    by = change.after_bytes - change.before_bytes
+    share = format_share(by, change.before_bytes)
+    return f"{before} -> {after}, {format_change(by)}" + (f" ({share})" if share else "")
+
+
+def _without(plan: FilePlan, declined: set[str]) -> FilePlan:
+    """Return a plan that leaves the entries of some keys as they are."""
+    return replace(
+        plan,
+        written=tuple(window for window in plan.written if window.key not in declined),
+        unused={key: entry for key, entry in plan.unused.items() if key not in declined},
+        renames={old: new for old, new in plan.renames.items() if new not in declined},
+    )

@@ -1,0 +1,219 @@
+"""Beside other plugins, in workers, and where a run ends early: nothing is lost, or it is said."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from tests.project import Project
+
+TESTS = """
+import os
+
+SIZE = int(os.environ.get("SIZE", "10")) * MiB
+
+@pytest.mark.memory_baseline
+@pytest.mark.parametrize("number", range(1, 5))
+def test_a(number): use(number * SIZE)
+
+class TestGroup:
+    @pytest.mark.memory_baseline
+    def test_b(self): use(SIZE)
+
+    @pytest.mark.memory_budget("1GiB")
+    def test_c(self, torchmem):
+        with torchmem.measure("region") as region:
+            use(MiB)
+        torchmem.check(region)
+"""
+STORED = {
+    **{f"test_a[{number}]": number * 10 for number in range(1, 5)},
+    "TestGroup::test_b": 10,
+    "TestGroup::test_c::region": 1,
+}
+
+PLUGINS = {
+    "timeout by signal": ("pytest_timeout", "--timeout=100", "--timeout-method=signal"),
+    "timeout by thread": ("pytest_timeout", "--timeout=100", "--timeout-method=thread"),
+    "another order": ("pytest_randomly", "--randomly-seed=4"),
+    "reruns": ("pytest_rerunfailures", "--reruns=2"),
+    "async": ("pytest_asyncio.plugin", "--asyncio-mode=auto"),
+    "coverage": ("pytest_cov.plugin", "--cov=.", "--cov-branch"),
+    "load": ("xdist", "-n2", "--dist=load"),
+    "scopes": ("xdist", "-n2", "--dist=loadscope"),
+    "files": ("xdist", "-n2", "--dist=loadfile"),
+    "groups": ("xdist", "-n2", "--dist=loadgroup"),
+    "stealing": ("xdist", "-n2", "--dist=worksteal"),
+}
+
+
+def sizes(project: Project) -> dict[str, int]:
+    return {key: entry["total"] >> 20 for key, entry in project.entries().items()}
+
+
+def needs(plugin: str) -> None:
+    if importlib.util.find_spec(plugin.partition(".")[0]) is None:
+        pytest.skip(f"needs {plugin.partition('.')[0]}, which is not installed")
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_the_same_is_stored_and_judged_beside_another_plugin(
+    project: Project, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin, *arguments = PLUGINS[name]
+    needs(plugin)
+    project.write(TESTS)
+    beside = ("-p", plugin, *arguments)
+    project.run_apart(*beside, "--torchmem-update-baseline").assert_outcomes(passed=6)
+    assert sizes(project) == STORED
+    again = project.run_apart(*beside)
+    again.assert_outcomes(passed=6)
+    again.stdout.fnmatch_lines(["memory: 6 ok*"])
+    monkeypatch.setenv("SIZE", "20")
+    worse = project.run_apart(*beside)
+    failed = worse.parseoutcomes()
+    assert (failed["failed"], failed["passed"]) == (5, 1)
+    worse.stdout.fnmatch_lines(["*memory peaked at 80.0 MiB, +40.0 MiB (+100 %) over the base*"])
+
+
+def test_each_repetition_of_a_test_has_its_own_entry(project: Project) -> None:
+    needs("pytest_repeat")
+    project.write("@pytest.mark.memory_baseline\ndef test_a(): use(MiB)\n")
+    result = project.run_apart("-p", "pytest_repeat", "--count=3", "--torchmem-update-baseline")
+    result.assert_outcomes(passed=3)
+    assert sorted(project.entries()) == [f"test_a[{number}-3]" for number in (1, 2, 3)]
+
+
+def test_each_of_two_workers_may_run_every_test(project: Project) -> None:
+    pytest.importorskip("xdist")
+    project.write(TESTS)
+    arguments = ("-p", "xdist", "-n2", "--dist=each")
+    result = project.run_apart(*arguments, "--torchmem-update-baseline")
+    result.assert_outcomes(passed=12)
+    assert sizes(project) == STORED
+
+
+def test_tests_in_processes_of_their_own_are_measured(project: Project) -> None:
+    needs("pytest_forked")
+    project.write(TESTS)
+    plain = project.run_apart("-p", "pytest_forked", "--forked", "-p", "no:torchmem")
+    if plain.parseoutcomes().get("passed") != 6:
+        pytest.skip("pytest-forked does not run here without us either")
+    result = project.run_apart("-p", "pytest_forked", "--forked", "--torchmem-update-baseline")
+    result.assert_outcomes(passed=6)
+    assert sizes(project) == STORED
+
+
+# --- a run that ends early ------------------------------------------------------------------------
+
+SLOW = """
+import time
+
+@pytest.mark.memory_baseline
+def test_hangs():
+    use(MiB)
+    time.sleep(100)
+"""
+
+
+def test_a_body_that_takes_too_long_loses_no_other(project: Project) -> None:
+    needs("pytest_timeout")
+    project.write(TESTS + SLOW)
+    arguments = ("-p", "pytest_timeout", "--timeout=2", "--timeout-method=signal")
+    result = project.run_apart(*arguments, "--torchmem-update-baseline")
+    result.assert_outcomes(passed=6, failed=1)
+    assert sizes(project) == STORED
+
+
+def test_a_worker_that_a_timeout_ends_loses_no_other_test(project: Project) -> None:
+    needs("pytest_timeout")
+    pytest.importorskip("xdist")
+    project.write(TESTS + SLOW)
+    arguments = ("-p", "pytest_timeout", "--timeout=3", "--timeout-method=thread")
+    result = project.run_in_workers(1, *arguments, "--torchmem-update-baseline")
+    result.assert_outcomes(passed=6, failed=1)
+    assert sizes(project) == STORED
+
+
+ENDS: dict[str, tuple[str, dict[str, int]]] = {
+    "sys.exit": ("sys.exit(3)", {"passed": 7, "failed": 1}),
+    "recursion": ("def f(): return f() + 1\n    f()", {"passed": 7, "failed": 1}),
+    "out of memory": ("raise MemoryError", {"passed": 7, "failed": 1}),
+    "generator": ("raise GeneratorExit", {"passed": 7, "failed": 1}),
+    "failure": ("assert 0", {"passed": 7, "failed": 1}),
+}
+
+
+def with_end(project: Project, statement: str) -> None:
+    body = f"import os, signal, sys\n{TESTS}\n\n@pytest.mark.memory_baseline\ndef test_ends():\n"
+    body += f"    use(99 * MiB)\n    {statement}\n\n"
+    project.write(f"{body}@pytest.mark.memory_baseline\ndef test_z(): use(7 * MiB)\n")
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_body_that_raises_loses_nothing_but_itself(
+    project: Project, name: str, workers: int
+) -> None:
+    statement, outcomes = ENDS[name]
+    with_end(project, statement)
+    arguments = ("-p", "xdist", f"-n{workers}") if workers else ()
+    result = project.run_apart(*arguments, "--torchmem-update-baseline")
+    result.assert_outcomes(**outcomes)
+    assert sizes(project) == {**STORED, "test_z": 7}
+
+
+@pytest.mark.parametrize("statement", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGSEGV)"])
+def test_a_worker_that_dies_in_a_body_loses_nothing_but_that_test(
+    project: Project, statement: str
+) -> None:
+    pytest.importorskip("xdist")
+    with_end(project, f"import time; time.sleep(0.5); {statement}")
+    result = project.run_in_workers(1, "--torchmem-update-baseline")
+    outcomes: dict[str, Any] = result.parseoutcomes()
+    assert (outcomes["passed"], outcomes["failed"]) == (7, 1)
+    assert sizes(project) == {**STORED, "test_z": 7}
+
+
+@pytest.mark.parametrize(
+    ("statement", "code"),
+    [("raise KeyboardInterrupt", 2), ("pytest.exit('enough', 5)", 5), ("pytest.exit('', 0)", 0)],
+    ids=["interrupted", "exit", "exit as if all was well"],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_ran_before_a_run_was_ended_is_stored_and_nothing_removed(
+    project: Project, statement: str, code: int, workers: int
+) -> None:
+    project.write(TESTS + "\n@pytest.mark.memory_baseline\ndef test_old(): use(MiB)\n")
+    project.run_apart("--torchmem-update-baseline", "-k", "old").assert_outcomes(
+        passed=1, deselected=6
+    )
+    with_end(project, statement)
+    accept = "--torchmem-accept=new,grown,shrunk,unused"
+    arguments = ("-p", "xdist", f"-n{workers}") if workers else ()
+    result = project.run_apart(*arguments, "--torchmem-update-baseline", accept)
+    if not workers:
+        assert result.ret == code
+    stored = sizes(project)
+    assert stored.pop("test_old") == 1
+    if workers:
+        assert stored.items() <= {**STORED, "test_z": 7}.items()
+    else:
+        assert stored == STORED
+
+
+@pytest.mark.parametrize("option", ["-x", "--maxfail=1"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_that_stops_at_the_first_failure_stores_what_ran(
+    project: Project, option: str, workers: int
+) -> None:
+    with_end(project, "assert 0")
+    arguments = ("-p", "xdist", f"-n{workers}") if workers else ()
+    result = project.run_apart(*arguments, option, "--torchmem-update-baseline")
+    assert result.parseoutcomes()["failed"] == 1
+    passed = result.parseoutcomes()["passed"]
+    stored = sizes(project)
+    assert stored.items() <= {**STORED, "test_z": 7}.items()
+    assert len(stored) == passed

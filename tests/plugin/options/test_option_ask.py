@@ -1,0 +1,114 @@
+"""--torchmem-ask: a question about each change, on a terminal, before an update stores it."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+pty = pytest.importorskip("pty")  # not on Windows
+fcntl = pytest.importorskip("fcntl")
+termios = pytest.importorskip("termios")
+
+UPDATE = ("--torchmem-update-baseline", "--torchmem-ask")
+BODIES = """
+    import os
+
+    SIZE = int(os.environ.get("SIZE", "4")) * MiB
+
+    @pytest.mark.memory_baseline
+    def test_a(): use(SIZE)
+
+    @pytest.mark.memory_baseline
+    def test_b(): use(SIZE)
+
+    @pytest.mark.memory_baseline
+    def test_c(): use(SIZE)
+"""
+
+
+def answered(terminal, answers):
+    """Type an answer whenever there is a question; return all that was shown."""
+    shown = ""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(terminal, 4096):
+            shown += part.decode().replace("\r\n", "\n")
+            if shown.endswith("[y/n/a/q] ") and answers:
+                os.write(terminal, answers.pop(0).encode())
+    os.close(terminal)
+    return shown
+
+
+@pytest.fixture
+def asking(project, monkeypatch):
+    """Run an update on a terminal, with typed answers; what it showed."""
+
+    def run(*answers, arguments=(), size="4"):
+        ours, theirs = pty.openpty()
+        with subprocess.Popen(
+            (sys.executable, "-m", "pytest", *UPDATE, *arguments),
+            cwd=project.path,
+            env={**os.environ, "SIZE": size},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            # Ctrl-C goes to whoever has the terminal.
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+        ) as process:
+            os.close(theirs)
+            shown = answered(ours, list(answers))
+        assert process.returncode == 0, shown
+        return shown
+
+    project.write(BODIES)
+    return run
+
+
+def totals(project):
+    return {key: entry["total"] >> 20 for key, entry in project.entries().items()}
+
+
+def test_each_change_is_asked_about_and_stored_where_wanted(project, asking):
+    shown = asking("y\n", "what\n", "n\n", "yes\n")
+    assert totals(project) == {"test_a": 4, "test_c": 4}
+    assert shown.count("store it?") == 4  # an answer without meaning is no answer
+    assert "new: test_b: 4.0 MiB\n    store it?" in shown
+    assert "baseline updated: 2 entries in 1 file" in shown
+
+
+def test_a_question_tells_both_sizes_and_the_cause(project, asking):
+    asking("a\n")
+    shown = asking("n\n", "n\n", "n\n", size="6")
+    assert "grown: test_a: 4.0 MiB -> 6.0 MiB, +2.0 MiB (+50 %)\n    memory peaked at 6" in shown
+    assert totals(project) == dict.fromkeys(["test_a", "test_b", "test_c"], 4)
+
+
+@pytest.mark.parametrize("end", ["q\n", "\x03", "\x04"], ids=["quit", "ctrl-c", "ctrl-d"])
+def test_who_quits_keeps_what_was_agreed_and_stores_nothing_more(project, asking, end):
+    assert asking("y\n", end).count("store it?") == 2
+    assert totals(project) == {"test_a": 4}
+
+
+def test_all_that_follow_are_stored_without_a_question(project, asking):
+    assert asking("n\n", "a\n").count("store it?") == 2
+    assert totals(project) == {"test_b": 4, "test_c": 4}
+
+
+def test_under_xdist_the_controller_asks(project, asking):
+    pytest.importorskip("xdist")
+    assert asking("n\n", "a\n", arguments=("-p", "xdist", "-n1")).count("store it?") == 2
+    assert totals(project) == {"test_b": 4, "test_c": 4}
+
+
+def test_without_a_terminal_nothing_runs_or_is_stored(project):
+    project.write(BODIES)
+    result = project.run_apart(*UPDATE)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--torchmem-ask asks on a terminal, and this is none*"])
+    project.ini("torchmem_ask = true")
+    result = project.run_apart("--torchmem-update-baseline")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["nothing is stored: --torchmem-ask asks on a terminal*"])
+    assert not project.baseline().exists()
