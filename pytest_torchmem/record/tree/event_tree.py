@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Final, SupportsInt, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.trace import EventKind
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from pytest_torchmem.record.tree.mentions import Mentions
 
 # Plain numbers: members of an enum cost more to compare and to turn into an array.

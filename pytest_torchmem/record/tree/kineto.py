@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.torch_api import profiler
@@ -35,10 +36,6 @@ from pytest_torchmem.values.trace import (
     Role,
     Scope,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 #: The event that a cut puts at the end of a session and at the beginning of the next one.
 CUT: Final = "pytest-torchmem cut"

@@ -202,11 +202,12 @@ class _FullPaths(dict[str, str]):
     found: ClassVar[dict[tuple[str, ...], dict[str, str]]] = {}
 
     def __init__(self) -> None:
-        # With other entries, or in another folder, a name may stand for another file.
-        folders = (str(Path.cwd()), *sys.path)
+        # With other entries a name may stand for another file.
+        folders = tuple(sys.path)
         if folders not in self.found:
             self.found.clear()
-        self._known = self.found.setdefault(folders, {})
+        is_anywhere = all(Path(folder).is_absolute() for folder in folders)
+        self._known = self.found.setdefault(folders, {}) if is_anywhere else {}
 
     def __missing__(self, name: str) -> str:
         path = self._known.get(name)
