@@ -12,11 +12,12 @@ import functools
 import gc
 import types
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from pytest_torchmem.record.fake.unknown import UnknownNumber
 from pytest_torchmem.record.torch_api import fake_tensors
 
+_Key = TypeVar("_Key")
 _CACHE: Final = type(functools.lru_cache(maxsize=1)(len))
 # A container with more than that is data.
 _MOST_LOOKED_AT: Final = 1000
@@ -75,26 +76,32 @@ def _restore_cell(cell: types.CellType, before: object, mode: fake_tensors.FakeT
 
 
 def _restore_names(
-    names: dict[str, Any], before: dict[str, Any], mode: fake_tensors.FakeTensorMode
+    names: dict[str, object], before: dict[str, object], mode: fake_tensors.FakeTensorMode
 ) -> None:
     for name, value in before.items():
         if names.get(name) is not value and _is_ours(names.get(name), mode):
             names[name] = value
 
 
-def _restore_list(found: list[Any], before: list[Any], mode: fake_tensors.FakeTensorMode) -> None:
+def _restore_list(
+    found: list[object], before: list[object], mode: fake_tensors.FakeTensorMode
+) -> None:
     if any(_is_ours(value, mode) for value in found):
         found[:] = before
 
 
-def _restore_set(found: set[Any], before: set[Any], mode: fake_tensors.FakeTensorMode) -> None:
+def _restore_set(
+    found: set[object], before: set[object], mode: fake_tensors.FakeTensorMode
+) -> None:
     if any(_is_ours(value, mode) for value in found):
         found.clear()
         found.update(before)
 
 
 def _restore_mapping(
-    found: MutableMapping[Any, Any], before: dict[Any, Any], mode: fake_tensors.FakeTensorMode
+    found: MutableMapping[object, object],
+    before: dict[object, object],
+    mode: fake_tensors.FakeTensorMode,
 ) -> None:
     if any(_is_ours(value, mode) for value in found.values()):
         found.clear()

@@ -7,7 +7,7 @@ on a device that torch was built without, and ``autocast("cuda")`` switches itse
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -53,7 +53,11 @@ def _watch_casts(patches: Installed) -> None:
 
     def making(init: Callable[..., None]) -> Callable[..., None]:
         def made(
-            self: object, device_type: str, dtype: Any = None, enabled: bool = True, **rest: Any
+            self: object,
+            device_type: str,
+            dtype: object = None,
+            enabled: bool = True,
+            **rest: object,
         ) -> None:
             if device_type == "cuda" and enabled:
                 raise EstimateError(_NO_CASTS)
@@ -62,9 +66,9 @@ def _watch_casts(patches: Installed) -> None:
 
         return made
 
-    def entering(enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def entered(self: Any) -> Any:
-            if self.device == "cuda" and id(self) not in off_on_purpose:
+    def entering(enter: Callable[[object], object]) -> Callable[[object], object]:
+        def entered(self: object) -> object:
+            if getattr(self, "device", "") == "cuda" and id(self) not in off_on_purpose:
                 raise EstimateError(_NO_CASTS)
             return enter(self)
 

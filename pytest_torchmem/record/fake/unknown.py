@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import torch
 
@@ -70,8 +70,8 @@ UnknownNumber.__round__ = _rounded  # type: ignore[method-assign,assignment]
 def let_values_be_shown(patches: Installed, notes: set[str]) -> None:
     """Let ``tensor.item()`` of a fake tensor give an `UnknownNumber`, and a tensor be formatted."""
 
-    def reading(item: Callable[[Any], Any]) -> Callable[[torch.Tensor], Any]:
-        def read(self: torch.Tensor) -> Any:
+    def reading(item: Callable[[torch.Tensor], object]) -> Callable[[torch.Tensor], object]:
+        def read(self: torch.Tensor) -> object:
             known = fake_tensors.constant_of(self) is not None
             if known or self.numel() != 1 or self.dtype == torch.bool or self.is_complex():
                 return item(self)
@@ -80,18 +80,23 @@ def let_values_be_shown(patches: Installed, notes: set[str]) -> None:
 
         return read
 
-    def formatting(plain: Callable[[Any, str], str]) -> Callable[[torch.Tensor, str], str]:
+    def formatting(plain: Callable[[torch.Tensor, str], str]) -> Callable[[torch.Tensor, str], str]:
         def shown(self: torch.Tensor, spec: str) -> str:
             return format(self.item(), spec) if spec and not self.dim() else plain(self, spec)
 
         return shown
 
-    def scaling(_: Callable[..., Any]) -> Callable[..., Any]:
+    def scaling(_: Callable[..., object]) -> Callable[..., object]:
         def step(
-            _scaler: object, optimizer: torch.optim.Optimizer, _state: object, *args: Any, **kw: Any
-        ) -> Any:
+            _scaler: object,
+            optimizer: torch.optim.Optimizer,
+            _state: object,
+            *args: object,
+            **kwargs: object,
+        ) -> object:
             notes.add(SCALED)
-            return optimizer.step(*args, **kw)
+            take: Callable[..., object] = optimizer.step
+            return take(*args, **kwargs)
 
         return step
 
