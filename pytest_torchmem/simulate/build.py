@@ -1,18 +1,16 @@
-"""Build the simulated CUDA runtime: one library under the names of all that torch links with.
-
-A wheel for Linux brings one library for each CUDA release (`shipped`), which serves every torch
-that asks for nothing else. For another torch, and from the sdist, a C++ compiler builds it once.
-"""
+"""Build the simulated CUDA runtime: one library under the names of all that torch links with."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -20,74 +18,48 @@ from pytest_torchmem.simulate.symbols import ElfFile
 from pytest_torchmem.values.errors import SimulationError
 
 SOURCES: Final = Path(__file__).with_name("runtime")
-SHIPPED: Final = Path(__file__).with_name("shipped")
+SOURCES_OF_OPERATORS: Final = Path(__file__).with_name("operators")
 LIBRARY: Final = "libsimulated_cuda.so"
+# The runtime looks for it beside itself.
+_LIBRARY_OF_OPERATORS: Final = "libsimulated_operators.so"
 
+_COMPILERS: Final = ("g++", "clang++")
 _NAMES_OF_CUDA: Final = re.compile(r"lib(cu\w+|nccl|nvrtc|nvToolsExt|nvshmem_host)\.so")
 # Nothing is linked with these; torch and Triton open them by name.
 _OPENED_BY_NAME: Final = {"libnvidia-ml.so.1", "libcuda.so.1", "libcuda.so"}
 # Most symbols name the version of a library; the others are known by how they begin.
 _UNVERSIONED: Final = re.compile(r"(cu[A-Z]|cuFile|cudnn|curand|nccl|cusparseLt|nvshmem|nvtx)\w+$")
 _VERSIONS_OF_OTHERS: Final = ("GLIBC", "CXXABI", "GOMP", "OMP", "GCC")
-#: The version of the symbols that are asked for without one.
-NO_VERSION: Final = "SIMULATED"
-
-#: The symbols that somebody asks for, by the version that they are asked for under.
-Asked = Mapping[str, set[str]]
+_NO_VERSION: Final = "SIMULATED"
 
 
-def make_runtime(
-    torch_libraries: Path, cuda: str, headers: Callable[[], Sequence[Path]], out: Path
-) -> None:
+def build(torch_libraries: Path, headers: Sequence[Path], macros: Iterable[str], out: Path) -> None:
     """Write the library, and links that give it its names, into the folder ``out``.
 
-    ``torch_libraries`` is the ``lib`` folder of a build of torch for the release ``cuda``;
-    ``headers`` fetches the CUDA runtime's own, if they are needed. The folder appears whole or not
-    at all. Raises `SimulationError` without a compiler, or with what it says.
+    ``torch_libraries`` is the ``lib`` folder of a CUDA build of torch, ``headers`` has the CUDA
+    runtime's own. What the sources do not define returns 0 and does nothing. The folder appears
+    whole or not at all. Raises `SimulationError` without a compiler, or with what it says.
     """
+    compiler = find_compiler()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         made = Path(folder) / out.name
         made.mkdir()
         libraries = [ElfFile(path) for path in sorted(torch_libraries.glob("lib*.so"))]
-        asked = asked_for(libraries, torch_libraries / "libc10_cuda.so")
-        ready = shipped(cuda)
-        if ready.exists() and serves(ElfFile(ready), asked):
-            shutil.copyfile(ready, made / LIBRARY)
-        else:
-            build(find_compiler(), headers(), asked, made / LIBRARY)
+        looked_up = _looked_up(torch_libraries / "libc10_cuda.so")
+        defined = [f"-D{macro}" for macro in macros]
+        objects = _compiled([*compiler, "-std=c++17", *defined], SOURCES, headers, Path(folder))
+        _link(compiler, objects, _asked_for(libraries), looked_up, made)
+        _add_operators(torch_libraries, Path(folder) / "operators", made)
         for name in _linked_with(libraries) | _OPENED_BY_NAME:
             (made / name).symlink_to(LIBRARY)
         if not out.exists():
             made.rename(out)
 
 
-def shipped(cuda: str) -> Path:
-    """Return where a wheel brings the library for a CUDA release; most have none there."""
-    return SHIPPED / f"libsimulated_cuda-{cuda.split('.')[0]}.so"
-
-
-def serves(library: ElfFile, asked: Asked) -> bool:
-    """Return whether a library defines every symbol under the version it is asked for."""
-    defined = set(library.defined())
-    names = {name for name, _ in defined}
-    return all(
-        name in names if version == NO_VERSION else (name, version) in defined
-        for version, wanted in asked.items()
-        for name in wanted
-    )
-
-
-def build(compiler: Sequence[str], headers: Sequence[Path], asked: Asked, out: Path) -> None:
-    """Compile and link the library ``out``. What the sources do not define returns 0."""
-    with tempfile.TemporaryDirectory() as folder:
-        objects = _compiled(compiler, headers, Path(folder))
-        _link(compiler, objects, {version: set(names) for version, names in asked.items()}, out)
-
-
 def find_compiler() -> list[str]:
     """Return the command of a C++ compiler. Raises `SimulationError` where there is none."""
-    for name in ("g++", "clang++"):
+    for name in _COMPILERS:
         if found := shutil.which(name):
             return [found]
     if importlib.util.find_spec("ziglang"):
@@ -98,30 +70,59 @@ def find_compiler() -> list[str]:
     )
 
 
-def _compiled(compiler: Sequence[str], headers: Sequence[Path], folder: Path) -> list[Path]:
-    objects = []
-    for source in sorted(SOURCES.glob("*.cpp")):
-        objects.append(folder / f"{source.stem}.o")
-        _run(
-            *(*compiler, "-std=c++17", "-O1", "-fPIC", "-c", source.name, "-o", objects[-1]),
-            *(f"-I{headers_folder}" for headers_folder in headers),
-        )
-    return objects
+def _compiled(
+    compiler: Sequence[str], sources: Path, headers: Sequence[Path], folder: Path
+) -> list[Path]:
+    """Compile all sources of a folder, some at a time, and return the object files."""
+    included = [part for path in headers for part in ("-isystem", str(path))]
+
+    def compile_one(source: Path) -> Path:
+        out = folder / f"{source.stem}.o"
+        _run(*compiler, "-w", "-O1", "-fPIC", "-c", source, "-o", out, *included)
+        return out
+
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        return list(workers.map(compile_one, sorted(sources.glob("*.cpp"))))
+
+
+def _add_operators(torch_libraries: Path, folder: Path, out: Path) -> None:
+    """Add the library that computes small values, where it can be built.
+
+    It speaks torch's own C++: it needs torch's headers, and the C++ library of GCC, which `ziglang`
+    does not have. Without it every kernel computes nothing.
+    """
+    headers = torch_libraries.parent / "include"
+    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None or not (headers / "ATen").exists():
+        return
+    settings = torch_libraries.parent / "share" / "cmake" / "Torch" / "TorchConfig.cmake"
+    text = settings.read_text(encoding="utf-8") if settings.exists() else ""
+    of_strings = re.findall(r"-D_GLIBCXX_USE_CXX11_ABI=\d", text)[:1]
+    folder.mkdir()
+    objects = _compiled(
+        [compiler, "-std=c++20", *of_strings], SOURCES_OF_OPERATORS, [headers], folder
+    )
+    linked = (f"-L{torch_libraries}", "-lc10", "-ltorch_cpu")
+    _run(compiler, "-shared", *objects, *linked, "-o", out / _LIBRARY_OF_OPERATORS)
 
 
 def _link(
-    compiler: Sequence[str], objects: Sequence[Path], by_version: dict[str, set[str]], out: Path
+    compiler: Sequence[str],
+    objects: Sequence[Path],
+    by_version: dict[str, set[str]],
+    looked_up: set[str],
+    out: Path,
 ) -> None:
     """Link the library; every function that is asked for is in it, under its version."""
     asked = {name for names in by_version.values() for name in names}
     defined = {name for path in objects for name in ElfFile(path).functions()}
     # What is mangled belongs to C++, but for the one function of torch that stands in for its own.
     defined = {n for n in defined if not n.startswith("_Z") or n.startswith("_ZN3c10")}
-    by_version.setdefault(NO_VERSION, set()).update(defined - asked)
-    rest = objects[0].parent / "rest.cpp"
-    missing = sorted(asked - defined)
+    by_version.setdefault(_NO_VERSION, set()).update(looked_up - asked, defined - asked)
+    rest = out.parent / "rest.cpp"
+    missing = sorted((asked | looked_up) - defined)
     rest.write_text("\n".join(f'extern "C" long {name}(void) {{ return 0; }}' for name in missing))
-    versions = rest.with_name("versions.map")
+    versions = out.parent / "versions.map"
     versions.write_text(
         "\n".join(
             f"{version} {{ global: {' '.join(f'{name};' for name in sorted(names))} }};"
@@ -129,27 +130,27 @@ def _link(
         )
     )
     _run(
-        *(*compiler, "-w", "-O1", "-fPIC", "-shared", *objects, rest, "-o", out),
+        *(*compiler, "-w", "-O1", "-fPIC", "-shared", *objects, rest, "-o", out / LIBRARY),
         *("-ldl", f"-Wl,--version-script={versions}"),
     )
 
 
-def asked_for(libraries: Iterable[ElfFile], finds_by_name: Path) -> dict[str, set[str]]:
-    """Return the symbols of CUDA that torch's libraries leave open, by the version they ask for.
-
-    ``finds_by_name`` is the one that finds functions of the driver by their names when it runs.
-    """
+def _asked_for(libraries: Iterable[ElfFile]) -> dict[str, set[str]]:
+    """Return the symbols of CUDA that torch's libraries leave open, by the version they ask for."""
     by_version: dict[str, set[str]] = {}
     for library in libraries:
         for name, version in library.left_open():
             if version and not version.startswith(_VERSIONS_OF_OTHERS):
                 by_version.setdefault(version, set()).add(name)
             elif not version and _UNVERSIONED.match(name):
-                by_version.setdefault(NO_VERSION, set()).add(name)
-    names = re.findall(rb"\0((?:cu[A-Z]|nvml[A-Z])\w+)(?=\0)", finds_by_name.read_bytes())
-    known = {name for found in by_version.values() for name in found}
-    by_version.setdefault(NO_VERSION, set()).update({n.decode() for n in names} - known)
+                by_version.setdefault(_NO_VERSION, set()).add(name)
     return by_version
+
+
+def _looked_up(library: Path) -> set[str]:
+    """Return the functions of the driver that a library finds by name when it runs."""
+    names = re.findall(rb"\0((?:cu[A-Z]|nvml[A-Z])\w+)(?=\0)", library.read_bytes())
+    return {name.decode() for name in names}
 
 
 def _linked_with(libraries: Iterable[ElfFile]) -> set[str]:
@@ -159,7 +160,7 @@ def _linked_with(libraries: Iterable[ElfFile]) -> set[str]:
 
 def _run(*command: object) -> None:
     done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, check=False, cwd=SOURCES
+        [str(part) for part in command], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SimulationError(f"{Path(str(command[0])).name} failed: {done.stderr.strip()}")

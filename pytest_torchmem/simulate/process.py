@@ -31,7 +31,6 @@ def variables(
         **(world.variables(gpu) if world else {}),
         "PYTHONPATH": _first(os.pathsep.join(folders), environment.get("PYTHONPATH", "")),
         "LD_LIBRARY_PATH": _first(str(built.runtime), environment.get("LD_LIBRARY_PATH", "")),
-        **({"SIMULATED_CUDNN_VERSION": str(built.cudnn)} if built.cudnn else {}),
         # What was compiled for a GPU that runs nothing must not be found by one that does.
         "USE_PYTORCH_KERNEL_CACHE": "0",
         "TRITON_CACHE_DIR": str(compiled / "triton"),

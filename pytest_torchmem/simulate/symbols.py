@@ -13,8 +13,7 @@ from typing import Final
 
 _SECTION: Final = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL: Final = struct.Struct("<IBBHQQ")
-_SYMTAB, _DYNAMIC, _DYNSYM = 2, 6, 11
-_VERDEF, _VERNEED, _VERSYM = 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
+_SYMTAB, _DYNAMIC, _DYNSYM, _VERNEED, _VERSYM = 2, 6, 11, 0x6FFFFFFE, 0x6FFFFFFF
 _NEEDED: Final = 1
 _GLOBAL_FUNCTION: Final = 0x12
 
@@ -66,18 +65,6 @@ class ElfFile:
                     number = numbers[place] & 0x7FFF if numbers else 0
                     yield self._text(section, name), versions.get(number, "")
 
-    def defined(self) -> Iterator[tuple[str, str]]:
-        """Yield each symbol that this library defines for others, and its version."""
-        versions = self._own_versions()
-        asked = next(iter(self._of(_VERSYM)), None)
-        numbers = struct.unpack(f"<{len(asked.data) // 2}H", asked.data) if asked else ()
-        for section in self._of(_DYNSYM):
-            for place, symbol in enumerate(_SYMBOL.iter_unpack(section.data)):
-                name, _, _, defined_in, _, _ = symbol
-                if name and defined_in:
-                    number = numbers[place] & 0x7FFF if numbers else 0
-                    yield self._text(section, name), versions.get(number, "")
-
     def functions(self) -> Iterator[str]:
         """Yield the global functions that an object file defines."""
         for section in self._of(_SYMTAB):
@@ -100,20 +87,6 @@ class ElfFile:
                 place += following
         return found
 
-    def _own_versions(self) -> dict[int, str]:
-        """Return the names of the versions that this library defines."""
-        found = {}
-        for section in self._of(_VERDEF):
-            place = 0
-            for _ in range(section.count):
-                _, _, number, _, _, start, following = struct.unpack_from(
-                    "<HHHHIII", section.data, place
-                )
-                (name,) = struct.unpack_from("<I", section.data, place + start)
-                found[number & 0x7FFF] = self._text(section, name)
-                place += following
-        return found
-
     def _of(self, kind: int) -> list[_Section]:
         return [section for section in self._sections if section.kind == kind]
 
@@ -122,7 +95,7 @@ class ElfFile:
         return strings[start : strings.index(b"\0", start)].decode()
 
 
-_READ: Final = (_SYMTAB, _DYNAMIC, _DYNSYM, _VERDEF, _VERNEED, _VERSYM)
+_READ: Final = (_SYMTAB, _DYNAMIC, _DYNSYM, _VERNEED, _VERSYM)
 
 
 def _strings_at(whole: bytes, header: int) -> bytes:

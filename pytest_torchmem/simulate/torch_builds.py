@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import platform
@@ -17,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.simulate.build import LIBRARY, SOURCES, make_runtime, shipped
+from pytest_torchmem.simulate.build import LIBRARY, SOURCES, SOURCES_OF_OPERATORS, build
 from pytest_torchmem.values.errors import SimulationError
 
 CHECKED: Final = ("2.6", "2.11", "2.13")
@@ -47,14 +46,12 @@ class TorchBuild:
         cuda: The CUDA release that it was built for, such as 13.0.
         site: The folder that has to come first among those that Python imports from.
         runtime: The folder of the simulated runtime that it is to find.
-        cudnn: The release of cuDNN that it was built for, as cuDNN numbers it; 0 if unknown.
     """
 
     version: str
     cuda: str
     site: Path
     runtime: Path
-    cudnn: int = 0
 
 
 def require_platform() -> None:
@@ -86,7 +83,7 @@ def torch_build(version: str = "") -> TorchBuild:
             f"torch {version} is installed for the CPU, and a GPU is simulated with torch's CUDA "
             f"build of that release; `{FETCH_COMMAND}` fetches it ({_SIZE}) into {site.parent}"
         )
-    _, cuda = version_of(site / "torch")
+    _, cuda = _version_of(site / "torch")
     found = next(iter(metadata.distributions(name="torch", path=[str(site)])), None)
     return _with_runtime(version, cuda, site, found)
 
@@ -119,10 +116,10 @@ def _installed_torch() -> tuple[Path, str, str]:
     if found is None or not found.origin:
         raise SimulationError("torch is not installed here")
     folder = Path(found.origin).parent
-    return (folder, *version_of(folder))
+    return (folder, *_version_of(folder))
 
 
-def version_of(package: Path) -> tuple[str, str]:
+def _version_of(package: Path) -> tuple[str, str]:
     """Return a torch's release and, where it was built for CUDA, that one's."""
     text = (package / "version.py").read_text(encoding="utf-8")
     release = re.search(r"^__version__ = '([^+']+)", text, re.M)
@@ -174,26 +171,28 @@ def _with_runtime(
     version: str, cuda: str, site: Path, distribution: metadata.Distribution | None
 ) -> TorchBuild:
     libraries = site / "torch" / "lib"
-    key = sha256(f"{libraries.resolve()} {cuda}".encode())
-    ready = shipped(cuda)
-    for source in [*sorted(SOURCES.iterdir()), *([ready] if ready.exists() else [])]:
+    macros = _versions_of_libraries(distribution)
+    key = sha256(f"{libraries.resolve()} {cuda} {macros}".encode())
+    for source in sorted([*SOURCES.iterdir(), *SOURCES_OF_OPERATORS.iterdir()]):
         key.update(source.read_bytes())
     runtime = cache_folder() / f"runtime-{version}-{key.hexdigest()[:12]}"
     if not (runtime / LIBRARY).exists():
-        make_runtime(libraries, cuda, functools.partial(runtime_headers, cuda), runtime)
-    return TorchBuild(version, cuda, site, runtime, _cudnn_version(distribution))
+        build(libraries, _headers(cuda), macros, runtime)
+    return TorchBuild(version, cuda, site, runtime)
 
 
-def _cudnn_version(distribution: metadata.Distribution | None) -> int:
-    """Return cuDNN's release as torch was built for it, which chooses paths by it; 0: unknown."""
+def _versions_of_libraries(distribution: metadata.Distribution | None) -> list[str]:
+    """Return cuDNN's and NCCL's release as torch was built for them: it chooses paths by them."""
+    macros = []
     for need in (distribution.requires or ()) if distribution else ():
-        if found := re.match(r"nvidia-cudnn-cu\d+==(\d+)\.(\d+)\.(\d+)", need):
-            major, minor, patch = map(int, found.groups())
-            return 10000 * major + 100 * minor + patch
-    return 0
+        if found := re.match(r"nvidia-(cudnn|nccl)-cu\d+==(\d+)\.(\d+)\.(\d+)", need):
+            name, (major, minor, patch) = found[1], map(int, found.groups()[1:])
+            number = 10000 * major + 100 * minor + patch
+            macros.append(f"{name.upper()}_VERSION={number}")
+    return macros
 
 
-def runtime_headers(cuda: str) -> list[Path]:
+def _headers(cuda: str) -> list[Path]:
     """Return the folders of the CUDA runtime's headers, fetched (6 MB) where they are missing."""
     folder = cache_folder() / f"headers-{cuda}"
     if not folder.exists():

@@ -28,7 +28,7 @@ def cpu_torch(tmp_path, monkeypatch):
     (package / "version.py").write_text("__version__ = '2.13.0+cpu'\ncuda: str | None = None\n")
     (package / "__init__.py").touch()
     monkeypatch.setattr(
-        torch_builds, "_installed_torch", lambda: (package, *torch_builds.version_of(package))
+        torch_builds, "_installed_torch", lambda: (package, *torch_builds._version_of(package))
     )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return package
@@ -90,52 +90,6 @@ def test_what_a_library_leaves_open_is_read(tmp_path):
     elf = ElfFile(library)
     assert ("written_elsewhere", "") in set(elf.left_open())
     assert "mine" not in dict(elf.left_open())
-
-
-def library_of(folder, name, source, *options):
-    path = folder / f"{name}.c"
-    path.write_text(source)
-    compiled = ["-shared", "-fPIC", "-x", "c", path, "-x", "none", *options]
-    command = [*build.find_compiler(), *compiled, "-o", folder / f"{name}.so"]
-    assert not subprocess.run(command, check=False).returncode
-    return folder / f"{name}.so"
-
-
-@pytest.fixture
-def torch_for_cuda(tmp_path):
-    """The libraries of a torch that asks for one function, under a version of CUDA's runtime."""
-    versions = tmp_path / "versions.map"
-    versions.write_text("libcudart.so.13 { global: cudaMalloc; };")
-    runtime = library_of(
-        tmp_path,
-        "libcudart",
-        "int cudaMalloc(void) { return 0; }",
-        f"-Wl,--version-script={versions}",
-    )
-    folder = tmp_path / "lib"
-    folder.mkdir()
-    uses = "int cudaMalloc(void); int c10(void) { return cudaMalloc(); }"
-    library_of(folder, "libc10_cuda", uses, runtime)
-    return folder
-
-
-def test_the_library_of_the_wheel_serves_without_a_compiler(torch_for_cuda, tmp_path, monkeypatch):
-    ready = tmp_path / "libsimulated_cuda-13.so"
-    (tmp_path / "libcudart.so").rename(ready)
-    monkeypatch.setattr(build, "SHIPPED", tmp_path)
-    monkeypatch.setattr(build, "find_compiler", lambda: pytest.fail("nothing is to be built"))
-    build.make_runtime(torch_for_cuda, "13.0", lambda: pytest.fail("no header"), tmp_path / "made")
-    assert (tmp_path / "made" / build.LIBRARY).read_bytes() == ready.read_bytes()
-    assert (tmp_path / "made" / "libcuda.so.1").readlink() == Path(build.LIBRARY)
-
-
-def test_a_torch_that_asks_for_more_has_its_library_built(torch_for_cuda, tmp_path, monkeypatch):
-    library_of(tmp_path, "libsimulated_cuda-13", "int cudaMalloc(void) { return 0; }")
-    monkeypatch.setattr(build, "SHIPPED", tmp_path)
-    asked = []
-    monkeypatch.setattr(build, "build", lambda _c, _h, wanted, _out: asked.append(wanted))
-    build.make_runtime(torch_for_cuda, "13.0", list, tmp_path / "made")
-    assert asked[0]["libcudart.so.13"] == {"cudaMalloc"}
 
 
 def test_the_environment_of_a_process_names_the_gpu_and_comes_first():

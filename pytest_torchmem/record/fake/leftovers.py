@@ -99,8 +99,8 @@ def _restore_set(
 
 
 def _restore_mapping(
-    found: MutableMapping[object, object],
-    before: dict[object, object],
+    found: MutableMapping[_Key, object],
+    before: dict[_Key, object],
     mode: fake_tensors.FakeTensorMode,
 ) -> None:
     if any(_is_ours(value, mode) for value in found.values()):

@@ -8,6 +8,9 @@
 
 #include <cstring>
 
+#ifndef CUDNN_VERSION
+#define CUDNN_VERSION 92000
+#endif
 
 using namespace simulated;
 
@@ -76,20 +79,14 @@ void describe(void* descriptor, int type, int64_t rows, int64_t columns) {
       type, 3, {1, static_cast<int>(rows), static_cast<int>(columns)}};
 }
 
-// The release that torch was built for: it chooses paths by it.
-int version() {
-  static const char* said = std::getenv("SIMULATED_CUDNN_VERSION");
-  return said ? std::atoi(said) : 92000;
-}
-
 }  // namespace
 
 extern "C" {
 
-size_t cudnnGetVersion() { return version(); }
+size_t cudnnGetVersion() { return CUDNN_VERSION; }
 size_t cudnnGetCudartVersion() { return CUDART_VERSION; }
 int cudnnGetProperty(int which, int* out) {
-  const int parts[] = {version() / 10000, version() % 10000 / 100, version() % 100};
+  const int parts[] = {CUDNN_VERSION / 10000, CUDNN_VERSION % 10000 / 100, CUDNN_VERSION % 100};
   *out = parts[which % 3];
   return 0;
 }
