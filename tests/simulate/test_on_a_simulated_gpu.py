@@ -187,19 +187,6 @@ def test_the_scale_of_a_grad_scaler_is_what_it_was_given():
     assert scaler.get_scale() == 1024.0
 
 
-def test_what_only_a_kernel_could_have_written_is_told_when_it_is_read():
-    x = torch.tensor([1.0, 2.0]).to(CUDA)
-    with pytest_torchmem.measure(device=CUDA) as known:
-        copied = x.clone()
-        zero = torch.zeros(3, device=CUDA)
-        assert [copied[1].item(), zero[2].item()] == [2.0, 0.0]
-    assert not known.result.blind_spots
-    with pytest_torchmem.measure(device=CUDA) as unknown:
-        (x + x).sum().item()
-    (said,) = unknown.result.blind_spots
-    assert said.startswith("the body read values that a kernel would have computed once")
-
-
 def test_strict_fails_a_lower_bound(pytester):
     pytester.makepyfile(
         """

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.values.contributors import Phase
 from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.trace import CREATE_GRAPH, EventKind, MarkKind, Role, Scope, Trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Codes in `OpTree.phase`, in the order of the enum.
 PHASES = tuple(Phase)

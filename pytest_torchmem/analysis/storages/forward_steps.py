@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import FORWARD
 from pytest_torchmem.analysis.storages.categories import Step
 from pytest_torchmem.analysis.storages.evidence import Evidence
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Larger is no number that became a tensor: a complex one has so many bytes.
 _NUMBER_BYTES: Final = 16

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import FORWARD, PHASES, RECOMPUTE
 from pytest_torchmem.analysis.storages.categories import Step
@@ -17,8 +18,6 @@ from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.trace import Mutable, Ownership, Role
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from pytest_torchmem.analysis.storages.categories import Mask
 
 # Operators that make a library set up its scratch space.

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.results import Peak
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Final
 
-from pytest_torchmem.record.torch_api import autograd, compiler, functorch, modules, profiler
+from pytest_torchmem.record.torch_api import autograd, compiler, modules, profiler
 
 
 class During(Enum):
@@ -79,7 +79,7 @@ PATCHES: Final = (
         for name in profiler.GETTERS
     ),
     Patch("gc.get_threshold", "Returns the program's own, where the recorder's objects add to it."),
-    *(Patch(name, _TRANSFORM) for pair in functorch.NESTING for name in pair),
+    *(Patch(name, _TRANSFORM) for pair in autograd.NESTING for name in pair),
     Patch(
         "torch.utils.swap_tensors",
         "Lets go of weak references first: a tensor that has any cannot be swapped.",
