@@ -63,3 +63,8 @@ def test_what_this_machine_is_has_all_parts(monkeypatch):
     assert environment_name(devices.environment("cpu")).startswith("cpu-arm64-torch")
     monkeypatch.setattr(devices.platform, "machine", lambda: "AMD64")  # type: ignore[attr-defined]
     assert devices.environment("cpu")["capability"] == ""
+
+
+def test_a_rank_of_a_job_has_a_name_of_its_own():
+    rank = complete({"device": "cpu", "torch": "2.13", "rank": "1 of 2"})
+    assert environment_name(rank) == "cpu-torch2.13-rank1of2"
