@@ -65,6 +65,9 @@ _ALWAYS_BYTES: Final = 1 << 20
 _LARGEST: Final = 1 << 61
 """The largest time or size: the sum or the difference of two is still an int64."""
 
+_NEVER: Final = 1 << 63
+"""The profiler ends a Python function that never returned at the last moment of an int64."""
+
 _STRINGS, _EVENTS, _MARKS, _DEVICES = "strings", "events", "marks", "devices"
 _PLACES: Final[Mapping[str, Mapping[str, str]]] = {
     "events": {"name": _STRINGS},
@@ -227,7 +230,8 @@ def _check(trace: Trace) -> None:
     for table in TABLES:
         for column in getattr(trace, table).dtype.names:
             if column.endswith("_ns") or column in ("size_bytes", "requested_bytes"):
-                _check_range(trace, table, column, -_LARGEST, _LARGEST)
+                end = _NEVER if column == "end_ns" else _LARGEST
+                _check_range(trace, table, column, -_LARGEST, end)
     for table in _SIZES:
         if np.abs(getattr(trace, table)["size_bytes"].astype(np.float64)).sum() > _LARGEST:
             raise ValueError(f"the sizes in {table!r} are more than any machine has")
