@@ -11,7 +11,7 @@ import sys
 import types
 from typing import Any
 
-from pytest_torchmem.analysis.judge.holders import Held
+from pytest_torchmem.analysis.judge.causes import Held
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,

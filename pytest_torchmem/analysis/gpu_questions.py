@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.caching_allocator import (
     AllocatorRun,
@@ -24,9 +24,6 @@ from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.values.findings import COUNTERS
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size, parse_size
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class GpuQuestions:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
@@ -18,8 +18,8 @@ from pytest_torchmem.analysis.events.op_tree import (
     running_at,
 )
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
+from pytest_torchmem.analysis.judge.causes import LeftBehind
 from pytest_torchmem.analysis.judge.differences import differences
-from pytest_torchmem.analysis.judge.holders import LeftBehind
 from pytest_torchmem.analysis.storages.attribution import Attribution
 from pytest_torchmem.analysis.storages.categories import Decisions, decide
 from pytest_torchmem.analysis.storages.evidence import Evidence, RankWindow
@@ -31,7 +31,6 @@ from pytest_torchmem.analysis.storages.explanation import (
 )
 from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
 from pytest_torchmem.analysis.storages.own_passes import OwnClaims, OwnPass, with_own_passes
-from pytest_torchmem.analysis.storages.reconciliation import Reconciliation
 from pytest_torchmem.analysis.storages.storages import (
     BEFORE,
     NEVER,
@@ -40,6 +39,7 @@ from pytest_torchmem.analysis.storages.storages import (
     without_old_buckets,
 )
 from pytest_torchmem.analysis.storages.timeline import (
+    Reconciliation,
     Timeline,
     build_timeline,
     find_peak,
@@ -53,9 +53,6 @@ from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind, Trace
 from pytest_torchmem.values.units import format_size
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: How many contributors a result carries, and the smallest part of the largest one that still
 #: tells a reader something; the rest is in the profile.

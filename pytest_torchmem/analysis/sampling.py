@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import self_times, start_ns
 from pytest_torchmem.analysis.pipeline import MemoryProfile
@@ -29,9 +30,6 @@ from pytest_torchmem.values.picture import (
     Track,
 )
 from pytest_torchmem.values.trace import EventKind, MarkKind
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 BLOCKS: Final = 1000
 """How many storages have a block of their own; a screen has no room to tell more apart."""
@@ -91,13 +89,7 @@ def find_blocks(
     for number, (_, members) in enumerate(lives.groups):
         makers[members] = number
     lived = np.flatnonzero((lives.ends > lives.begins) & (lives.sizes > 0) & (makers >= 0))
-    lengths = lives.ends[lived] - lives.begins[lived]
-    ranked = lived[np.lexsort((lived, -lengths, -lives.sizes[lived]))]
-    peak_row = rows[int(np.argmax(totals))]
-    live = (lives.begins[ranked] <= peak_row) & (lives.ends[ranked] > peak_row)
-    at_peak = np.flatnonzero(live)[: limit // 2]
-    others = np.setdiff1d(np.arange(len(ranked)), at_peak)[: limit - len(at_peak)]
-    largest = ranked[np.concatenate([at_peak, others])]
+    largest = _largest(lives, lived, int(rows[int(np.argmax(totals))]), limit)
     kept = largest[np.lexsort((largest, -lives.ends[largest], lives.begins[largest]))]
     numbers = {maker: n for n, maker in enumerate(dict.fromkeys(makers[kept].tolist()))}
     stacks = _Stacks()
@@ -123,6 +115,22 @@ def find_blocks(
         rest=tuple(rest.tolist()),
         count=len(lived),
     )
+
+
+def _largest(
+    lives: StorageLives, lived: NDArray[np.int64], peak_row: int, limit: int
+) -> NDArray[np.int64]:
+    """Return the ``limit`` largest among ``lived``; half the room is for what is live at the peak.
+
+    Of equal ones those that live longest come first.
+    """
+    lengths = lives.ends[lived] - lives.begins[lived]
+    ranked = lived[np.lexsort((lived, -lengths, -lives.sizes[lived]))]
+    live = (lives.begins[ranked] <= peak_row) & (lives.ends[ranked] > peak_row)
+    at_peak = np.flatnonzero(live)[: limit // 2]
+    others = np.setdiff1d(np.arange(len(ranked)), at_peak)[: limit - len(at_peak)]
+    found: NDArray[np.int64] = ranked[np.concatenate([at_peak, others])]
+    return found
 
 
 def find_modules(

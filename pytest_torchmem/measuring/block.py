@@ -20,7 +20,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import with_counters
-from pytest_torchmem.analysis.judge.holders import explain_retained
+from pytest_torchmem.analysis.judge.causes import explain_retained
 from pytest_torchmem.analysis.judge.limits import (
     Size,
     SizeByDevice,

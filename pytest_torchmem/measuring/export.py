@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from pytest_torchmem.analysis.events.averages import collapsed, stacks_by_bytes, stacks_by_time
 from pytest_torchmem.analysis.events.calls import list_calls
-from pytest_torchmem.analysis.events.flame_graph import collapsed, stacks_by_bytes, stacks_by_time
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.analysis.pipeline import analyze as analyze_trace

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.analysis.judge.ranks import RankResults
     from pytest_torchmem.measuring.block import Measure
     from pytest_torchmem.measuring.body import Region
-    from pytest_torchmem.record.process_group import ProcessGroup
+    from pytest_torchmem.record.torch_api.distributed import ProcessGroup
 
 
 _NUMBER: Final = re.compile(r"\d{1,9}")
@@ -39,7 +39,7 @@ def environment_rank(environment: Mapping[str, str] = os.environ) -> Rank:
 def current_rank() -> Rank:
     """Return this process's rank in torch's process group, else what its launcher says."""
     if "torch" in sys.modules:
-        from pytest_torchmem.record.process_group import group_rank
+        from pytest_torchmem.record.torch_api.distributed import group_rank
 
         if found := group_rank():
             return Rank(*found)
@@ -68,7 +68,7 @@ def gather_ranks(
     `RankError` when a rank has no result, and in a job of several ranks without a process group.
     """
     from pytest_torchmem.analysis.judge.ranks import RankResults
-    from pytest_torchmem.record.process_group import gather, group_rank
+    from pytest_torchmem.record.torch_api.distributed import gather, group_rank
 
     found = group_rank(group)
     if found is None:

@@ -28,10 +28,10 @@ from pytest_torchmem.record.owners.autograd_graph import PackHookWatch
 from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.patches.compiled_regions import CompiledRegions
 from pytest_torchmem.record.patches.functorch import OPERATOR_NAME, FunctorchWatch
 from pytest_torchmem.record.patches.python_tracing import (
     CompilationWatch,
+    CompiledRegions,
     ImportWatch,
     ScriptingWatch,
     quiet,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -16,8 +18,12 @@ from pytest_torchmem.simulate.symbols import ElfFile
 from pytest_torchmem.values.errors import SimulationError
 
 SOURCES: Final = Path(__file__).with_name("runtime")
+SOURCES_OF_OPERATORS: Final = Path(__file__).with_name("operators")
 LIBRARY: Final = "libsimulated_cuda.so"
+# The runtime looks for it beside itself.
+_LIBRARY_OF_OPERATORS: Final = "libsimulated_operators.so"
 
+_COMPILERS: Final = ("g++", "clang++")
 _NAMES_OF_CUDA: Final = re.compile(r"lib(cu\w+|nccl|nvrtc|nvToolsExt|nvshmem_host)\.so")
 # Nothing is linked with these; torch and Triton open them by name.
 _OPENED_BY_NAME: Final = {"libnvidia-ml.so.1", "libcuda.so.1", "libcuda.so"}
@@ -41,8 +47,10 @@ def build(torch_libraries: Path, headers: Sequence[Path], macros: Iterable[str],
         made.mkdir()
         libraries = [ElfFile(path) for path in sorted(torch_libraries.glob("lib*.so"))]
         looked_up = _looked_up(torch_libraries / "libc10_cuda.so")
-        objects = _compiled(compiler, headers, macros, Path(folder))
+        defined = [f"-D{macro}" for macro in macros]
+        objects = _compiled([*compiler, "-std=c++17", *defined], SOURCES, headers, Path(folder))
         _link(compiler, objects, _asked_for(libraries), looked_up, made)
+        _add_operators(torch_libraries, Path(folder) / "operators", made)
         for name in _linked_with(libraries) | _OPENED_BY_NAME:
             (made / name).symlink_to(LIBRARY)
         if not out.exists():
@@ -51,7 +59,7 @@ def build(torch_libraries: Path, headers: Sequence[Path], macros: Iterable[str],
 
 def find_compiler() -> list[str]:
     """Return the command of a C++ compiler. Raises `SimulationError` where there is none."""
-    for name in ("g++", "clang++"):
+    for name in _COMPILERS:
         if found := shutil.which(name):
             return [found]
     if importlib.util.find_spec("ziglang"):
@@ -63,17 +71,39 @@ def find_compiler() -> list[str]:
 
 
 def _compiled(
-    compiler: Sequence[str], headers: Sequence[Path], macros: Iterable[str], folder: Path
+    compiler: Sequence[str], sources: Path, headers: Sequence[Path], folder: Path
 ) -> list[Path]:
-    objects = []
-    for source in sorted(SOURCES.glob("*.cpp")):
-        objects.append(folder / f"{source.stem}.o")
-        _run(
-            *(*compiler, "-std=c++17", "-O1", "-fPIC", "-c", source, "-o", objects[-1]),
-            *(f"-I{headers_folder}" for headers_folder in headers),
-            *(f"-D{macro}" for macro in macros),
-        )
-    return objects
+    """Compile all sources of a folder, some at a time, and return the object files."""
+    included = [part for path in headers for part in ("-isystem", str(path))]
+
+    def compile_one(source: Path) -> Path:
+        out = folder / f"{source.stem}.o"
+        _run(*compiler, "-w", "-O1", "-fPIC", "-c", source, "-o", out, *included)
+        return out
+
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        return list(workers.map(compile_one, sorted(sources.glob("*.cpp"))))
+
+
+def _add_operators(torch_libraries: Path, folder: Path, out: Path) -> None:
+    """Add the library that computes small values, where it can be built.
+
+    It speaks torch's own C++: it needs torch's headers, and the C++ library of GCC, which `ziglang`
+    does not have. Without it every kernel computes nothing.
+    """
+    headers = torch_libraries.parent / "include"
+    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None or not (headers / "ATen").exists():
+        return
+    settings = torch_libraries.parent / "share" / "cmake" / "Torch" / "TorchConfig.cmake"
+    text = settings.read_text(encoding="utf-8") if settings.exists() else ""
+    of_strings = re.findall(r"-D_GLIBCXX_USE_CXX11_ABI=\d", text)[:1]
+    folder.mkdir()
+    objects = _compiled(
+        [compiler, "-std=c++20", *of_strings], SOURCES_OF_OPERATORS, [headers], folder
+    )
+    linked = (f"-L{torch_libraries}", "-lc10", "-ltorch_cpu")
+    _run(compiler, "-shared", *objects, *linked, "-o", out / _LIBRARY_OF_OPERATORS)
 
 
 def _link(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 #: Says which GPU a process was started to see.
@@ -19,7 +20,7 @@ class Gaps:
 
     Attributes:
         scratch: For each library, how often it was called and would have wanted scratch memory.
-        reads: How often the host read memory that only a kernel could have written.
+        reads: How often the host read values that are not exact.
     """
 
     scratch: tuple[int, ...] = ()
@@ -61,11 +62,25 @@ def gap_sentences(before: Gaps) -> tuple[str, ...]:
     )
     if not (reads := now.reads - before.reads):
         return lower
+    line = _line_of_read(before.reads)
     return (
         *lower,
-        f"the body read values that a kernel would have computed {_times(reads)}; on a simulated "
-        "GPU they are 0, so a shape or a branch that depends on them may be another one",
+        f"the body read values that are not exact on a simulated GPU {_times(reads)}"
+        f"{f', first in {line}' if line else ''}; "
+        "a shape or a branch that depends on them may be another one",
     )
+
+
+def _line_of_read(number: int) -> str:
+    """Return the line of the program that read a value, as a path from here; ``""`` if none did."""
+    line_of = ctypes.CDLL(None).torchmem_unknown_read_line
+    line_of.restype = ctypes.c_char_p
+    file, _, line = line_of(ctypes.c_long(number)).decode(errors="replace").rpartition(":")
+    if not file:
+        return ""
+    here = os.path.relpath(file)
+    shown = Path(file).parts[-2:] if here.startswith(os.pardir) else [here]
+    return f"{os.path.join(*shown)}:{line}"  # noqa: PTH118  # a path only to show
 
 
 def _times(count: int) -> str:

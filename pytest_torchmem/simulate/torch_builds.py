@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.simulate.build import LIBRARY, SOURCES, build
+from pytest_torchmem.simulate.build import LIBRARY, SOURCES, SOURCES_OF_OPERATORS, build
 from pytest_torchmem.values.errors import SimulationError
 
 CHECKED: Final = ("2.6", "2.11", "2.13")
@@ -173,7 +173,7 @@ def _with_runtime(
     libraries = site / "torch" / "lib"
     macros = _versions_of_libraries(distribution)
     key = sha256(f"{libraries.resolve()} {cuda} {macros}".encode())
-    for source in sorted(SOURCES.iterdir()):
+    for source in sorted([*SOURCES.iterdir(), *SOURCES_OF_OPERATORS.iterdir()]):
         key.update(source.read_bytes())
     runtime = cache_folder() / f"runtime-{version}-{key.hexdigest()[:12]}"
     if not (runtime / LIBRARY).exists():

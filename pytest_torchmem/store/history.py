@@ -17,6 +17,9 @@ from pytest_torchmem.values.errors import BaselineError, ReportError
 _MARK: Final = "\x1e"
 _SHORT: Final = 9
 _FIELDS: Final = "%H%x1f%an%x1f%as%x1f%s"
+# Each commit on its own, the oldest first, with the names and hashes of the files that it changes.
+_ORDER: Final = ("--reverse", "--topo-order", "--no-merges")
+_LOG: Final = ("log", *_ORDER, "-M", "--raw", "--no-abbrev", "-z")
 _DAMAGED: Final = -1
 _Totals = dict[str, int]
 
@@ -55,20 +58,7 @@ def read_history(folder: Path) -> tuple[Acceptance, ...]:
     that moved is no change, and its tests have the name that they have now. Raises `ReportError`
     where there is no git, no repository or no baseline in its history.
     """
-    log = _git(
-        folder,
-        "log",
-        "--reverse",
-        "--topo-order",
-        "--no-merges",
-        "-M",
-        "--raw",
-        "--no-abbrev",
-        "-z",
-        f"--format={_MARK}{_FIELDS}",
-        "--",
-        ".",
-    )
+    log = _git(folder, *_LOG, f"--format={_MARK}{_FIELDS}", "--", ".")
     found: list[Acceptance] = []
     blobs = _Blobs(folder)
     for block in log.split(_MARK)[1:]:

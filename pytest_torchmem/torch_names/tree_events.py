@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
 from pytest_torchmem.analysis.torch_view.torch_timeline import TorchMemoryProfile
 from pytest_torchmem.values.trace import OVERLOADS_JOIN, EventKind, Scope, Trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 _KINDS: Final = tuple(EventKind)
 _SCOPES: Final = tuple(Scope)

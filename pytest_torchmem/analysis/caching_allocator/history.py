@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import Final, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.caching_allocator.layout import BlockState, PlacedSegment
 from pytest_torchmem.analysis.caching_allocator.requests import RequestLog, Requests
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # The history does not say which stream a block was also used on. One that no program has stands
 # for it: all that matters is that the block was not free at once.
@@ -92,6 +90,24 @@ class _Reader:
             elif block.state is BlockState.WAITING:
                 self.waiting[block.address] = block.key
 
+    def take_all(self, entries: Sequence[TraceEntry]) -> None:
+        action_before = ""
+        for position, entry in enumerate(entries):
+            action = entry["action"]
+            if action == "alloc":
+                self.alloc(entry)
+            elif action == "free_requested":
+                self.free(entry["addr"], at_once=_completes(entries, position))
+            elif action == "free_completed":
+                self.free_completed(entry["addr"])
+            elif action == "segment_alloc":
+                self.segment_addresses.append(entry["addr"])
+            elif action in _GIVES_BACK and action_before not in _GIVES_BACK:
+                self.log.empty_cache()
+            self.failure_count += action == "oom"
+            self.row_count.append(len(self.log.rows))
+            action_before = action
+
     def alloc(self, entry: TraceEntry) -> None:
         pool = number_of_pool(entry.get("pool_id"), self.pools)
         self.log.scopes = [(pool, frozenset())] if pool else []
@@ -136,22 +152,7 @@ def read_history(
     """
     reader = _Reader(pools=default_pools() if pools is None else pools)
     reader.begin_with(start)
-    action_before = ""
-    for position, entry in enumerate(entries):
-        action = entry["action"]
-        if action == "alloc":
-            reader.alloc(entry)
-        elif action == "free_requested":
-            reader.free(entry["addr"], at_once=_completes(entries, position))
-        elif action == "free_completed":
-            reader.free_completed(entry["addr"])
-        elif action == "segment_alloc":
-            reader.segment_addresses.append(entry["addr"])
-        elif action in _GIVES_BACK and action_before not in _GIVES_BACK:
-            reader.log.empty_cache()
-        reader.failure_count += action == "oom"
-        reader.row_count.append(len(reader.log.rows))
-        action_before = action
+    reader.take_all(entries)
     requests = reader.log.requests()
     address = np.zeros(len(requests), dtype=np.int64)
     address[list(reader.addresses)] = list(reader.addresses.values())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.caching_allocator.blocks import DeviceMemory
 from pytest_torchmem.analysis.caching_allocator.device import Device, OutOfMemory
@@ -20,9 +20,6 @@ from pytest_torchmem.analysis.caching_allocator.settings import (
 from pytest_torchmem.values.errors import AllocatorSettingsError, RequestError
 from pytest_torchmem.values.results import Counters
 from pytest_torchmem.values.units import format_size
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _DEFAULTS = AllocatorSettings()
 

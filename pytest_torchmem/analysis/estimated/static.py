@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.estimated.static_facts import makers_of, settle_categories
-from pytest_torchmem.analysis.events.module_paths import folded
+from pytest_torchmem.analysis.events.op_tree import folded
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.values.contributors import (
     Category,
@@ -33,9 +33,6 @@ from pytest_torchmem.values.static_graph import (
     StaticNode,
     StaticRun,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Releasable = Callable[[StaticNode], bool]
 

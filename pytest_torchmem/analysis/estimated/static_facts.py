@@ -12,14 +12,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.storages.categories import Decisions, Step, decide
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.static_graph import NodeKind, StaticGraph, StaticNode, StaticRun
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from pytest_torchmem.analysis.storages.categories import Mask
 
 _BACKWARD_PHASES: Final = (Phase.BACKWARD, Phase.RECOMPUTE)

@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import OpTree
 from pytest_torchmem.analysis.events.python_stacks import PythonStacks
 from pytest_torchmem.values.trace import DeviceEventKind, EventKind, Scope
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: The names of the calls that stand for memory outside of every other call.
 MEMORY: Final = "[memory]"

@@ -11,15 +11,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import OpTree
 from pytest_torchmem.values.trace import DeviceEventKind
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _LAUNCHES: Final = int(DeviceEventKind.LAUNCH)
 _KERNELS: Final = int(DeviceEventKind.KERNEL)

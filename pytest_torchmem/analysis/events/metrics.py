@@ -9,17 +9,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.device_queue import DeviceQueue, find_device_queue
 from pytest_torchmem.analysis.events.op_tree import OpTree, self_times
 from pytest_torchmem.analysis.events.python_stacks import PythonStacks
 from pytest_torchmem.values.trace import EventKind
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _WEIGHT_OF_SELF_TIME: Final = 0.6
 _PLACE: Final = re.compile(r"\.py\(.*\)")

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from pytest_torchmem.analysis.judge.holders import Held, KnownHolder, known_by, made_by
+from pytest_torchmem.analysis.judge.causes import Held, KnownHolder, known_by, made_by
 from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.values.contributors import CategoryBytes, Contributor
 from pytest_torchmem.values.findings import RETAINED, Finding

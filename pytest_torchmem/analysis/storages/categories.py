@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.values.contributors import Category, Phase
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     Mask = NDArray[np.bool_]
     Labels = NDArray[np.uint8]
     CategoryPass = Callable[["Facts", Labels], Iterator["Claim"]]

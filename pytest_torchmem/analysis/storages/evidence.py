@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import BACKWARD, FORWARD, OpTree
 from pytest_torchmem.analysis.storages.storages import BEFORE, Storages, bucket_mentions
 from pytest_torchmem.values.trace import EventKind, MarkKind, Mutable, Ownership, Role
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,13 @@ device and the time between an allocation and its free name every storage, with 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import OpTree
 from pytest_torchmem.values.trace import MarkKind, Ownership, Role, Trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: ``born`` of a storage that was there before the recording, ``died`` of one that outlived it.
 BEFORE: Final = -1.0

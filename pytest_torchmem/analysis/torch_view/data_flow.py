@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import OpTree
 from pytest_torchmem.values.errors import TraceError
 from pytest_torchmem.values.trace import EventKind, Mutable, Role
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _READ: Final = 1
 _WRITTEN: Final = 2

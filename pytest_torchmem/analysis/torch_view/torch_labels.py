@@ -15,14 +15,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.torch_view.data_flow import DataFlowGraph
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import EventKind, Role, Scope
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     TorchPass = Callable[["FlowLists", "TorchLabels"], "TorchLabels"]
 
 #: What torch calls None.

@@ -9,9 +9,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import OpTree
 from pytest_torchmem.analysis.storages.timeline import Timeline
@@ -23,9 +24,6 @@ from pytest_torchmem.analysis.torch_view.torch_labels import (
 )
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import Role
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: The order in which torch's exports list categories.
 TORCH_ORDER: Final = (

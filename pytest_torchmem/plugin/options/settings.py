@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import pytest
 
-from pytest_torchmem.analysis.judge.holders import KnownHolder
+from pytest_torchmem.analysis.judge.causes import KnownHolder
 from pytest_torchmem.measuring.ranks import environment_rank, path_of_rank
 from pytest_torchmem.plugin.options.option_table import (
     OPTIONS,

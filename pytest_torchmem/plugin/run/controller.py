@@ -40,11 +40,11 @@ from pytest_torchmem.plugin.run.workers import (
     reported_nodeid,
     trace_with,
 )
-from pytest_torchmem.report.text.known import known_lines
 from pytest_torchmem.report.text.tables import (
     change_table,
     diff_lines,
     explained_lines,
+    known_lines,
     notices,
     orphan_line,
     rename_lines,

@@ -17,10 +17,11 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pytest_torchmem.record.compiled.inductor import Kernel, kernels_by_line
 from pytest_torchmem.record.fake.origin import is_user_file, operator_name
@@ -28,9 +29,6 @@ from pytest_torchmem.record.owners.live_objects import instances_of, with_subcla
 from pytest_torchmem.record.torch_api import compiler
 from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.trace import COMPILED_LINE
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _FRAME: Final = re.compile(
     r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>[^\n]+)\n\s*(?P<text>[^\n]*)'

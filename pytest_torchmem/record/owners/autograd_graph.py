@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node
 
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import autograd, functorch
+from pytest_torchmem.record.torch_api import autograd
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _nodes_of(root: object) -> list[Node | None]:
     if isinstance(root, GradientEdge):
         return [root.node]
     if isinstance(root, torch.Tensor):
-        return [level.grad_fn for level in functorch.levels_of(root)]
+        return [level.grad_fn for level in autograd.levels_of(root)]
     return []
 
 

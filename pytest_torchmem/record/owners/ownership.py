@@ -27,7 +27,7 @@ from pytest_torchmem.record.owners.live_objects import find_live
 from pytest_torchmem.record.owners.places import places_of, plain_tensors, storages_of, values_of
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
-from pytest_torchmem.record.torch_api import autograd, functorch
+from pytest_torchmem.record.torch_api import autograd
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.record.torch_api.modules import buffers_of, children_of, parameters_of
 from pytest_torchmem.record.tree.tables import Rows, StringTable
@@ -93,7 +93,7 @@ class OwnershipWatch:
         patches.replace(autograd.ENGINE, lambda engine: WatchedEngine(engine, self))
 
     def install_hooks(self, patches: Installed) -> None:
-        """Do the same for what dynamo would see; see `compiled_regions`."""
+        """Do the same for what dynamo would see; see `CompiledRegions`."""
         module, optimizer = "torch.nn.modules.module.", "torch.optim.optimizer."
         hooks: dict[str, Callable[..., None]] = {
             f"{module}register_module_parameter_registration_hook": self._on_parameter,
@@ -234,7 +234,7 @@ class OwnershipWatch:
 
         Elsewhere the nodes themselves are in the recording.
         """
-        if not functorch.within_transform():
+        if not autograd.within_transform():
             return []
         hooks = []
         for node in nodes_below(roots):

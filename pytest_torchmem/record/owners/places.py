@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from pytest_torchmem.record.owners.autograd_graph import tensors_in
-from pytest_torchmem.record.torch_api import functorch, memory
+from pytest_torchmem.record.torch_api import autograd, memory
 from pytest_torchmem.record.tree.kineto import device_name
 
 #: Of these classes, and not of those derived from them, it is known what a tensor is made of.
@@ -32,11 +32,7 @@ def places_of(tensor: Any) -> Sequence[tuple[str, int]]:
     allocate where it does not when nobody looks.
     """
     # Asked some thousand times while a body runs, and each call in here is recorded, too.
-    if (
-        type(tensor) not in ORDINARY
-        or tensor.layout is not _STRIDED
-        or functorch.is_wrapper(tensor)
-    ):
+    if type(tensor) not in ORDINARY or tensor.layout is not _STRIDED or autograd.is_wrapper(tensor):
         return [place for part in plain_tensors(tensor) for place in _place_of(part)]
     return () if tensor.is_meta else _place_of(tensor)
 
@@ -71,7 +67,7 @@ def plain_tensors(tensor: object, around: tuple[object, ...] = ()) -> Iterator[t
     if not isinstance(tensor, torch.Tensor):
         # None, where backward gives no gradient, or an edge of a graph in a tensor's place.
         return
-    plain = functorch.unwrapped(tensor)
+    plain = autograd.unwrapped(tensor)
     if not memory.has_memory(plain):
         return
     if parts := inner_tensors(plain):

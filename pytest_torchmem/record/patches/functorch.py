@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_torchmem.record.owners.autograd_graph import tensors_in
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import dispatcher, functorch, profiler
+from pytest_torchmem.record.torch_api import autograd, dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 
 #: The name of an event that stands for an operator which was not observed: mark and operator.
@@ -60,8 +60,8 @@ class FunctorchWatch:
         patches.finally_do(self._leave)
 
     def install_hooks(self, patches: Installed) -> None:
-        """Do the same with what dynamo would see; see `compiled_regions`."""
-        for begin, end in functorch.NESTING:
+        """Do the same with what dynamo would see; see `CompiledRegions`."""
+        for begin, end in autograd.NESTING:
             patches.replace(begin, lambda function: self._noticing(function, self._entered))
             patches.replace(end, lambda function: self._noticing(function, self._left))
 

@@ -1,4 +1,4 @@
-"""Suspends the Python tracer of a thread: in our own calls, in imports and in compilations.
+"""Suspends the Python tracer in our own calls, in imports and in compilations, and our hooks there.
 
 A profiler session must not be ended and begun again while an operator or an annotation is open:
 torch notes the end of these in the session that they began in, which would be gone. CPython itself
@@ -8,10 +8,12 @@ can stop calling a tracer for a while instead. Operators and allocations are see
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final, ParamSpec, TypeVar
 
 from pytest_torchmem.contexts import gc_paused
@@ -85,6 +87,8 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
 # An import statement calls it, and only for a module that is not there yet.
 _FIND_AND_LOAD: Final = "importlib._bootstrap._find_and_load"
+# The first optimizer of a process imports it.
+_COMPILER: Final = "torch._dynamo"
 
 
 class ImportWatch:
@@ -92,6 +96,11 @@ class ImportWatch:
 
     An import is millions of calls: what takes two seconds would take half a minute, and gigabytes.
     What is allocated meanwhile is recorded as ever.
+
+    That of torch's compiler leaves cycles behind: `torch.fx.wrap` refers to its own frame, and so
+    to those of all its callers, down to the body's with its model and its optimizer. The collector
+    frees them at some time later, mostly before the body is over. It is run here, so that what the
+    body retains is no matter of luck.
 
     Attributes:
         importing: Whether it imports now.
@@ -115,10 +124,13 @@ class ImportWatch:
             if self.importing or threading.get_ident() != here or sys.gettrace() is not None:
                 return original(name, import_)
             self.importing = True
+            compiler_is_new = _COMPILER not in sys.modules
             tracing.suspend()
             try:
                 return original(name, import_)
             finally:
+                if compiler_is_new and _COMPILER in sys.modules and gc.isenabled():
+                    gc.collect()
                 tracing.resume()
                 self.importing = False
                 done()
@@ -206,3 +218,88 @@ class ScriptingWatch:
 
         for name in compiler.SCRIPTING:
             patches.replace(name, resting)
+
+
+_PACKAGE: Final = f"{__name__.partition('.')[0]}."
+_looked_at: Final[set[str]] = set()
+
+
+class CompiledRegions:
+    """Takes our hooks out of torch while compiled code runs.
+
+    Dynamo guards on what it has traced: on the lengths of the tables of global hooks, and on
+    functions that stand where torch's stood. A hook of ours would fail the guards of code that was
+    compiled before, and be traced with what is compiled now. So ``enter`` is called before dynamo
+    begins to look at frames, and ``leave`` after it has ended. What happens meanwhile is found by a
+    look at what is alive, later::
+
+        g = torch.compile(model)    the thread's callback
+        g(x)                        None -> dynamo's: hooks out ... -> None: hooks in
+    """
+
+    def __init__(self, enter: Callable[[], None], leave: Callable[[], None]) -> None:
+        self._enter, self._leave = enter, leave
+        self._inside: set[int] = set()
+
+    def install(self, patches: Installed) -> None:
+        """Begin to listen, unless the compiler is not even imported."""
+        hide_from_dynamo()
+        if compiler.is_imported():
+            patches.finally_do(self._inside.clear)
+            for name in compiler.setters():
+                patches.replace(name, self._listening)
+
+    def _listening(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def set_eval_frame(callback: Any) -> Any:
+            if callback is not None:
+                self._note(True)
+            try:
+                return original(callback)
+            finally:
+                if callback is None and not compiler.is_compiling():
+                    self._note(False)
+
+        return set_eval_frame
+
+    def _note(self, inside: bool) -> None:
+        thread = threading.get_ident()
+        if inside == (thread in self._inside):
+            return
+        if inside:
+            self._inside.add(thread)
+        else:
+            self._inside.remove(thread)
+        # Tables and functions are those of all threads.
+        if len(self._inside) == inside:
+            (self._enter if inside else self._leave)()
+
+
+def hide_from_dynamo() -> None:
+    """Keep dynamo from tracing any function of this package.
+
+    A hook or a patch may be called where the callback is set: in a backward pass in the middle of a
+    compiled function, or when a storage dies.
+    """
+    fresh = sys.modules.keys() - _looked_at
+    _looked_at.update(fresh)
+    for name in [name for name in fresh if name.startswith(_PACKAGE)]:
+        for code in _codes(sys.modules[name]):
+            compiler.never_trace(code)
+
+
+def _codes(module: ModuleType) -> Iterator[CodeType]:
+    """The code of every function that a module defines, nested ones included."""
+    waiting: list[Any] = [*vars(module).values()]
+    while waiting:
+        thing = waiting.pop()
+        if isinstance(thing, CodeType):
+            yield thing
+            waiting += thing.co_consts
+        elif isinstance(thing, type) and thing.__module__ == module.__name__:
+            waiting += vars(thing).values()
+        elif isinstance(thing, property):
+            waiting += [thing.fget, thing.fset]
+        elif isinstance(thing, (staticmethod, classmethod)):
+            waiting.append(thing.__func__)
+        elif isinstance(thing, FunctionType) and thing.__module__ == module.__name__:
+            waiting += [thing.__code__, getattr(thing, "__wrapped__", None)]

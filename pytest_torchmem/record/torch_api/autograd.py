@@ -1,14 +1,15 @@
-"""Autograd: its engine, the nodes of its graphs, and what they have saved."""
+"""Autograd: its engine, its nodes and what they have saved; ``torch.func``'s levels of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pytest_torchmem.record.torch_api import Checked, functorch, profiler
+from pytest_torchmem.record.torch_api import Checked, profiler
 
 CHECKED: Final[Checked] = {
     "torch._C._autograd.SavedTensor": ("2.6.0", "2.15.0"),
@@ -18,11 +19,60 @@ CHECKED: Final[Checked] = {
     "torch._C._autograd._push_saved_tensors_default_hooks": ("2.6.0", "2.15.0"),
     "torch._C._current_autograd_node": ("2.6.0", "2.15.0"),
     "torch._C._current_graph_task_id": ("2.6.0", "2.15.0"),
+    "torch._C._functorch.get_unwrapped": ("2.6.0", "2.15.0"),
+    "torch._C._functorch.is_functorch_wrapped_tensor": ("2.6.0", "2.15.0"),
+    "torch._C._functorch.peek_interpreter_stack": ("2.6.0", "2.15.0"),
+    "torch._functorch.eager_transforms._func_decrement_nesting": ("2.6.0", "2.15.0"),
+    "torch._functorch.eager_transforms._func_increment_nesting": ("2.6.0", "2.15.0"),
+    "torch._functorch.eager_transforms._grad_decrement_nesting": ("2.6.0", "2.15.0"),
+    "torch._functorch.eager_transforms._grad_increment_nesting": ("2.6.0", "2.15.0"),
+    "torch._functorch.eager_transforms._jvp_decrement_nesting": ("2.6.0", "2.15.0"),
+    "torch._functorch.eager_transforms._jvp_increment_nesting": ("2.6.0", "2.15.0"),
+    "torch._functorch.vmap._vmap_decrement_nesting": ("2.6.0", "2.15.0"),
+    "torch._functorch.vmap._vmap_increment_nesting": ("2.6.0", "2.15.0"),
     "torch.autograd.Variable._execution_engine": ("2.6.0", "2.15.0"),
-    "torch.autograd.graph.Node._sequence_nr": ("2.6.0", "2.15.0"),
     "torch.autograd.graph.Node._raw_saved_*": ("2.6.0", "2.15.0"),
+    "torch.autograd.graph.Node._sequence_nr": ("2.6.0", "2.15.0"),
     "torch.utils._python_dispatch._disable_current_modes": ("2.6.0", "2.15.0"),
 }
+
+#: Whether a tensor stands for another one within a ``torch.func`` transform.
+is_wrapper: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor below the wrappers of ``torch.func`` transforms."""
+    return levels_of(tensor)[-1]
+
+
+def levels_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensor and what each wrapper of ``torch.func`` holds, down to the plain tensor.
+
+    Each level of ``func.grad`` has a graph of its own.
+    """
+    levels = [tensor]
+    while is_wrapper(levels[-1]):
+        levels.append(torch._C._functorch.get_unwrapped(levels[-1]))
+    return levels
+
+
+_TRANSFORMS: Final = "torch._functorch.eager_transforms"
+#: The functions that enter and leave each kind of transform. They are called by the names that they
+#: were imported under.
+NESTING: Final = (
+    (f"{_TRANSFORMS}._grad_increment_nesting", f"{_TRANSFORMS}._grad_decrement_nesting"),
+    (f"{_TRANSFORMS}._jvp_increment_nesting", f"{_TRANSFORMS}._jvp_decrement_nesting"),
+    (f"{_TRANSFORMS}._func_increment_nesting", f"{_TRANSFORMS}._func_decrement_nesting"),
+    (
+        "torch._functorch.vmap._vmap_increment_nesting",
+        "torch._functorch.vmap._vmap_decrement_nesting",
+    ),
+)
+
+
+def within_transform() -> bool:
+    """Return whether a ``torch.func`` transform is running on this thread."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 #: Every Python call of the engine goes through the object of this name.
@@ -46,7 +96,7 @@ def await_engine(device: torch.device, watched: Any = None) -> None:
     while the program goes on. The CPU has no such thread. It runs a graph of no bytes; ``watched``
     is the real one, if it is not the one that `engine` gives.
     """
-    if device.type == "cpu" or in_backward() or functorch.within_transform():
+    if device.type == "cpu" or in_backward() or within_transform():
         return
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return

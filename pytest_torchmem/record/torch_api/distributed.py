@@ -1,4 +1,4 @@
-"""Process groups: how ranks find each other, and the backends for the CPU."""
+"""Process groups: this process's rank, how ranks find each other, and the backends for the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHECKED: Final[Checked] = {
 }
 
 #: Makes the store of a rank of so many; yields it with both numbers.
-Rendezvous: TypeAlias = Callable[[int, int], Iterator[tuple[dist.Store, int, int]]]
+Rendezvous: TypeAlias = "Callable[[int, int], Iterator[tuple[dist.Store, int, int]]]"
 
 
 def replace_rendezvous(handler: Rendezvous) -> None:
@@ -66,3 +66,21 @@ def make_gloo_without_partners() -> None:
 
 def _no_number(group: object) -> None:
     pass
+
+
+#: The ranks that take part; a process alone has none.
+ProcessGroup: TypeAlias = "dist.ProcessGroup"
+
+
+def group_rank(group: ProcessGroup | None = None) -> tuple[int, int] | None:
+    """Return this process's rank in a group and the group's size; None without a group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def gather(value: object, group: ProcessGroup | None = None) -> list[Any]:
+    """Return the value that each rank of a group gave, by rank. All of them have to call it."""
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, value, group)
+    return gathered

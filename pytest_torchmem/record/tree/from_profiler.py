@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pytest_torchmem.record.compiled.graphs import CompiledSources
 from pytest_torchmem.record.torch_api import profiler
@@ -15,9 +16,6 @@ from pytest_torchmem.record.tree.python_calls import library_paths
 from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.errors import TraceError
 from pytest_torchmem.values.trace import DEVICE_EVENT, DeviceEventKind, Trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _LAUNCHES = (
     "cudaLaunchKernel",

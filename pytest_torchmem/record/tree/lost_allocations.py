@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.record.devices import HistoryEntry
 from pytest_torchmem.values.trace import ALLOCATION, EVENT, EventKind, Scope
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from pytest_torchmem.record.tree.tables import Tables
 
 _BLOCK_UNIT_BYTES: Final = 512

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pytest_torchmem.record.torch_api import dispatcher, profiler
 from pytest_torchmem.record.tree.tables import StringTable
@@ -21,8 +22,6 @@ from pytest_torchmem.values.trace import LETTERS, OVERLOADS_JOIN, Mutable, Role
 from pytest_torchmem.values.trace import TENSOR as TENSOR_ROW
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from pytest_torchmem.record.tree.event_tree import Allocation
 
 TENSOR = "tensor"

@@ -16,9 +16,10 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytest_torchmem.values.trace import (
     ALLOCATION,
@@ -29,9 +30,6 @@ from pytest_torchmem.values.trace import (
     TENSOR,
     EventKind,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class Rows:

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from pytest_torchmem.analysis.judge.environments import environment_name
-from pytest_torchmem.values.baseline import Change
+from pytest_torchmem.analysis.judge.causes import KnownHolder
+from pytest_torchmem.values.baseline import Change, environment_name
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.findings import Difference, words
 from pytest_torchmem.values.measured import BaselineChange, RunSummary
@@ -379,3 +379,23 @@ def _fallbacks(summary: RunSummary) -> Iterator[str]:
 
 def _entries(count: int) -> str:
     return f"{count} {'entry' if count == 1 else 'entries'}"
+
+
+def known_lines(summary: RunSummary, known: Sequence[KnownHolder], whole: bool) -> list[str]:
+    """Return a line for each known holder that excused something, and of a whole run for others."""
+    largest: Counter[str] = Counter()
+    tests: dict[str, set[str]] = {}
+    for test, window in summary.windows:
+        for pattern, size_bytes in window.excused.items():
+            largest[pattern] = max(largest[pattern], size_bytes)
+            tests.setdefault(pattern, set()).add(test.test)
+    lines = []
+    for holder in known:
+        name = one_line(holder.pattern)
+        if names := tests.get(holder.pattern):
+            count = f"{len(names)} {'test' if len(names) == 1 else 'tests'}"
+            at_most = f"{format_size(largest[holder.pattern])} in {count}"
+            lines.append(f"known holder {name}: {at_most} ({one_line(holder.reason)})")
+        elif whole:
+            lines.append(f"known holder {name} excused nothing in this run: remove it")
+    return lines

@@ -2,8 +2,11 @@
 
 #include "shared.h"
 
+#include <dlfcn.h>
+
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 
 namespace simulated {
 namespace {
@@ -42,6 +45,21 @@ int opt_in_bytes() {
   return (before_ampere ? shared_kib() : shared_kib() - 1) << 10;
 }
 
+// Loads what computes small values, if it was built for this torch. The first who looks for devices
+// has loaded torch, and has run no operator on one.
+void load_operators() {
+  Dl_info found{};
+  dladdr(reinterpret_cast<void*>(cudaGetDeviceCount), &found);
+  const std::string own = found.dli_fname;
+  const std::string path = own.substr(0, own.rfind('/') + 1) + "libsimulated_operators.so";
+  void* library = dlopen(path.c_str(), RTLD_NOW);
+  if (!library) {
+    if (std::getenv("SIMULATED_CUDA_DEBUG")) std::fprintf(stderr, "%s\n", dlerror());
+    return;
+  }
+  reinterpret_cast<void (*)()>(dlsym(library, "torchmem_compute_small_values"))();
+}
+
 }  // namespace
 
 const Gpu& gpu() {
@@ -72,6 +90,8 @@ using namespace simulated;
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* out) {
+  static std::once_flag looked_for;
+  std::call_once(looked_for, load_operators);
   *out = gpu().count;
   return *out ? cudaSuccess : fail(cudaErrorNoDevice);
 }

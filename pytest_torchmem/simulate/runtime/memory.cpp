@@ -147,7 +147,22 @@ class Parts {
 auto& written = forever<Parts>();  // may be other than zero
 // was copied or set; what is not known is what only a kernel could have written
 auto& known = forever<Parts>();
-long unknown_reads = 0;
+
+thread_local long writes = 0;  // copies to the device, and settings
+thread_local bool computes = false;  // for the device, see ../operators
+
+// What the reads of a number give while a kernel runs whose result the host asks for.
+struct Answer {
+  bool given = false, known = true;
+  long number = 0;
+};
+thread_local Answer answer;
+
+bool answers(void* to, size_t bytes) {
+  if (!answer.given || (bytes != 1 && bytes != 4 && bytes != 8)) return false;
+  std::memcpy(to, &answer.number, bytes);
+  return true;
+}
 
 bool in_span(uintptr_t address) { return address >= span_start && address < span_end; }
 
@@ -183,14 +198,24 @@ bool is_known(const void* start, size_t bytes) {
   return !bytes || !in_span(address) || known.contains(address, address + bytes);
 }
 
+void read_bytes(void* to, const void* from, size_t bytes) {
+  const bool answered = answers(to, bytes);
+  if (!answered) {
+    Lock lock(guard);
+    std::memmove(to, from, bytes);
+  }
+  if (answered ? !answer.known : !is_known(from, bytes)) note_unknown_read();
+}
+
 void copy_bytes(void* to, const void* from, size_t bytes) {
   if (!bytes) return;
-  Lock lock(guard);
   const auto target = reinterpret_cast<uintptr_t>(to);
   const auto source = reinterpret_cast<uintptr_t>(from);
   const bool to_device = in_span(target);
+  if (!to_device && in_span(source)) return read_bytes(to, from, bytes);
   const bool overlaps = target < source + bytes && source < target + bytes;
-  if (!to_device && in_span(source) && !known.contains(source, source + bytes)) ++unknown_reads;
+  Lock lock(guard);
+  writes += to_device;
   if (!to_device || !in_span(source) || overlaps) {
     std::memmove(to, from, bytes);
     if (to_device) {
@@ -223,6 +248,7 @@ void forget_bytes(void* start, size_t bytes) {
 void set_bytes(void* to, int value, size_t bytes) {
   Lock lock(guard);
   const auto start = reinterpret_cast<uintptr_t>(to);
+  writes += in_span(start);
   if (in_span(start)) known.add(start, start + bytes);
   if (value == 0 && in_span(start)) {
     make_zero(start, start + bytes);
@@ -466,11 +492,28 @@ CUresult cuPointerGetAttribute(void* out, CUpointer_attribute attribute, CUdevic
   return CUDA_SUCCESS;
 }
 
-// How often the host read what only a kernel could have written.
-long torchmem_unknown_reads() {
+// --- for those who compute values, see ../operators ---------------------------------------------
+
+int torchmem_is_known(const void* start, size_t bytes) { return is_known(start, bytes); }
+
+void torchmem_note_values(void* start, size_t bytes, int exact) {
   Lock lock(guard);
-  return unknown_reads;
+  const auto address = reinterpret_cast<uintptr_t>(start);
+  if (!bytes || !in_span(address)) return;
+  ++writes;
+  written.add(address, address + bytes);
+  if (exact) {
+    known.add(address, address + bytes);
+  } else {
+    known.remove(address, address + bytes);
+  }
 }
+
+void torchmem_forget_values(void* start, size_t bytes) { forget_bytes(start, bytes); }
+long torchmem_writes() { return writes; }
+void torchmem_answer_reads(long number, int exact) { answer = {true, exact != 0, number}; }
+void torchmem_end_answers() { answer = {}; }
+void torchmem_compute(int on) { computes = on != 0; }
 
 // --- torch's own report of each block that it hands out ----------------------------------------
 
@@ -490,7 +533,7 @@ void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void* pointer, int64_
     make_zero(start, start + bytes);
     known.remove(start, start + bytes);
   }
-  report(pointer, bytes, allocated, reserved, device);
+  if (!computes) report(pointer, bytes, allocated, reserved, device);
 }
 
 }  // extern "C"

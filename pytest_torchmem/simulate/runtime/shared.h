@@ -53,6 +53,11 @@ bool is_device(const void* pointer);
 // Whether every byte was copied or set, or computed from such; host memory always is.
 bool is_known(const void* start, size_t bytes);
 
+// --- reads.cpp: the host looks at values that are not exact ------------------------------------
+
+// Keeps the line of the program that is running.
+void note_unknown_read();
+
 // --- streams.cpp ------------------------------------------------------------------------------
 
 // Puts a piece of work on a stream, behind what is there.

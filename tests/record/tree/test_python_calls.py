@@ -63,6 +63,19 @@ def test_a_path_that_nothing_completes_stays(on_the_path: Path, name: str) -> No
     assert full_path(name) == name
 
 
+def test_with_another_folder_on_the_path_a_name_is_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "of_both.py").touch()
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+        found += [called("of_both.py(1): f")[1] for _ in range(2)]
+    one, other = (str((tmp_path / folder / "of_both.py").resolve()) for folder in ("one", "other"))
+    assert found == [one, one, other, other]
+
+
 def test_installed_packages_and_ours_are_the_librarys_and_tests_are_not() -> None:
     folders = tuple(f"{folder}/" for folder in library_paths())
     assert torch.__file__.startswith(folders)

@@ -8,11 +8,10 @@ import warnings
 import torch
 from torch import fx, nn
 from torch._dynamo import config
-from torch._dynamo.utils import counters
 from torch.func import grad, vmap
 from torch.utils.checkpoint import checkpoint
 
-from tests.record.undisturbed.state import nightly, prepared, program
+from tests.record.undisturbed.state import counts, nightly, prepared, program
 
 
 class Layers(nn.Module):
@@ -35,7 +34,7 @@ def compiled(function, **options):
 
 def counted(*results):
     """Results with what dynamo has counted until now."""
-    return results, {kind: dict(counters[kind]) for kind in ("stats", "frames", "graph_break")}
+    return results, counts()
 
 
 def first_and_warm(name, make):

@@ -197,12 +197,6 @@ def looks_at_versions_and_places():
 
 
 @program
-def refers_to_names():
-    x = torch.ones(2, 3).refine_names("rows", "columns")  # type: ignore[attr-defined]
-    return x.sum("rows").names, x.align_to("columns", "rows").shape
-
-
-@program
 def draws_random_numbers():
     generator = torch.Generator().manual_seed(3)
     with torch.random.fork_rng():

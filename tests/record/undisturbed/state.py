@@ -126,7 +126,6 @@ def _link(path: Path) -> str:
 
 def _of_torch() -> dict[str, object]:
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     handler = compiler.callbacks()
     return {
         "modes": (
@@ -154,11 +153,17 @@ def _of_torch() -> dict[str, object]:
         "profiler": profiler.profiler_is_active(),
         "compiler": handler
         and (tuple(map(id, handler.start_callbacks)), tuple(map(id, handler.end_callbacks))),
-        "compiled": {
-            kind: dict(counts)
-            for kind, counts in counters.items()
-            if kind in ("stats", "frames", "graph_break", "recompiles")
-        },
+        "compiled": counts(),
+    }
+
+
+def counts() -> dict[str, object]:
+    """Dynamo's counts of graphs and frames, and of how often it had to break off."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return {
+        **{kind: dict(counters.get(kind, {})) for kind in ("stats", "frames")},
+        # The reasons have numbers in them that go up with each hook of anybody's.
+        **{kind: sum(counters.get(kind, {}).values()) for kind in ("graph_break", "recompiles")},
     }
 
 

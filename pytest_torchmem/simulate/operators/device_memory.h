@@ -1,0 +1,22 @@
+// What the simulated runtime says of its memory, and is told.
+#pragma once
+
+#include <cstddef>
+
+extern "C" {
+
+// Whether every byte was copied, set, or computed from such.
+int torchmem_is_known(const void* start, size_t bytes);
+// Bytes were computed, and stand there.
+void torchmem_note_values(void* start, size_t bytes, int exact);
+// A kernel would have written bytes that are not known; they read zero from now on.
+void torchmem_forget_values(void* start, size_t bytes);
+// How often this thread copied or set device memory.
+long torchmem_writes();
+// Until `torchmem_end_answers`, this thread's reads of a number from the device give this one.
+void torchmem_answer_reads(long number, int exact);
+void torchmem_end_answers();
+// While this thread computes for the GPU, no memory of the host is reported to torch's profiler.
+void torchmem_compute(int on);
+
+}

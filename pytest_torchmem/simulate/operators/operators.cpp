@@ -1,0 +1,362 @@
+// The operators of the simulated GPU: torch's own kernel runs first, so that memory is taken as on
+// the GPU, and launches what computes nothing. Where all tensors are small, the operator's kernel for
+// the CPU then computes the same on the same memory, which is the host's. Where they are not, what a
+// kernel would have written reads zero and counts as not exact.
+//
+// This is put between the dispatcher and torch's kernels when the GPU is first looked for. Above it
+// nothing changes: autograd, autocast, modes, tracing and the profiler are over by then.
+
+#include "device_memory.h"
+#include "rules.h"
+#include "tensors.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/copy_ops.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cstring>
+#include <unordered_map>
+
+namespace simulated {
+namespace {
+
+using c10::IValue;
+using Stack = torch::jit::Stack;
+using Handle = c10::OperatorHandle;
+
+// --- what each operator is ------------------------------------------------------------------------
+
+struct Operator {
+  c10::KernelFunction kernel;
+  Rule rule;
+  std::optional<Handle> on_cpu;    // the operator that has a kernel for the CPU
+  bool random = false;             // draws random numbers
+  std::vector<bool> written, out;  // of each argument: it is written; what it held does not count
+};
+
+auto& operators = *new std::unordered_map<const c10::FunctionSchema*, Operator>();
+
+// --- arguments --------------------------------------------------------------------------------------
+
+template <typename Call>
+void for_each_tensor(const IValue& value, Call call) {
+  if (value.isTensor()) {
+    call(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) call(tensor);
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+      if (tensor) call(*tensor);
+    }
+  }
+}
+
+template <typename Call>
+void for_each_on_gpu(const IValue& value, Call call) {
+  for_each_tensor(value, [&](const at::Tensor& tensor) {
+    if (is_on_gpu(tensor)) call(tensor);
+  });
+}
+
+at::Tensor seen_from_host(const at::Tensor& tensor) {
+  return is_on_gpu(tensor) ? on_host(tensor) : tensor;
+}
+
+IValue seen_from_host(const IValue& value) {
+  if (value.isTensor()) return seen_from_host(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> seen;
+    for (const at::Tensor& tensor : value.toTensorVector()) seen.push_back(seen_from_host(tensor));
+    return seen;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> seen;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+      seen.push_back(tensor ? std::make_optional(seen_from_host(*tensor)) : std::nullopt);
+    }
+    return seen;
+  }
+  if (value.isDevice() && value.toDevice().is_cuda()) return at::Device(at::kCPU);
+  return value;
+}
+
+// --- random numbers: a draw of the CPU's, from the seed and the place of the GPU's generator ----------
+
+at::Generator draw_like(const IValue& given, at::DeviceIndex device) {
+  uint64_t seed = 0;
+  try {
+    const at::Generator generator =
+        given.isGenerator()
+            ? given.toGenerator()
+            : at::globalContext().defaultGenerator(at::Device(at::kCUDA, device));
+    seed = generator.current_seed() + 0x9E3779B97F4A7C15 * (generator.get_offset() + 1);
+  } catch (const c10::Error&) {  // while a graph is captured it has no place
+  }
+  return at::detail::createCPUGenerator(seed);
+}
+
+// The host's own generator, as it was, after what drew from it for the GPU.
+class HostGeneratorKept {
+ public:
+  explicit HostGeneratorKept(bool needed) {
+    if (needed) state_ = at::detail::getDefaultCPUGenerator().get_state();
+  }
+  ~HostGeneratorKept() {
+    if (state_.defined()) {
+      at::Generator generator = at::detail::getDefaultCPUGenerator();
+      generator.set_state(state_);
+    }
+  }
+
+ private:
+  at::Tensor state_;
+};
+
+// --- a call -------------------------------------------------------------------------------------------
+
+// While it lives, this thread computes for the GPU: nobody observes it, and nothing is cast.
+class Unobserved {
+ public:
+  Unobserved() { torchmem_compute(1); }
+  ~Unobserved() { torchmem_compute(0); }
+
+ private:
+  at::RecordFunctionGuard observers_{false};
+  at::AutoDispatchBelowADInplaceOrView below_autograd_;
+  c10::impl::ExcludeDispatchKeyGuard no_casts_{c10::autocast_dispatch_keyset};
+};
+
+class Call {
+ public:
+  Call(const Handle& handle, const Operator& op, const Stack& arguments)
+      : handle_(handle), op_(op), arguments_(arguments) {
+    small_ = op.on_cpu.has_value();
+    for (size_t at = 0; at < arguments_.size(); ++at) {
+      for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
+        if (device_ < 0) device_ = tensor.device().index();
+        count(tensor);
+        if (small_ && !op_.out[at]) exact_ = exact_ && is_exact(tensor);
+      });
+      if (arguments_[at].isDevice() && device_ < 0) device_ = arguments_[at].toDevice().index();
+    }
+    if (op_.random) exact_ = false;
+    if (op_.rule.looks_for_overflow && !exact_) small_ = false;
+    if (!small_) return;
+    if (op_.random) generator_ = draw_like(given_generator(), std::max<int>(device_, 0));
+    for (size_t at = 0; at < arguments_.size(); ++at) {
+      if (!op_.written[at] || op_.out[at]) continue;
+      for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) { saved_.emplace_back(tensor); });
+    }
+    // A shape that depends on values has to be known before the kernel takes memory for it.
+    if (op_.rule.host_reads && compute()) {
+      answers_ = true;
+      torchmem_answer_reads(op_.rule.answer(results_), exact_);
+    }
+  }
+
+  ~Call() {
+    if (answers_) torchmem_end_answers();
+    const Unobserved unobserved;
+    results_.clear();
+  }
+
+  // After the kernel: leaves values in what it returned, and in what it would have written.
+  void finish(const Stack& returned, long writes) {
+    if (op_.rule.runtime_writes && torchmem_writes() != writes) return;
+    for (const IValue& value : returned) for_each_on_gpu(value, [&](auto& out) { count(out); });
+    if (small_ && (computed_ || compute())) return deliver(returned);
+    forget(returned);
+  }
+
+ private:
+  void count(const at::Tensor& tensor) {
+    const size_t bytes = bytes_of(tensor);
+    total_ += bytes;
+    small_ = small_ && bytes <= op_.rule.most_bytes(tensor.scalar_type()) && total_ <= 8 * kMiB;
+  }
+
+  IValue given_generator() const {
+    for (size_t at = 0; at < arguments_.size(); ++at) {
+      if (arguments_[at].isGenerator()) return arguments_[at];
+    }
+    return {};
+  }
+
+  bool compute() {
+    const Unobserved unobserved;
+    try {
+      for (const Saved& saved : saved_) saved.restore();
+      Stack results;
+      const auto& declared = handle_.schema().arguments();
+      bool drawn = false;
+      for (size_t at = 0; at < arguments_.size(); ++at) {
+        const bool draws = generator_.defined() && declared[at].name() == "generator";
+        drawn = drawn || draws;
+        results.push_back(draws ? IValue(generator_) : seen_from_host(arguments_[at]));
+      }
+      const HostGeneratorKept kept(op_.random && !drawn);
+      if (op_.rule.stand_in) results = op_.rule.for_stand_in(results);
+      op_.on_cpu->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &results);
+      results_ = std::move(results);
+      return computed_ = true;
+    } catch (const std::exception&) {
+      return false;  // it does not take these on the CPU
+    }
+  }
+
+  // Copies the results to where the kernel would have left them.
+  void deliver(const Stack& returned) {
+    const Unobserved unobserved;
+    for (size_t at = 0; at < arguments_.size(); ++at) {
+      if (op_.written[at]) for_each_on_gpu(arguments_[at], [&](auto& out) { settle(out); });
+    }
+    const auto& declared = handle_.schema().returns();
+    for (size_t at = 0; at < returned.size(); ++at) {
+      if (at < declared.size() && declared[at].alias_info()) continue;
+      std::vector<at::Tensor> computed;
+      if (at < results_.size()) {
+        for_each_tensor(results_[at], [&](const at::Tensor& result) { computed.push_back(result); });
+      }
+      size_t number = 0;
+      for_each_tensor(returned[at], [&](const at::Tensor& target) {
+        const at::Tensor result = number < computed.size() ? computed[number] : at::Tensor();
+        if (is_on_gpu(target)) deliver(result, target);
+        ++number;
+      });
+    }
+    if (!exact_) op_.rule.choose(arguments_, returned);
+  }
+
+  void deliver(const at::Tensor& result, const at::Tensor& target) {
+    // The kernels of the CPU and of the GPU leave some results out, each others.
+    if (!result.defined() || result.sizes() != target.sizes()) return forget_values(target);
+    at::Tensor there = on_host(target);
+    at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), there, result, false);
+    settle(target);
+  }
+
+  void settle(const at::Tensor& tensor) {
+    if (!exact_) make_finite(on_host(tensor));
+    note_values(tensor, exact_);
+  }
+
+  void forget(const Stack& returned) {
+    for (size_t at = 0; at < arguments_.size(); ++at) {
+      if (!op_.written[at] || (op_.rule.looks_for_overflow && at == 1)) continue;
+      for_each_on_gpu(arguments_[at], forget_values);
+    }
+    const auto& declared = handle_.schema().returns();
+    for (size_t at = 0; at < returned.size(); ++at) {
+      if (at >= declared.size() || !declared[at].alias_info()) {
+        for_each_on_gpu(returned[at], forget_values);
+      }
+    }
+  }
+
+  const Handle& handle_;
+  const Operator& op_;
+  const Stack arguments_;
+  Stack results_;
+  std::vector<Saved> saved_;
+  at::Generator generator_;
+  int device_ = -1;
+  size_t total_ = 0;
+  bool small_, exact_ = true, computed_ = false, answers_ = false;
+};
+
+// A copy to the host is the runtime's.
+bool writes_to_host(const Operator& op, const Stack& stack) {
+  const IValue& written = stack[stack.size() - op.written.size()];
+  return op.rule.runtime_writes && !is_on_gpu(written.toTensor());
+}
+
+void run(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const Operator& op = operators.find(&handle.schema())->second;
+  const size_t count = op.written.size();
+  if (writes_to_host(op, *stack)) return op.kernel.callBoxed(handle, keys, stack);
+  Call call(handle, op, Stack(stack->end() - count, stack->end()));
+  const size_t below = stack->size() - count;
+  const long writes = torchmem_writes();
+  op.kernel.callBoxed(handle, keys, stack);
+  call.finish(Stack(stack->begin() + below, stack->end()), writes);
+}
+
+// --- putting it there ---------------------------------------------------------------------------------
+
+// An operator's entry, which its handle keeps to itself.
+template <auto Member>
+struct Entry {
+  friend auto& entry_of(const Handle& handle) { return (handle.*Member)->op; }
+};
+auto& entry_of(const Handle& handle);
+template struct Entry<&Handle::operatorDef_>;
+
+// Whether an operator leaves values in a tensor.
+bool writes_values(const c10::FunctionSchema& schema) {
+  bool writes = false;
+  for (const auto& argument : schema.arguments()) {
+    writes = writes || (argument.alias_info() && argument.alias_info()->isWrite());
+  }
+  for (const auto& returned : schema.returns()) {
+    writes = writes || (!returned.alias_info() &&
+                        returned.type()->str().find("Tensor") != std::string::npos);
+  }
+  return writes;
+}
+
+bool is_wanted(const Handle& handle) {
+  const c10::OperatorName& name = handle.operator_name();
+  if (name.name.rfind("aten::", 0) || !handle.hasSchema()) return false;
+  if (!handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA) && name.name != "aten::copy_") {
+    return false;
+  }
+  const bool tells_values = rule_of(name.name).host_reads;
+  return (tells_values || writes_values(handle.schema())) && !leaves_values_alone(name.name);
+}
+
+Operator described(const Handle& handle) {
+  Operator op;
+  op.kernel = entry_of(handle).lookup(c10::DispatchKeySet(c10::DispatchKey::CUDA));
+  op.rule = rule_of(handle.operator_name().name);
+  if (op.rule.stand_in) {
+    op.on_cpu = c10::Dispatcher::singleton().findSchema({op.rule.stand_in, ""});
+  } else if (handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    op.on_cpu = handle;
+  }
+  // Attention counts among them for its dropout, with which it is not computed.
+  op.random = handle.hasTag(at::Tag::nondeterministic_seeded) && !op.rule.stand_in;
+  for (const auto& argument : handle.schema().arguments()) {
+    op.written.push_back(argument.alias_info() && argument.alias_info()->isWrite());
+    op.out.push_back(argument.is_out() || (op.rule.overwrites && op.written.back()));
+  }
+  for (size_t at : op.rule.written) op.written[at] = true;
+  return op;
+}
+
+struct Silent : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+}  // namespace
+}  // namespace simulated
+
+extern "C" void torchmem_compute_small_values() {
+  using namespace simulated;
+  // torch warns of a kernel that is put in the place of another.
+  static Silent silent;
+  const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  auto& kept = *new std::vector<c10::RegistrationHandleRAII>();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto handle = dispatcher.findSchema(name);
+    if (!handle || !is_wanted(*handle)) continue;
+    operators.emplace(&handle->schema(), described(*handle));
+    kept.push_back(dispatcher.registerImpl(name, c10::DispatchKey::CUDA,
+                                           c10::KernelFunction::makeFromBoxedFunction<&run>(),
+                                           std::nullopt, nullptr, "torchmem"));
+  }
+}

@@ -1,0 +1,169 @@
+#include "rules.h"
+
+#include "tensors.h"
+
+#include <ATen/ops/nan_to_num_ops.h>
+
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace simulated {
+namespace {
+
+using Names = std::vector<std::string>;
+
+// A name in these lists ends in * where any ending will do.
+const Names kLeftAlone = {
+    "empty*", "new_empty*", "resize*", "set_*", "_resize_output*", "as_strided*", "view",
+    "_reshape_alias*", "alias", "detach*", "unfold", "_local_scalar_dense", "record_stream",
+    "is_pinned", "_pin_memory", "_lazy_clone", "_assert_async", "_cudnn_init_dropout_state",
+    "_efficientzerotensor*",
+};
+
+const Names kHeavy = {
+    "mm*", "bmm*", "addmm*", "_addmm*", "addbmm*", "baddbmm*", "addmv*", "mv*", "_grouped_mm*",
+    "_scaled_mm*", "convolution*", "_convolution*", "cudnn_convolution*", "slow_conv*", "_slow_conv*",
+    "_conv*", "conv_*", "_cudnn_rnn*", "linalg_*", "_linalg_*", "cholesky*", "lu_*",
+    "triangular_solve*", "ormqr*", "geqrf*", "_cdist*", "_trilinear", "_fft_*", "grid_sampler*",
+};
+
+const Names kHostReads = {
+    "nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
+    "equal",
+};
+
+const Names kRuntimeWrites = {"copy_", "fill_", "zero_"};
+const Names kOverwrites = {"copy_", "fill_", "zero_", "_cummax_helper", "_cummin_helper"};
+
+bool is_one_of(const std::string& full_name, const Names& names) {
+  const std::string name = full_name.substr(full_name.find("::") + 2);
+  for (const std::string& other : names) {
+    const size_t length = other.size() - 1;
+    if (other[length] == '*' ? !name.compare(0, length, other, 0, length) : name == other) return true;
+  }
+  return false;
+}
+
+// --- operators of the GPU alone, and the CPU's for the same ------------------------------------------
+
+Arguments of_convolution(const Arguments& given, size_t stride, bool transposed) {
+  const std::vector<int64_t> none(given[stride].toIntVector().size(), 0);
+  return {given[0], given[1], at::Tensor(), given[stride], given[2], given[stride + 1], transposed,
+          transposed ? given[3] : none, given[stride + 2]};
+}
+Arguments of_convolution(const Arguments& given) { return of_convolution(given, 3, false); }
+Arguments of_transposed(const Arguments& given) { return of_convolution(given, 4, true); }
+
+Arguments as_given(const Arguments& given) { return given; }
+
+// Query, key, value, dropout and causality, the mask, and the scale, which comes last.
+Arguments of_flash(const Arguments& given) {
+  return {given[0], given[1], given[2], given[3], given[4], c10::IValue(), given.back()};
+}
+Arguments of_masked(const Arguments& given) {
+  return {given[0], given[1], given[2], given[5], given[6], given[3], given.back()};
+}
+
+struct StandIn {
+  const char* name;
+  const char* cpu_name;
+  Arguments (*arguments)(const Arguments&);
+};
+
+constexpr StandIn kStandIns[] = {
+    {"cudnn_convolution", "aten::convolution", of_convolution},
+    {"cudnn_convolution_transpose", "aten::convolution", of_transposed},
+    {"cudnn_batch_norm", "aten::native_batch_norm", as_given},
+    {"_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
+     of_flash},
+    {"_scaled_dot_product_efficient_attention",
+     "aten::_scaled_dot_product_flash_attention_for_cpu", of_masked},
+    {"_scaled_dot_product_cudnn_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
+     of_masked},
+};
+
+// The rows of a tensor along an axis, each as the index of its first element, in order.
+std::vector<int64_t> rows_along(const at::Tensor& tensor, int64_t axis) {
+  std::vector<int64_t> rows{0};
+  for (int64_t other = 0; other < tensor.dim(); ++other) {
+    if (other == axis) continue;
+    std::vector<int64_t> more;
+    for (int64_t row : rows) {
+      for (int64_t at = 0; at < tensor.size(other); ++at) more.push_back(row + at * tensor.stride(other));
+    }
+    rows = std::move(more);
+  }
+  return rows;
+}
+
+bool all_equal(const char* start, int64_t count, int64_t step, size_t element) {
+  for (int64_t at = 1; at < count; ++at) {
+    if (std::memcmp(start, start + at * step * element, element)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+size_t Rule::most_bytes(at::ScalarType type) const {
+  if (heavy) return 128 * kKiB;
+  return at::isIntegralType(type, true) ? 4 * kMiB : kMiB;
+}
+
+long Rule::answer(const Arguments& results) const {
+  return results[0].isBool() ? results[0].toBool() : results[0].toTensor().size(0);
+}
+
+void Rule::choose(const Arguments& arguments, const Arguments& returned) const {
+  if (!axis_argument || arguments.size() <= axis_argument) return;  // the largest of all is no choice
+  if (!arguments[axis_argument].isInt()) return;
+  const at::Tensor& values = arguments[0].toTensor();
+  const at::Tensor& chosen = returned.back().toTensor();
+  if (!values.dim() || chosen.scalar_type() != at::kLong) return;
+  int64_t axis = arguments[axis_argument].toInt();
+  if (axis < 0) axis += values.dim();
+  const bool kept = chosen.dim() == values.dim();
+  const int64_t count = values.size(axis), taken = kept ? chosen.size(axis) : 1;
+  const auto rows = rows_along(values, axis), places = rows_along(chosen, kept ? axis : -1);
+  if (rows.size() != places.size() || !count) return;
+  const auto* start = static_cast<const char*>(values.const_data_ptr());
+  auto* out = static_cast<int64_t*>(chosen.mutable_data_ptr());
+  const size_t element = values.element_size();
+  for (size_t row = 0; row < rows.size(); ++row) {
+    if (!all_equal(start + rows[row] * element, count, values.stride(axis), element)) continue;
+    for (int64_t at = 0; at < taken; ++at) {
+      out[places[row] + at * (kept ? chosen.stride(axis) : 0)] = (row * taken + at) % count;
+    }
+  }
+}
+
+Rule rule_of(const std::string& name) {
+  Rule rule;
+  rule.heavy = is_one_of(name, kHeavy);
+  rule.host_reads = is_one_of(name, kHostReads);
+  rule.runtime_writes = is_one_of(name, kRuntimeWrites);
+  rule.overwrites = is_one_of(name, kOverwrites);
+  rule.looks_for_overflow = is_one_of(name, {"_amp_foreach_non_finite_check_and_unscale_"});
+  if (is_one_of(name, {"topk"})) rule.axis_argument = 2;
+  if (is_one_of(name, {"argmax", "max"})) rule.axis_argument = 1;
+  if (is_one_of(name, {"native_batch_norm", "cudnn_batch_norm"})) rule.written = {3, 4};
+  for (const StandIn& other : kStandIns) {
+    if (!is_one_of(name, {other.name})) continue;
+    rule.stand_in = other.cpu_name;
+    rule.for_stand_in = other.arguments;
+    rule.heavy = true;
+  }
+  return rule;
+}
+
+bool leaves_values_alone(const std::string& name) { return is_one_of(name, kLeftAlone); }
+
+void make_finite(const at::Tensor& values) {
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  if (!at::isFloatingType(values.scalar_type())) return;
+  at::Tensor changed = values;
+  at::_ops::nan_to_num_::call(changed, 0.0, kInfinite, -kInfinite);
+}
+
+}  // namespace simulated

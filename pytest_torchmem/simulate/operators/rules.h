@@ -1,0 +1,45 @@
+// What is told apart among operators: which are left alone, how large the tensors may be, which
+// shapes depend on values, and what is chosen where values are not known.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+
+#include <string>
+#include <vector>
+
+namespace simulated {
+
+using Arguments = torch::jit::Stack;
+
+struct Rule {
+  bool heavy = false;             // takes more time than it has bytes
+  bool host_reads = false;        // its kernel's host part reads a number: a length, or equality
+  bool runtime_writes = false;    // the runtime copies or sets what this writes, where it can
+  bool overwrites = false;        // what stood where it writes does not matter
+  // Looks for what overflowed: what is not exact did not, and its second argument stays as it is.
+  bool looks_for_overflow = false;
+  std::vector<size_t> written;    // arguments that it writes and does not declare so
+  // Has a kernel for the CPU under another name, and with other arguments.
+  const char* stand_in = nullptr;
+  Arguments (*for_stand_in)(const Arguments& arguments) = nullptr;
+  size_t axis_argument = 0;       // where it is told along which axis to choose; 0 if it does not
+
+  // How many bytes a tensor may have for the operator to be computed.
+  size_t most_bytes(at::ScalarType type) const;
+  // The number that is read back, of what the CPU's kernel returned.
+  long answer(const Arguments& results) const;
+  // Of equal values that are not exact, row r takes number r, then r + 1, ...: a router that knows
+  // nothing gives each expert as much as the others.
+  void choose(const Arguments& arguments, const Arguments& returned) const;
+};
+
+Rule rule_of(const std::string& name);
+
+// Whether an operator only makes, looks at or describes tensors.
+bool leaves_values_alone(const std::string& name);
+
+// Values that are not exact are no NaN: programs look for it, to leave a step out.
+void make_finite(const at::Tensor& values);
+
+}  // namespace simulated

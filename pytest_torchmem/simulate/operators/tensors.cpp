@@ -1,0 +1,113 @@
+#include "tensors.h"
+
+#include "device_memory.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace simulated {
+namespace {
+
+constexpr size_t kMostRuns = size_t{1} << 16;
+
+// Calls with each contiguous run of a tensor's bytes, and returns true; false if there are too many.
+template <typename Call>
+bool for_each_run(const at::Tensor& tensor, Call call) {
+  if (!tensor.numel()) return true;
+  std::vector<std::pair<int64_t, int64_t>> axes;  // stride and size, the smallest stride first
+  for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
+    if (tensor.size(axis) > 1 && tensor.stride(axis)) {
+      axes.emplace_back(tensor.stride(axis), tensor.size(axis));
+    }
+  }
+  std::sort(axes.begin(), axes.end());
+  int64_t run = 1;
+  size_t inner = 0;
+  for (; inner < axes.size() && axes[inner].first <= run; ++inner) {
+    run = std::max(run, axes[inner].first * (axes[inner].second - 1) + run);
+  }
+  size_t runs = 1;
+  for (size_t axis = inner; axis < axes.size(); ++axis) runs *= axes[axis].second;
+  if (runs > kMostRuns) return false;
+  auto* start = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr()));
+  const int64_t element = tensor.element_size();
+  std::vector<int64_t> at(axes.size(), 0);
+  for (size_t number = 0; number < runs; ++number) {
+    int64_t offset = 0;
+    for (size_t axis = inner; axis < axes.size(); ++axis) offset += at[axis] * axes[axis].first;
+    call(start + offset * element, run * element);
+    for (size_t axis = inner; axis < axes.size() && ++at[axis] == axes[axis].second; ++axis) {
+      at[axis] = 0;
+    }
+  }
+  return true;
+}
+
+// All bytes between the first and the last of a tensor.
+size_t span_of(const at::Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
+    last += tensor.stride(axis) * (tensor.size(axis) - 1);
+  }
+  return tensor.numel() ? (last + 1) * tensor.element_size() : 0;
+}
+
+}  // namespace
+
+at::Tensor on_host(const at::Tensor& tensor) {
+  auto options = at::TensorOptions().dtype(tensor.dtype()).device(at::kCPU);
+  at::Tensor host = at::for_blob(const_cast<void*>(tensor.const_data_ptr()), tensor.sizes())
+                        .strides(tensor.strides())
+                        .options(options)
+                        .target_device(at::Device(at::kCPU))
+                        .make_tensor();
+  host._set_conj(tensor.is_conj());
+  host._set_neg(tensor.is_neg());
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    host.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
+  return host;
+}
+
+bool is_exact(const at::Tensor& tensor) {
+  bool exact = true;
+  const bool seen = for_each_run(tensor, [&](char* start, size_t bytes) {
+    exact = exact && torchmem_is_known(start, bytes);
+  });
+  return seen && exact;
+}
+
+void note_values(const at::Tensor& tensor, bool exact) {
+  const bool seen = for_each_run(tensor, [&](char* start, size_t bytes) {
+    torchmem_note_values(start, bytes, exact);
+  });
+  // Between the runs lies what another tensor may hold: its values stay, and count as not exact.
+  if (!seen) {
+    torchmem_note_values(const_cast<void*>(tensor.const_data_ptr()), span_of(tensor), false);
+  }
+}
+
+void forget_values(const at::Tensor& tensor) {
+  const bool seen = for_each_run(tensor, torchmem_forget_values);
+  if (!seen) note_values(tensor, false);
+}
+
+Saved::Saved(const at::Tensor& tensor) : tensor_(tensor) {
+  bytes_.reserve(bytes_of(tensor));
+  for_each_run(tensor, [&](char* start, size_t bytes) {
+    bytes_.insert(bytes_.end(), start, start + bytes);
+  });
+}
+
+void Saved::restore() const {
+  const char* from = bytes_.data();
+  for_each_run(tensor_, [&](char* start, size_t bytes) {
+    std::memcpy(start, from, bytes);
+    from += bytes;
+  });
+}
+
+}  // namespace simulated

@@ -1,0 +1,41 @@
+// Tensors of the simulated GPU, seen as tensors of the host, and what is known of their values.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace simulated {
+
+constexpr size_t kKiB = size_t{1} << 10, kMiB = size_t{1} << 20;
+
+inline bool is_on_gpu(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_cuda() && tensor.layout() == at::kStrided;
+}
+
+inline size_t bytes_of(const at::Tensor& tensor) { return tensor.numel() * tensor.element_size(); }
+
+// The same memory, as a tensor of the host.
+at::Tensor on_host(const at::Tensor& tensor);
+
+// Whether every value was copied, set, or computed from such values.
+bool is_exact(const at::Tensor& tensor);
+
+// Says that the values that stand there were computed.
+void note_values(const at::Tensor& tensor, bool exact);
+
+// Says that a kernel would have written values that are not known: they read zero.
+void forget_values(const at::Tensor& tensor);
+
+// The values of a tensor, and a way to write them back.
+class Saved {
+ public:
+  explicit Saved(const at::Tensor& tensor);
+  void restore() const;
+
+ private:
+  at::Tensor tensor_;
+  std::vector<char> bytes_;
+};
+
+}  // namespace simulated

@@ -1,0 +1,119 @@
+// Values that are not exact and that the host has read: how often, and in which lines of the program.
+//
+// A line is looked up in Python's own frames. They are read, and nothing of Python is run, so that a
+// profiler sees nothing of it. torch's files and those of this package are passed over.
+
+#include "shared.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <string>
+
+namespace simulated {
+namespace {
+
+constexpr size_t kMostKept = size_t{1} << 16;
+
+auto& guard = forever<std::mutex>();
+auto& lines = forever<std::deque<std::string>>();  // none moves when one is added
+std::atomic<long> reads{0};
+
+template <typename Function>
+Function of_python(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+}
+
+using Object = void*;
+
+struct Python {
+  int (*ensure)() = of_python<int (*)()>("PyGILState_Ensure");
+  void (*release)(int) = of_python<void (*)(int)>("PyGILState_Release");
+  Object (*thread)() = of_python<Object (*)()>("PyGILState_GetThisThreadState");
+  Object (*frame_of)(Object) = of_python<Object (*)(Object)>("PyThreadState_GetFrame");
+  Object (*caller_of)(Object) = of_python<Object (*)(Object)>("PyFrame_GetBack");
+  Object (*code_of)(Object) = of_python<Object (*)(Object)>("PyFrame_GetCode");
+  int (*line_of)(Object) = of_python<int (*)(Object)>("PyFrame_GetLineNumber");
+  Object (*attribute)(Object, const char*) =
+      of_python<Object (*)(Object, const char*)>("PyObject_GetAttrString");
+  const char* (*text_of)(Object) = of_python<const char* (*)(Object)>("PyUnicode_AsUTF8");
+  void (*drop)(Object) = of_python<void (*)(Object)>("Py_DecRef");
+
+  bool is_there() const { return ensure && thread && frame_of && thread(); }
+};
+
+const std::string& folder_of_torch() {
+  static const std::string& folder = forever<std::string>([] {
+    Dl_info found{};
+    void* torch = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
+    void* symbol = torch ? dlsym(torch, "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE") : nullptr;
+    if (!symbol || !dladdr(symbol, &found)) return std::string("/torch/lib/");
+    const std::string path = found.dli_fname;
+    return path.substr(0, path.rfind("lib/libc10.so"));
+  }());
+  return folder;
+}
+
+bool is_of_the_program(const std::string& file) {
+  return !file.empty() && file[0] != '<' && file.compare(0, folder_of_torch().size(), folder_of_torch()) &&
+         file.find("/pytest_torchmem/") == std::string::npos;
+}
+
+std::string file_of(const Python& python, Object frame) {
+  Object code = python.code_of(frame);
+  Object name = python.attribute(code, "co_filename");
+  const char* text = name ? python.text_of(name) : nullptr;
+  const std::string file = text ? text : "";
+  if (name) python.drop(name);
+  python.drop(code);
+  return file;
+}
+
+std::string current_line() {
+  static const Python& python = forever<Python>();
+  if (!python.is_there()) return "";
+  const int state = python.ensure();
+  std::string found;
+  Object frame = python.frame_of(python.thread());
+  while (frame && found.empty()) {
+    const std::string file = file_of(python, frame);
+    if (is_of_the_program(file)) found = file + ":" + std::to_string(python.line_of(frame));
+    Object caller = python.caller_of(frame);
+    python.drop(frame);
+    frame = caller;
+  }
+  if (frame) python.drop(frame);
+  python.release(state);
+  return found;
+}
+
+}  // namespace
+
+void note_unknown_read() {
+  if (static_cast<size_t>(reads) >= kMostKept) {
+    ++reads;
+    return;
+  }
+  const std::string line = current_line();  // before the lock: it waits for Python's own
+  const std::lock_guard<std::mutex> lock(guard);
+  lines.push_back(line);
+  ++reads;
+}
+
+}  // namespace simulated
+
+extern "C" {
+
+// How often the host read what is not exact.
+long torchmem_unknown_reads() { return simulated::reads; }
+
+// The line of the program in which it did so for the n-th time; empty where none was running.
+const char* torchmem_unknown_read_line(long number) {
+  using namespace simulated;
+  const std::lock_guard<std::mutex> lock(guard);
+  return number >= 0 && static_cast<size_t>(number) < lines.size() ? lines[number].c_str() : "";
+}
+
+}  // extern "C"

@@ -1,0 +1,229 @@
+"""Values on a simulated GPU: small ones are computed, others are told when they are read."""
+
+import ctypes
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import pytest_torchmem
+from pytest_torchmem.values.units import MiB
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+CUDA = "cuda"
+
+
+def inexact_reads():
+    reads = ctypes.CDLL(None).torchmem_unknown_reads
+    reads.restype = ctypes.c_long
+    return reads()
+
+
+@pytest.fixture
+def exact():
+    """Fail the test if it reads a value that is not exact."""
+    before = inexact_reads()
+    yield
+    assert inexact_reads() == before
+
+
+def unknown(*sizes):
+    """A tensor that is too large to be computed, cut down to the sizes that are asked for."""
+    count = torch.Size(sizes).numel()
+    return (torch.ones(4 * MiB, device=CUDA) * 3)[:count].view(sizes)
+
+
+SHAPES_FROM_VALUES = {
+    "nonzero": torch.nonzero,
+    "a mask": lambda x: x[x > 1],
+    "unique": torch.unique,
+    "unique, both": lambda x: torch.unique(x, return_inverse=True, return_counts=True)[2],
+    "unique rows": lambda x: torch.unique(x.view(-1, 2), dim=0),
+    "unique_consecutive": torch.unique_consecutive,
+    "bincount": torch.bincount,
+    "repeat_interleave": lambda x: torch.repeat_interleave(x, x),
+    "masked_select": lambda x: x.masked_select(x != 3),
+    "one_hot": functional.one_hot,
+}
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("name", SHAPES_FROM_VALUES)
+def test_a_shape_that_depends_on_values_is_that_of_the_values(name):
+    values = torch.tensor([3, 1, 3, 3, 0, 2])
+    call = SHAPES_FROM_VALUES[name]
+    assert torch.equal(call(values.to(CUDA)).cpu(), call(values))
+
+
+CALLS = {
+    "product": lambda x: x @ x.T,
+    "softmax": lambda x: x.softmax(-1),
+    "sort": lambda x: x.sort(dim=1, descending=True).values,
+    "topk": lambda x: x.topk(2).indices,
+    "argmax": lambda x: x.argmax(-1),
+    "cumsum": lambda x: x.cumsum(0),
+    "where": lambda x: torch.where(x > 0, x, -x),
+    "scatter": lambda x: x.scatter(1, torch.zeros(4, 1, dtype=torch.int64, device=x.device), 7.0),
+    "transposed in place": lambda x: x.clone().T.add_(1),
+    "foreach": lambda x: torch._foreach_mul([x, x + 1], 2.0)[1],
+    "norm": lambda x: functional.layer_norm(x, (6,)),
+    "bfloat16": lambda x: x.bfloat16() * 3,
+    "convolution": lambda x: functional.conv1d(x[None], x[:, :4, None].contiguous()),
+    "transposed convolution": lambda x: functional.conv_transpose1d(x[None], x[:, :2, None]),
+    "batch norm": lambda x: functional.batch_norm(x, None, None, training=True),
+    "attention": lambda x: functional.scaled_dot_product_attention(*[x.view(1, 2, 3, 4)] * 3),
+    "mean of the absolute": lambda x: x.abs().mean(),
+    "linear algebra": lambda x: torch.linalg.inv(x[:, :4] + 9 * torch.eye(4, device=x.device)),
+}
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_small_tensor_has_the_values_that_the_cpu_computes(name):
+    values = torch.linspace(-2, 3, 24).view(4, 6)
+    on_gpu = CALLS[name](values.to(CUDA)).cpu()
+    torch.testing.assert_close(on_gpu, CALLS[name](values), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_loop_ends_where_its_values_say():
+    x, steps = torch.ones((), device=CUDA), 0
+    while x < 20:
+        x, steps = x * 2, steps + 1
+    assert steps == 5
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_small_model_learns(fused):
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 1).to(CUDA)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, fused=fused)
+    x = torch.linspace(-1, 1, 40).view(10, 4).to(CUDA)
+    losses = []
+    for _ in range(5):
+        loss = (layer(x) - x.sum(1, keepdim=True)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("value", [1.0, float("inf")])
+def test_a_grad_scaler_leaves_out_a_step_that_overflowed(value):
+    weight = torch.ones(4, device=CUDA, requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([weight], lr=1.0), torch.amp.GradScaler("cuda")
+    scaler.scale((weight * value).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    taken = value == 1.0
+    assert weight.tolist() == ([0.0] if taken else [1.0]) * 4
+    assert scaler.get_scale() == (65536.0 if taken else 32768.0)
+
+
+@pytest.mark.usefixtures("exact")
+def test_gradients_that_are_not_exact_have_not_overflowed():
+    weight = torch.ones(4 * MiB, device=CUDA, requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([weight], lr=1.0), torch.amp.GradScaler("cuda")
+    scaler.scale((weight * 3).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 65536.0
+
+
+def test_a_value_that_is_not_exact_is_told_with_the_line_that_read_it():
+    line = test_a_value_that_is_not_exact_is_told_with_the_line_that_read_it.__code__.co_firstlineno
+    with pytest_torchmem.measure(device=CUDA) as measured:
+        large = unknown(4, 4)
+        large.sum().item()
+        large.tolist()
+    (said,) = measured.result.blind_spots
+    assert said.startswith("the body read values that are not exact on a simulated GPU 2 times, ")
+    assert f"first in tests/simulate/test_values_on_a_simulated_gpu.py:{line + 4};" in said
+
+
+def test_nothing_is_told_of_values_that_are_exact():
+    with pytest_torchmem.measure(device=CUDA) as measured:
+        assert torch.arange(10, device=CUDA).sum().item() == 45
+    assert not measured.result.blind_spots
+
+
+def test_what_is_computed_from_an_inexact_value_is_inexact():
+    before = inexact_reads()
+    small = torch.ones(4, device=CUDA)
+    small += unknown(4)
+    assert small.tolist() == [1.0] * 4
+    assert inexact_reads() == before + 1
+    small.fill_(2)
+    assert small.tolist() == [2.0] * 4
+    assert inexact_reads() == before + 1
+
+
+def test_a_large_tensor_that_is_changed_in_place_is_no_longer_exact():
+    large = torch.ones(4 * MiB).to(CUDA)
+    before = inexact_reads()
+    assert large[7].item() == 1.0
+    assert inexact_reads() == before
+    large.add_(1)
+    assert large[7].item() == 0.0
+    assert inexact_reads() == before + 1
+
+
+def test_random_numbers_are_a_draw_that_is_not_exact_and_follows_the_seed():
+    host = torch.get_rng_state()
+    torch.cuda.manual_seed(5)
+    before = inexact_reads()
+    first = torch.rand(8, device=CUDA).tolist()
+    assert inexact_reads() == before + 1
+    second = torch.rand(8, device=CUDA).tolist()
+    torch.cuda.manual_seed(5)
+    assert torch.rand(8, device=CUDA).tolist() == first != second
+    functional.dropout(torch.ones(8, device=CUDA))
+    assert torch.equal(torch.get_rng_state(), host)
+
+
+def test_what_is_not_exact_is_no_nan():
+    nothing = unknown(4)
+    assert (nothing / nothing).tolist() == [0.0] * 4
+    assert (torch.zeros(1, device=CUDA) / 0).isnan().item()
+
+
+def test_a_router_that_knows_nothing_gives_each_expert_as_much():
+    logits = unknown(12, 6).softmax(-1)
+    assert logits.topk(2, dim=-1).indices.flatten().bincount().tolist() == [4] * 6
+    assert logits.argmax(-1).bincount().tolist() == [2] * 6
+    assert (logits.argmax(-1) * 0 + 1).max().item() == 1
+
+
+def test_a_language_model_generates_as_many_tokens_as_it_may():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_embd=64, n_head=4)
+    model = transformers.GPT2LMHeadModel(config).to(CUDA).eval()
+    start = torch.tensor([[5, 6, 7]], device=CUDA)
+    for sample in (False, True):
+        assert model.generate(start, max_new_tokens=6, do_sample=sample).shape == (1, 9)
+
+
+def test_what_computes_values_is_not_seen_by_the_profiler():
+    x = torch.ones(8, 8, device=CUDA)
+    torch.nonzero(x @ x)  # makes the workspace
+    with torch.profiler.profile(profile_memory=True, record_shapes=True) as profile:
+        torch.nonzero(x @ x)
+    events = profile.events()
+    operators = [event.name for event in events if event.name.startswith("aten::")]
+    of_nonzero = ["nonzero", "resize_", "t", "transpose", "as_strided", "set_"]
+    assert operators == [f"aten::{name}" for name in ("matmul", "mm", *of_nonzero)]
+    assert not any(event.cpu_memory_usage for event in events)
+
+
+def test_a_program_sees_no_mode_and_no_other_tensor():
+    from torch.overrides import _get_current_function_mode_stack
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    assert not _get_current_dispatch_mode_stack()
+    assert not _get_current_function_mode_stack()
+    assert type(torch.ones(2, device=CUDA) + 1) is torch.Tensor
