@@ -37,9 +37,9 @@ _MOST_MISSING: Final = 16
 _CONTAINERS: Final = (dict, list, tuple, set, CellType)
 
 # An object is young, in one of two generations, until it has survived a collection of the elder of
-# these. Later versions and builds without the lock have other generations, or none.
-HAS_GENERATIONS: Final = sys.version_info < (3, 14) and not sysconfig.get_config_var(
-    "Py_GIL_DISABLED"
+# these. The first releases of Python 3.14 and builds without the lock have other ones, or none.
+HAS_GENERATIONS: Final = not (
+    (3, 14) <= sys.version_info < (3, 14, 5) or sysconfig.get_config_var("Py_GIL_DISABLED")
 )
 
 
@@ -208,7 +208,7 @@ class _DueCollection:
         """Count what is young, and is about to be old; return whether that is enough."""
         self._old_count = self._old_count or len(gc.get_objects())
         self._new_count += sum(len(gc.get_objects(generation)) for generation in (0, 1))
-        return self._new_count > self._old_count // _NEW_PART
+        return gc.isenabled() and self._new_count > self._old_count // _NEW_PART
 
     def collected(self) -> None:
         """Begin to count anew."""
