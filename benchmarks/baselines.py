@@ -20,11 +20,10 @@ from datetime import date
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.analysis.judge.environments import complete
 from pytest_torchmem.analysis.judge.verdict import judge_baseline
 from pytest_torchmem.store.baseline_file import FileChanges, write_file
 from pytest_torchmem.store.baselines import BaselineStore
-from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, complete
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import email.parser  # noqa: F401
 import json
 import textwrap
 from pathlib import Path
 from typing import Any
 
+import _pytest.stepwise  # noqa: F401
+import filelock  # noqa: F401
 import pytest
+import tabulate  # noqa: F401
 
-# What a project imports, pytester forgets after its run, and numpy cannot be loaded twice.
+# What a project imports, pytester forgets after its run: numpy cannot be loaded twice, and to load
+# the others again would take an eighth of each run.
 import pytest_torchmem.values.trace  # noqa: F401
 from pytest_torchmem.store.baseline_rows import COLUMNS
 

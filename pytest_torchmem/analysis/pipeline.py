@@ -31,7 +31,6 @@ from pytest_torchmem.analysis.storages.explanation import (
 )
 from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
 from pytest_torchmem.analysis.storages.own_passes import OwnClaims, OwnPass, with_own_passes
-from pytest_torchmem.analysis.storages.reconciliation import Reconciliation
 from pytest_torchmem.analysis.storages.storages import (
     BEFORE,
     NEVER,
@@ -40,6 +39,7 @@ from pytest_torchmem.analysis.storages.storages import (
     without_old_buckets,
 )
 from pytest_torchmem.analysis.storages.timeline import (
+    Reconciliation,
     Timeline,
     build_timeline,
     find_peak,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pytest_torchmem.values.errors import SimulationError, SizeError
-from pytest_torchmem.values.units import GiB, parse_size
+from pytest_torchmem.values.units import MiB, parse_size
 
 _MOST_DEVICES: Final = 64
 
@@ -36,30 +36,30 @@ class Gpu:
         return f"simulated {self.name}"
 
 
-def _model(name: str, memory_gib: float, capability: tuple[int, int], processors: int) -> Gpu:
-    return Gpu(name, int(memory_gib * GiB), capability, processors)
+def _model(name: str, memory_mib: int, capability: tuple[int, int], processors: int) -> Gpu:
+    return Gpu(name, memory_mib * MiB, capability, processors)
 
 
-# Memory as torch's out-of-memory messages name it for the model. It differs by under 1 % with the
-# driver's release; an exact number can be given as memory=.
+# What `get_device_properties` of torch or deviceQuery printed on such a device, in MiB. It differs
+# by under 1 % with the driver's release; an exact number can be given as memory=.
 GPUS: Final = (
-    _model("B200", 178.35, (10, 0), 148),
-    _model("H200", 139.80, (9, 0), 132),
-    _model("GH200", 94.50, (9, 0), 132),
-    _model("H100", 79.11, (9, 0), 132),
-    _model("H100-NVL", 93.10, (9, 0), 132),
-    _model("H100-PCIE", 79.11, (9, 0), 114),
-    _model("A100", 79.15, (8, 0), 108),
-    _model("A100-40GB", 39.39, (8, 0), 108),
-    _model("A40", 44.35, (8, 6), 84),
-    _model("A10G", 22.19, (8, 6), 80),
-    _model("A6000", 47.54, (8, 6), 84),
-    _model("L40S", 44.39, (8, 9), 142),
-    _model("L4", 22.03, (8, 9), 58),
-    _model("RTX5090", 31.36, (12, 0), 170),
-    _model("RTX4090", 23.64, (8, 9), 128),
-    _model("RTX3090", 23.69, (8, 6), 82),
-    _model("T4", 14.74, (7, 5), 40),
+    _model("B200", 182_630, (10, 0), 148),  # pytorch/ao#4002
+    _model("H200", 143_156, (9, 0), 132),  # a comment in an example of Modal
+    _model("GH200", 96_768, (9, 0), 132),  # from messages of out of memory
+    _model("H100", 81_089, (9, 0), 132),  # stas00/ml-engineering, network benchmarks
+    _model("H100-NVL", 95_334, (9, 0), 132),  # from messages
+    _model("H100-PCIE", 81_008, (9, 0), 114),  # a report of an unsupported capability
+    _model("A100", 81_050, (8, 0), 108),  # from messages; the processors were printed
+    _model("A100-40GB", 40_339, (8, 0), 108),  # bottlerocket-os/bottlerocket#3873
+    _model("A40", 45_416, (8, 6), 84),  # a list of a laboratory's devices
+    _model("A10G", 22_587, (8, 6), 80),  # a report with torch 2.15 and CUDA 13; 22,723 before
+    _model("A6000", 48_676, (8, 6), 84),  # the README of a kernel
+    _model("L40S", 45_589, (8, 9), 142),  # a guide to sharing GPUs in Kubernetes
+    _model("L4", 22_491, (8, 9), 58),  # bottlerocket-os/bottlerocket-kernel-kit#139
+    _model("RTX5090", 32_117, (12, 0), 170),  # aikitoria/open-gpu-kernel-modules#1
+    _model("RTX4090", 24_210, (8, 9), 128),  # from messages on Linux; Windows prints 24,563
+    _model("RTX3090", 24_259, (8, 6), 82),  # the list with the A40
+    _model("T4", 15_102, (7, 5), 40),  # a guide to time slicing
 )
 
 _COUNT: Final = re.compile(r"(?P<name>.+?)x(?P<count>\d+)", re.IGNORECASE)

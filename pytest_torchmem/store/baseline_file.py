@@ -16,12 +16,6 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.analysis.judge.environments import (
-    Environment,
-    complete,
-    environment_name,
-    told_differences,
-)
 from pytest_torchmem.store.baseline_rows import (
     COLUMNS,
     MANY,
@@ -44,7 +38,13 @@ from pytest_torchmem.store.origins import (
     read_origins,
     render_origins,
 )
-from pytest_torchmem.values.baseline import BaselineEntry
+from pytest_torchmem.values.baseline import (
+    BaselineEntry,
+    Environment,
+    complete,
+    environment_name,
+    told_differences,
+)
 from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.json_values import (
     WRONG,

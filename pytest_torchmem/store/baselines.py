@@ -9,16 +9,16 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Final
 
-from pytest_torchmem.analysis.judge.environments import (
+from pytest_torchmem.store.baseline_file import StoredEntries, read_any, read_file
+from pytest_torchmem.store.files import LOCK, replace_file
+from pytest_torchmem.store.provenance import ChangedLines
+from pytest_torchmem.values.baseline import (
+    BaselineEntry,
     Environment,
     environment_name,
     nearest,
     same_kind,
 )
-from pytest_torchmem.store.baseline_file import StoredEntries, read_any, read_file
-from pytest_torchmem.store.files import LOCK, replace_file
-from pytest_torchmem.store.provenance import ChangedLines
-from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.results import Result

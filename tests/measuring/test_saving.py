@@ -17,11 +17,11 @@ from pytest_torchmem import (
     measure,
     save_results,
 )
-from pytest_torchmem.analysis.judge.environments import environment_name
 from pytest_torchmem.cli.main import Exit, main
 from pytest_torchmem.measuring.environment import environment
 from pytest_torchmem.measuring.ranks import current_rank, environment_rank, path_of_rank
 from pytest_torchmem.store.results import FORMATS, merged, read_run
+from pytest_torchmem.values.baseline import environment_name
 from pytest_torchmem.values.errors import RankError, RecordingError, ReportError
 from pytest_torchmem.values.measured import Rank
 

@@ -1,6 +1,8 @@
 """What programs see on a simulated GPU: run with ``torchmem simulate --gpu H100x2 -- pytest``."""
 
+import ctypes
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -68,6 +70,17 @@ def test_kernel_caches_of_real_gpus_are_left_alone():
     assert os.environ["USE_PYTORCH_KERNEL_CACHE"] == "0"
     assert "pytest-torchmem" in os.environ["TRITON_CACHE_DIR"]
     torch.special.bessel_j0(torch.ones(4, device=CUDA))  # a kernel that NVRTC would compile
+
+
+def test_all_that_triton_links_with_is_there():
+    triton = pytest.importorskip("triton")
+    source = Path(triton.__file__).parent / "backends" / "nvidia" / "driver.c"
+    called = set(re.findall(r"\b(cu[A-Z]\w+)\(", source.read_text()))
+    assert "cuModuleLoadData" in called
+    runtime = ctypes.CDLL("libcuda.so.1")
+    # Those for tensor maps it looks up itself, and only where they are used.
+    called = {n for n in called if not n.startswith("cuTensorMap") and not n.endswith("Handle")}
+    assert not [name for name in called if not hasattr(runtime, name)]
 
 
 def test_memory_that_is_handed_out_again_reads_zero():

@@ -5,7 +5,6 @@ import os
 
 import pytest
 
-from pytest_torchmem.analysis.judge.environments import complete, environment_name
 from pytest_torchmem.store import origins
 from pytest_torchmem.store.baseline_file import (
     FORMAT,
@@ -17,7 +16,7 @@ from pytest_torchmem.store.baseline_file import (
 )
 from pytest_torchmem.store.baselines import portable_path
 from pytest_torchmem.store.files import LOCK
-from pytest_torchmem.values.baseline import BaselineEntry
+from pytest_torchmem.values.baseline import BaselineEntry, complete, environment_name
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,

@@ -6,10 +6,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.judge.environments import complete
 from pytest_torchmem.store.baseline_file import FileChanges, read_file, write_file
 from pytest_torchmem.store.baseline_rows import Numbers
-from pytest_torchmem.values.baseline import BaselineEntry
+from pytest_torchmem.values.baseline import BaselineEntry, complete
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,

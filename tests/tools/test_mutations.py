@@ -114,3 +114,16 @@ def test_what_a_test_notices_is_killed_what_none_does_survives_and_the_file_is_a
     assert fates == {"return None": "killed", "(x >= 2)": "survived", "3": "killed"}
     assert (tree / "mutated.py").read_bytes() == before
     assert is_noticed(tree, ["test_mutated.py::test_gone"], 0.1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_plugin_that_fails_ends_the_forked_process_there(tree):
+    (tree / "conftest.py").write_text("def pytest_addoption(parser): raise RuntimeError\n")
+    parent = os.getpid()
+    try:
+        assert is_noticed(tree, ["test_mutated.py::test_above"], 0.1)
+    finally:
+        if os.getpid() != parent:  # it would go on with all tests, and remove the copied tree
+            (tree / "went on").touch()
+            os._exit(1)
+    assert not (tree / "went on").exists()

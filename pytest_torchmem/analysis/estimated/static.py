@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.estimated.static_facts import makers_of, settle_categories
-from pytest_torchmem.analysis.events.module_paths import folded
+from pytest_torchmem.analysis.events.op_tree import folded
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.values.contributors import (
     Category,

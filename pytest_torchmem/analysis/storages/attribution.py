@@ -12,8 +12,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.events.module_paths import ModulePaths, folded
-from pytest_torchmem.analysis.events.op_tree import BACKWARD, PHASES, Annotations
+from pytest_torchmem.analysis.events.op_tree import (
+    BACKWARD,
+    PHASES,
+    Annotations,
+    ModulePaths,
+    folded,
+)
 from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.values.trace import EventKind, MarkKind, Ownership, Scope, Trace

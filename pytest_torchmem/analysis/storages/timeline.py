@@ -1,15 +1,19 @@
-"""Bytes by category over time, for measured and estimated memory; and the peak."""
+"""Bytes by category over time, the peak, and what others know of the same memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.storages.evidence import Evidence
+from pytest_torchmem.analysis.storages.storages import BEFORE
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.results import Peak
+from pytest_torchmem.values.trace import Ownership
+from pytest_torchmem.values.units import format_size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,3 +119,127 @@ def live_at(evidence: Evidence, rank: float) -> NDArray[np.int64]:
     storages = evidence.storages
     alive = (storages.born <= rank) & (storages.died > rank)
     return np.flatnonzero(alive & evidence.counted)
+
+
+@dataclass(frozen=True, eq=False)
+class Reconciliation:
+    """The gaps of a recording. ``evidence`` covers all of it, on one device."""
+
+    evidence: Evidence
+
+    @cached_property
+    def drift_bytes(self) -> int:
+        """Largest difference between the recorded sizes and the allocator's own running total.
+
+        The allocator had 100 bytes before, and 4 came in between that nobody recorded::
+
+            sizes      [+8, +2, -8]    sums          [8, 10, 2]
+            totals                     [108, 114, 106]
+            drift      [100, 104, 104], so 4 bytes
+        """
+        tree = self.evidence.tree
+        table = tree.trace.allocations
+        size, total, ptr = (table[name] for name in ("size_bytes", "total_allocated", "ptr"))
+        is_mine = table["device"] == self.evidence.device
+        # Shared memory, which has an allocator of its own, is reported with a total of nothing.
+        others = ptr[is_mine & (size > 0) & (total == 0)]
+        if len(others):
+            is_mine &= ~np.isin(ptr, others)
+        rows = np.flatnonzero(is_mine)
+        if not len(rows):
+            return 0
+        rows = rows[np.argsort(tree.rank[table["event"][rows]])]
+        drift = total[rows] - np.cumsum(size[rows])
+        return int(drift.max() - drift.min())
+
+    @cached_property
+    def unseen_bytes(self) -> int:
+        """Bytes alive at the end of the recording that it did not see being made."""
+        owners, storages = self.evidence.tree.trace.owners, self.evidence.storages
+        rows = np.flatnonzero(
+            (owners["kind"] == Ownership.SURVIVOR) & (owners["device"] == self.evidence.device)
+        )
+        # A survivor without a storage in the recording has index -1, the entry that is appended: it
+        # counts as freed before the recording began.
+        died = np.append(storages.died, BEFORE)[storages.of_owner[rows]]
+        rows = rows[died <= self.evidence.window.end]
+        within = [self._is_within(ptr, self.evidence.window.end) for ptr in owners["ptr"][rows]]
+        unseen = owners[rows[~np.array(within, np.bool_)]]
+        sizes = dict(zip(unseen["ptr"].tolist(), unseen["size_bytes"].tolist(), strict=True))
+        return sum(sizes.values())
+
+    @cached_property
+    def foreign_is_used(self) -> bool:
+        """Memory was used that is in no figure; see `Evidence.foreign`."""
+        evidence = self.evidence
+        foreign = np.flatnonzero(evidence.foreign & evidence.mine).tolist()
+        first: list[float] = evidence.first_mentions.tolist() if foreign else []
+        return any(not self._is_within(evidence.storages.ptr[row], first[row]) for row in foreign)
+
+    def _is_within(self, ptr: np.uint64, rank: float) -> bool:
+        """Return whether an address was within a living storage, such as a mapped file."""
+        storages = self.evidence.storages
+        over = (storages.event >= 0) & (storages.device == self.evidence.device)
+        over &= (storages.ptr <= ptr) & (ptr < storages.ptr + storages.size_bytes.astype(np.uint64))
+        over &= (storages.born <= rank) & (storages.died > rank)
+        return bool(over.any())
+
+    @cached_property
+    def unrecorded_bytes(self) -> int:
+        """Bytes by which the allocator's own peak exceeds the allocations in the recording."""
+        trace = self.evidence.tree.trace
+        counted, before = trace.meta.get("counters"), trace.meta.get("counters_before")
+        if not counted or not before:
+            return 0
+        table = trace.allocations
+        rows = np.flatnonzero(table["device"] == self.evidence.device)
+        rows = rows[np.argsort(self.evidence.tree.rank[table["event"][rows]])]
+        recorded = int(np.cumsum(table["size_bytes"][rows]).max(initial=0))
+        return max(0, int(counted["allocated"]) - int(before["allocated"]) - recorded)
+
+    @cached_property
+    def elsewhere(self) -> dict[str, int]:
+        """Bytes that were allocated on other devices in all, by name; the CPU is no other device.
+
+        A body on a GPU always allocates on the CPU, too.
+        """
+        trace = self.evidence.tree.trace
+        device, size = trace.allocations["device"], trace.allocations["size_bytes"]
+        born = {
+            name: size[(device == number) & (size > 0)]
+            for number, name in enumerate(trace.devices)
+            if number != self.evidence.device and name != "cpu"
+        }
+        return {name: int(sizes.sum()) for name, sizes in born.items() if len(sizes)}
+
+    def sentences(self) -> tuple[str, ...]:
+        """Return a sentence for each kind of memory that the figures lack, or may lack."""
+        spots = []
+        if self.foreign_is_used:
+            spots.append(
+                "the body used memory that is not in the figures: another allocator (such as "
+                "numpy's) or another thread made it, or torch holds it outside Python"
+            )
+        if self.unseen_bytes:
+            spots.append(
+                f"{format_size(self.unseen_bytes)} that are alive at the end were made unseen by "
+                "another thread, or by another allocator such as numpy's or shared memory"
+            )
+        if threads := self.evidence.tree.trace.meta.get("unseen_threads", ()):
+            spots.append(
+                f"memory of other threads is not in the figures: {', '.join(threads)} ran torch"
+            )
+        if self.drift_bytes:
+            spots.append(
+                f"{format_size(self.drift_bytes)} do not reconcile with the allocator's own total"
+            )
+        elif self.unrecorded_bytes:
+            spots.append(
+                f"the allocator's own peak holds {format_size(self.unrecorded_bytes)} that "
+                "another thread made unseen"
+            )
+        spots += [
+            f"{format_size(size_bytes)} were allocated on {device}, which is not measured"
+            for device, size_bytes in self.elsewhere.items()
+        ]
+        return tuple(spots)

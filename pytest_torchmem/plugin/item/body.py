@@ -22,8 +22,7 @@ import pytest
 
 from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.contexts import gc_paused
-from pytest_torchmem.plugin.item.estimated import Estimates
-from pytest_torchmem.plugin.item.judging import Baselines, Judge, MeasuredWindow
+from pytest_torchmem.plugin.item.judging import Baselines, Estimates, Judge, MeasuredWindow
 from pytest_torchmem.plugin.item.sending import Sender
 from pytest_torchmem.plugin.item.unfinished import (
     COUNTED_OUT_OF_MEMORY,

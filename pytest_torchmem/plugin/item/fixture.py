@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_torchmem.plugin.item.body import Body, State, WarmupOver
-from pytest_torchmem.plugin.item.estimated import SUFFIX, estimate_name
+from pytest_torchmem.plugin.item.judging import SUFFIX, estimate_name
 from pytest_torchmem.plugin.options.marker import read_allowance
 from pytest_torchmem.values.errors import MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.values.results import Result

@@ -17,7 +17,6 @@ from typing import Final
 
 import pytest
 
-from pytest_torchmem.analysis.judge.environments import Environment
 from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.store.baseline_file import (
     FileChanges,
@@ -30,7 +29,7 @@ from pytest_torchmem.store.baseline_rows import Numbers
 from pytest_torchmem.store.baselines import FOLDER, BaselineStore, entry_key, tell_git
 from pytest_torchmem.store.files import locked
 from pytest_torchmem.store.origins import origins_path
-from pytest_torchmem.values.baseline import BaselineEntry, Change
+from pytest_torchmem.values.baseline import BaselineEntry, Change, Environment
 from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window

@@ -53,7 +53,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
 
     ``fake_of`` turns a real tensor into the fake that stands for it; ``module_names`` has the paths
     of modules by ``id``; ``leaves_are_parameters`` says that there is no module whose parameters
-    they would be.
+    they would be; ``stand_in`` is a device that is not there and the one that stands for it.
     """
 
     def __init__(
@@ -62,9 +62,11 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         module_names: dict[int, str],
         *,
         leaves_are_parameters: bool,
+        stand_in: tuple[torch.device, torch.device] | None = None,
     ) -> None:
         super().__init__()
         self._leaves_are_parameters = leaves_are_parameters
+        self._stand_in = stand_in
         self.notes: set[str] = set()
         self._fake_of = fake_of
         self._owned_before: dict[int, Category] = {}
@@ -166,6 +168,8 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         if func is fake_tensors.LOCAL_SCALAR and self._stands_in(args[0]):
             return 1.0
+        if self._stand_in is not None and self._means_missing(kwargs.get("device")):
+            kwargs = {**kwargs, "device": self._stand_in[1]}
         uses: tuple[int, ...] = ()
         if func not in fake_tensors.LIFTS:
             args, kwargs = self._with_fakes(args, kwargs)
@@ -350,6 +354,11 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         return origin
 
     # What cannot be done.
+
+    def _means_missing(self, device: object) -> bool:
+        if device is None or self._stand_in is None:
+            return False
+        return torch.device(str(device)).type == self._stand_in[0].type
 
     def _stands_in(self, tensor: torch.Tensor) -> bool:
         """Return whether a number may stand for a value that nobody knows.

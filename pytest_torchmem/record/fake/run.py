@@ -15,10 +15,14 @@ from typing import Any
 import torch
 
 from pytest_torchmem.contexts import gc_paused
+from pytest_torchmem.record.fake import missing_device
+from pytest_torchmem.record.fake.leftovers import put_back
+from pytest_torchmem.record.fake.missing_device import GradientsWanted
 from pytest_torchmem.record.fake.origin import is_user_file, names_of
 from pytest_torchmem.record.fake.recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.scratch import uncounted
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
+from pytest_torchmem.record.fake.unknown import UnknownValueError, let_values_be_shown
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import compiler, fake_tensors, modules
 from pytest_torchmem.values.static_graph import (
@@ -29,10 +33,15 @@ from pytest_torchmem.values.static_graph import (
     StaticRun,
 )
 
+# A device that is not there, and the one that stands for it.
+_StandIn = tuple[torch.device, torch.device] | None
+
 _ADVICE = (
     "estimate only knows shapes: estimate the part before that, give the program the number "
     "as a plain argument, or measure it with pytest_torchmem.measure"
 )
+
+_VALUE_ERRORS: tuple[type[Exception], ...] = (*fake_tensors.VALUE_ERRORS, UnknownValueError)
 
 _WITHOUT_GRAD = (
     "a backward pass is in it, although gradients are switched off around estimate(): "
@@ -50,6 +59,19 @@ _ADVICE_BY_TEXT = {
     "found two different devices": (
         "the program uses tensors that nobody could move; make them on the device of the inputs, "
         "or leave out device= to estimate where everything is"
+    ),
+    "incompatible tensor type": (
+        "the program replaces the data of parameters, which is followed where they have data and "
+        "no device= is given"
+    ),
+    "UnknownNumber": f"a number that was read from a tensor decides a size; {_ADVICE}",
+    "is not supported for tensor subclasses": (
+        "the program hands values of a tensor to numpy; leave that out, or measure with "
+        "pytest_torchmem.measure instead"
+    ),
+    "Expected inputs of BF16 type": (
+        "torch's rule for this operator on fake tensors takes bfloat16 alone; estimate the model "
+        "in bfloat16, or measure it with pytest_torchmem.measure"
     ),
     "Cannot access storage of": (
         "this tensor's memory cannot be followed; measure with pytest_torchmem.measure instead"
@@ -107,10 +129,38 @@ def record_fake_run(
     """
     found = find_reachable(target, args, kwargs, optimizer)
     tensors = _tensors_of(found, (args, kwargs))
-    shown = _shown_device(tensors, device)
-    runs_on = _runnable_device(shown, tensors, backward)
-    fake_mode = _fake_mode_of(tensors)
-    fakes = Substitution(fake_mode, None if device is None and shown == runs_on else runs_on)
+    shown, fake_mode = _shown_device(tensors, device), _fake_mode_of(tensors)
+    call = _Call(target, args, kwargs, backward, optimizer, device, fake_mode)
+    # Whatever a program puts away of its caller's own fake tensors is the caller's affair.
+    own = any(isinstance(tensor, fake_tensors.FakeTensor) for tensor in tensors)
+    with contextlib.nullcontext() if own else put_back(found.holders, fake_mode):
+        try:
+            return _recorded(call, found, shown, _runnable_device(shown, backward))
+        except GradientsWanted:
+            return _recorded(call, found, shown, torch.device("cpu"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What `estimate` was given."""
+
+    target: Callable[..., object]
+    args: Sequence[object]
+    kwargs: Mapping[str, object]
+    backward: bool
+    optimizer: Any
+    device: str | None
+    fake_mode: fake_tensors.FakeTensorMode
+
+
+def _recorded(
+    call: _Call, found: Reachable, shown: torch.device, runs_on: torch.device
+) -> StaticRun:
+    """Return the run for the device that is shown, with fakes that are said to be on another."""
+    args, kwargs, backward = call.args, call.kwargs, call.backward
+    fakes = Substitution(
+        call.fake_mode, None if call.device is None and shown == runs_on else runs_on
+    )
     without_grad = backward and not torch.is_grad_enabled()
     with contextlib.ExitStack() as stack:
         # A collection in the middle would come at a time that nobody can predict.
@@ -122,13 +172,16 @@ def record_fake_run(
         _let_optimizers_take_fakes(patches, cpu_stands_in=runs_on != shown)
         if backward:
             stack.enter_context(torch.enable_grad())
+        notes: set[str] = set()
+        let_values_be_shown(patches, notes)
+        missing_device.watch(patches, shown=shown, runs_on=runs_on)
         given = _substituted(fakes, found, args, kwargs)
-        stack.enter_context(fake_mode)
-        made = _optimizer_for(optimizer, found)
-        program = _Program(target, given[0], given[1], backward, made)
-        recorder = _run(program, fakes, found)
+        stack.enter_context(call.fake_mode)
+        made = _optimizer_for(call.optimizer, found)
+        program = _Program(call.target, given[0], given[1], backward, made)
+        recorder = _run(program, fakes, found, None if runs_on == shown else (shown, runs_on))
         graph, lifetimes = recorder.recorded
-    notes = recorder.notes | _notes(shown, runs_on, graph, program, found)
+    notes |= recorder.notes | _notes(shown, runs_on, graph, program, found)
     if without_grad:
         notes.add(_WITHOUT_GRAD)
     return StaticRun(_on_device(graph, runs_on, shown), lifetimes, str(shown), tuple(sorted(notes)))
@@ -145,16 +198,18 @@ def _substituted(
     return fakes.in_tree((tuple(args), dict(kwargs)))
 
 
-def _run(program: _Program, fakes: Substitution, found: Reachable) -> FakeRunRecorder:
+def _run(
+    program: _Program, fakes: Substitution, found: Reachable, stand_in: _StandIn
+) -> FakeRunRecorder:
     """Run the program once, or a second time where the first makes an optimizer's state."""
     # By now the modules hold the fakes, so these have the modules' paths.
     names = names_of(found.modules.values())
     if program.optimizer is not None:
-        first = _recorder(fakes, names, found)
+        first = _recorder(fakes, names, found, stand_in)
         with _recording(first):
             program.step(first)
         program.optimizer.zero_grad(set_to_none=True)
-    recorder = _recorder(fakes, names, found)
+    recorder = _recorder(fakes, names, found, stand_in)
     _name_owners(recorder, found, (program.args, program.kwargs), program.optimizer, names)
     with _recording(recorder):
         held = program.step(recorder)
@@ -183,14 +238,12 @@ def _shown_device(tensors: Sequence[torch.Tensor], device: str | None) -> torch.
     return chosen
 
 
-def _runnable_device(
-    shown: torch.device, tensors: Sequence[torch.Tensor], backward: bool
-) -> torch.device:
+def _runnable_device(shown: torch.device, backward: bool) -> torch.device:
     """The device the fakes are said to be on: the CPU stands in where autograd lacks the real one.
 
     See `fake_tensors.lacks_device`.
     """
-    wants_grad = backward or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+    wants_grad = backward or torch.is_grad_enabled()
     if wants_grad and fake_tensors.lacks_device(shown.type):
         return torch.device("cpu")
     return shown
@@ -288,8 +341,12 @@ def _loss_of(output: object) -> torch.Tensor | None:
     return None
 
 
-def _recorder(fakes: Substitution, names: dict[int, str], found: Reachable) -> FakeRunRecorder:
-    return FakeRunRecorder(fakes.fake_of, names, leaves_are_parameters=not found.parameters)
+def _recorder(
+    fakes: Substitution, names: dict[int, str], found: Reachable, stand_in: _StandIn
+) -> FakeRunRecorder:
+    return FakeRunRecorder(
+        fakes.captured, names, leaves_are_parameters=not found.parameters, stand_in=stand_in
+    )
 
 
 def _name_owners(
@@ -379,7 +436,7 @@ def _explained() -> Iterator[None]:
     """Turn what fake tensors raise into what the user can do about it."""
     try:
         yield
-    except fake_tensors.VALUE_ERRORS as error:
+    except _VALUE_ERRORS as error:
         raise EstimateError(
             f"the program needs the value of a tensor{_where(error)} ({error}); {_ADVICE}"
         ) from error
@@ -388,7 +445,7 @@ def _explained() -> Iterator[None]:
             f"an operator{_where(error)} has no rule for fake tensors ({error}); register one with "
             "torch.library.register_fake, or measure with pytest_torchmem.measure"
         ) from error
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         advice = next((a for text, a in _ADVICE_BY_TEXT.items() if text in str(error)), None)
         if advice is None:
             raise

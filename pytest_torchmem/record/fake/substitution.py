@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,10 +27,14 @@ _MAX_DEPTH = 4
 
 @dataclass(slots=True)
 class Reachable:
-    """The modules and optimizers that a program can get at, by the name it knows them by."""
+    """The modules and optimizers that a program can get at, by the name it knows them by.
+
+    ``holders`` is all else that may hold tensors after the run: containers, objects, functions.
+    """
 
     modules: dict[int, tuple[str, torch.nn.Module]] = field(default_factory=dict)
     optimizers: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
+    holders: list[object] = field(default_factory=list)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -54,6 +59,7 @@ def find_reachable(*roots: object) -> Reachable:
         elif isinstance(value, torch.optim.Optimizer):
             found.optimizers[id(value)] = value
         else:
+            found.holders.append(value)
             waiting += [(key, inner, depth + 1) for key, inner in _refers_to(value)]
     return _without_children(found)
 
@@ -79,6 +85,8 @@ def _refers_to(value: object) -> Iterator[tuple[str, object]]:
         yield from (("", inner) for inner in (value.func, value.args, value.keywords))
     elif isinstance(value, types.MethodType):
         yield from (("", value.__self__), ("", value.__func__))
+    elif isinstance(value, types.BuiltinMethodType):
+        yield "", value.__self__
     elif isinstance(value, types.FunctionType):
         yield from _captured(value)
     elif not isinstance(value, type | types.ModuleType | torch.Tensor):
@@ -108,24 +116,37 @@ class Substitution:
     def __init__(self, fake_mode: fake_tensors.FakeTensorMode, device: torch.device | None) -> None:
         self._fake_mode = fake_mode
         self._device = device
-        # Real tensors stay referenced: their ``id`` is the key.
-        self._fakes: dict[int, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]] = {}
+        # Real tensors stay referenced: their ``id`` is the key. Their fakes do not: what a program
+        # replaces is gone, as it would be where nobody else has the real one.
+        self._fakes: dict[
+            int, tuple[torch.Tensor, torch.Tensor | None, weakref.ref[torch.Tensor]]
+        ] = {}
+        self._captured: list[torch.Tensor] = []
         self._undo: list[Callable[[], None]] = []
 
     def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake tensor for a real one, made when first asked for; a fake one is its own."""
         return self._fake(tensor, move=True)
 
+    def captured(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake tensor for a real one that the program itself holds, to the end of the run."""
+        fake = self.fake_of(tensor)
+        self._captured.append(fake)
+        return fake
+
     def _fake(self, tensor: torch.Tensor, *, move: bool) -> torch.Tensor:
         is_fake = isinstance(tensor, fake_tensors.FakeTensor)
         if is_fake and not (move and self._device not in (None, tensor.device)):
             return tensor
-        if id(tensor) not in self._fakes:
+        known = self._fakes.get(id(tensor))
+        fake = fake_tensors.from_weak(known[2]) if known is not None else None
+        if fake is None:
             make = self._elsewhere if is_fake else functools.partial(self._make, move=move)
             # Asking others than leaves warns.
             grad = tensor.grad if tensor.is_leaf else None
-            self._fakes[id(tensor)] = (tensor, grad, make(tensor))
-        return self._fakes[id(tensor)][2]
+            fake = make(tensor)
+            self._fakes[id(tensor)] = (tensor, grad, weakref.ref(fake))
+        return fake
 
     def _elsewhere(self, fake: Any) -> torch.Tensor:
         """A fake tensor like another one, on the device that is asked about."""
@@ -153,7 +174,7 @@ class Substitution:
             ) from error
         if tensor.device.type == "cpu" and tensor.numel() == 1:
             # A step count or a learning rate is read in Python; its value is known.
-            fake_tensors.set_constant(fake, tensor.detach().clone())
+            fake_tensors.set_constant(fake, tensor)
         device = self._device if move and self._device is not None else tensor.device
         target = torch.device("cpu") if device.type == "meta" else device
         for part in (fake, fake.grad if fake.is_leaf else None):
@@ -200,6 +221,7 @@ class Substitution:
                 tensor.grad = grad
         # What recorded the run is part of a cycle: it must not keep the caller's tensors alive.
         self._fakes.clear()
+        self._captured.clear()
 
 
 def _holds_tensors(value: object) -> bool:

@@ -168,8 +168,6 @@ class _Holding:
         return self._found[id(tensor)]
 
 
-# The list that holds a thing here, the variable of the loop and the argument of getrefcount.
-_OWN_REFERENCES: Final = 3
 # What a cycle always passes through, and what therefore says little about it.
 _PLUMBING: Final = (
     dict,
@@ -315,9 +313,8 @@ def young_garbage() -> list[object]:
     # A list that was there before would find itself, and all that it holds.
     young = gc.get_objects(generation=0)
     young += gc.get_objects(generation=1)
-    counts = {}
-    for thing in young:
-        counts[id(thing)] = sys.getrefcount(thing) - _OWN_REFERENCES
+    references = zip(young, _reference_counts(young), strict=True)
+    counts = {id(thing): count - _OWN_REFERENCES for thing, count in references}
     held = {id(thing): [t for t in gc.get_referents(thing) if id(t) in counts] for thing in young}
     for things in held.values():
         for thing in things:
@@ -330,3 +327,11 @@ def young_garbage() -> list[object]:
                 alive.add(id(thing))
                 waiting.append(id(thing))
     return [thing for thing in young if id(thing) not in alive]
+
+
+def _reference_counts(things: list[object]) -> list[int]:
+    return [sys.getrefcount(thing) for thing in things]
+
+
+# The list above holds a thing, too, and until Python 3.14 the loop and the call do.
+_OWN_REFERENCES: Final = _reference_counts([[]])[0]

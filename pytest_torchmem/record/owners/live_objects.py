@@ -37,9 +37,9 @@ _MOST_MISSING: Final = 16
 _CONTAINERS: Final = (dict, list, tuple, set, CellType)
 
 # An object is young, in one of two generations, until it has survived a collection of the elder of
-# these. Later versions and builds without the lock have other generations, or none.
-HAS_GENERATIONS: Final = sys.version_info < (3, 14) and not sysconfig.get_config_var(
-    "Py_GIL_DISABLED"
+# these. The first releases of Python 3.14 and builds without the lock have other ones, or none.
+HAS_GENERATIONS: Final = not (
+    (3, 14) <= sys.version_info < (3, 14, 5) or sysconfig.get_config_var("Py_GIL_DISABLED")
 )
 
 
@@ -56,7 +56,7 @@ def instances_of(classes: Iterable[type[_T]]) -> list[_T]:
     # A copy of so long a list would take as long as the look itself.
     objects = gc.get_objects()
     objects += frozen_objects()
-    return _selected(objects, classes)
+    return _selected(objects, with_subclasses(classes))
 
 
 class Census:
@@ -169,7 +169,8 @@ class Census:
         count = gc.get_freeze_count()
         if count and count == self._freeze_count:
             return _each_once(
-                _alive(self._since_freeze), _selected(gc.get_objects(), self._classes)
+                _alive(self._since_freeze),
+                _selected(gc.get_objects(), with_subclasses(self._classes)),
             )
         found = instances_of(self._classes)
         self._freeze_count = count
@@ -178,7 +179,8 @@ class Census:
 
     def _known_and_young(self) -> list[object]:
         """Return the survivors of the last look, and what is young."""
-        young = [thing for g in (0, 1) for thing in _selected(gc.get_objects(g), self._classes)]
+        wanted = with_subclasses(self._classes)
+        young = [thing for g in (0, 1) for thing in _selected(gc.get_objects(g), wanted)]
         found = _each_once(_alive(self._known), young)
         if self._references is None:
             return found
@@ -293,8 +295,7 @@ def _where_others_stand() -> dict[int, tuple[FrameType, int]]:
     return {thread: (frame, frame.f_lasti) for thread, frame in frames.items()}
 
 
-def _selected(objects: Sequence[Any], classes: Iterable[type[_T]]) -> list[_T]:
-    wanted = with_subclasses(classes)
+def _selected(objects: Sequence[Any], wanted: set[type[_T]]) -> list[_T]:
     # No step of this loop is in Python.
     return list(compress(objects, map(wanted.__contains__, map(type, objects))))
 

@@ -14,7 +14,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Final
 
-from pytest_torchmem.record.torch_api import autograd, compiler, modules, profiler
+from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors, modules, profiler
 
 
 class During(Enum):
@@ -61,6 +61,11 @@ _CALLED_IN: Final = "Tells in which module an operator runs."
 _NN: Final = "torch.nn.modules.module."
 _OPTIM: Final = "torch.optim.optimizer."
 _ESTIMATED: Final = During.ESTIMATING
+_CASTS: Final = "Keeps autocast for CUDA from being off without a word."
+_AUTOCAST: Final = (
+    fake_tensors.MAKE_AUTOCAST,
+    fake_tensors.ENTER_AUTOCAST,
+)
 
 PATCHES: Final = (
     Patch(f"{_NN}register_module_parameter_registration_hook", _REGISTERED, How.ADDED),
@@ -120,6 +125,15 @@ PATCHES: Final = (
         "Lets optimizers treat the CPU as the GPU that it stands for.",
         during=_ESTIMATED,
     ),
+    Patch(fake_tensors.ITEM, "Gives a number that can be shown.", during=_ESTIMATED),
+    Patch(fake_tensors.FORMAT, "Shows a fake tensor as a real one.", during=_ESTIMATED),
+    Patch(fake_tensors.SCALER_STEP, "Steps: no gradient is infinite.", during=_ESTIMATED),
+    Patch(
+        fake_tensors.SET_GRAD,
+        "Begins anew where gradients are wanted on a device that is not there.",
+        during=_ESTIMATED,
+    ),
+    *(Patch(name, _CASTS, during=_ESTIMATED) for name in _AUTOCAST),
 )
 _LISTED: Final = frozenset(patch.name for patch in PATCHES)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -11,7 +13,11 @@ import torch
 from torch._subclasses import fake_tensor as _fake_tensor
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
 
 from pytest_torchmem.record.torch_api import Checked
 
@@ -24,8 +30,12 @@ CHECKED: Final[Checked] = {
     "torch._subclasses.fake_tensor.UnsupportedFakeTensorException": ("2.6.0", "2.15.0"),
     "torch._subclasses.fake_tensor.UnsupportedOperatorException": ("2.6.0", "2.15.0"),
     "torch.cuda._is_compiled": ("2.6.0", "2.15.0"),
+    "torch.amp.grad_scaler.GradScaler._maybe_opt_step": ("2.6.0", "2.13.0"),
+    "torch._C._set_grad_enabled": ("2.6.0", "2.13.0"),
+    "torch.Tensor._fix_weakref": ("2.6.0", "2.13.0"),
     "torch.ops.aten._local_scalar_dense": ("2.6.0", "2.15.0"),
     "torch.utils._python_dispatch.TorchDispatchMode": ("2.6.0", "2.15.0"),
+    "torch.utils._python_dispatch._disable_current_modes": ("2.6.0", "2.13.0"),
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass": ("2.6.0", "2.15.0"),
     "torch.utils._pytree.tree_leaves": ("2.6.0", "2.15.0"),
     "torch.utils._pytree.tree_map_only": ("2.6.0", "2.15.0"),
@@ -47,6 +57,13 @@ OPERATOR_ERRORS: tuple[type[Exception], ...] = (
     _fake_tensor.UnsupportedFakeTensorException,
     _fake_tensor.UnsupportedOperatorException,
 )
+
+ITEM: Final = "torch._subclasses.fake_tensor.FakeTensor.item"
+FORMAT: Final = "torch._subclasses.fake_tensor.FakeTensor.__format__"
+SCALER_STEP: Final = "torch.amp.grad_scaler.GradScaler._maybe_opt_step"
+SET_GRAD: Final = "torch._C._set_grad_enabled"
+MAKE_AUTOCAST: Final = "torch.amp.autocast_mode.autocast.__init__"
+ENTER_AUTOCAST: Final = "torch.amp.autocast_mode.autocast.__enter__"
 
 LOCAL_SCALAR: Any = torch.ops.aten._local_scalar_dense.default
 # ``torch.tensor(data)`` ends in one of these: what comes out is new, although it aliases the input.
@@ -108,13 +125,33 @@ def lacks_device(kind: str) -> bool:
     return accelerator is None or accelerator.type != kind or not torch.accelerator.is_available()
 
 
-def set_constant(fake: Any, value: torch.Tensor) -> None:
-    """Let a fake tensor know its value, so that asking for it (``.item()``) has an answer."""
-    fake.constant = value
+def set_constant(fake: Any, real: torch.Tensor) -> None:
+    """Let a fake tensor know the value of a real one, so that ``.item()`` has an answer.
+
+    Operators run for real on such values. In a mode the copy would itself be fake, and they would
+    read where no memory is.
+    """
+    with _disable_current_modes():
+        fake.constant = real.detach().clone()
 
 
 def constant_of(fake: torch.Tensor) -> torch.Tensor | None:
     return getattr(fake, "constant", None)
+
+
+def from_weak(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
+    """Return what a weak reference is of; C++ may have kept it while Python had let go."""
+    tensor = reference()
+    if tensor is not None:
+        tensor._fix_weakref()  # type: ignore[attr-defined]
+    return tensor
+
+
+def alive(mode: FakeTensorMode) -> list[FakeTensor]:
+    """Return the fake tensors of a mode that somebody still holds."""
+    # Some objects answer isinstance() by code of their own.
+    fakes = [value for value in gc.get_objects() if issubclass(type(value), FakeTensor)]
+    return [fake for fake in fakes if fake.fake_mode is mode]
 
 
 def move_fake(fake: Any, device: torch.device) -> None:

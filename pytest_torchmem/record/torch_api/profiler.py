@@ -207,7 +207,7 @@ _MAKES_NO_COPIES: Final = (
     TorchVersion(torch.__version__) >= TorchVersion("2.13")
     and torch.version.cuda is None
     and torch.version.hip is None
-    and not torch.xpu._is_compiled()
+    and torch.version.xpu is None
 )
 
 

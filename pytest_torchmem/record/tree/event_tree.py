@@ -27,7 +27,6 @@ _OPERATOR: Final = int(EventKind.TORCH_OP)
 _ALLOCATION: Final = int(EventKind.ALLOCATION)
 _PY_CALL: Final = int(EventKind.PY_CALL)
 _PY_C_CALL: Final = int(EventKind.PY_C_CALL)
-PYTHON: Final = (EventKind.PY_CALL, EventKind.PY_C_CALL)
 _CALLS: Final = (_PY_CALL, _PY_C_CALL)
 _OTHER: Final = int(EventKind.OTHER)
 _KINDS: Final = {
@@ -153,6 +152,12 @@ def _note_call(tree: EventTree, fields: object, kind: int) -> None:
             tree.owners.append((len(tree.python), module, optimizer))
 
 
+def are_calls(kinds: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which kinds are those of Python calls: bool, of the same shape."""
+    calls: NDArray[np.bool_] = (kinds == _PY_CALL) | (kinds == _PY_C_CALL)
+    return calls
+
+
 def times_of(events: Sequence[profiler.ProfilerEvent]) -> Times:
     return Times(
         list(map(_start_ns, events)), list(map(_end_ns, events)), list(map(_thread, events))
@@ -178,7 +183,7 @@ class WorthKeeping:
 
 def find_kept(tree: EventTree, whole: bool = False) -> WorthKeeping:
     """Return what is worth keeping of a tree; of a ``whole`` one that is everything."""
-    is_python = np.isin(np.array(tree.kinds, np.uint8), PYTHON)
+    is_python = are_calls(np.array(tree.kinds, np.uint8))
     worth = ~is_python | whole
     worth[np.flatnonzero(is_python)[[call for call, _, _ in tree.owners]]] = True
     kept: list[bool] = worth.tolist()

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.tree.event_tree import (
-    PYTHON,
     EventTree,
     WorthKeeping,
+    are_calls,
     find_kept,
     read_tree,
     times_of,
@@ -110,7 +110,7 @@ class TreeReader:
         ended = seams[-1] if seams and is_cut else None
         self._was_cut = is_cut
         own = tuple(seam.own for seam in seams)
-        text_of = dict(zip(_rows_of(events, *PYTHON).tolist(), texts, strict=True))
+        text_of = dict(zip(np.flatnonzero(are_calls(events["kind"])).tolist(), texts, strict=True))
         # Of a function that was running already, the text has the line at which it was.
         text_of |= zip(began.around if began else (), self._running, strict=False)
         self._running = [text_of[row] for row in ended.around] if ended else []
@@ -159,7 +159,7 @@ class TreeReader:
         events: NDArray[np.void],
     ) -> tuple[list[str], NDArray[np.void]]:
         """Fill names, files and lines of Python calls; return their texts and their details."""
-        rows = _rows_of(events, *PYTHON)
+        rows = np.flatnonzero(are_calls(events["kind"]))
         texts = [profiler.name_of(call) for call in calls]
         lines = np.array(tree.lines, np.int32)[kept.calls]
         details = np.full(len(rows), -1, DETAIL)
@@ -207,7 +207,7 @@ class TreeReader:
         self, tree: EventTree, kept: WorthKeeping, events: NDArray[np.void], mentions: Mentions
     ) -> NDArray[np.void]:
         number, calls = self.strings.number, []
-        rows = _rows_of(events, *PYTHON)
+        rows = np.flatnonzero(are_calls(events["kind"]))
         for call, module, optimizer in tree.owners:
             row = int(rows[np.searchsorted(kept.calls, call)])
             if module is not None:
@@ -279,8 +279,8 @@ def _cuts(kept: WorthKeeping, own: Sequence[int], began: Seam | None, ended: Sea
     return Cuts(tuple(kept.rows[list(own)].tolist()), resumed=function(began), left=function(ended))
 
 
-def _rows_of(events: NDArray[np.void], *kinds: EventKind) -> NDArray[np.int64]:
-    return np.flatnonzero(np.isin(events["kind"], kinds))
+def _rows_of(events: NDArray[np.void], kind: EventKind) -> NDArray[np.int64]:
+    return np.flatnonzero(events["kind"] == int(kind))
 
 
 def _events(
@@ -293,7 +293,7 @@ def _events(
     events["parent"] = np.where(parents >= 0, kept.row[parents], -1)
     events["end"] = kept.end
     threads = np.zeros(len(events), np.uint64)
-    is_python = np.isin(events["kind"], PYTHON)
+    is_python = are_calls(events["kind"])
     for rows, times in ((~is_python, tree.times), (is_python, times_of(calls))):
         events["start_ns"][rows] = times.starts_ns
         events["end_ns"][rows] = times.ends_ns

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 import torch
 
-from pytest_torchmem.record.tree.event_tree import PYTHON, EventTree, WorthKeeping
+from pytest_torchmem.record.tree.event_tree import EventTree, WorthKeeping, are_calls
 from pytest_torchmem.record.tree.source_lines import operator_lines
 from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.trace import EventKind
@@ -80,7 +82,7 @@ def find_gaps(tree: EventTree, kept: WorthKeeping, cuts: Cuts) -> tuple[list[Gap
     Rows are those of ``kept``. The calls around need not be among what is kept.
     """
     kinds, parents = np.array(tree.kinds, np.uint8), np.array(tree.parents, np.int64)
-    is_call = np.isin(kinds, PYTHON)
+    is_call = are_calls(kinds)
     in_function = (kinds == EventKind.TORCH_OP) & (parents >= 0)
     in_function &= kinds[parents] == EventKind.PY_CALL
     lines = np.zeros(len(kinds), np.int64)
@@ -221,11 +223,16 @@ class _FullPaths(dict[str, str]):
 
 def library_paths() -> list[str]:
     """Folders whose frames are not the user's: installed packages, the standard library, ours."""
+    return list(_libraries(tuple(sys.path)))
+
+
+@lru_cache(maxsize=4)
+def _libraries(searched: tuple[str, ...]) -> list[str]:
     paths = sysconfig.get_paths()
     folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders.add(str(Path(__file__).resolve().parents[2]))
     # Packages lie outside of a virtual environment, too, where it sees those of the system.
-    folders.update(e for e in sys.path if Path(e).name in ("site-packages", "dist-packages"))
+    folders.update(e for e in searched if Path(e).name in ("site-packages", "dist-packages"))
     # torch may have been built from source and lie elsewhere.
     folders.add(str(Path(torch.__file__).parent))
     # A link may lead there, and the paths of frames are resolved.
@@ -236,8 +243,17 @@ def full_path(name: str) -> str:
     """Undo the profiler's habit of cutting the entries of ``sys.path`` off file names."""
     if not name.endswith(".py") or Path(name).is_absolute():
         return name
-    for folder in sys.path:
-        candidate = Path(folder or ".", name)
+    return _found_in(tuple(sys.path), os.getcwd(), name)  # noqa: PTH109 - a Path costs ten times as much
+
+
+@lru_cache(maxsize=4096)
+def _found_in(searched: tuple[str, ...], here: str, name: str) -> str:
+    """Return where a file is in the folders that are searched; its name where it is in none.
+
+    A folder may be relative to where the process is, ``here``.
+    """
+    for folder in searched:
+        candidate = Path(here, folder, name)
         if candidate.exists():
             return str(candidate.resolve())
     return name

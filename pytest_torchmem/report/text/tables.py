@@ -11,8 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from pytest_torchmem.analysis.judge.causes import KnownHolder
-from pytest_torchmem.analysis.judge.environments import environment_name
-from pytest_torchmem.values.baseline import Change
+from pytest_torchmem.values.baseline import Change, environment_name
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.findings import Difference, words
 from pytest_torchmem.values.measured import BaselineChange, RunSummary

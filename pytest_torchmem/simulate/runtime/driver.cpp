@@ -144,6 +144,13 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, CUfunction, int, 
   return CUDA_SUCCESS;
 }
 
+CUresult cuCtxGetLimit(size_t* out, CUlimit) {
+  *out = size_t{1} << 20;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetLimit(CUlimit, size_t) { return CUDA_SUCCESS; }
+
 CUresult cuOccupancyMaxActiveClusters(int* out, CUfunction, const CUlaunchConfig*) {
   *out = gpu().processors;
   return CUDA_SUCCESS;

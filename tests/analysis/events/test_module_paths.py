@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_torchmem.analysis.events.module_paths import ModulePaths
-from pytest_torchmem.analysis.events.op_tree import build_op_tree
+from pytest_torchmem.analysis.events.op_tree import ModulePaths, build_op_tree
 from tests.builders import TraceBuilder
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_torchmem.analysis.judge.environments import complete, environment_name, nearest
+from pytest_torchmem.values.baseline import complete, environment_name, nearest
 
 H200 = complete(
     {"device": "NVIDIA H200", "capability": "sm90", "torch": "2.13", "runtime": "cuda12"}
@@ -49,8 +49,8 @@ def test_the_name_says_what_is_not_usual_and_nothing_else():
 
 
 def test_what_this_machine_is_has_all_parts(monkeypatch):
-    from pytest_torchmem.analysis.judge.environments import KEYS
     from pytest_torchmem.record import devices
+    from pytest_torchmem.values.baseline import KEYS
 
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
@@ -63,3 +63,8 @@ def test_what_this_machine_is_has_all_parts(monkeypatch):
     assert environment_name(devices.environment("cpu")).startswith("cpu-arm64-torch")
     monkeypatch.setattr(devices.platform, "machine", lambda: "AMD64")  # type: ignore[attr-defined]
     assert devices.environment("cpu")["capability"] == ""
+
+
+def test_a_rank_of_a_job_has_a_name_of_its_own():
+    rank = complete({"device": "cpu", "torch": "2.13", "rank": "1 of 2"})
+    assert environment_name(rank) == "cpu-torch2.13-rank1of2"

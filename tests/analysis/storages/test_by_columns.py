@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.storages.categories import Step, made_from_data
-from pytest_torchmem.analysis.storages.forward_steps import forward_steps
+from pytest_torchmem.analysis.storages.measured_facts import forward_steps
 from pytest_torchmem.analysis.storages.storages import BEFORE, NEVER
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import Ownership

@@ -130,10 +130,14 @@ def test_all_that_is_put_in_place_is_in_the_table(monkeypatch: pytest.MonkeyPatc
 def test_all_that_an_estimate_puts_in_place_is_in_the_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = torch.nn.Linear(2, 2)
-    on_gpu = installed_by(monkeypatch, lambda: estimate(model, torch.ones(1, 2), device="cuda"))
+    model, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    training = installed_by(monkeypatch, lambda: estimate(model, x, device="cuda"))
+    with torch.no_grad():
+        inference = installed_by(
+            monkeypatch, lambda: estimate(model, x, backward=False, device="cuda")
+        )
     listed = {patch.name for patch in PATCHES if patch.during is During.ESTIMATING}
-    assert set(on_gpu) == listed
+    assert {*training, *inference} == listed
 
 
 def test_nothing_is_put_in_place_by_an_import() -> None:

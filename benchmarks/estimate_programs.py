@@ -1,0 +1,200 @@
+"""Fifty programs estimated, beside what they measure, and what an estimate leaves behind.
+
+    python benchmarks/estimate_programs.py [program ...] [--output FILE.md]
+
+Each program is run and estimated in a process of its own, and measured in another one. After the
+estimate no fake tensor may be alive, what the estimate could have changed is compared, and the
+program is run again for real. Programs for CUDA are measured on a simulated GPU
+(`torchmem simulate --fetch` once), without cuBLAS's workspaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+from torch._subclasses.fake_tensor import FakeTensor
+from workloads_estimated import PROGRAMS, Program
+
+import pytest_torchmem
+
+NEAR = 0.01
+# Numbers of Python become tensors of 4 or 8 bytes in C++, and a peak may hold dozens of them.
+SCALARS_BYTES = 512
+GPU = "H100"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one process says: a peak in bytes or a refusal, and what it found afterwards."""
+
+    peak: int = 0
+    refused: str = ""
+    behind: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def built(program: Program, device: str) -> Any:
+    torch.manual_seed(0)
+    step = program.build(device)
+    with torch.set_grad_enabled(not program.no_grad):
+        step()
+    return step
+
+
+def measured(program: Program, device: str) -> Told:
+    """The peak of the second step."""
+    from pytest_torchmem import Category, measure
+
+    step = built(program, device)
+    with torch.set_grad_enabled(not program.no_grad), measure(device=device) as window:
+        held = step()
+        if program.options["backward"] and isinstance(held, torch.Tensor) and held.requires_grad:
+            (held if not held.dim() else held.sum()).backward()
+    peak = window.result.peak
+    return Told(peak.total - peak.at_peak[Category.WORKSPACE])
+
+
+def estimated(program: Program) -> Told:
+    """The estimate, or the refusal, and what is left of it."""
+    from pytest_torchmem import estimate
+    from pytest_torchmem.values.errors import TorchmemError
+
+    step = program.build("meta") if program.on_meta else built(program, "cpu")
+    before = _state()
+    told: dict[str, Any] = {}
+    with torch.set_grad_enabled(not program.no_grad):
+        try:
+            result = estimate(step, device=program.device, **program.options)
+            told = {"peak": result.peak.total, "notes": tuple(result.notes)}
+            del result
+        except TorchmemError as error:
+            told["refused"] = str(error)
+        except Exception as error:
+            told["behind"] = f"raw {type(error).__name__}: {error}"
+    found = _left(before)
+    if not found and not program.on_meta:
+        with torch.set_grad_enabled(not program.no_grad):
+            step()
+            step()
+    return Told(**{"behind": found, **told})
+
+
+def _state() -> tuple[Any, ...]:
+    cast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+    return (torch.get_rng_state().sum().item(), torch.is_grad_enabled(), *cast)
+
+
+def _left(before: tuple[Any, ...]) -> str:
+    gc.collect()
+    fakes = sum(issubclass(type(value), FakeTensor) for value in gc.get_objects())
+    if fakes:
+        return f"{fakes} fake tensors"
+    return "" if _state() == before else "another state of torch"
+
+
+def told_by(names: Sequence[str], part: str, *prefix: str) -> dict[str, Told]:
+    """Run a part for programs, each in a fork of one process that has only imported torch."""
+    command = [*prefix, sys.executable, __file__, "--part", part, *names]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {line.pop("name"): Told(**line) for line in lines}
+
+
+def load() -> None:
+    """Import once what the forks need."""
+    import transformers
+
+    assert pytest_torchmem.estimate
+    assert pytest_torchmem.measure
+    for name in ("GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM", "MixtralForCausalLM"):
+        getattr(transformers, name)
+
+
+def tell(name: str, part: str) -> None:
+    """Print what one program tells; what ends its process is told as left behind."""
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        program = PROGRAMS[name]
+        estimates = part == "estimate"
+        told = estimated(program) if estimates else measured(program, program.device)
+        os.write(writing, json.dumps(asdict(told)).encode())
+        # As a program ends: what was damaged is torn down.
+        sys.exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    told = json.loads(said) if said else {}
+    if status:
+        told["behind"] = f"the process ended with {status}"
+    print(json.dumps({"name": name, **told}), flush=True)
+
+
+def row(name: str, here: Told, there: Told) -> tuple[str, ...]:
+    device = PROGRAMS[name].device
+    if here.behind or there.behind:
+        return name, device, "", "", "**fails**", here.behind or f"measured: {there.behind}"
+    if here.refused:
+        return name, device, "", "", "refused", here.refused
+    error = here.peak / there.peak - 1 if there.peak else 0.0
+    outcome = f"off by {error:+.1%}"
+    if abs(here.peak - there.peak) <= SCALARS_BYTES:
+        outcome = "exact"
+    elif abs(error) <= NEAR:
+        outcome = f"near, {error:+.2%}"
+    return name, device, f"{there.peak:,}", f"{here.peak:,}", outcome, "; ".join(here.notes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("programs", nargs="*", default=list(PROGRAMS))
+    parser.add_argument("--part", choices=["estimate", "measure"], help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    if options.part:
+        warnings.simplefilter("ignore")
+        load()
+        for name in options.programs:
+            tell(name, options.part)
+        return
+    here = told_by(options.programs, "estimate")
+    simulate = (sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", GPU, "--")
+    there: dict[str, Told] = {}
+    for device, prefix in (("cpu", ()), ("cuda", simulate)):
+        names = [n for n in here if PROGRAMS[n].device == device and here[n].peak]
+        there |= told_by(names, "measure", *prefix) if names else {}
+    rows = [row(name, here[name], there.get(name, Told())) for name in here]
+    for cells in rows:
+        print(*cells, sep=" | ")
+    if options.output:
+        options.output.write_text(page(rows), encoding="utf-8")
+
+
+def page(rows: list[tuple[str, ...]]) -> str:
+    kinds = [cells[4].partition(",")[0].partition(" by")[0].strip("*") for cells in rows]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    headers = ["program", "for", "measured, B", "estimated, B", "outcome", "notes, or the refusal"]
+    return (
+        "# Programs estimated, beside what they measure\n\n"
+        f"`python benchmarks/estimate_programs.py`, torch {torch.__version__}; for CUDA measured "
+        f"on a simulated {GPU}. {len(rows)} programs: {counts}. None may end its process, raise "
+        "what is not ours or leave a fake tensor behind: such a one would be said to fail.\n\n"
+        + tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+        + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""An estimate ends in a number or a sentence, and nothing of it stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from pytest_torchmem import estimate
+from pytest_torchmem.record.fake.unknown import UnknownNumber
+from pytest_torchmem.values.errors import EstimateError
+
+
+@pytest.fixture(autouse=True)
+def _no_fake_tensor_stays():
+    yield
+    gc.collect()
+    assert not [v for v in gc.get_objects() if issubclass(type(v), FakeTensor)]
+
+
+@pytest.fixture
+def model():
+    return nn.Linear(64, 64)
+
+
+X = torch.ones(32, 64)
+
+
+def step_of(model, after):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(X).square().mean()
+        loss.backward()
+        after(loss)
+        optimizer.step()
+
+    step()
+    return step
+
+
+def test_a_loss_that_is_only_logged_is_no_reason_to_refuse(model):
+    seen: dict[str, Any] = {"total": 0.0, "lines": []}
+
+    def log(loss):
+        seen["total"] += loss.item() / 2
+        seen["lines"].append(f"{loss.item():.3f} {loss:.2f} {round(loss.item(), 3)}")
+
+    step = step_of(model, log)
+    before = copy.deepcopy(seen)
+    plain = estimate(step_of(model, lambda loss: None), backward=False)
+    logged = estimate(step, backward=False)
+    assert logged.peak.total == plain.peak.total
+    assert any("values of tensors are read" in note for note in logged.notes)
+    assert seen["total"] == before["total"]
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda number: number > 1,
+        lambda number: not number,
+        lambda number: range(int(number)),
+        torch.empty,
+        lambda number: max(1.0, number),
+        round,
+    ],
+)
+def test_what_decides_by_a_number_is_refused_at_its_line(model, decide):
+    step = step_of(model, lambda loss: None)
+
+    def decides():
+        step()
+        decide(model(X).sum().item())
+
+    with pytest.raises(EstimateError, match=r"test_estimate_leaves_nothing\.py:\d+"):
+        estimate(decides, backward=False)
+    assert not isinstance(model.weight, FakeTensor)
+
+
+def test_an_unknown_number_shows_as_nan():
+    number = UnknownNumber()
+    assert (str(number), f"{number:.2f}", f"{2 * number + 1:5.1f}") == ("nan", "nan", "  nan")
+
+
+def test_a_scaler_steps_and_keeps_its_scale(model):
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def step():
+        scaler.scale(model(X).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    step()
+    result = estimate(step, backward=False)
+    assert any("no gradient is taken to be infinite" in note for note in result.notes)
+    assert scaler.get_scale() == 8.0
+    step()
+
+
+def test_a_scaler_is_as_it_was_after_a_refusal(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+
+    def step():
+        loss = model(X).square().mean()
+        scaler.scale(loss).backward()
+        if loss > 1:
+            scaler.step(optimizer)
+
+    with pytest.raises(EstimateError):
+        estimate(step, backward=False)
+    assert not isinstance(scaler._scale, FakeTensor)
+
+
+@functools.lru_cache(maxsize=2)
+def mask(length):
+    return torch.ones(length, length).tril()
+
+
+def test_a_cache_of_the_program_holds_no_fake_tensor(model):
+    mask.cache_clear()
+    estimate(lambda: model(mask(32) @ X).sum())
+    assert type(mask(32)) is torch.Tensor
+
+
+def test_what_a_program_keeps_is_as_before(model):
+    kept, table = [], {}
+
+    def keeps():
+        out = model(X)
+        kept.append(out)
+        table.setdefault("out", out)
+        return out.sum()
+
+    estimate(keeps)
+    assert (kept, table) == ([], {})
+
+
+class Replacing(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if "m" in state:
+                state["m"] = state["m"] * 0.9
+            else:
+                state["m"] = torch.zeros_like(parameter)
+
+
+def test_state_that_a_step_replaces_is_freed():
+    parameter = nn.Parameter(torch.ones(1000))
+    optimizer = Replacing([parameter], {})
+    optimizer.step()
+    retained = estimate(optimizer.step, backward=False).retained.total
+    assert retained == 4000  # the new state; the old one is gone
+
+
+def in_another_process(program):
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+
+ENABLES_GRADIENTS = """
+import torch
+from pytest_torchmem import estimate
+model, x = torch.nn.Linear(8, 8), torch.ones(4, 8)
+def by_hand():
+    with torch.enable_grad():
+        return torch.autograd.grad(model(x).sum(), list(model.parameters()))
+def by_function():
+    return torch.func.grad(lambda w: (x @ w).sum())(model.weight.detach())
+with torch.no_grad():
+    for step in (by_hand, by_function):
+        print(estimate(step, backward=False, device="cuda").peak.total > 0)
+"""
+
+
+def test_gradients_that_are_enabled_for_a_missing_device_do_not_end_the_process():
+    done = in_another_process(ENABLES_GRADIENTS)
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "True"]), done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="casts for CUDA are on where there is one")
+@pytest.mark.parametrize("made_before", [False, True])
+def test_casts_for_cuda_are_refused_with_the_way_to_measure_them(model, made_before):
+    with pytest.warns(UserWarning, match="CUDA") if made_before else contextlib.nullcontext():
+        before = torch.autocast("cuda") if made_before else None
+
+    def step():
+        with before or torch.autocast("cuda"):
+            return model(X).sum()
+
+    with pytest.raises(EstimateError, match=r"--torchmem-simulate=H100"):
+        estimate(step, device="cuda")
+
+
+def test_casts_that_are_off_are_no_reason_to_refuse(model):
+    def step():
+        with torch.autocast("cuda", enabled=False):
+            return model(X).sum()
+
+    assert estimate(step, device="cuda").peak.total == estimate(model, X).peak.total
+
+
+def test_values_handed_to_numpy_are_refused_in_words(model):
+    with pytest.raises(EstimateError, match="hands values of a tensor to numpy"):
+        estimate(lambda: model(X).detach().numpy())
+
+
+def test_data_that_is_replaced_is_followed_or_refused_in_words(model):
+    def step(model):
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+        return model(X).sum()
+
+    assert estimate(step, model).peak.total >= estimate(nn.Linear(64, 64), X).peak.total
+    with pytest.raises(EstimateError, match="replaces the data of parameters"):
+        estimate(step, nn.Linear(64, 64, device="meta"))
+
+
+def test_tensors_that_the_program_makes_on_the_device_asked_for_are_there(model):
+    def step():
+        return model(torch.ones(32, 64, device="cuda")).sum()
+
+    result = estimate(step, device="cuda")
+    assert result.peak.total == estimate(lambda: model(torch.ones(32, 64)).sum()).peak.total
+
+
+def test_a_copy_of_the_model_in_a_step_is_estimated(model):
+    def step():
+        return (model(X) + copy.deepcopy(model)(X)).sum()
+
+    assert estimate(step, optimizer=torch.optim.AdamW).peak.total > 0
+    torch.testing.assert_close(copy.deepcopy(model).weight, model.weight)
