@@ -8,6 +8,7 @@ can stop calling a tracer for a while instead. Operators and allocations are see
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -86,6 +87,8 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
 # An import statement calls it, and only for a module that is not there yet.
 _FIND_AND_LOAD: Final = "importlib._bootstrap._find_and_load"
+# The first optimizer of a process imports it.
+_COMPILER: Final = "torch._dynamo"
 
 
 class ImportWatch:
@@ -93,6 +96,11 @@ class ImportWatch:
 
     An import is millions of calls: what takes two seconds would take half a minute, and gigabytes.
     What is allocated meanwhile is recorded as ever.
+
+    That of torch's compiler leaves cycles behind: `torch.fx.wrap` refers to its own frame, and so
+    to those of all its callers, down to the body's with its model and its optimizer. The collector
+    frees them at some time later, mostly before the body is over. It is run here, so that what the
+    body retains is no matter of luck.
 
     Attributes:
         importing: Whether it imports now.
@@ -116,10 +124,13 @@ class ImportWatch:
             if self.importing or threading.get_ident() != here or sys.gettrace() is not None:
                 return original(name, import_)
             self.importing = True
+            compiler_is_new = _COMPILER not in sys.modules
             tracing.suspend()
             try:
                 return original(name, import_)
             finally:
+                if compiler_is_new and _COMPILER in sys.modules and gc.isenabled():
+                    gc.collect()
                 tracing.resume()
                 self.importing = False
                 done()

@@ -1,5 +1,9 @@
 """What a body leaves behind on the real engine: in cycles, in place of what was there, known."""
 
+import re
+import subprocess
+import sys
+
 import pytest
 
 pytest.importorskip("torch")
@@ -83,10 +87,6 @@ def test_known_and_another(torchmem):
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory):
     """Each failed test of the run, and the first line of its failure."""
-    import re
-    import subprocess
-    import sys
-
     folder = tmp_path_factory.mktemp("left")
     (folder / "test_it.py").write_text(BODIES)
     (folder / "pytest.ini").write_text(
@@ -128,3 +128,30 @@ def test_what_known_holders_have_is_not_counted_and_never_named(failures):
     assert told.endswith("still held by test_it.OTHER[*]")
     assert "\nalso: grew by 512.0 KiB per step" in failures["end"]
     assert "\nknown holder test_it.KEPT*: 3.0 MiB in 2 tests (a batch is kept)" in failures["end"]
+
+
+FIRST_OPTIMIZER = """
+import gc
+
+import torch
+
+from pytest_torchmem import measure
+
+
+def body():
+    weight = torch.nn.Parameter(torch.ones(1 << 18))
+    torch.optim.AdamW([weight])
+
+
+gc.set_threshold(10**9)  # it comes by too late
+with measure() as step:
+    body()
+print(step.retained.total)
+"""
+
+
+def test_the_first_optimizer_of_a_process_retains_nothing_by_importing_the_compiler(tmp_path):
+    path = tmp_path / "first.py"
+    path.write_text(FIRST_OPTIMIZER)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"
