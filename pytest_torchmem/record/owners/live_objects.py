@@ -208,7 +208,7 @@ class _DueCollection:
         """Count what is young, and is about to be old; return whether that is enough."""
         self._old_count = self._old_count or len(gc.get_objects())
         self._new_count += sum(len(gc.get_objects(generation)) for generation in (0, 1))
-        return self._new_count > self._old_count // _NEW_PART
+        return gc.isenabled() and self._new_count > self._old_count // _NEW_PART
 
     def collected(self) -> None:
         """Begin to count anew."""
