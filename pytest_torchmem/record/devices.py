@@ -191,7 +191,7 @@ class CounterReader:
 
 
 def environment(device_name: str) -> dict[str, str]:
-    """Return all that a baseline depends on beside the code; see `analysis.environments`.
+    """Return all that a baseline depends on beside the code; see `values.baseline`.
 
     A setting counts when it changes what is allocated. CPU models do not: oneDNN's scratch differs
     by about 1 % between AVX2 and AVX-512, no more than with the number of threads; without oneDNN,

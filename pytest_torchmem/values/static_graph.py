@@ -1,6 +1,6 @@
 """StaticGraph: what a program would do with memory, known without running it.
 
-The counterpart of a trace: ``record/fx*.py`` ends in one, `analysis.static` starts from one.
+The counterpart of a trace: ``record/fake/`` ends in one, `analysis.estimated` starts from one.
 Either it was read off an FX graph, and lifetimes follow from who uses what last, or a run on fake
 tensors recorded it, and lifetimes are those of the eager program. Needs neither torch nor a device.
 
