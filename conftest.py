@@ -57,6 +57,9 @@ SLOW = (
     "tests/plugin/item/test_real_bodies.py",
     "tests/plugin/item/test_real_estimates.py",
     "tests/plugin/item/test_tracebacks.py",
+    "tests/plugin/options/test_option_ask.py",
+    "tests/plugin/run/test_hooks.py::test_a_pass_that_raises_is_named_at_the_end_and_no_test_fails",
+    "tests/plugin/run/test_hooks.py::test_the_guides_pass_labels",
     "tests/plugin/run/test_start.py::test_whatever_asks_for_a_measurement_loads_the_rest",
     "tests/plugin/run/test_xdist.py",
     "tests/record/compiled/test_compiled_graphs.py",
@@ -90,6 +93,7 @@ SLOW = (
     "tests/test_regressions.py",
     "tests/test_stories.py",
     "tests/tools/test_mutations.py",
+    "tests/test_user_types.py",
     "tests/torch_names/",
 )
 

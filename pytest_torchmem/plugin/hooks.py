@@ -83,6 +83,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     selection = config.stash[SELECTION] = Selection(config)
     config.pluginmanager.register(selection, "torchmem-selection")
+    if simulation_asked(config):
+        from pytest_torchmem.plugin.run.simulated import FailedAssertions
+
+        config.pluginmanager.register(FailedAssertions(), "torchmem-failed-assertions")
     if anything_set(config) or controls_workers(config):
         activate(config)
 

@@ -53,7 +53,11 @@ def kind_of(path: Path) -> str:
     A name without an ending is a folder, and so is one that exists as such. Raises `ReportError`
     for an ending that stands for nothing.
     """
-    if path.is_dir() or not path.suffix:
+    try:
+        is_folder = path.is_dir() or not path.suffix
+    except OSError as error:  # a name that is too long
+        raise ReportError(f"{path.name[:40]}... is no name: {error.strerror or error}") from None
+    if is_folder:
         return FOLDER
     if path.suffix not in RENDERERS:
         known = ", ".join(RENDERERS)

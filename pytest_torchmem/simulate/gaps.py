@@ -60,14 +60,19 @@ def gap_sentences(before: Gaps) -> tuple[str, ...]:
         for name, count in zip(_LIBRARIES, calls, strict=False)
         if count
     )
-    if not (reads := now.reads - before.reads):
-        return lower
+    read = inexact_reads_sentence(before)
+    return (*lower, read) if read else lower
+
+
+def inexact_reads_sentence(before: Gaps) -> str:
+    """Return a sentence if values that are not exact were read since ``before``, or ``""``."""
+    if not (reads := gaps_so_far().reads - before.reads):
+        return ""
     line = _line_of_read(before.reads)
     return (
-        *lower,
         f"the body read values that are not exact on a simulated GPU {_times(reads)}"
         f"{f', first in {line}' if line else ''}; "
-        "a shape or a branch that depends on them may be another one",
+        "a shape or a branch that depends on them may be another one"
     )
 
 

@@ -26,7 +26,18 @@ _PART_BYTES: Final = 1 << 20
 _LARGEST: Final = 1 << 62
 """No machine has so many bytes; a file that says so is damaged."""
 
-_SHORT: Final = reprlib.Repr()
+
+class _Short(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        """Return a number; Python refuses to write down one of some thousand digits."""
+        return (
+            super().repr_int(x, level)
+            if abs(x) <= _LARGEST
+            else f"a number of {x.bit_length()} bits"
+        )
+
+
+_SHORT: Final = _Short()
 _SHORT.maxstring = _SHORT.maxother = 100
 _INTEGERS: Final = frozenset({int})
 

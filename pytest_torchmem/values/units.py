@@ -90,7 +90,7 @@ def parse_fraction(value: object) -> float:
         return float(match.group(1))
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
         return float(value)
-    text = str(value).strip()
+    text = value.strip() if isinstance(value, str) else shown(value)
     if _PERCENT.fullmatch(f"{text}%"):
         raise SizeError(
             f"cannot read {shown(value)} as a tolerance; percent need the sign: '{text}%', and a "

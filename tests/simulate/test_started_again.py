@@ -98,10 +98,11 @@ def test_simulated_and_measured_baselines_meet_only_when_asked(pytester):
     on_cuda = (OPTION, *PLAIN, "--torchmem-device=cuda")
     update = pytester.runpytest_subprocess(*on_cuda, "--torchmem-update-baseline")
     assert update.ret == pytest.ExitCode.OK
-    (written,) = pytester.path.rglob("*simulated*.json")
-    assert "simulated" in written.stem
-    measured = written.stem.replace("simulated", "nvidia")
-    written.rename(written.with_name(measured + written.suffix))
+    (written,) = pytester.path.rglob("*.json")
+    environment = written.parent
+    assert environment.name.startswith("simulated-l4")
+    measured = environment.name.replace("simulated", "nvidia")
+    environment.rename(environment.with_name(measured))
     strict = (*on_cuda, "--torchmem-require-baseline")
     assert pytester.runpytest_subprocess(*strict).ret == pytest.ExitCode.TESTS_FAILED
     asked = pytester.runpytest_subprocess(*strict, f"--torchmem-baseline-from={measured}")

@@ -75,6 +75,9 @@ CALLS = {
     "batch norm": lambda x: functional.batch_norm(x, None, None, training=True),
     "attention": lambda x: functional.scaled_dot_product_attention(*[x.view(1, 2, 3, 4)] * 3),
     "mean of the absolute": lambda x: x.abs().mean(),
+    "histogram of integers": lambda x: torch.histc(
+        x.int() if x.is_cuda else x.trunc(), bins=4, min=-2, max=2
+    ).int(),
     "linear algebra": lambda x: torch.linalg.inv(x[:, :4] + 9 * torch.eye(4, device=x.device)),
 }
 
@@ -227,3 +230,33 @@ def test_a_program_sees_no_mode_and_no_other_tensor():
     assert not _get_current_dispatch_mode_stack()
     assert not _get_current_function_mode_stack()
     assert type(torch.ones(2, device=CUDA) + 1) is torch.Tensor
+
+
+@pytest.mark.parametrize("arguments", [(), ("-p", "xdist", "-n", "1")], ids=["alone", "xdist"])
+def test_an_assertion_on_values_is_told_from_a_failure_of_memory(pytester, arguments):
+    pytester.makepyfile(
+        """
+        import pytest, torch
+
+        def test_a_large_sum():
+            assert (torch.ones(8 << 20, device="cuda") * 3).sum().item() > 0
+
+        def test_a_small_sum():
+            assert (torch.ones(8, device="cuda") * 3).sum().item() == 0
+
+        @pytest.mark.memory_budget("1MiB", device="cuda")
+        def test_memory():
+            torch.ones(8 << 20, device="cuda")
+        """
+    )
+    plain = ("-p", "no:asyncio", "-p", "no:cacheprovider", "--torchmem-simulate=L4")
+    run = pytester.runpytest_subprocess(*plain, *arguments)
+    run.assert_outcomes(failed=3)
+    run.stdout.fnmatch_lines(
+        [
+            "*Captured simulated GPU call*",
+            "the body read values that are not exact on a simulated GPU once, first in *.py:4; *",
+            "torchmem: 1 of the failures are assertions in bodies that had read values*",
+        ]
+    )
+    assert str(run.stdout).count("Captured simulated GPU call") == 1

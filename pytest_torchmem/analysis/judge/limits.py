@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from pytest_torchmem.values.errors import MarkerError, SizeError, TorchmemError, is_torchmem_error
 from pytest_torchmem.values.findings import LIMIT_KEYS
+from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.units import parse_size
 
 # A user's mistake is reported at the user's line.
@@ -77,7 +78,7 @@ def _read_limit(owner: str, key: str, value: object) -> Size | SizeByDevice:
     if not value or not all(isinstance(name, str) and name for name in value):
         raise MarkerError(
             f"{owner}, {key}: a limit for each device is a dictionary from the device's model or "
-            f"kind to a size, such as {{'NVIDIA H200': '40GiB', 'cpu': '2GiB'}}; got {value!r}"
+            f"kind to a size, such as {{'NVIDIA H200': '40GiB', 'cpu': '2GiB'}}; got {shown(value)}"
         )
     sizes = value.items()
     return {n: None if s is None else read_size(owner, f"{key}[{n!r}]", s) for n, s in sizes}

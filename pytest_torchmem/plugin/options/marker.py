@@ -21,6 +21,7 @@ from pytest_torchmem.plugin.options.settings import require_device_name
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import DeviceNameError, MarkerError, SizeError, is_torchmem_error
 from pytest_torchmem.values.findings import LIMIT_KEYS
+from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.units import parse_floor, parse_fraction
 
 # A user's mistake is reported at the user's line.
@@ -149,7 +150,9 @@ def _budget_arguments(mark: pytest.Mark) -> dict[str, object]:
         )
     given = _keywords(mark, _BUDGET_KEYS)
     if mark.args and "total" in given:
-        raise MarkerError(f"{BUDGET} got the total twice: {mark.args[0]!r} and {given['total']!r}")
+        raise MarkerError(
+            f"{BUDGET} got the total twice: {shown(mark.args[0])} and {shown(given['total'])}"
+        )
     if not mark.args and not given:
         raise MarkerError(f"{BUDGET} needs a limit, such as {BUDGET}('2GiB')")
     return {"total": mark.args[0], **given} if mark.args else given
@@ -157,7 +160,7 @@ def _budget_arguments(mark: pytest.Mark) -> dict[str, object]:
 
 def _baseline_arguments(mark: pytest.Mark) -> dict[str, object]:
     if mark.args:
-        raise MarkerError(f"{BASELINE} takes keywords only, got {mark.args[0]!r}")
+        raise MarkerError(f"{BASELINE} takes keywords only, got {shown(mark.args[0])}")
     return _keywords(mark, _BASELINE_KEYS)
 
 
@@ -186,7 +189,7 @@ def _device(value: object) -> str:
         return ""
     if not isinstance(text, str):
         raise MarkerError(
-            f"{BUDGET}, device: {value!r} is not a device; give text such as 'cuda:1'"
+            f"{BUDGET}, device: {shown(value)} is not a device; give text such as 'cuda:1'"
         )
     try:
         require_device_name(text)
@@ -197,7 +200,7 @@ def _device(value: object) -> str:
 
 def _warmup(item: pytest.Item, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise MarkerError(f"{BUDGET}, warmup: {value!r} is not a number of runs, 0 or more")
+        raise MarkerError(f"{BUDGET}, warmup: {shown(value)} is not a number of runs, 0 or more")
     if value and not can_rerun(item):
         raise MarkerError(
             f"{BUDGET}, warmup: the body of a {type(item).__name__} cannot be run twice by the "
@@ -208,7 +211,7 @@ def _warmup(item: pytest.Item, value: object) -> int:
 
 def _collect(value: object) -> bool:
     if not isinstance(value, bool):
-        raise MarkerError(f"{BUDGET}, collect: {value!r} is not True or False")
+        raise MarkerError(f"{BUDGET}, collect: {shown(value)} is not True or False")
     return value
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Generator
 
 import pytest
 
 from pytest_torchmem.plugin.options.option_table import simulation_asked, world_asked
-from pytest_torchmem.simulate.gaps import simulated_here
+from pytest_torchmem.simulate.gaps import gaps_so_far, inexact_reads_sentence, simulated_here
 from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.process import notice, variables
 from pytest_torchmem.simulate.torch_builds import torch_build
@@ -44,3 +45,34 @@ def start_again(config: pytest.Config) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **added})
+
+
+class FailedAssertions:
+    """Tells assertions that failed on values which the GPU would have from failures of memory."""
+
+    _SECTION = "simulated GPU"
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        before = gaps_so_far()
+        try:
+            return (yield)
+        except AssertionError:
+            if said := inexact_reads_sentence(before):
+                text = f"{said}, and the assertion may have failed for that\n"
+                item.add_report_section("call", self._SECTION, text)
+            raise
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        sections = [name for name, _ in report.sections]
+        self._count += report.failed and f"Captured {self._SECTION} call" in sections
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if count := self._count:
+            terminalreporter.write_line(
+                f"torchmem: {count} of the failures are assertions in bodies that had read values "
+                "which are not exact on a simulated GPU, and not of memory"
+            )

@@ -25,7 +25,7 @@ const Names kHeavy = {
     "mm*", "bmm*", "addmm*", "_addmm*", "addbmm*", "baddbmm*", "addmv*", "mv*", "_grouped_mm*",
     "_scaled_mm*", "convolution*", "_convolution*", "cudnn_convolution*", "slow_conv*", "_slow_conv*",
     "_conv*", "conv_*", "_cudnn_rnn*", "linalg_*", "_linalg_*", "cholesky*", "lu_*",
-    "triangular_solve*", "ormqr*", "geqrf*", "_cdist*", "_trilinear", "_fft_*", "grid_sampler*",
+    "_scaled_dot_product*", "triangular_solve*", "ormqr*", "geqrf*", "_cdist*", "_trilinear", "_fft_*", "grid_sampler*",
 };
 
 const Names kHostReads = {
@@ -65,6 +65,14 @@ Arguments of_masked(const Arguments& given) {
   return {given[0], given[1], given[2], given[5], given[6], given[3], given.back()};
 }
 
+// On the CPU it counts floating-point numbers only.
+Arguments of_histc(const Arguments& given) {
+  Arguments taken = given;
+  const at::Tensor& values = given[0].toTensor();
+  if (at::isIntegralType(values.scalar_type(), true)) taken[0] = values.to(at::kDouble);
+  return taken;
+}
+
 struct StandIn {
   const char* name;
   const char* cpu_name;
@@ -75,6 +83,7 @@ constexpr StandIn kStandIns[] = {
     {"cudnn_convolution", "aten::convolution", of_convolution},
     {"cudnn_convolution_transpose", "aten::convolution", of_transposed},
     {"cudnn_batch_norm", "aten::native_batch_norm", as_given},
+    {"histc", "aten::histc", of_histc},
     {"_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
      of_flash},
     {"_scaled_dot_product_efficient_attention",
@@ -152,7 +161,6 @@ Rule rule_of(const std::string& name) {
     if (!is_one_of(name, {other.name})) continue;
     rule.stand_in = other.cpu_name;
     rule.for_stand_in = other.arguments;
-    rule.heavy = true;
   }
   return rule;
 }

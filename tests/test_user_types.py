@@ -1,0 +1,47 @@
+"""A user's file that names our types passes mypy in its strictest mode."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+USERS = """
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from pytest_torchmem import Category, Explanation, MiB, Region, Result, StorageClaim, Torchmem
+
+
+def pytest_torchmem_measured(
+    config: pytest.Config, nodeid: str, results: Sequence[Result], failure: str
+) -> None:
+    print(sum(result.peak.total + result.retained.net for result in results))
+
+
+def cache(storages: Sequence[Explanation]) -> Iterator[StorageClaim]:
+    for found in storages:
+        yield StorageClaim(found, Category.BUFFER, "the KV cache")
+
+
+def test_step(torchmem: Torchmem) -> None:
+    with torchmem.measure("forward") as forward:
+        pass
+    assert activation_of(forward) <= 3 * MiB
+    torchmem.check(forward, tolerance="2%")
+
+
+def activation_of(region: Region) -> int:
+    return region.peak.activation
+"""
+
+
+@pytest.mark.parametrize(("code", "errors"), [(USERS, 0), (USERS + "Region(1)\n", 1)])
+def test_a_users_file_is_checked_with_our_types(tmp_path, code, errors):
+    pytest.importorskip("mypy")
+    (tmp_path / "test_user.py").write_text(code)
+    command = (sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path, "test_user.py")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == errors, done.stdout
