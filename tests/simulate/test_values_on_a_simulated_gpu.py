@@ -22,7 +22,7 @@ def inexact_reads():
 
 
 @pytest.fixture
-def exact():
+def exact(gpu):
     """Fail the test if it reads a value that is not exact."""
     before = inexact_reads()
     yield

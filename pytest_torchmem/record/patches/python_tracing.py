@@ -87,8 +87,6 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
 # An import statement calls it, and only for a module that is not there yet.
 _FIND_AND_LOAD: Final = "importlib._bootstrap._find_and_load"
-# The first optimizer of a process imports it.
-_COMPILER: Final = "torch._dynamo"
 
 
 class ImportWatch:
@@ -124,12 +122,12 @@ class ImportWatch:
             if self.importing or threading.get_ident() != here or sys.gettrace() is not None:
                 return original(name, import_)
             self.importing = True
-            compiler_is_new = _COMPILER not in sys.modules
+            compiler_is_new = not compiler.has_begun()
             tracing.suspend()
             try:
                 return original(name, import_)
             finally:
-                if compiler_is_new and _COMPILER in sys.modules and gc.isenabled():
+                if compiler_is_new and compiler.has_begun() and gc.isenabled():
                     gc.collect()
                 tracing.resume()
                 self.importing = False

@@ -56,6 +56,11 @@ END_CALLBACK: Final = f"{_CALLBACKS}.register_end_callback"
 CLEAR_CALLBACKS: Final = f"{_CALLBACKS}.clear"
 
 
+def has_begun() -> bool:
+    """Return whether anybody imported the compiler, as the first optimizer of a process does."""
+    return "torch._dynamo" in sys.modules
+
+
 def callbacks() -> Any:
     """Return the object that calls back after compilations; None while there is no compiler.
 

@@ -16,6 +16,8 @@ WORDS = {
     "report": "run.xml",
     "report-timelines": "some",
     "accept": "nwe",
+    "known-holder": "models.CACHE*",
+    "baseline-all": "some",
 }
 """What makes no sense for the options that take a word."""
 
@@ -26,6 +28,7 @@ FLAGS = (
     "fail-shrunk",
     "require-baseline",
     "strict",
+    "ask",
 )
 
 

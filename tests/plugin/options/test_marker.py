@@ -137,7 +137,7 @@ BAD = {
     "'1GiB', '2GiB'": "takes one positional argument",
     "'1GiB', total='2GiB'": "got the total twice",
     "": "needs a limit",
-    "device='cpu'": "no limit",
+    "device='cpu'": "no marker sets a limit",
     "'1GiB', device=1": "1 is not a device",
     "'1GiB', warmup=-1": "-1 is not a number of runs",
     "'1GiB', warmup='1'": "'1' is not a number of runs",
