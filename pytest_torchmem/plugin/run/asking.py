@@ -88,11 +88,16 @@ def _ask(change: BaselineChange, cause: str) -> Answer:
     if cause:
         print(f"    {one_line(cause)}")
     while True:
+        # input() may put the terminal into another mode, and lose what was typed before it did.
+        print(_QUESTION, end="", flush=True)
         try:
-            typed = input(_QUESTION).strip().lower()
-        except (EOFError, KeyboardInterrupt):
+            line = sys.stdin.readline()
+        except KeyboardInterrupt:
+            line = ""
+        if not line:
             print()
             return Answer.QUIT
+        typed = line.strip().lower()
         for answer in Answer:
             if typed and answer.value.startswith(typed):
                 return answer

@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -58,7 +59,11 @@ def asking(project, monkeypatch):
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
         ) as process:
             os.close(theirs)
+            # A question that nobody answers must not keep the other tests waiting.
+            late = threading.Timer(120, process.kill)
+            late.start()
             shown = answered(ours, list(answers))
+            late.cancel()
         assert process.returncode == 0, shown
         return shown
 
