@@ -9,8 +9,11 @@ import pytest
 pytest.importorskip("torch")
 
 BODIES = """
-import sys, threading, _thread
+import signal, sys, threading, _thread
 import pytest, torch
+
+# Who started the run in the background may have let it ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 KiB = 1024
 

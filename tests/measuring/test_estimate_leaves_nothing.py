@@ -20,11 +20,17 @@ from pytest_torchmem.record.fake.unknown import UnknownNumber
 from pytest_torchmem.values.errors import EstimateError
 
 
+def fake_tensors() -> set[int]:
+    gc.collect()
+    return {id(v) for v in gc.get_objects() if issubclass(type(v), FakeTensor)}
+
+
 @pytest.fixture(autouse=True)
 def _no_fake_tensor_stays():
+    # Other tests may have left some.
+    before = fake_tensors()
     yield
-    gc.collect()
-    assert not [v for v in gc.get_objects() if issubclass(type(v), FakeTensor)]
+    assert fake_tensors() == before
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ def test_any_order_of_a_random_program_has_torchs_memory(steps, random):
         try:
             theirs.schedule_node(node)
         except AssertionError:  # a view after the last use of what it looks into
-            with pytest.raises(EstimateError, match="uses what no node has made yet"):
+            with pytest.raises(EstimateError, match="uses a storage that no node has made yet"):
                 ours.schedule_node(node)
             return
         ours.schedule_node(node)
@@ -176,7 +176,7 @@ def test_a_node_runs_once_and_after_what_it_needs():
     module = trace(zeros_used_twice, (10,))
     zeros, add, _ = (node for node in module.graph.nodes if node.op not in GIVEN)
     tracker = MemoryTracker(module.graph)
-    with pytest.raises(EstimateError, match="uses what no node has made yet"):
+    with pytest.raises(EstimateError, match="uses a storage that no node has made yet"):
         tracker.schedule_node(add)
     tracker = MemoryTracker(module.graph)
     tracker.schedule_node(zeros)

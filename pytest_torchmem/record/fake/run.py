@@ -41,8 +41,6 @@ _ADVICE = (
     "as a plain argument, or measure it with pytest_torchmem.measure"
 )
 
-_VALUE_ERRORS: tuple[type[Exception], ...] = (*fake_tensors.VALUE_ERRORS, UnknownValueError)
-
 _WITHOUT_GRAD = (
     "a backward pass is in it, although gradients are switched off around estimate(): "
     "backward=False estimates inference"
@@ -436,7 +434,7 @@ def _explained() -> Iterator[None]:
     """Turn what fake tensors raise into what the user can do about it."""
     try:
         yield
-    except _VALUE_ERRORS as error:
+    except (*fake_tensors.value_errors(), UnknownValueError) as error:
         raise EstimateError(
             f"the program needs the value of a tensor{_where(error)} ({error}); {_ADVICE}"
         ) from error

@@ -75,8 +75,12 @@ def let_values_be_shown(patches: Installed, notes: set[str]) -> None:
             known = fake_tensors.constant_of(self) is not None
             if known or self.numel() != 1 or self.dtype == torch.bool or self.is_complex():
                 return item(self)
-            notes.add(READ)
-            return UnknownNumber()
+            try:
+                # An optimizer gets a number that stands in.
+                return item(self)
+            except fake_tensors.value_errors():
+                notes.add(READ)
+                return UnknownNumber()
 
         return read
 
@@ -100,6 +104,7 @@ def let_values_be_shown(patches: Installed, notes: set[str]) -> None:
 
         return step
 
+    patches.replace(fake_tensors.COPY, fake_tensors.copying)
     patches.replace(fake_tensors.ITEM, reading)
     patches.replace(fake_tensors.FORMAT, formatting)
     patches.replace(fake_tensors.SCALER_STEP, scaling)

@@ -125,6 +125,7 @@ PATCHES: Final = (
         "Lets optimizers treat the CPU as the GPU that it stands for.",
         during=_ESTIMATED,
     ),
+    Patch(fake_tensors.COPY, "Copies without bytes.", during=_ESTIMATED),
     Patch(fake_tensors.ITEM, "Gives a number that can be shown.", during=_ESTIMATED),
     Patch(fake_tensors.FORMAT, "Shows a fake tensor as a real one.", during=_ESTIMATED),
     Patch(fake_tensors.SCALER_STEP, "Steps: no gradient is infinite.", during=_ESTIMATED),

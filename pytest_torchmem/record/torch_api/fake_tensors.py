@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
@@ -11,7 +12,6 @@ import torch
 
 # Fake tensors have no public home: torch.compile and torch.export use them, nobody documents them.
 from torch._subclasses import fake_tensor as _fake_tensor
-from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.utils import _pytree
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -46,18 +46,13 @@ FakeTensorMode = _fake_tensor.FakeTensorMode
 # Nothing in it is annotated.
 DispatchMode: Any = TorchDispatchMode
 
-# What a fake run raises when the program asks for a value that only a real run has.
-VALUE_ERRORS: tuple[type[Exception], ...] = (
-    _fake_tensor.DataDependentOutputException,
-    _fake_tensor.DynamicOutputShapeException,
-    _symbolic_shapes.GuardOnDataDependentSymNode,
-)
 # What it raises for an operator that nobody taught what its output looks like.
 OPERATOR_ERRORS: tuple[type[Exception], ...] = (
     _fake_tensor.UnsupportedFakeTensorException,
     _fake_tensor.UnsupportedOperatorException,
 )
 
+COPY: Final = "torch._subclasses.fake_tensor.FakeTensor.__deepcopy__"
 ITEM: Final = "torch._subclasses.fake_tensor.FakeTensor.item"
 FORMAT: Final = "torch._subclasses.fake_tensor.FakeTensor.__format__"
 SCALER_STEP: Final = "torch.amp.grad_scaler.GradScaler._maybe_opt_step"
@@ -99,14 +94,28 @@ def map_tensors(function: Callable[[torch.Tensor], object], tree: Any) -> Any:
     return _pytree.tree_map_only(torch.Tensor, function, tree)
 
 
+def value_errors() -> tuple[type[Exception], ...]:
+    """Return what a run raises when the program asks for a value that only a real run has."""
+    return (
+        _fake_tensor.DataDependentOutputException,
+        _fake_tensor.DynamicOutputShapeException,
+        _symbolic_shapes().GuardOnDataDependentSymNode,
+    )
+
+
+def _symbolic_shapes() -> Any:
+    # It imports sympy, which measuring does without.
+    return importlib.import_module("torch.fx.experimental.symbolic_shapes")
+
+
 def size_hint(size: int | torch.SymInt) -> int:
     """A size as a number: the hint of a symbolic one."""
     if isinstance(size, int):
         return size
-    if hasattr(_symbolic_shapes, "optimization_hint"):
-        return int(_symbolic_shapes.optimization_hint(size))
-    hint: Any = _symbolic_shapes
-    return int(hint.hint_int(size, fallback=_UNBACKED_HINT))
+    shapes: Any = _symbolic_shapes()
+    if hasattr(shapes, "optimization_hint"):
+        return int(shapes.optimization_hint(size))
+    return int(shapes.hint_int(size, fallback=_UNBACKED_HINT))
 
 
 def lacks_device(kind: str) -> bool:
@@ -133,6 +142,21 @@ def set_constant(fake: Any, real: torch.Tensor) -> None:
     """
     with _disable_current_modes():
         fake.constant = real.detach().clone()
+
+
+def copying(plain: Callable[[Any, dict[int, Any]], Any]) -> Callable[[Any, dict[int, Any]], Any]:
+    """Let a deep copy of a fake tensor be a clone: torch copies bytes, and there are none."""
+
+    def copied(self: Any, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return plain(self, memo)
+        made: Any = self.detach().clone().requires_grad_(self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):
+            made._is_param = True
+        memo[id(self)] = made
+        return made
+
+    return copied
 
 
 def constant_of(fake: torch.Tensor) -> torch.Tensor | None:

@@ -198,19 +198,6 @@ def users_function(found: Any) -> Any:
     return _ProfileFunction.taken if type(found).__name__ == _TRACER else found
 
 
-# The end of a session copies each event of the kinds that kineto was prepared for, with all of its
-# inputs as text. That is a third of the time of the end and a fifth of its memory, and nobody reads
-# the copies. So it is prepared for the kinds of a device that there is none of; the event tree has
-# all events as before. Without a GPU's libraries, for what kineto asks these is another matter.
-_NO_COPIES: Final = torch.profiler.ProfilerActivity.MTIA
-_MAKES_NO_COPIES: Final = (
-    TorchVersion(torch.__version__) >= TorchVersion("2.13")
-    and torch.version.cuda is None
-    and torch.version.hip is None
-    and torch.version.xpu is None
-)
-
-
 class Profiler:
     """One session of the kineto profiler, without the front end's own bookkeeping.
 
@@ -228,14 +215,13 @@ class Profiler:
         self._profile_function = _ProfileFunction()
         self._config = front_end.config()
         self._activities = {torch.profiler.ProfilerActivity.CPU}
-        self._prepared = {_NO_COPIES} if _MAKES_NO_COPIES else self._activities
 
     def start(self) -> None:
         """Begin; raises `RuntimeError` when another session is active."""
         if profiler_is_active():
             raise RuntimeError("another profiler session is active")
         with _without_own_log():
-            _autograd._prepare_profiler(self._config, self._prepared)
+            _autograd._prepare_profiler(self._config, self._activities)
             self._profile_function.take()
             _autograd._enable_profiler(self._config, self._activities)
 
@@ -264,9 +250,6 @@ def _paths_are_text() -> bool:
     return all(path.encode(errors="replace").decode() == path for path in paths)
 
 
-_MISSES_COPIES: Final = b"relationship between all profiler and kineto events"
-
-
 @contextmanager
 def _without_own_log() -> Iterator[None]:
     """Keep the profiler's notes of its start and stop off standard error.
@@ -288,7 +271,7 @@ def _without_own_log() -> Iterator[None]:
             os.close(original)
             caught.seek(0)
             for line in caught:
-                if not line.startswith(b"USDT:") and _MISSES_COPIES not in line:
+                if not line.startswith(b"USDT:"):
                     os.write(2, line)
 
 

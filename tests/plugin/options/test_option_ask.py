@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +28,12 @@ BODIES = """
     @pytest.mark.memory_baseline
     def test_c(): use(SIZE)
 """
+
+
+def own_terminal():
+    """Let Ctrl-C reach this process, also where the tests run in the background and ignore it."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def answered(terminal, answers):
@@ -55,8 +62,7 @@ def asking(project, monkeypatch):
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            # Ctrl-C goes to whoever has the terminal.
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509
+            preexec_fn=own_terminal,  # noqa: PLW1509
         ) as process:
             os.close(theirs)
             # A question that nobody answers must not keep the other tests waiting.
