@@ -429,12 +429,16 @@ def _let_optimizers_take_fakes(patches: Installed, *, cpu_stands_in: bool) -> No
         patches.replace(modules.FOREACH_DEVICES, lambda devices: lambda: [*devices(), "cpu"])
 
 
+def _value_errors() -> tuple[type[Exception], ...]:
+    return (*fake_tensors.value_errors(), UnknownValueError)
+
+
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
     """Turn what fake tensors raise into what the user can do about it."""
     try:
         yield
-    except (*fake_tensors.value_errors(), UnknownValueError) as error:
+    except _value_errors() as error:
         raise EstimateError(
             f"the program needs the value of a tensor{_where(error)} ({error}); {_ADVICE}"
         ) from error
