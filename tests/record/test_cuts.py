@@ -179,6 +179,7 @@ def test_a_long_body_is_cut_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         return pause(self, is_cut=is_cut)
 
     monkeypatch.setattr(recorder.Recorder, "_pause", pausing)
+    monkeypatch.setattr(recorder, "_FIRST_CUT_S", recorder._SOONEST_CUT_S)
     measurement = BodyMeasurement("cpu")
     measurement.start()
     x, total = torch.ones(3), 8_000
