@@ -150,9 +150,9 @@ def copying(plain: Callable[[Any, dict[int, Any]], Any]) -> Callable[[Any, dict[
     def copied(self: Any, memo: dict[int, Any]) -> Any:
         if id(self) in memo:
             return plain(self, memo)
-        made: Any = self.detach().clone().requires_grad_(self.requires_grad)
+        made = self.detach().clone().requires_grad_(self.requires_grad)
         if isinstance(self, torch.nn.Parameter):
-            made._is_param = True
+            made = torch.nn.Parameter(made, self.requires_grad)
         memo[id(self)] = made
         return made
 
