@@ -113,7 +113,8 @@ def test_under_xdist_the_controller_asks(project, asking):
     assert totals(project) == {"test_b": 4, "test_c": 4}
 
 
-def test_without_a_terminal_nothing_runs_or_is_stored(project):
+def test_without_a_terminal_nothing_runs_or_is_stored(project, monkeypatch):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # it stands for a run that has none
     project.write(BODIES)
     result = project.run_apart(*UPDATE)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
