@@ -6,6 +6,7 @@ that. It is simulated here, so every answer is estimated, also where the request
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -26,15 +27,15 @@ from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size, parse_size
 
 
-class GpuQuestions:
+class GpuQuestions(abc.ABC):
     """Questions to anything that knows what was allocated and freed, and in which order."""
 
     __slots__ = ()
 
     @property
+    @abc.abstractmethod
     def allocator_requests(self) -> Requests:
         """Every allocation and free on the device looked at, in order."""
-        raise NotImplementedError
 
     def simulate(
         self, settings: AllocatorSettings | str = "", capacity: int | str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import sys
 import threading
@@ -36,8 +37,9 @@ class MeasuredNumbers(GpuQuestions):
     """The numbers of a measured block: the parts of its result, under their own names."""
 
     @property
+    @abc.abstractmethod
     def result(self) -> Result:
-        raise NotImplementedError
+        """The numbers as one value."""
 
     @property
     def peak(self) -> Peak:

@@ -1,4 +1,4 @@
-"""What a program does that only a CUDA device could answer, on a machine without one.
+"""Guards against questions that only a CUDA device could answer, on a machine without one.
 
 Two things would go wrong there without a word. Autograd ends the process at the sight of a tensor
 on a device that torch was built without, and ``autocast("cuda")`` switches itself off.

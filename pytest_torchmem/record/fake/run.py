@@ -140,7 +140,7 @@ def record_fake_run(
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What `estimate` was given."""
+    """The arguments of a call of `estimate`."""
 
     target: Callable[..., object]
     args: Sequence[object]
