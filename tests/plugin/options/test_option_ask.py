@@ -144,6 +144,15 @@ def test_under_xdist_the_controller_asks(project, asking):
     assert totals(project) == {"test_b": 4, "test_c": 4}
 
 
+def test_asking_beside_a_dry_run_is_refused(project):
+    project.write(BODIES)
+    result = project.run_apart(*UPDATE, "--torchmem-dry-run")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--torchmem-dry-run stores nothing; leave one of them out*"])
+    project.ini("torchmem_ask = true")
+    project.run_apart(UPDATE[0], "--torchmem-dry-run").assert_outcomes(passed=3)
+
+
 def test_without_a_terminal_nothing_runs_or_is_stored(project, monkeypatch):
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # it stands for a run that has none
     project.write(BODIES)
