@@ -59,6 +59,11 @@ def test_a_list_in_toml_is_several_reports(two, file, table):
     assert (two.path / "b.md").exists()
 
 
+def test_a_home_that_nobody_has_is_a_name_like_any_other(two):
+    two.run("--torchmem-report=~nobody.json")
+    assert (two.path / "~nobody.json").exists()
+
+
 def test_a_report_that_cannot_be_written_keeps_no_other_from_it(two):
     (two.path / "file").write_text("")
     result = two.run("--torchmem-report=file/run.json", "--torchmem-report=run.md")
@@ -131,6 +136,11 @@ def test_an_ending_without_meaning_is_a_usage_error(two):
     result = two.run("--torchmem-report=run.xml")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--torchmem-report: run.xml asks for *.json, .md*[[]bad-report]"])
+
+
+def test_a_home_that_nobody_has_is_a_name_like_any_other(two):
+    two.run("--torchmem-report=~nobody.json")
+    assert (two.path / "~nobody.json").exists()
 
 
 def test_a_report_that_cannot_be_written_fails_the_run(project):
