@@ -1,5 +1,6 @@
 """What local variables lead to, noted while the program runs."""
 
+import _thread
 import functools
 import gc
 import threading
@@ -52,9 +53,7 @@ def test_no_variable_lives_on_where_the_look_is_over_but_its_thread_is_not(monke
             self.lock.release()
             over.wait(60)
 
-    late = SimpleNamespace(
-        allocate_lock=LateToEnd, start_new_thread=local_variables._thread.start_new_thread
-    )
+    late = SimpleNamespace(allocate_lock=LateToEnd, start_new_thread=_thread.start_new_thread)
     monkeypatch.setattr(local_variables, "_thread", late)
 
     def body():
