@@ -159,6 +159,11 @@ def _require_effect(values: _Values, settings: Settings) -> None:
         values.need("ask", "--torchmem-update-baseline")
         if not settings.follow_renames:
             values.need("dry-run", "--torchmem-update-baseline")
+    if values.on_command_line("ask") and values.on_command_line("dry-run"):
+        raise pytest.UsageError(
+            "--torchmem-ask asks before something is stored, and --torchmem-dry-run stores "
+            "nothing; leave one of them out [bad-argument]"
+        )
     if not settings.reports:
         values.need("report-timelines", "--torchmem-report")
 
@@ -172,11 +177,12 @@ class _Values:
 
     def raw(self, name: str) -> str | bool:
         option = self._options[name]
-        typed: str | bool | list[str] | None = self.config.getoption(option.flag)
-        if typed is not None:
-            return "\n".join(typed) if isinstance(typed, list) else typed
-        stored = ini_value(self.config, option)
-        return option.default if stored is None else stored
+        given: str | bool | list[str] | None = self.config.getoption(option.flag)
+        if given is None:
+            given = ini_value(self.config, option)
+        if given is None:
+            return option.default
+        return "\n".join(given) if isinstance(given, list) else given
 
     def text(self, name: str) -> str:
         return str(self.raw(name))
@@ -193,13 +199,20 @@ class _Values:
         text = f"{place_of(self.config, self._options[name])}: {problem}"
         return pytest.UsageError(f"{text} [{slug}]" if slug else text)
 
+    def on_command_line(self, name: str) -> bool:
+        """Return whether an option was typed for this run alone."""
+        flag = self._options[name].flag
+        return any(
+            not where and text.partition("=")[0] == flag for where, text in given(self.config)
+        )
+
     def need(self, name: str, other: str) -> None:
         """Refuse an option that was typed and does nothing without another one.
 
         What is configured for all runs waits for the one that has a use for it.
         """
         flag = self._options[name].flag
-        if any(not where and text.partition("=")[0] == flag for where, text in given(self.config)):
+        if self.on_command_line(name):
             raise pytest.UsageError(
                 f"{flag} does nothing without {other}; give that, too [bad-argument]"
             )
