@@ -99,13 +99,14 @@ def test_a_recurrent_layer_has_the_values_and_gradients_that_the_cpu_computes(ki
     values = torch.linspace(-1, 1, 120).view(3, 5, 8)
 
     def outcome(device):
-        x = values.to(device)
-        if packed:
-            x = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 4, 2]), batch_first=True)
-        out = layer.to(device)(x)[0]
+        whole = values.to(device)
+        lengths = torch.tensor([5, 4, 2])
+        parts = nn.utils.rnn.pack_padded_sequence(whole, lengths, batch_first=True)
+        out = layer.to(device)(parts if packed else whole)[0]
+        out = out.data if packed else out
         layer.zero_grad()
-        (out.data if packed else out).square().sum().backward()
-        return [(out.data if packed else out).cpu(), *(p.grad.cpu() for p in layer.parameters())]
+        out.square().sum().backward()
+        return [out.cpu(), *(parameter.grad.cpu() for parameter in layer.parameters())]
 
     torch.testing.assert_close(outcome(CUDA), outcome("cpu"), rtol=1e-4, atol=1e-4)
 
