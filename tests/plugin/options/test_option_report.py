@@ -138,11 +138,6 @@ def test_an_ending_without_meaning_is_a_usage_error(two):
     result.stderr.fnmatch_lines(["*--torchmem-report: run.xml asks for *.json, .md*[[]bad-report]"])
 
 
-def test_a_home_that_nobody_has_is_a_name_like_any_other(two):
-    two.run("--torchmem-report=~nobody.json")
-    assert (two.path / "~nobody.json").exists()
-
-
 def test_a_report_that_cannot_be_written_fails_the_run(project):
     project.write("def test_a(torchmem):\n    use(1)\n")
     (project.path / "file").write_text("")
