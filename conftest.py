@@ -75,6 +75,7 @@ SLOW = (
     "tests/record/patches/test_patches.py",
     "tests/record/patches/test_swaps.py",
     "tests/record/patches/test_threads.py",
+    "tests/record/test_collector_count.py",
     "tests/record/test_cuts.py",
     "tests/record/test_exit.py",
     "tests/record/test_kept_by_the_profiler.py",
