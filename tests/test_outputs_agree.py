@@ -89,7 +89,7 @@ MODEL = [
         ended("shrunk", window(Change.SHRUNK, 8 * MiB, 6 * MiB, limits={"total": 12 * MiB})),
         ("shrunk", "6.0 MiB", "50% of limit; shrunk, -2.0 MiB (-25 %)"),
     ),
-    (ended("new", window(Change.NEW, 0, 3 * MiB)), ("new", "3.0 MiB", "new, no baseline")),
+    (ended("new", window(Change.NEW, 0, 3 * MiB)), ("new", "3.0 MiB", "new")),
     (
         ended("of_another", window(Change.SAME, MiB, MiB, reference="cpu-torch2.12")),
         ("ok", "1.0 MiB", "same as baseline, compared with cpu-torch2.12"),

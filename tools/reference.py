@@ -17,8 +17,9 @@ HEAD = """# Options
 
 Each option has a twin in the ini file. The command line wins over the ini file, which wins over
 the default. An option that is typed and does nothing without another one is refused; in the ini
-file and in `addopts` it waits for the run that has a use for it. `pytest --help` shows the same
-list: this page is written by `tools/reference.py`.
+file and in `addopts` it waits for the run that has a use for it. One that can be given several
+times takes several lines in the ini file, and a list in TOML. `pytest --help` shows the same list:
+this page is written by `tools/reference.py`.
 
 """
 COLUMNS = ("option", "ini name", "default", "what it does")

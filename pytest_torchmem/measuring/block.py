@@ -34,9 +34,10 @@ from pytest_torchmem.measuring.body import BodyMeasurement, MeasuredNumbers, Reg
 from pytest_torchmem.measuring.environment import allocator_settings, device_names
 from pytest_torchmem.values.errors import LimitError, MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.values.findings import Verdict
+from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.units import format_size, reads_as_size
+from pytest_torchmem.values.units import MOST_RUNS, format_size, is_run_count, reads_as_size
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -214,9 +215,10 @@ class Measure(MeasuredNumbers):
         What the marked steps leave behind is the growth. Raises `MarkerError` for numbers that
         make no steps.
         """
-        for value, least in ((n, 1), (warmup, 0)):
-            if not _is_count(value, least):
-                raise MarkerError(f"steps cannot make {n!r} steps after {warmup!r} for warm-up")
+        if not is_run_count(n, 1) or not is_run_count(warmup, 0):
+            raise MarkerError(
+                f"steps cannot make {shown(n)} steps after {shown(warmup)} for warm-up"
+            )
         return self._marked_steps(n, warmup)
 
     def _marked_steps(self, n: int, warmup: int) -> Iterator[int]:
@@ -327,10 +329,6 @@ def _require_function(function: object) -> None:
         raise MarkerError(f"measure decorates functions, got {function!r}")
 
 
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
 @overload
 def measure(name: Callable[P, R], /) -> Measured[P, R]: ...
 
@@ -380,7 +378,9 @@ def measure(
             f"measure takes a name first, and {name!r} reads as a size; to limit the peak, write "
             f"measure(total={name!r})"
         )
-    if not _is_count(warmup, 0):
-        raise MarkerError(f"measure, warmup: {warmup!r} is not a number of runs, 0 or more")
+    if not is_run_count(warmup, 0):
+        raise MarkerError(
+            f"measure, warmup: {shown(warmup)} is not a number of runs, 0 to {MOST_RUNS:,}"
+        )
     asked = read_limits(OWNER, {"total": total, **limits})
     return Measure(name, _Expected(str(device or ""), warmup, asked, output))

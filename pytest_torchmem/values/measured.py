@@ -29,9 +29,6 @@ from pytest_torchmem.values.results import Level, Result
 from pytest_torchmem.values.units import format_change, format_share, format_size
 
 _COMPARED: Final = (Change.SAME, Change.WITHIN, Change.GROWN, Change.SHRUNK)
-_WORDS: Final = {Change.SAME: "same as baseline", Change.NEW: "new, no baseline"}
-"""A change in words, where its own word is too short for a report."""
-
 NOT_COMPARED: Final = "not compared, ended by an exception"
 """Said of a body that did not come to its end."""
 
@@ -132,7 +129,8 @@ class Window:
         """The change in a word or two; ``""`` where nobody asked for a baseline."""
         if self.change is Change.NOT_COMPARED:
             return ""
-        return _WORDS.get(self.change) or str(self.change.value)
+        same = self.change is Change.SAME
+        return "same as baseline" if same else str(self.change.value)
 
     @property
     def baseline_status(self) -> str:

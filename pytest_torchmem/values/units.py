@@ -27,6 +27,7 @@ _FACTORS: Final = {
     "gb": 10**9,
     "tb": 10**12,
 }
+MOST_RUNS: Final = 1_000_000
 _MOST_DIGITS: Final = 32
 _LARGEST_FRACTION: Final = 1000.0
 
@@ -37,6 +38,13 @@ _SIZE = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*((?:[kmgt]i?)?b)\s*", re.IGNO
 _PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _FLOOR = re.compile(r"\s*(\S+\s*%)\s+up\s+to\s+(.*)", re.IGNORECASE)
 _FRACTION = re.compile(r"\s*(0|0?\.\d+)\s*")
+
+
+def is_run_count(value: object, least: int) -> bool:
+    """Return whether a value is a number of runs or steps, from ``least`` to `MOST_RUNS`."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return least <= value <= MOST_RUNS
 
 
 def parse_size(value: object) -> int:

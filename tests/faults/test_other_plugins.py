@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import sys
 from typing import Any
 
 import pytest
@@ -102,10 +104,71 @@ def test_tests_in_processes_of_their_own_are_measured(project: Project) -> None:
     project.write(TESTS)
     plain = project.run_apart("-p", "pytest_forked", "--forked", "-p", "no:torchmem")
     if plain.parseoutcomes().get("passed") != 6:
-        pytest.skip("pytest-forked does not run here without us either")
+        pytest.skip("pytest-forked cannot send the reports of this pytest, without us either")
     result = project.run_apart("-p", "pytest_forked", "--forked", "--torchmem-update-baseline")
     result.assert_outcomes(passed=6)
     assert sizes(project) == STORED
+
+
+MODULE = """
+import torch
+
+def branch(x):
+    if x.sum() > 1:
+        return [y * 2 for y in (x, x)]
+    return x
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return branch(x)
+"""
+COVERED = """
+import mod, pytest, torch
+
+@pytest.mark.memory_budget("1GiB")
+def test_first():
+    mod.Net()(torch.zeros(4))
+    assert mod.__name__
+
+@pytest.mark.memory_baseline
+def test_second():
+    mod.Net()(torch.ones(4, requires_grad=True))[0].sum().backward()
+    assert mod.torch
+
+def test_third():
+    assert mod.branch(torch.zeros(1)) is not None
+"""
+
+
+@pytest.mark.parametrize("core", ["ctrace", "sysmon"])
+def test_coverage_has_the_lines_that_it_has_without_us(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, core: str
+) -> None:
+    needs("coverage")
+    if core == "sysmon" and sys.version_info < (3, 12):
+        pytest.skip("Python 3.12 brought sys.monitoring")
+    pytester.makepyfile(mod=MODULE, test_it=COVERED)
+    monkeypatch.setenv("COVERAGE_CORE", core)
+    beside, alone = (
+        covered_lines(pytester, monkeypatch, plugins)
+        for plugins in ("pytest_torchmem.plugin.hooks", "")
+    )
+    assert beside == alone
+    assert len(beside["mod.py"]) == 8
+
+
+def covered_lines(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, plugins: str
+) -> dict[str, list[int]]:
+    """Run the tests under coverage; return which lines of each file ran."""
+    monkeypatch.setenv("PYTEST_PLUGINS", plugins)
+    run = ("-m", "coverage", "run", "--include=mod.py,test_it.py", "-m", "pytest")
+    result = pytester.run(sys.executable, *run)
+    result.assert_outcomes(passed=3, warnings=0 if plugins else 2)
+    assert any(line.startswith("memory:") for line in result.outlines) == bool(plugins)
+    assert pytester.run(sys.executable, "-m", "coverage", "json").ret == 0
+    files = json.loads((pytester.path / "coverage.json").read_text())["files"]
+    return {name: found["executed_lines"] for name, found in files.items()}
 
 
 # --- a run that ends early ------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def test_growth_is_counted_over_the_steps_after_the_warm_up():
     assert len(block.result.steps) == 3
 
 
-@pytest.mark.parametrize("arguments", [(0, 0), (1, -1), (True, 0), ("2", 0)])
+@pytest.mark.parametrize("arguments", [(0, 0), (1, -1), (True, 0), ("2", 0), (-(10**5000), 0)])
 def test_a_number_that_makes_no_steps_is_refused(arguments):
     steps, warmup = arguments
     with measure(device="cpu") as block, pytest.raises(MarkerError, match="cannot make"):
@@ -275,7 +275,8 @@ def test_what_is_no_function_is_refused(thing):
         ({"name": "1MiB"}, r"reads as a size; .* write measure\(total='1MiB'\)"),
         ({"name": "2 gb", "activation": 1}, "reads as a size"),
         ({"total": "64"}, r"^[^\[]*\[bad-argument\]$"),
-        ({"warmup": -1}, "measure, warmup: -1 is not a number of runs"),
+        ({"warmup": -1}, "measure, warmup: -1 is not a number of runs, 0 to 1,000,000"),
+        ({"warmup": 10**5000}, "is not a number of runs, 0 to 1,000,000"),
     ],
 )
 def test_an_argument_that_cannot_be_used_is_named(arguments, message):

@@ -91,6 +91,53 @@ def test_a_small_tensor_has_the_values_that_the_cpu_computes(name):
 
 
 @pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_a_recurrent_layer_has_the_values_and_gradients_that_the_cpu_computes(kind, packed):
+    torch.manual_seed(0)
+    layer = getattr(nn, kind)(8, 16, num_layers=2, bidirectional=True, batch_first=True)
+    values = torch.linspace(-1, 1, 120).view(3, 5, 8)
+
+    def outcome(device):
+        whole = values.to(device)
+        lengths = torch.tensor([5, 4, 2])
+        parts = nn.utils.rnn.pack_padded_sequence(whole, lengths, batch_first=True)
+        out = layer.to(device)(parts if packed else whole)[0]
+        out = out.data if packed else out
+        layer.zero_grad()
+        out.square().sum().backward()
+        return [out.cpu(), *(parameter.grad.cpu() for parameter in layer.parameters())]
+
+    torch.testing.assert_close(outcome(CUDA), outcome("cpu"), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_graph_computes_at_each_launch_with_what_is_there_then():
+    counter, x = torch.zeros(2, 2, device=CUDA), torch.ones(2, 2, device=CUDA)
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            doubled = x @ x
+        torch.cuda.current_stream().wait_stream(side)
+        counter += doubled
+        total = torch.zeros(2, device=CUDA).add_(counter.sum())
+    assert counter.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    for value in (1, 2, 3):
+        x.fill_(value)
+        graph.replay()
+        assert doubled[0, 0].item() == 2 * value * value
+    assert total.tolist() == [4 * (2 + 8 + 18)] * 2
+
+
+def test_a_graph_takes_no_value_to_the_host_while_it_is_captured():
+    x = torch.ones(2, device=CUDA)
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="captur"), torch.cuda.graph(graph):
+        (x * 2).sum().item()
+
+
+@pytest.mark.usefixtures("exact")
 def test_a_loop_ends_where_its_values_say():
     x, steps = torch.ones((), device=CUDA), 0
     while x < 20:

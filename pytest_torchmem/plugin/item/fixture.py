@@ -11,7 +11,9 @@ from pytest_torchmem.plugin.item.body import Body, State, WarmupOver
 from pytest_torchmem.plugin.item.judging import SUFFIX, estimate_name
 from pytest_torchmem.plugin.options.marker import read_allowance
 from pytest_torchmem.values.errors import MarkerError, RecordingError, is_torchmem_error
+from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.results import Result
+from pytest_torchmem.values.units import is_run_count
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.estimated.estimate import Estimate
@@ -59,9 +61,9 @@ class Torchmem:
         of nested ones, the one that grows most counts. Raises `MarkerError` for numbers that make
         no steps and outside of the test body.
         """
-        if not _is_count(n, 1) or not _is_count(warmup, 0):
+        if not is_run_count(n, 1) or not is_run_count(warmup, 0):
             raise MarkerError(
-                f"torchmem.steps cannot make {n!r} steps after {warmup!r} for warm-up"
+                f"torchmem.steps cannot make {shown(n)} steps after {shown(warmup)} for warm-up"
             )
         marks = self._state() is State.MEASURING
         return self._marked_steps(n, warmup, marks)
@@ -148,7 +150,3 @@ class _NoRegion:
         if self._body.state in (State.WARMING_UP, State.COUNTING):
             raise WarmupOver
         raise RecordingError(f"the region {self.name!r} has no {attribute}: {self._body.problem}")
-
-
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -27,7 +27,7 @@ class Option(NamedTuple):
     default: str | bool
     metavar: str = ""
     several: bool = False
-    """Each time it is given counts; in the ini file, each line."""
+    """Each time it is given counts; in the ini file, each line, and in TOML a list."""
 
     @property
     def flag(self) -> str:
@@ -217,7 +217,8 @@ def add_options(parser: pytest.Parser, config: pytest.Config) -> None:
             group.addoption(
                 option.flag, action=action, default=None, metavar=option.metavar, help=option.help
             )
-        kind: Literal["bool", "string"] = "bool" if option.is_flag else "string"
+        kind: Literal["bool", "linelist", "string"] = "bool" if option.is_flag else "string"
+        kind = "linelist" if option.several else kind
         parser.addini(option.ini, f"the same as {option.flag}", type=kind, default=None)
 
 
@@ -278,10 +279,10 @@ def typed_nodeid(config: pytest.Config, nodeid: str) -> str:
     return relative_path(config.rootpath / module, config.invocation_params.dir) + separator + rest
 
 
-def ini_value(config: pytest.Config, option: Option) -> str | bool | None:
+def ini_value(config: pytest.Config, option: Option) -> str | bool | list[str] | None:
     """Return what the ini file says; None if nothing. Raises `pytest.UsageError`."""
     try:
-        stored: str | bool | None = config.getini(option.ini)
+        stored: str | bool | list[str] | None = config.getini(option.ini)
     except (ValueError, pytest.UsageError):
         if not option.is_flag:
             raise
@@ -311,10 +312,11 @@ def simulation_asked(config: pytest.Config) -> str:
 
 
 def ask_typed(config: pytest.Config) -> bool:
-    """Return whether the command line asks for questions about an update."""
+    """Return whether the command line asks for questions about an update that may store."""
     typed = config.known_args_namespace
-    in_worker = "PYTEST_XDIST_WORKER" in os.environ  # its controller asks
-    return bool(typed.torchmem_ask and typed.torchmem_update_baseline and not in_worker)
+    if "PYTEST_XDIST_WORKER" in os.environ or typed.torchmem_dry_run:  # a controller asks
+        return False
+    return bool(typed.torchmem_ask and typed.torchmem_update_baseline)
 
 
 def world_asked(config: pytest.Config) -> str:

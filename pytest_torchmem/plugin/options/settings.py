@@ -23,7 +23,14 @@ from pytest_torchmem.plugin.options.option_table import (
 from pytest_torchmem.report.writing import FOLDER, kind_of
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import DeviceNameError, MarkerError, ReportError, SizeError
-from pytest_torchmem.values.units import parse_floor, parse_fraction, parse_size
+from pytest_torchmem.values.json_values import shown
+from pytest_torchmem.values.units import (
+    MOST_RUNS,
+    is_run_count,
+    parse_floor,
+    parse_fraction,
+    parse_size,
+)
 
 
 class SummaryKind(enum.Enum):
@@ -159,6 +166,11 @@ def _require_effect(values: _Values, settings: Settings) -> None:
         values.need("ask", "--torchmem-update-baseline")
         if not settings.follow_renames:
             values.need("dry-run", "--torchmem-update-baseline")
+    if values.on_command_line("ask") and values.on_command_line("dry-run"):
+        raise pytest.UsageError(
+            "--torchmem-ask asks before something is stored, and --torchmem-dry-run stores "
+            "nothing; leave one of them out [bad-argument]"
+        )
     if not settings.reports:
         values.need("report-timelines", "--torchmem-report")
 
@@ -172,11 +184,12 @@ class _Values:
 
     def raw(self, name: str) -> str | bool:
         option = self._options[name]
-        typed: str | bool | list[str] | None = self.config.getoption(option.flag)
-        if typed is not None:
-            return "\n".join(typed) if isinstance(typed, list) else typed
-        stored = ini_value(self.config, option)
-        return option.default if stored is None else stored
+        given: str | bool | list[str] | None = self.config.getoption(option.flag)
+        if given is None:
+            given = ini_value(self.config, option)
+        if given is None:
+            return option.default
+        return "\n".join(given) if isinstance(given, list) else given
 
     def text(self, name: str) -> str:
         return str(self.raw(name))
@@ -193,13 +206,20 @@ class _Values:
         text = f"{place_of(self.config, self._options[name])}: {problem}"
         return pytest.UsageError(f"{text} [{slug}]" if slug else text)
 
+    def on_command_line(self, name: str) -> bool:
+        """Return whether an option was typed for this run alone."""
+        flag = self._options[name].flag
+        return any(
+            not where and text.partition("=")[0] == flag for where, text in given(self.config)
+        )
+
     def need(self, name: str, other: str) -> None:
         """Refuse an option that was typed and does nothing without another one.
 
         What is configured for all runs waits for the one that has a use for it.
         """
         flag = self._options[name].flag
-        if any(not where and text.partition("=")[0] == flag for where, text in given(self.config)):
+        if self.on_command_line(name):
             raise pytest.UsageError(
                 f"{flag} does nothing without {other}; give that, too [bad-argument]"
             )
@@ -216,7 +236,7 @@ class _Values:
             return kinds(given)
         except ValueError:
             words = ", ".join(kind.value for kind in kinds)
-            problem = f"{given!r} is not one of {words}"
+            problem = f"{shown(given)} is not one of {words}"
             raise self.refused(name, problem, "bad-argument") from None
 
 
@@ -235,15 +255,15 @@ def _accepted(values: _Values) -> frozenset[Change]:
     words = [word.strip() for word in values.text("accept").lower().split(",")]
     for word in words:
         if word not in known:
-            problem = f"{word!r} is not one of {', '.join(known)}"
+            problem = f"{shown(word)} is not one of {', '.join(known)}"
             raise values.refused("accept", problem, "bad-argument")
     return frozenset(known[w] for w in words if values.flag("update-baseline"))
 
 
 def _repeat_count(values: _Values) -> int:
     text = values.text("repeat").strip()
-    if not re.fullmatch(r"0*[1-9]\d{0,8}", text):
-        problem = f"{text!r} is not a number of runs, 1 or more"
+    if not re.fullmatch(r"\d{1,9}", text) or not is_run_count(int(text), 1):
+        problem = f"{shown(text)} is not a number of runs, 1 to {MOST_RUNS:,}"
         raise values.refused("repeat", problem, "bad-argument")
     return int(text)
 
@@ -256,8 +276,17 @@ def _report_paths(values: _Values) -> tuple[Path, ...]:
     config = values.config
     start = config.invocation_params.dir if values.typed("report") else config.rootpath
     lines = filter(None, map(str.strip, values.text("report").splitlines()))
-    paths = (start / Path(os.path.expandvars(line)).expanduser() for line in lines)
+    paths = (start / _expanded(line) for line in lines)
     return tuple(dict.fromkeys(path_of_rank(path, environment_rank()) for path in paths))
+
+
+def _expanded(text: str) -> Path:
+    """Return a path with its variables and ``~`` replaced, as a shell does."""
+    path = Path(os.path.expandvars(text))
+    try:
+        return path.expanduser()
+    except RuntimeError:  # nobody of that name has a home
+        return path
 
 
 def _baseline_all_bytes(values: _Values) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pytest
@@ -47,27 +47,51 @@ def require_terminal() -> None:
 def asked_about(plans: Sequence[FilePlan], config: pytest.Config) -> list[FilePlan]:
     """Ask about each change that the plans would store; return them without what was declined.
 
-    The end of the input and Ctrl-C are taken as `Answer.QUIT`. Raises `pytest.UsageError` where
-    this is no terminal.
+    The end of the input is taken as `Answer.QUIT`, and so is Ctrl-C, whenever it comes. Raises
+    `pytest.UsageError` where this is no terminal.
     """
-    last = Answer.YES
-    agreed = []
+    questions = [_Questions.about(plan, config) for plan in plans]
+    agreed: set[tuple[str, str]] = set()
     with _terminal(config):
         require_terminal()
-        for plan in plans:
-            causes = {window.key: window.accepted for window in plan.written}
-            shown = relative_path(plan.path, config.invocation_params.dir)
-            changes = [c for c in plan.changes(shown, done=True) if c.written]
-            if changes and last in (Answer.YES, Answer.NO):
-                print(f"\n{shown}:")
-            declined = set()
-            for change in changes:
-                if last in (Answer.YES, Answer.NO):
-                    last = _ask(change, causes.get(change.key, ""))
-                if last in (Answer.NO, Answer.QUIT):
-                    declined.add(change.key)
-            agreed.append(_without(plan, declined))
-    return agreed
+        try:
+            _ask_all(questions, agreed)
+        except KeyboardInterrupt:
+            print()
+    return [
+        _without(plan, {c.key for c in asked.changes if (asked.shown, c.key) not in agreed})
+        for plan, asked in zip(plans, questions, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Questions:
+    """The changes of one file, which is shown as ``shown``, and their causes by key."""
+
+    shown: str
+    changes: tuple[BaselineChange, ...]
+    causes: Mapping[str, str]
+
+    @classmethod
+    def about(cls, plan: FilePlan, config: pytest.Config) -> _Questions:
+        shown = relative_path(plan.path, config.invocation_params.dir)
+        changes = tuple(c for c in plan.changes(shown, done=True) if c.written)
+        return cls(shown, changes, {window.key: window.accepted for window in plan.written})
+
+
+def _ask_all(questions: Sequence[_Questions], agreed: set[tuple[str, str]]) -> None:
+    """Add the file and the key of each change to ``agreed`` that shall be stored."""
+    last = Answer.YES
+    for asked in questions:
+        if asked.changes and last is not Answer.ALL:
+            print(f"\n{asked.shown}:")
+        for change in asked.changes:
+            if last is not Answer.ALL:
+                last = _ask(change, asked.causes.get(change.key, ""))
+            if last is Answer.QUIT:
+                return
+            if last is not Answer.NO:
+                agreed.add((asked.shown, change.key))
 
 
 @contextlib.contextmanager
@@ -90,10 +114,7 @@ def _ask(change: BaselineChange, cause: str) -> Answer:
     while True:
         # input() may put the terminal into another mode, and lose what was typed before it did.
         print(_QUESTION, end="", flush=True)
-        try:
-            line = sys.stdin.readline()
-        except KeyboardInterrupt:
-            line = ""
+        line = sys.stdin.readline()
         if not line:
             print()
             return Answer.QUIT
@@ -115,10 +136,11 @@ def _sizes(change: BaselineChange) -> str:
 
 
 def _without(plan: FilePlan, declined: set[str]) -> FilePlan:
-    """Return a plan that leaves the entries of some keys as they are."""
+    """Return a plan that leaves the entries of some keys as they are, also by an older name."""
+    older = {old for old, new in plan.renames.items() if new in declined} if plan.follows else set()
     return replace(
         plan,
         written=tuple(window for window in plan.written if window.key not in declined),
-        unused={key: entry for key, entry in plan.unused.items() if key not in declined},
+        unused={key: entry for key, entry in plan.unused.items() if key not in declined | older},
         renames={old: new for old, new in plan.renames.items() if new not in declined},
     )

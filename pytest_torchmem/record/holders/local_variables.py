@@ -63,6 +63,9 @@ def places_held_now() -> tuple[Ways, Ways]:
         except Exception:
             found.append(({}, {}))
         finally:
+            # The thread may end long after it is waited for. Variables that die with it would not
+            # be seen to die.
+            frames.clear()
             done.release()
 
     # The Python tracer would make each of the many small calls four times as slow. It does not

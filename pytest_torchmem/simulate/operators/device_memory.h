@@ -16,6 +16,12 @@ long torchmem_writes();
 // Until `torchmem_end_answers`, this thread's reads of a number from the device give this one.
 void torchmem_answer_reads(long number, int exact);
 void torchmem_end_answers();
+// How many graphs are being captured, and whether a stream's work is captured into one of them.
+int torchmem_captures();
+int torchmem_is_capturing(void* stream);
+// Has `run(what)` called at each launch of the graph, behind what was captured before; `drop(what)`
+// when the graph is gone.
+void torchmem_capture(void* stream, void (*run)(void*), void (*drop)(void*), void* what);
 // While this thread computes for the GPU, no memory of the host is reported to torch's profiler.
 void torchmem_compute(int on);
 

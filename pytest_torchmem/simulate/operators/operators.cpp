@@ -17,8 +17,12 @@
 #include <ATen/ops/copy_ops.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <cstring>
+#include <dlfcn.h>
+
+#include <functional>
+#include <memory>
 #include <unordered_map>
 
 namespace simulated {
@@ -31,6 +35,7 @@ using Handle = c10::OperatorHandle;
 // --- what each operator is ------------------------------------------------------------------------
 
 struct Operator {
+  const c10::FunctionSchema* schema;
   c10::KernelFunction kernel;
   Rule rule;
   std::optional<Handle> on_cpu;    // the operator that has a kernel for the CPU
@@ -62,26 +67,40 @@ void for_each_on_gpu(const IValue& value, Call call) {
   });
 }
 
-at::Tensor seen_from_host(const at::Tensor& tensor) {
-  return is_on_gpu(tensor) ? on_host(tensor) : tensor;
+// The same value, with another tensor in the place of each one of the GPU.
+template <typename Seen>
+IValue with_each(const IValue& value, Seen seen) {
+  const auto other = [&](const at::Tensor& tensor) {
+    return is_on_gpu(tensor) ? seen(tensor) : tensor;
+  };
+  if (value.isTensor()) return other(value.toTensor());
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(other(tensor));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+      list.push_back(tensor ? std::make_optional(other(*tensor)) : std::nullopt);
+    }
+    return list;
+  }
+  return value;
 }
 
 IValue seen_from_host(const IValue& value) {
-  if (value.isTensor()) return seen_from_host(value.toTensor());
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> seen;
-    for (const at::Tensor& tensor : value.toTensorVector()) seen.push_back(seen_from_host(tensor));
-    return seen;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> seen;
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-      seen.push_back(tensor ? std::make_optional(seen_from_host(*tensor)) : std::nullopt);
-    }
-    return seen;
-  }
   if (value.isDevice() && value.toDevice().is_cuda()) return at::Device(at::kCPU);
-  return value;
+  return with_each(value, on_host);
+}
+
+// The same tensors, whose memory may be freed while these are there.
+Stack without_owners(const Stack& values) {
+  Stack seen;
+  for (const IValue& value : values) {
+    seen.push_back(with_each(value, [](const at::Tensor& t) { return seen_on(t, t.device()); }));
+  }
+  return seen;
 }
 
 // --- random numbers: a draw of the CPU's, from the seed and the place of the GPU's generator ----------
@@ -127,14 +146,14 @@ class Unobserved {
  private:
   at::RecordFunctionGuard observers_{false};
   at::AutoDispatchBelowADInplaceOrView below_autograd_;
+  c10::impl::ExcludeDispatchKeyGuard no_modes_{c10::python_ks};
   c10::impl::ExcludeDispatchKeyGuard no_casts_{c10::autocast_dispatch_keyset};
 };
 
 class Call {
  public:
-  Call(const Handle& handle, const Operator& op, const Stack& arguments)
-      : handle_(handle), op_(op), arguments_(arguments) {
-    small_ = op.on_cpu.has_value();
+  Call(const Operator& op, const Stack& arguments) : op_(op), arguments_(arguments) {
+    small_ = op.on_cpu || op.rule.compute;
     for (size_t at = 0; at < arguments_.size(); ++at) {
       for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
         if (device_ < 0) device_ = tensor.device().index();
@@ -191,7 +210,7 @@ class Call {
     try {
       for (const Saved& saved : saved_) saved.restore();
       Stack results;
-      const auto& declared = handle_.schema().arguments();
+      const auto& declared = op_.schema->arguments();
       bool drawn = false;
       for (size_t at = 0; at < arguments_.size(); ++at) {
         const bool draws = generator_.defined() && declared[at].name() == "generator";
@@ -200,7 +219,11 @@ class Call {
       }
       const HostGeneratorKept kept(op_.random && !drawn);
       if (op_.rule.stand_in) results = op_.rule.for_stand_in(results);
-      op_.on_cpu->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &results);
+      if (op_.rule.compute) {
+        results = op_.rule.compute(results);
+      } else {
+        op_.on_cpu->redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &results);
+      }
       results_ = std::move(results);
       return computed_ = true;
     } catch (const std::exception&) {
@@ -214,7 +237,7 @@ class Call {
     for (size_t at = 0; at < arguments_.size(); ++at) {
       if (op_.written[at]) for_each_on_gpu(arguments_[at], [&](auto& out) { settle(out); });
     }
-    const auto& declared = handle_.schema().returns();
+    const auto& declared = op_.schema->returns();
     for (size_t at = 0; at < returned.size(); ++at) {
       if (at < declared.size() && declared[at].alias_info()) continue;
       std::vector<at::Tensor> computed;
@@ -224,7 +247,7 @@ class Call {
       size_t number = 0;
       for_each_tensor(returned[at], [&](const at::Tensor& target) {
         const at::Tensor result = number < computed.size() ? computed[number] : at::Tensor();
-        if (is_on_gpu(target)) deliver(result, target);
+        if (is_on_gpu(target) && !was_given(target)) deliver(result, target);
         ++number;
       });
     }
@@ -249,15 +272,26 @@ class Call {
       if (!op_.written[at] || (op_.rule.looks_for_overflow && at == 1)) continue;
       for_each_on_gpu(arguments_[at], forget_values);
     }
-    const auto& declared = handle_.schema().returns();
+    const auto& declared = op_.schema->returns();
     for (size_t at = 0; at < returned.size(); ++at) {
-      if (at >= declared.size() || !declared[at].alias_info()) {
-        for_each_on_gpu(returned[at], forget_values);
-      }
+      if (at < declared.size() && declared[at].alias_info()) continue;
+      for_each_on_gpu(returned[at], [&](const at::Tensor& out) {
+        if (!was_given(out)) forget_values(out);
+      });
     }
   }
 
-  const Handle& handle_;
+  // Some operators return an argument, and do not declare so.
+  bool was_given(const at::Tensor& returned) const {
+    bool given = false;
+    for (const IValue& argument : arguments_) {
+      for_each_on_gpu(argument, [&](const at::Tensor& tensor) {
+        given = given || tensor.const_data_ptr() == returned.const_data_ptr();
+      });
+    }
+    return given && returned.numel();
+  }
+
   const Operator& op_;
   const Stack arguments_;
   Stack results_;
@@ -274,15 +308,74 @@ bool writes_to_host(const Operator& op, const Stack& stack) {
   return op.rule.runtime_writes && !is_on_gpu(written.toTensor());
 }
 
-void run(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  const Operator& op = operators.find(&handle.schema())->second;
-  const size_t count = op.written.size();
-  if (writes_to_host(op, *stack)) return op.kernel.callBoxed(handle, keys, stack);
-  Call call(handle, op, Stack(stack->end() - count, stack->end()));
-  const size_t below = stack->size() - count;
+Stack last(const Stack& stack, size_t count) { return Stack(stack.end() - count, stack.end()); }
+
+// --- a call that is captured into a graph: it is computed at each launch, with what is there then ----
+
+struct Captured {
+  const Operator& op;
+  Stack arguments, returned;
+  bool runtime_wrote = false;
+  std::optional<Call> call;
+
+  void begin() { call.emplace(op, arguments); }
+  void finish() {
+    if (!runtime_wrote) call->finish(returned, torchmem_writes());
+    call.reset();
+  }
+};
+
+using Step = std::function<void()>;
+void take(void* step) { (*static_cast<Step*>(step))(); }
+void drop(void* step) { delete static_cast<Step*>(step); }
+
+// The stream on which this thread starts work on a GPU; null if nobody can say.
+void* current_stream(c10::DeviceIndex device) {
+  using StreamOf = void* (*)(const c10::Stream*);
+  static const auto stream_of = reinterpret_cast<StreamOf>(
+      dlsym(dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD), "_ZNK3c104cuda10CUDAStream6streamEv"));
+  if (!stream_of) return nullptr;
+  const c10::impl::VirtualGuardImpl gpu(c10::DeviceType::CUDA);
+  const c10::Device here = device < 0 ? gpu.getDevice() : c10::Device(c10::DeviceType::CUDA, device);
+  const c10::Stream stream = gpu.getStream(here);
+  return stream_of(&stream);
+}
+
+// The stream of a call whose work is captured; null for any other call.
+void* captured_stream(const Stack& arguments) {
+  if (!torchmem_captures()) return nullptr;
+  c10::DeviceIndex device = -1;
+  for (const IValue& argument : arguments) {
+    for_each_on_gpu(argument, [&](const at::Tensor& tensor) { device = tensor.device().index(); });
+  }
+  void* stream = current_stream(device);
+  return torchmem_is_capturing(stream) ? stream : nullptr;
+}
+
+void run_captured(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Stack* stack,
+                  void* stream) {
+  const size_t count = op.written.size(), below = stack->size() - count;
+  const auto captured = std::make_shared<Captured>(Captured{op, without_owners(last(*stack, count))});
+  torchmem_capture(stream, take, drop, new Step([captured] { captured->begin(); }));
   const long writes = torchmem_writes();
   op.kernel.callBoxed(handle, keys, stack);
-  call.finish(Stack(stack->begin() + below, stack->end()), writes);
+  captured->returned = without_owners(last(*stack, stack->size() - below));
+  captured->runtime_wrote = op.rule.runtime_writes && torchmem_writes() != writes;
+  torchmem_capture(stream, take, drop, new Step([captured] { captured->finish(); }));
+}
+
+void run(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const Operator& op = operators.find(&handle.schema())->second;
+  const size_t count = op.written.size(), below = stack->size() - count;
+  if (writes_to_host(op, *stack)) return op.kernel.callBoxed(handle, keys, stack);
+  const Stack arguments = last(*stack, count);
+  if (void* stream = captured_stream(arguments)) {
+    return run_captured(handle, op, keys, stack, stream);
+  }
+  Call call(op, arguments);
+  const long writes = torchmem_writes();
+  op.kernel.callBoxed(handle, keys, stack);
+  call.finish(last(*stack, stack->size() - below), writes);
 }
 
 // --- putting it there ---------------------------------------------------------------------------------
@@ -320,6 +413,7 @@ bool is_wanted(const Handle& handle) {
 
 Operator described(const Handle& handle) {
   Operator op;
+  op.schema = &handle.schema();
   op.kernel = entry_of(handle).lookup(c10::DispatchKeySet(c10::DispatchKey::CUDA));
   op.rule = rule_of(handle.operator_name().name);
   if (op.rule.stand_in) {
@@ -328,7 +422,7 @@ Operator described(const Handle& handle) {
     op.on_cpu = handle;
   }
   // Attention counts among them for its dropout, with which it is not computed.
-  op.random = handle.hasTag(at::Tag::nondeterministic_seeded) && !op.rule.stand_in;
+  op.random = handle.hasTag(at::Tag::nondeterministic_seeded) && !op.rule.stand_in && !op.rule.compute;
   for (const auto& argument : handle.schema().arguments()) {
     op.written.push_back(argument.alias_info() && argument.alias_info()->isWrite());
     op.out.push_back(argument.is_out() || (op.rule.overwrites && op.written.back()));

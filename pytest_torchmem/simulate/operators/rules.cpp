@@ -1,5 +1,6 @@
 #include "rules.h"
 
+#include "recurrent.h"
 #include "tensors.h"
 
 #include <ATen/ops/nan_to_num_ops.h>
@@ -18,13 +19,13 @@ const Names kLeftAlone = {
     "empty*", "new_empty*", "resize*", "set_*", "_resize_output*", "as_strided*", "view",
     "_reshape_alias*", "alias", "detach*", "unfold", "_local_scalar_dense", "record_stream",
     "is_pinned", "_pin_memory", "_lazy_clone", "_assert_async", "_cudnn_init_dropout_state",
-    "_efficientzerotensor*",
+    "_efficientzerotensor*", "_cudnn_rnn_flatten_weight",
 };
 
 const Names kHeavy = {
     "mm*", "bmm*", "addmm*", "_addmm*", "addbmm*", "baddbmm*", "addmv*", "mv*", "_grouped_mm*",
     "_scaled_mm*", "convolution*", "_convolution*", "cudnn_convolution*", "slow_conv*", "_slow_conv*",
-    "_conv*", "conv_*", "_cudnn_rnn*", "linalg_*", "_linalg_*", "cholesky*", "lu_*",
+    "_conv*", "conv_*", "linalg_*", "_linalg_*", "cholesky*", "lu_*",
     "_scaled_dot_product*", "triangular_solve*", "ormqr*", "geqrf*", "_cdist*", "_trilinear", "_fft_*", "grid_sampler*",
 };
 
@@ -157,6 +158,8 @@ Rule rule_of(const std::string& name) {
   if (is_one_of(name, {"topk"})) rule.axis_argument = 2;
   if (is_one_of(name, {"argmax", "max"})) rule.axis_argument = 1;
   if (is_one_of(name, {"native_batch_norm", "cudnn_batch_norm"})) rule.written = {3, 4};
+  if (is_one_of(name, {"_cudnn_rnn"})) rule.compute = recurrent;
+  if (is_one_of(name, {"_cudnn_rnn_backward"})) rule.compute = recurrent_backward;
   for (const StandIn& other : kStandIns) {
     if (!is_one_of(name, {other.name})) continue;
     rule.stand_in = other.cpu_name;

@@ -23,6 +23,8 @@ struct Rule {
   // Has a kernel for the CPU under another name, and with other arguments.
   const char* stand_in = nullptr;
   Arguments (*for_stand_in)(const Arguments& arguments) = nullptr;
+  // Computes what no single operator of the CPU does; raises where it does not take the arguments.
+  Arguments (*compute)(const Arguments& arguments) = nullptr;
   size_t axis_argument = 0;       // where it is told along which axis to choose; 0 if it does not
 
   // How many bytes a tensor may have for the operator to be computed.

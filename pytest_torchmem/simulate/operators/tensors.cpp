@@ -57,19 +57,18 @@ size_t span_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-at::Tensor on_host(const at::Tensor& tensor) {
-  auto options = at::TensorOptions().dtype(tensor.dtype()).device(at::kCPU);
-  at::Tensor host = at::for_blob(const_cast<void*>(tensor.const_data_ptr()), tensor.sizes())
+at::Tensor seen_on(const at::Tensor& tensor, at::Device device) {
+  at::Tensor seen = at::for_blob(const_cast<void*>(tensor.const_data_ptr()), tensor.sizes())
                         .strides(tensor.strides())
-                        .options(options)
-                        .target_device(at::Device(at::kCPU))
+                        .options(tensor.options().device(device))
+                        .target_device(device)
                         .make_tensor();
-  host._set_conj(tensor.is_conj());
-  host._set_neg(tensor.is_neg());
+  seen._set_conj(tensor.is_conj());
+  seen._set_neg(tensor.is_neg());
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    host.unsafeGetTensorImpl()->set_wrapped_number(true);
+    seen.unsafeGetTensorImpl()->set_wrapped_number(true);
   }
-  return host;
+  return seen;
 }
 
 bool is_exact(const at::Tensor& tensor) {

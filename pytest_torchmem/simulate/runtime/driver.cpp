@@ -192,16 +192,19 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CU
   return cuMemcpyHtoD_v2(to, from, bytes);
 }
 
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream) {
-  set_bytes(reinterpret_cast<void*>(to), value, count);
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
+  write_on(reinterpret_cast<cudaStream_t>(stream),
+           [=] { set_bytes(reinterpret_cast<void*>(to), value, count); });
   return CUDA_SUCCESS;
 }
 
-CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream) {
-  if (!value) set_bytes(reinterpret_cast<void*>(to), 0, 4 * count);
-  for (size_t at = 0; value && at < count; ++at) {
-    copy_bytes(reinterpret_cast<char*>(to) + 4 * at, &value, 4);
-  }
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
+  write_on(reinterpret_cast<cudaStream_t>(stream), [=] {
+    if (!value) set_bytes(reinterpret_cast<void*>(to), 0, 4 * count);
+    for (size_t at = 0; value && at < count; ++at) {
+      copy_bytes(reinterpret_cast<char*>(to) + 4 * at, &value, 4);
+    }
+  });
   return CUDA_SUCCESS;
 }
 

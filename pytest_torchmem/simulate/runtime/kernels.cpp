@@ -46,16 +46,14 @@ size_t filled_element_bytes(const std::string& name) {
   return found == bytes.end() ? 0 : found->second;
 }
 
-void fill(size_t element_bytes, void** arguments) {
-  const size_t bytes = *static_cast<int*>(arguments[0]) * element_bytes;
-  const char* value = static_cast<char*>(arguments[1]);
-  char* target = *static_cast<char**>(arguments[2]);
-  if (std::all_of(value, value + element_bytes, [](char byte) { return byte == 0; })) {
+void fill(char* target, const std::string& value, size_t bytes) {
+  const size_t element_bytes = value.size();
+  if (std::all_of(value.begin(), value.end(), [](char byte) { return byte == 0; })) {
     set_bytes(target, 0, bytes);
   } else if (bytes <= kMostFilled) {
     std::vector<char> values(bytes);
     for (size_t at = 0; at < bytes; at += element_bytes) {
-      std::memcpy(&values[at], value, element_bytes);
+      std::memcpy(&values[at], value.data(), element_bytes);
     }
     copy_bytes(target, values.data(), bytes);
   } else {
@@ -69,7 +67,13 @@ cudaError_t launch(const void* kernel, void** arguments, cudaStream_t stream) {
     microseconds = *static_cast<int64_t*>(arguments[0]) / kCyclesPerMicrosecond;
   }
   const auto filling = filling_kernels.find(kernel);
-  if (filling != filling_kernels.end()) fill(filling->second, arguments);
+  if (filling != filling_kernels.end()) {
+    const size_t element_bytes = filling->second;
+    const std::string value(static_cast<char*>(arguments[1]), element_bytes);
+    char* target = *static_cast<char**>(arguments[2]);
+    const size_t bytes = *static_cast<int*>(arguments[0]) * element_bytes;
+    write_on(stream, [=] { fill(target, value, bytes); });
+  }
   enqueue(stream, microseconds);
   return cudaSuccess;
 }

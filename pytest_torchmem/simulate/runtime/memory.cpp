@@ -258,6 +258,11 @@ void set_bytes(void* to, int value, size_t bytes) {
   if (in_span(start)) written.add(start, start + bytes);
 }
 
+void write_on(cudaStream_t stream, std::function<void()> work) {
+  ++writes;
+  do_or_capture(stream, std::move(work));
+}
+
 }  // namespace simulated
 
 using namespace simulated;
@@ -363,7 +368,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* poi
 
 static void copy_on(cudaStream_t stream, void* to, const void* from, size_t bytes) {
   // Right away: what comes before it on the stream has left its result already.
-  copy_bytes(to, from, bytes);
+  write_on(stream, [=] { copy_bytes(to, from, bytes); });
   enqueue(stream, 5);
 }
 
@@ -387,10 +392,12 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t byt
 
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                               size_t width, size_t height, cudaMemcpyKind, cudaStream_t stream) {
-  for (size_t row = 0; row < height; ++row) {
-    copy_bytes(static_cast<char*>(to) + row * to_pitch,
-               static_cast<const char*>(from) + row * from_pitch, width);
-  }
+  write_on(stream, [=] {
+    for (size_t row = 0; row < height; ++row) {
+      copy_bytes(static_cast<char*>(to) + row * to_pitch,
+                 static_cast<const char*>(from) + row * from_pitch, width);
+    }
+  });
   enqueue(stream, 5);
   return cudaSuccess;
 }
@@ -401,7 +408,7 @@ cudaError_t cudaMemset(void* to, int value, size_t bytes) {
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  set_bytes(to, value, bytes);
+  write_on(stream, [=] { set_bytes(to, value, bytes); });
   enqueue(stream, 5);
   return cudaSuccess;
 }

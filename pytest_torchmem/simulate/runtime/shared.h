@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <mutex>
 #include <string>
 
@@ -49,6 +50,8 @@ void copy_bytes(void* to, const void* from, size_t bytes);
 void set_bytes(void* to, int value, size_t bytes);
 // A kernel would write here what is not known.
 void forget_bytes(void* start, size_t bytes);
+// Writes on a stream, see `do_or_capture`; it counts as a write of this thread.
+void write_on(cudaStream_t stream, std::function<void()> work);
 bool is_device(const void* pointer);
 // Whether every byte was copied or set, or computed from such; host memory always is.
 bool is_known(const void* start, size_t bytes);
@@ -64,5 +67,8 @@ void note_unknown_read();
 void enqueue(cudaStream_t stream, double microseconds);
 // The host waits for a stream, as it does for a copy to its own memory.
 void wait_for(cudaStream_t stream);
+// Does a piece of work that changes memory: now, or at each launch of the graph that a stream's work
+// is captured into.
+void do_or_capture(cudaStream_t stream, std::function<void()> work);
 
 }  // namespace simulated

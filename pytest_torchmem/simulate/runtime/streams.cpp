@@ -14,6 +14,7 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 namespace simulated {
@@ -24,7 +25,7 @@ constexpr uint64_t kMostPending = 1024;
 struct Stream {
   int device = 0;
   int priority = 0;
-  bool capturing = false;
+  unsigned long long capture = 0;  // its work is captured into a graph; 0 if it is not
   uint64_t last = 0;      // the number of its last piece of work
   uint64_t done = 0;      // up to here the host has waited
   double elapsed_us = 0;  // what its work takes
@@ -39,14 +40,20 @@ struct Event {
   Stream* stream = nullptr;
   uint64_t number = 0;
   double at_us = 0;
+  unsigned long long capture = 0;  // the one that it was recorded in
 };
+
+// What a graph does to memory, in order. It is done at each launch, and not when it is captured.
+using Graph = std::vector<std::shared_ptr<std::function<void()>>>;
 
 auto& guard = forever<std::recursive_mutex>();
 using Lock = std::lock_guard<std::recursive_mutex>;
 uint64_t numbered = 0;
 // torch makes its streams once and keeps them.
 auto& streams = forever<std::deque<Stream>>(kMostDevices);
-std::atomic<unsigned long long> capture_count{0};
+unsigned long long capture_count = 0;
+auto& captures = forever<std::unordered_map<unsigned long long, Graph>>();  // those that go on
+std::atomic<size_t> open_captures{0};
 
 Stream* stream_of(cudaStream_t stream) {
   const auto value = reinterpret_cast<uintptr_t>(stream);
@@ -109,6 +116,19 @@ void wait_for(cudaStream_t stream) {
   wait_until(waited, waited->last);
 }
 
+bool is_capturing(cudaStream_t stream) {
+  if (!open_captures) return false;
+  Lock lock(guard);
+  return stream_of(stream)->capture;
+}
+
+void do_or_capture(cudaStream_t stream, std::function<void()> work) {
+  if (!is_capturing(stream)) return work();
+  Lock lock(guard);
+  captures[stream_of(stream)->capture].push_back(
+      std::make_shared<std::function<void()>>(std::move(work)));
+}
+
 }  // namespace simulated
 
 using namespace simulated;
@@ -145,6 +165,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (is_capturing(stream)) return fail(cudaErrorStreamCaptureUnsupported);
   wait_for(stream);
   return cudaSuccess;
 }
@@ -154,6 +175,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   Stream* waiting = stream_of(stream);
   const Event* awaited = event_of(event);
   if (!awaited->stream || awaited->stream == waiting) return cudaSuccess;
+  if (captures.count(awaited->capture)) waiting->capture = awaited->capture;
   waiting->elapsed_us = std::max(waiting->elapsed_us, awaited->at_us);
   if (is_done(awaited->stream, awaited->number)) return cudaSuccess;
   waiting->waits.push_back({awaited->stream, awaited->number});
@@ -172,7 +194,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   Lock lock(guard);
   Stream* recorded = stream_of(stream);
-  *event_of(event) = {recorded, recorded->last, recorded->elapsed_us};
+  *event_of(event) = {recorded, recorded->last, recorded->elapsed_us, recorded->capture};
   return cudaSuccess;
 }
 
@@ -199,19 +221,20 @@ cudaError_t cudaEventElapsedTime(float* out, cudaEvent_t from, cudaEvent_t to) {
   return cudaSuccess;
 }
 
-// --- capture: what is captured takes its memory while it is captured ---------------------------
-
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* out) {
-  const bool capturing = stream_of(stream)->capturing;
-  *out = capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
+// --- graphs: what is captured takes its memory while it is captured, and is done at each launch -----
 
 static cudaError_t capture_info(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                 unsigned long long* id, cudaGraph_t* graph) {
-  if (id) *id = capture_count;
+  Lock lock(guard);
+  const unsigned long long capture = stream_of(stream)->capture;
+  *status = capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  if (id) *id = capture;
   if (graph) *graph = nullptr;
-  return cudaStreamIsCapturing(stream, status);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* out) {
+  return capture_info(stream, out, nullptr, nullptr);
 }
 
 #if CUDART_VERSION >= 13000
@@ -230,35 +253,69 @@ cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, cudaStreamCaptureSt
 #endif
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  stream_of(stream)->capturing = true;
-  ++capture_count;
+  Lock lock(guard);
+  stream_of(stream)->capture = ++capture_count;
+  captures[capture_count];
+  open_captures = captures.size();
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* out) {
-  stream_of(stream)->capturing = false;
-  give_handle(out);
+  Lock lock(guard);
+  const unsigned long long capture = stream_of(stream)->capture;
+  for (Stream& other : streams) {
+    if (other.capture == capture) other.capture = 0;
+  }
+  *out = reinterpret_cast<cudaGraph_t>(new Graph(std::move(captures[capture])));
+  captures.erase(capture);
+  open_captures = captures.size();
   return cudaSuccess;
 }
 
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* out, cudaGraph_t, unsigned long long) {
-  give_handle(out);
+static cudaError_t instantiate(cudaGraphExec_t* out, cudaGraph_t graph) {
+  *out = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
   return cudaSuccess;
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* out, cudaGraph_t, unsigned long long) {
-  give_handle(out);
-  return cudaSuccess;
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* out, cudaGraph_t graph,
+                                          unsigned long long) {
+  return instantiate(out, graph);
 }
 
-cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t stream) {
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* out, cudaGraph_t graph, unsigned long long) {
+  return instantiate(out, graph);
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  for (const auto& work : *reinterpret_cast<Graph*>(graph)) (*work)();
   enqueue(stream, 5);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete reinterpret_cast<Graph*>(graph);
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  delete reinterpret_cast<Graph*>(graph);
   return cudaSuccess;
 }
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t, cudaGraphNode_t*, size_t* count) {
   *count = 1;
   return cudaSuccess;
+}
+
+// --- for those who compute values, see ../operators ---------------------------------------------
+
+int torchmem_captures() { return static_cast<int>(open_captures); }
+
+int torchmem_is_capturing(void* stream) { return is_capturing(static_cast<cudaStream_t>(stream)); }
+
+void torchmem_capture(void* stream, void (*run)(void*), void (*drop)(void*), void* what) {
+  const std::shared_ptr<void> kept(what, drop);
+  do_or_capture(static_cast<cudaStream_t>(stream), [run, kept] { run(kept.get()); });
 }
 
 }  // extern "C"

@@ -46,6 +46,7 @@ def test_steps_come_after_the_warm_up(project):
         ("steps(0)", "cannot make 0 steps"),
         ("steps(True)", "cannot make True steps"),
         ("steps(2, warmup=-1)", "after -1 for warm-up"),
+        ("steps(2, warmup=10**400)", "cannot make 2 steps after"),
         ("check('forward')", "needs a region of this body, got 'forward'"),
     ],
 )

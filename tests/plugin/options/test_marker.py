@@ -140,7 +140,9 @@ BAD = {
     "device='cpu'": "no marker sets a limit",
     "'1GiB', device=1": "1 is not a device",
     "'1GiB', warmup=-1": "-1 is not a number of runs",
-    "'1GiB', warmup='1'": "'1' is not a number of runs",
+    "'1GiB', warmup='1'": "'1' is not a number of runs, 0 to 1,000,000",
+    "'1GiB', warmup=10**6 + 1": "1000001 is not a number of runs, 0 to 1,000,000",
+    "'1GiB', warmup=10**5000": "is not a number of runs, 0 to 1,000,000",
     "True": "cannot read True as a size",
 }
 

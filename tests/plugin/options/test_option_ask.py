@@ -102,6 +102,37 @@ def test_who_quits_keeps_what_was_agreed_and_stores_nothing_more(project, asking
     assert totals(project) == {"test_a": 4}
 
 
+@pytest.mark.parametrize("moment", ["new: test_b", "store it?"])
+def test_ctrl_c_while_something_is_shown_quits_as_well(project, asking, moment):
+    conftest = project.path / "conftest.py"
+    conftest.write_text(
+        conftest.read_text()
+        + f"""
+import builtins, signal
+
+show, shown = builtins.print, []
+
+def interrupted(*values, **options):
+    show(*values, **options)
+    shown.extend(values)
+    if values and {moment!r} in values[0] and any("test_b" in value for value in shown):
+        signal.raise_signal(signal.SIGINT)
+
+builtins.print = interrupted
+"""
+    )
+    asking("y\n")
+    assert totals(project) == {"test_a": 4}
+
+
+def test_a_declined_rename_keeps_the_old_entry_also_where_unused_ones_are_removed(project, asking):
+    asking("a\n")
+    project.write(BODIES.replace("test_b", "test_new"))
+    everything = "--torchmem-accept=new,grown,shrunk,unused"
+    asking("n\n", arguments=("--torchmem-follow-renames", everything))
+    assert totals(project) == dict.fromkeys(["test_a", "test_b", "test_c"], 4)
+
+
 def test_all_that_follow_are_stored_without_a_question(project, asking):
     assert asking("n\n", "a\n").count("store it?") == 2
     assert totals(project) == {"test_b": 4, "test_c": 4}
@@ -111,6 +142,15 @@ def test_under_xdist_the_controller_asks(project, asking):
     pytest.importorskip("xdist")
     assert asking("n\n", "a\n", arguments=("-p", "xdist", "-n1")).count("store it?") == 2
     assert totals(project) == {"test_b": 4, "test_c": 4}
+
+
+def test_asking_beside_a_dry_run_is_refused(project):
+    project.write(BODIES)
+    result = project.run_apart(*UPDATE, "--torchmem-dry-run")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--torchmem-dry-run stores nothing; leave one of them out*"])
+    project.ini("torchmem_ask = true")
+    project.run_apart(UPDATE[0], "--torchmem-dry-run").assert_outcomes(passed=3)
 
 
 def test_without_a_terminal_nothing_runs_or_is_stored(project, monkeypatch):

@@ -33,7 +33,7 @@ def test_another_environment_is_never_compared_with_silently(upgraded):
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [
-            "test_it.py::test_a *new, no baseline",
+            "test_it.py::test_a *  new",
             "no baseline for cpu-torch2.99; nearest is cpu-torch2.98 (1 entry): "
             "--torchmem-baseline-from=cpu-torch2.98 compares with it",
         ]

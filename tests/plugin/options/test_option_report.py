@@ -45,6 +45,25 @@ def test_several_reports_are_written_of_one_run(two):
     assert (two.path / "b.md").exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "table"),
+    [("pyproject.toml", "tool.pytest.ini_options"), ("pytest.toml", "pytest")],
+)
+def test_a_list_in_toml_is_several_reports(two, file, table):
+    if file == "pytest.toml" and pytest.version_tuple < (9,):
+        pytest.skip("pytest 9 brought pytest.toml")
+    (two.path / "tox.ini").unlink()
+    (two.path / file).write_text(f'[{table}]\ntorchmem_report = ["a.json", "b.md"]\n')
+    two.run()
+    assert (two.path / "a.json").exists()
+    assert (two.path / "b.md").exists()
+
+
+def test_a_home_that_nobody_has_is_a_name_like_any_other(two):
+    two.run("--torchmem-report=~nobody.json")
+    assert (two.path / "~nobody.json").exists()
+
+
 def test_a_report_that_cannot_be_written_keeps_no_other_from_it(two):
     (two.path / "file").write_text("")
     result = two.run("--torchmem-report=file/run.json", "--torchmem-report=run.md")

@@ -8,7 +8,7 @@ def test_a_new_entry_is_stored_and_compared_with_from_then_on(sized):
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [
-            "test_it.py::test_a *new, no baseline",
+            "test_it.py::test_a *  new",
             "1 measurement has no baseline; --torchmem-update-baseline stores it",
         ]
     )

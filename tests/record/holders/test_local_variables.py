@@ -1,15 +1,19 @@
 """What local variables lead to, noted while the program runs."""
 
+import _thread
 import functools
 import gc
+import threading
 import weakref
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.record.holders import local_variables
 from pytest_torchmem.record.holders.local_variables import OBJECTS, places_held_now
 from pytest_torchmem.record.holders.search import young_garbage
 from pytest_torchmem.record.owners.places import places_of
@@ -33,6 +37,35 @@ def way_to(place):
 def test_a_tensor_is_found_by_the_variable_that_leads_to_it():
     kept = torch.ones(3)
     assert way_to(*places_of(kept[1:])).startswith("kept in test_a_tensor_is_found_by")
+
+
+def test_no_variable_lives_on_where_the_look_is_over_but_its_thread_is_not(monkeypatch):
+    over = threading.Event()
+
+    class LateToEnd:
+        """A lock whose release takes until the test is over."""
+
+        def __init__(self):
+            self.lock = threading.Lock()
+            self.acquire = self.lock.acquire
+
+        def release(self):
+            self.lock.release()
+            over.wait(60)
+
+    late = SimpleNamespace(allocate_lock=LateToEnd, start_new_thread=_thread.start_new_thread)
+    monkeypatch.setattr(local_variables, "_thread", late)
+
+    def body():
+        model = Model()
+        assert "model.layer.weight in body" in places_held_now()[0].values()
+        return weakref.ref(model)
+
+    model = body()
+    try:
+        assert model() is None
+    finally:
+        over.set()
 
 
 def test_containers_and_attributes_are_part_of_the_way():

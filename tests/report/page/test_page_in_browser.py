@@ -386,7 +386,7 @@ def test_a_row_says_how_a_test_stands_to_its_baseline_and_to_its_limit(opened):
         "grown",
         "75% of limit",
     ]
-    assert told["test_new"].split("\n") == ["new, no baseline", "75% of limit"]
+    assert told["test_new"].split("\n") == ["new", "75% of limit"]
     assert told["test_unseen"] == ""
 
 

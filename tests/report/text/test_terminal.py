@@ -241,7 +241,7 @@ def test_each_status_is_named():
     )
     rows = {row.split()[0]: row for row in texts(run_of(*tests))}
     assert rows["a"].endswith("25% of limit")
-    assert rows["b"].endswith("within limits; new, no baseline")
+    assert rows["b"].endswith("within limits; new")
     assert rows["c"].endswith("shrunk, -2.0 MiB (-67 %)")
 
 
