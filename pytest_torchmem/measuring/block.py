@@ -37,7 +37,7 @@ from pytest_torchmem.values.findings import Verdict
 from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.units import RUNS, format_size, is_run_count, reads_as_size
+from pytest_torchmem.values.units import MOST_RUNS, format_size, is_run_count, reads_as_size
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -379,6 +379,8 @@ def measure(
             f"measure(total={name!r})"
         )
     if not is_run_count(warmup, 0):
-        raise MarkerError(f"measure, warmup: {shown(warmup)} is not a number of runs, {RUNS}")
+        raise MarkerError(
+            f"measure, warmup: {shown(warmup)} is not a number of runs, 0 to {MOST_RUNS:,}"
+        )
     asked = read_limits(OWNER, {"total": total, **limits})
     return Measure(name, _Expected(str(device or ""), warmup, asked, output))

@@ -27,8 +27,7 @@ _FACTORS: Final = {
     "gb": 10**9,
     "tb": 10**12,
 }
-_MOST_RUNS: Final = 1_000_000
-RUNS: Final = f"0 to {_MOST_RUNS:,}"
+MOST_RUNS: Final = 1_000_000
 _MOST_DIGITS: Final = 32
 _LARGEST_FRACTION: Final = 1000.0
 
@@ -42,10 +41,10 @@ _FRACTION = re.compile(r"\s*(0|0?\.\d+)\s*")
 
 
 def is_run_count(value: object, least: int) -> bool:
-    """Return whether a value is a number of runs or steps, from ``least`` to a million."""
+    """Return whether a value is a number of runs or steps, from ``least`` to `MOST_RUNS`."""
     if not isinstance(value, int) or isinstance(value, bool):
         return False
-    return least <= value <= _MOST_RUNS
+    return least <= value <= MOST_RUNS
 
 
 def parse_size(value: object) -> int:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
+import os
 import pickle
 import random
 import resource
@@ -16,10 +18,12 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+from _pytest.config import get_config
 
 from pytest_torchmem.analysis.caching_allocator import AllocatorSettings, RequestLog, simulate
 from pytest_torchmem.analysis.pipeline import analyze
@@ -27,6 +31,9 @@ from pytest_torchmem.analysis.sampling import sketch
 from pytest_torchmem.cli.main import main
 from pytest_torchmem.measuring.ranks import environment_rank
 from pytest_torchmem.measuring.saving import load_ranks, load_results
+from pytest_torchmem.plugin.options.marker import read_markers
+from pytest_torchmem.plugin.options.option_table import OPTIONS
+from pytest_torchmem.plugin.options.settings import read_settings
 from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.world import parse_world
 from pytest_torchmem.store.baseline_file import FileChanges, read_any, read_file, write_file
@@ -383,6 +390,113 @@ TYPED = {
 }
 
 
+# --- options and markers ------------------------------------------------------------------------
+
+OPTIONS_TYPED = {
+    "device": ("cpu", "cuda:1"),
+    "tolerance": ("2%",),
+    "floor": ("5% up to 1MiB",),
+    "accept": ("new,grown,shrunk,unused",),
+    "repeat": ("3",),
+    "baseline-from": ("cpu-torch2.12, cpu-torch2.11",),
+    "baseline-all": ("1MiB",),
+    "known-holder": ("net.CACHE* because it is kept\nb because c",),
+    "level": ("full",),
+    "baseline-dir": ("kept/here",),
+    "summary": ("short",),
+    "report": ("a.html\nb.json", "folder"),
+    "report-timelines": ("failed",),
+}
+FLAGS = ("update-baseline", "dry-run", "ask", "follow-renames", "strict", "require-baseline")
+
+
+@functools.cache
+def config() -> pytest.Config:
+    """A configuration of pytest with our options, of no project."""
+    made = get_config(["-p", "pytest_torchmem.plugin.hooks"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        patch.delenv("PYTEST_PLUGINS", raising=False)
+        made.parse(["-p", "pytest_torchmem.plugin.hooks", "-s", "-c", os.devnull, "--noconftest"])
+    return made
+
+
+@functools.cache
+def session() -> pytest.Session:
+    return pytest.Session.from_config(config())
+
+
+def damaged_options(chance: random.Random) -> dict[str, object]:
+    """Some options with damaged texts, as the command line or an ini file gives them."""
+    names = chance.sample(sorted(OPTIONS_TYPED), chance.choice((1, 1, 3)))
+    typed: dict[str, object] = {
+        name: damaged_text(chance.choice(OPTIONS_TYPED[name]), chance) for name in names
+    }
+    typed.update((name, True) for name in chance.sample(FLAGS, chance.choice((0, 0, 1, 2))))
+    return typed
+
+
+def _options(folder: Path, typed: dict[str, object]) -> object:
+    """Read settings; `pytest.UsageError` is the error of our own that a run prints."""
+    with pytest.MonkeyPatch.context() as patch:
+        for option in OPTIONS:
+            given = typed.get(option.name)
+            several = option.several and given is not None
+            text = str(given).splitlines() if several else given
+            patch.setattr(config().option, option.ini, text, raising=False)
+            dest = option.flag.removeprefix("--").replace("-", "_")
+            patch.setattr(config().option, dest, text, raising=False)
+        try:
+            return read_settings(config())
+        except pytest.UsageError as error:
+            raise TorchmemError(str(error)) from error
+
+
+BUDGET: dict[str, object] = {
+    "total": "2GiB",
+    "activation": 4096,
+    "retained": "0B",
+    "growth": {"cpu": "1MiB", "NVIDIA H200": None},
+    "device": "cpu",
+    "warmup": 1,
+    "collect": True,
+}
+COMPARED: dict[str, object] = {"tolerance": "2%", "floor": "5% up to 1MiB"}
+
+
+def damaged_marks(chance: random.Random) -> list[pytest.Mark]:
+    """Markers with damaged arguments: values of other kinds, keys that nobody knows."""
+    marks = []
+    for name, whole in (("memory_budget", BUDGET), ("memory_baseline", COMPARED)):
+        keys = chance.sample(sorted(whole), chance.randrange(len(whole) + 1))
+        arguments = damaged_value({key: whole[key] for key in keys}, chance)
+        texts = [key for key, value in arguments.items() if isinstance(value, str)]
+        if texts and chance.random() < 0.5:
+            key = chance.choice(texts)
+            arguments[key] = damaged_text(arguments[key], chance)
+        first = (damaged_text("2GiB", chance),) if chance.random() < 0.2 else ()
+        marks.append(getattr(pytest.mark, name)(*first, **arguments).mark)
+    return marks
+
+
+def _markers(folder: Path, marks: list[pytest.Mark]) -> object:
+    module = pytest.Module.from_parent(session(), path=folder / "test_a.py")
+    no_fixtures = SimpleNamespace(names_closure=[], name2fixturedefs={})
+    item = pytest.Function.from_parent(
+        module, name="test_a", callobj=lambda: None, fixtureinfo=no_fixtures
+    )
+    item.own_markers.extend(marks)
+    asked = read_markers(item, Allowance(0.02, MiB))
+    on_cpu = asked.on_device("cpu")
+    return on_cpu.sizes(), asked.allowance.at(10**6).text_for(10**6)
+
+
+ASKED = {
+    "options": Reader(damaged_options, _options),
+    "markers": Reader(damaged_marks, _markers),
+}
+
+
 def every_reader(folder: Path) -> dict[str, Reader]:
     """All readers by name, with the whole files that they look at beside the damaged one."""
     results(folder / "whole.json", A)
@@ -397,10 +511,11 @@ def every_reader(folder: Path) -> dict[str, Reader]:
         "traces": TRACES,
         "snapshots": SNAPSHOTS,
         **TYPED,
+        **ASKED,
     }
 
 
-READERS = ("results", "baselines", "origins", "traces", "snapshots", *TYPED)
+READERS = ("results", "baselines", "origins", "traces", "snapshots", *TYPED, *ASKED)
 
 
 # --- the rules ----------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def test_floors(n): use(MiB)
 
 @pytest.mark.parametrize("n", [pytest.param(
     n, marks=pytest.mark.memory_budget("9GiB", warmup=v), id=str(n))
-    for n, v in enumerate(HOSTILE) if v != 10**400])
+    for n, v in enumerate(HOSTILE)])
 def test_warmups(n): use(MiB)
 
 @pytest.mark.parametrize("n", [pytest.param(
@@ -54,7 +54,7 @@ def test_no_argument_of_a_marker_fails_more_than_its_own_test(project: Project) 
     assert "pytest_torchmem/" not in "\n".join(o for o in result.outlines if o.startswith("E "))
     outcomes = result.parseoutcomes()
     assert outcomes["passed"] <= 8, "most of these values mean nothing"
-    assert sum(outcomes.values()) == 28 * 5 - 1 + 1
+    assert sum(outcomes.values()) == 28 * 5 + 1
     assert not any("::test_next" in line for line in result.outlines if "ERROR" in line)
     wrong = ("OverflowError", "KeyError", "RecursionError", "AttributeError")
     assert not any(line.startswith("E   " + w) for line in result.outlines for w in wrong)

@@ -22,7 +22,7 @@ from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import DeviceNameError, MarkerError, SizeError, is_torchmem_error
 from pytest_torchmem.values.findings import LIMIT_KEYS
 from pytest_torchmem.values.json_values import shown
-from pytest_torchmem.values.units import RUNS, is_run_count, parse_floor, parse_fraction
+from pytest_torchmem.values.units import MOST_RUNS, is_run_count, parse_floor, parse_fraction
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -200,7 +200,9 @@ def _device(value: object) -> str:
 
 def _warmup(item: pytest.Item, value: object) -> int:
     if not isinstance(value, int) or not is_run_count(value, 0):
-        raise MarkerError(f"{BUDGET}, warmup: {shown(value)} is not a number of runs, {RUNS}")
+        raise MarkerError(
+            f"{BUDGET}, warmup: {shown(value)} is not a number of runs, 0 to {MOST_RUNS:,}"
+        )
     if value and not can_rerun(item):
         raise MarkerError(
             f"{BUDGET}, warmup: the body of a {type(item).__name__} cannot be run twice by the "

@@ -23,7 +23,14 @@ from pytest_torchmem.plugin.options.option_table import (
 from pytest_torchmem.report.writing import FOLDER, kind_of
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import DeviceNameError, MarkerError, ReportError, SizeError
-from pytest_torchmem.values.units import parse_floor, parse_fraction, parse_size
+from pytest_torchmem.values.json_values import shown
+from pytest_torchmem.values.units import (
+    MOST_RUNS,
+    is_run_count,
+    parse_floor,
+    parse_fraction,
+    parse_size,
+)
 
 
 class SummaryKind(enum.Enum):
@@ -229,7 +236,7 @@ class _Values:
             return kinds(given)
         except ValueError:
             words = ", ".join(kind.value for kind in kinds)
-            problem = f"{given!r} is not one of {words}"
+            problem = f"{shown(given)} is not one of {words}"
             raise self.refused(name, problem, "bad-argument") from None
 
 
@@ -248,15 +255,15 @@ def _accepted(values: _Values) -> frozenset[Change]:
     words = [word.strip() for word in values.text("accept").lower().split(",")]
     for word in words:
         if word not in known:
-            problem = f"{word!r} is not one of {', '.join(known)}"
+            problem = f"{shown(word)} is not one of {', '.join(known)}"
             raise values.refused("accept", problem, "bad-argument")
     return frozenset(known[w] for w in words if values.flag("update-baseline"))
 
 
 def _repeat_count(values: _Values) -> int:
     text = values.text("repeat").strip()
-    if not re.fullmatch(r"0*[1-9]\d{0,8}", text):
-        problem = f"{text!r} is not a number of runs, 1 or more"
+    if not re.fullmatch(r"\d{1,9}", text) or not is_run_count(int(text), 1):
+        problem = f"{shown(text)} is not a number of runs, 1 to {MOST_RUNS:,}"
         raise values.refused("repeat", problem, "bad-argument")
     return int(text)
 
@@ -269,8 +276,17 @@ def _report_paths(values: _Values) -> tuple[Path, ...]:
     config = values.config
     start = config.invocation_params.dir if values.typed("report") else config.rootpath
     lines = filter(None, map(str.strip, values.text("report").splitlines()))
-    paths = (start / Path(os.path.expandvars(line)).expanduser() for line in lines)
+    paths = (start / _expanded(line) for line in lines)
     return tuple(dict.fromkeys(path_of_rank(path, environment_rank()) for path in paths))
+
+
+def _expanded(text: str) -> Path:
+    """Return a path with its variables and ``~`` replaced, as a shell does."""
+    path = Path(os.path.expandvars(text))
+    try:
+        return path.expanduser()
+    except RuntimeError:  # nobody of that name has a home
+        return path
 
 
 def _baseline_all_bytes(values: _Values) -> int:

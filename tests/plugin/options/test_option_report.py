@@ -59,6 +59,11 @@ def test_a_list_in_toml_is_several_reports(two, file, table):
     assert (two.path / "b.md").exists()
 
 
+def test_a_home_that_nobody_has_is_a_name_like_any_other(two):
+    two.run("--torchmem-report=~nobody.json")
+    assert (two.path / "~nobody.json").exists()
+
+
 def test_a_report_that_cannot_be_written_keeps_no_other_from_it(two):
     (two.path / "file").write_text("")
     result = two.run("--torchmem-report=file/run.json", "--torchmem-report=run.md")
