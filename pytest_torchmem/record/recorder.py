@@ -333,7 +333,9 @@ class Recorder:
 
         The end of a session takes 3 KiB for each of its events, and gives them back.
         """
-        if self._profiler is None:
+        session = self._profiler
+        # With a profiler of the body's, its recording is lost, but the profiler's own must not be.
+        if session is None or not session.is_undisturbed():
             return
         with self._count.kept():
             # What runs late may run into the next session.

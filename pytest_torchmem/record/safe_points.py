@@ -6,6 +6,10 @@ signal. The body's own calls may still be called by torch: by autograd, by an op
 written in Python, in the middle of a compilation. The stack of the process says so, and then the
 moment is not safe: what is neither Python's nor the operating system's may be in an operator.
 
+Nor is it where torch's tracer of Python would not know all calls that are open. A session that
+begins is told of the Python functions on the stack, and of no function of C. And a function that
+has just been called is on the stack, but its call is told later, a second time.
+
     body's bytecodes    x + 1 | x + 1 | x + 1 | ...
     timer                         runs out
     main thread                          `_PendingCall.__bool__` -> `reached`
@@ -13,15 +17,19 @@ moment is not safe: what is neither Python's nor the operating system's may be i
 
 from __future__ import annotations
 
+import builtins
 import ctypes
+import functools
 import gc
+import opcode
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
-from types import FrameType
+from types import BuiltinFunctionType, FrameType, GeneratorType, MethodDescriptorType
 from typing import Any, Final
 
 import torch
@@ -43,6 +51,9 @@ _PYTHONS: Final = re.compile(
 # Python's tracer notes at most so many of the functions that are open when it begins.
 _MOST_FRAMES: Final = 120
 _MOST_ADDRESSES: Final = 4096
+# Python 3.10 has none: there, pending calls are made after the tracer was told of a call.
+_RESUME: Final = opcode.opmap.get("RESUME")
+_TP_CALL: Final = 50
 _THREAD_TIME: Final = 3
 _CALL_IN_THREAD: Final = 2
 
@@ -60,7 +71,7 @@ class SafePoints:
         self._number = 0
         self._is_reached = False
         self._next_s = 0.0
-        self._outermost: list[int] = []
+        self._began: list[int] = []
 
     def begin(self) -> None:
         """Get ready, on the thread that is to run the body."""
@@ -68,9 +79,10 @@ class SafePoints:
             _timers() is None
             or not profiler.KEEPS_COUNT
             or threading.current_thread() is not threading.main_thread()
+            or not _knows_functions_of_c()
         ):
             return
-        self._outermost = _addresses()[-2:]
+        self._began = _addresses()
         self._number = _listen(self)
         event = _Notification(
             self._number, 0, _CALL_IN_THREAD, ctypes.cast(_on_timer(), ctypes.c_void_p)
@@ -99,7 +111,10 @@ class SafePoints:
             del _LISTENING[number]
 
     def is_safe(self) -> bool:
-        """Return whether no operator is open and nothing of ours runs, at a call of ``reached``."""
+        """Return whether no operator is open, no function of C since `begin`, and nothing of ours.
+
+        Only at a call of ``reached``.
+        """
         # To record these calls would take longer than they do.
         tracing = TracingPause()
         tracing.suspend()
@@ -109,12 +124,16 @@ class SafePoints:
             tracing.resume()
 
     def _stack_is_safe(self) -> bool:
-        addresses = _addresses()
+        addresses, began = _addresses(), self._began
         # A stack that could not be followed to its end may hide anything.
-        if addresses[-2:] != self._outermost or len(addresses) == _MOST_ADDRESSES:
+        if addresses[-2:] != began[-2:] or len(addresses) == _MOST_ADDRESSES:
             return False
         pythons = _code_of_python()
-        return all(any(low <= a < high for low, high in pythons) for a in addresses if a)
+        if not all(any(low <= a < high for low, high in pythons) for a in addresses if a):
+            return False
+        pairs = zip(reversed(addresses), reversed(began), strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return not _calls_function_of_c(addresses[: len(addresses) - common])
 
     def reach(self) -> None:
         if self._number:
@@ -218,6 +237,57 @@ def _code_of_python() -> list[tuple[int, int]]:
     return found
 
 
+@cache
+def _functions_of_c() -> frozenset[int]:
+    """Return the addresses of the functions by which Python calls those of C, one for each kind."""
+    of_object, of_type = ctypes.pythonapi.PyVectorcall_Function, ctypes.pythonapi.PyType_GetSlot
+    of_object.restype, of_object.argtypes = ctypes.c_void_p, [ctypes.py_object]
+    of_type.restype, of_type.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_int]
+    kinds = (BuiltinFunctionType, MethodDescriptorType)
+    owners = (builtins, functools, gc, list, dict, str, bytes, GeneratorType)
+    functions = (f for owner in owners for f in vars(owner).values() if isinstance(f, kinds))
+    return frozenset(
+        address
+        for address in (*map(of_object, functions), *(of_type(kind, _TP_CALL) for kind in kinds))
+        if address
+    )
+
+
+@cache
+def _function_at(address: int) -> int:
+    """Return where the function begins that an address on the stack belongs to."""
+    found = _unwinder()._Unwind_FindEnclosingFunction(ctypes.c_void_p(address - 1))
+    return int(found or 0)
+
+
+@cache
+def _unwinder() -> Any:
+    """Return the library that follows the stack of the process, also for ``backtrace``."""
+    library = ctypes.PyDLL("libgcc_s.so.1")
+    library._Unwind_FindEnclosingFunction.restype = ctypes.c_void_p
+    return library
+
+
+def _calls_function_of_c(addresses: Iterable[int]) -> bool:
+    """Return whether Python has called a function of C there, which has not returned."""
+    functions = _functions_of_c()
+    return any(_function_at(address) in functions for address in addresses if address)
+
+
+@cache
+def _knows_functions_of_c() -> bool:
+    """Return whether such calls are found: a compiler may have put them into other functions."""
+    depth = len(_addresses())
+
+    def found() -> Iterator[bool]:
+        yield _calls_function_of_c(_addresses()[: -depth + 1])
+
+    try:
+        return all(call(found()) for call in (sum, max, next, any))
+    except (OSError, AttributeError):
+        return False
+
+
 def _frames_are_safe() -> bool:
     """Return whether Python calls the body's code: neither the recorder's nor a trace function."""
     stack: list[FrameType] = []
@@ -227,10 +297,21 @@ def _frames_are_safe() -> bool:
     while frame is not None and (frame := frame.f_back) is not None:
         stack.append(frame)
     tracing = {getattr(function, "__code__", None) for function in _trace_functions(stack)}
-    return 0 < len(stack) <= _MOST_FRAMES and not any(
-        frame.f_code in tracing or frame.f_code.co_filename.startswith(_RECORDERS)
-        for frame in stack
+    return (
+        0 < len(stack) <= _MOST_FRAMES
+        and not _begins(stack[0])
+        and not any(
+            code in tracing
+            or code.co_filename.startswith(_RECORDERS)
+            or profiler.FAST_RANGE in code.co_names
+            for code in (frame.f_code for frame in stack)
+        )
     )
+
+
+def _begins(frame: FrameType) -> bool:
+    """Return whether a function has just been called, or a generator goes on."""
+    return frame.f_lasti >= 0 and frame.f_code.co_code[frame.f_lasti] == _RESUME
 
 
 def _trace_functions(stack: Iterable[FrameType]) -> Iterator[object]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import sys
+from contextlib import contextmanager
+from functools import cache, reduce
 from typing import Any
 
 import torch
 from torch import nn
+from torch._C._profiler import _RecordFunctionFast
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Dataset
 
 KEPT: list[object] = []
 
@@ -137,6 +143,180 @@ def raising() -> None:
         x = x - 1
 
 
+class Lookup(nn.Module):
+    """Looks its parameters up in ``__getattr__``, a property, an index and a comparison."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(8))
+
+    @property
+    def doubled(self) -> torch.Tensor:
+        y = self.scale + self.scale
+        return y * 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.doubled - index
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for index, cell in enumerate(self.cells):
+            x = cell(x) * self.scale + self[index]
+            x = x - self.doubled * self[1]
+        return x @ torch.eye(8) + x
+
+
+class Scaled:
+    """A block: what it makes when it begins and ends is made in functions that Python calls."""
+
+    def __enter__(self) -> torch.Tensor:
+        self.x = torch.ones(16) * 2
+        return self.x + 1
+
+    def __exit__(self, *_: object) -> None:
+        self.x = self.x - 1
+
+
+@contextmanager
+def halved(x: torch.Tensor) -> Any:
+    y = x / 2
+    yield y - 1
+    KEPT.append(y * 2)
+
+
+def blocks_and_modules() -> None:
+    model = Lookup()
+    with torch.no_grad():
+        y = model(torch.ones(4, 8)) + 1
+        y = -y
+    with Scaled() as x, halved(x) as half:
+        y = x * half
+        y += x
+    z = y + x if y.sum() > 0 else y - x
+    z[2:4] = z[:2] * 2
+    KEPT.append([z, model(torch.ones(4, 8)).sum().item()])
+
+
+def called_by_functions_of_c() -> None:
+    x = torch.ones(16)
+    total = sum(x * n for n in range(4)) + x
+    total = total - x
+    total = reduce(lambda a, b: a * b + x, [x, total, x]) - 1
+    pieces = [p + 1 for p in map(x.sub, range(3))] + [total * 2]
+    pieces.sort(key=lambda p: float((p * 2).sum()))
+    largest = max(pieces, key=lambda p: float(p.sum() + 1)) + 1
+    doubled = "doubled"
+    shapes = {n: (x + n).shape for n in range(2)}
+    KEPT.append([largest + len(shapes), getattr(Lookup(), doubled) + x[:8]])
+
+
+async def waiting(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    await asyncio.sleep(0)
+    return y * 2
+
+
+async def pair(x: torch.Tensor) -> torch.Tensor:
+    first = await waiting(x) + x
+    async for part in parts(first):
+        first = first - part
+    both = await asyncio.gather(waiting(x), waiting(first))
+    return both[0] + both[1]
+
+
+async def parts(x: torch.Tensor) -> Any:
+    for n in range(2):
+        yield x * n
+        await asyncio.sleep(0)
+
+
+def asynchronous() -> None:
+    x = torch.ones(16)
+    KEPT.append(asyncio.run(pair(x)) + x)
+    advance = waiting(x).send
+    try:
+        while True:
+            advance(None)
+    except StopIteration as error:
+        KEPT.append(error.value + 1)
+
+
+def loops_and_handlers() -> None:
+    x, n = torch.ones(16), 0
+    while n < 4:
+        n += 1
+        try:
+            x = x + n
+            if n == 2:
+                continue
+            if n == 4:
+                raise ValueError(x * 2)
+            x = x - 1
+        except ValueError as error:
+            x = error.args[0] + x
+        else:
+            x = x * 2
+        finally:
+            x = x / 2
+    x = torch.where(x > 1, x + 1, torch.stack([x * 2, x])[0]) + (lambda y: y * 3)(x)
+    KEPT.append(x)
+
+
+def within_fast_range(x: torch.Tensor) -> torch.Tensor:
+    with _RecordFunctionFast("fast"):
+        y = x + 1
+        return helper(y, 1)
+
+
+def fast_range() -> None:
+    x = torch.ones(16)
+    for _ in range(3):
+        x = within_fast_range(x) - x
+    KEPT.append(x)
+
+
+class Numbers(Dataset[tuple[torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        x = torch.ones(4) + index
+        return x * 2, index
+
+
+def loaded() -> None:
+    total = torch.zeros(4)
+    for x, n in DataLoader(Numbers(), batch_size=2):
+        total = total + x.sum(0) * n.sum()
+    KEPT.append(total - 1)
+
+
+def forked() -> None:
+    x = torch.ones(64, 64)
+    waiting = [torch.jit.fork(torch.mm, x, x) for _ in range(3)]
+    for part in waiting:
+        x = x + torch.jit.wait(part)
+    KEPT.append(x * 2)
+
+
+@cache
+def compiled_before() -> Any:
+    function = torch.compile(lambda x: torch.tanh(x * 2) + 1, backend="aot_eager")
+    function(torch.ones(16, requires_grad=True)).sum().backward()
+    return function
+
+
+def compiled() -> None:
+    # There it has no sites, and was compiled for all.
+    double = sys.modules[__name__].compiled_before()
+    x = torch.ones(16, requires_grad=True)
+    for _ in range(3):
+        y = double(x) - x
+        y.sum().backward()
+        x = (x + y).detach().requires_grad_()
+    KEPT.append(x)
+
+
 PROGRAMS = [
     operators_between_calls,
     hooks_and_cycles,
@@ -144,5 +324,8 @@ PROGRAMS = [
     transforms,
     annotated,
     raising,
+    blocks_and_modules,
+    called_by_functions_of_c,
+    fast_range,
 ]
-LONG_PROGRAMS = [train, recompute]
+LONG_PROGRAMS = [train, recompute, compiled, loops_and_handlers, asynchronous, loaded, forked]

@@ -20,6 +20,7 @@ import torch
 from pytest_torchmem.measuring.body import BodyMeasurement
 from pytest_torchmem.record import recorder, safe_points
 from pytest_torchmem.record.safe_points import SafePoints
+from pytest_torchmem.values.errors import RecordingError
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.trace import Trace
 from tests.record import cut_programs
@@ -27,6 +28,9 @@ from tests.record import cut_programs
 PACKAGE = str(Path(recorder.__file__).parents[1])
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the timer is Linux's")
+
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class WithSites(ast.NodeTransformer):
@@ -37,7 +41,17 @@ class WithSites(ast.NodeTransformer):
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
         if isinstance(
-            node, (ast.FunctionDef, ast.For, ast.With, ast.If, ast.Try, ast.ExceptHandler)
+            node,
+            (
+                *_DEFINITIONS[:2],
+                ast.For,
+                ast.AsyncFor,
+                ast.While,
+                ast.With,
+                ast.If,
+                ast.Try,
+                ast.ExceptHandler,
+            ),
         ):
             for name in ("body", "orelse", "finalbody"):
                 if statements := getattr(node, name, None):
@@ -53,58 +67,110 @@ class WithSites(ast.NodeTransformer):
             yield from (call, statement)
 
 
-def programs(sites: dict[int, Callable[[], object]]) -> dict[str, Any]:
-    """Return what `cut_programs` defines, with calls of ``sites`` between the statements."""
+class WithSitesInExpressions(ast.NodeTransformer):
+    """Looks up ``SITES[n]`` before each expression; a tracer is told of no call in that.
+
+    What is asked for there is done where Python makes pending calls next: after a call of a
+    function of C, when a Python function begins, or when a loop turns.
+    """
+
+    count = 0
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, (ast.JoinedStr, ast.arguments)):
+            return node
+        if isinstance(node, (ast.Module, ast.ClassDef)):
+            node.body = [
+                self.visit(part) if isinstance(part, _DEFINITIONS) else part for part in node.body
+            ]
+            return node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            # Neither decorators nor annotations.
+            node.body = [self.visit(statement) for statement in node.body]
+            return node
+        self.generic_visit(node)
+        if not isinstance(node, ast.expr) or isinstance(node, (ast.Starred, ast.Slice)):
+            return node
+        if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+            return node
+        with_site = ast.parse(f"(SITES[{self.count}], 0)[1]", mode="eval").body
+        self.count += 1
+        for part in ast.walk(with_site):
+            ast.copy_location(part, node)
+        assert isinstance(with_site, ast.Subscript)
+        assert isinstance(with_site.value, ast.Tuple)
+        with_site.value.elts[1] = node
+        return with_site
+
+
+def programs(sites: dict[int, Any], where: type[WithSites | WithSitesInExpressions]) -> Any:
+    """Return what `cut_programs` defines, with ``sites`` in it."""
     file = str(cut_programs.__file__)
-    tree = WithSites().visit(ast.parse(Path(file).read_text()))
+    tree = where().visit(ast.parse(Path(file).read_text()))
     names = {"__name__": cut_programs.__name__, "SITES": sites}
     exec(compile(tree, file, "exec"), names)
     return names
 
 
-class Sites(dict[int, Callable[[], object]]):
+class Sites(dict[int, Any]):
     """At every ``nth`` site of a program a pending call, at others nothing: functions of C all."""
 
-    def __init__(self, points: list[SafePoints], nth: int) -> None:
-        super().__init__()
-        self.points, self.nth = points, nth
+    def __init__(self, nth: int) -> None:
+        super().__init__((site, partial(int)) for site in range(1000))
+        self.nth = nth
 
-    def fill(self) -> None:
+    def fill(self, points: SafePoints) -> None:
+        """From now on ``self[n]()`` asks for a cut, and so does ``self[n]`` of `Requests`."""
         add, is_true = ctypes.pythonapi.Py_AddPendingCall, ctypes.pythonapi.PyObject_IsTrue
-        asked = ctypes.py_object(safe_points._PendingCall(self.points[-1]._number))
-        for site in range(200):
-            cuts = self.nth and site % self.nth == 0
-            self[site] = (
-                partial(add, ctypes.cast(is_true, ctypes.c_void_p), asked) if cuts else partial(int)
-            )
+        asked = ctypes.py_object(safe_points._PendingCall(points._number))
+        ask = partial(add, ctypes.cast(is_true, ctypes.c_void_p), asked)
+        for site in range(0, len(self) if self.nth else 0, self.nth or 1):
+            self.ask_at(site, ask)
+
+    def ask_at(self, site: int, ask: Callable[..., object]) -> None:
+        self[site] = ask
 
 
-def measured(name: str, nth: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, list[str], int]:
+class Requests(Sites):
+    """A cut is asked for where an ``nth`` site is looked up: functions of C do all of it."""
+
+    def ask_at(self, site: int, ask: Callable[..., object]) -> None:
+        setattr(type(self), "__missing__", staticmethod(ask))  # noqa: B010
+        del self[site]
+
+
+def points_of(measurement: BodyMeasurement) -> SafePoints:
+    recording = measurement._recorder
+    assert recording is not None
+    return recording._points
+
+
+def measured(
+    name: str, nth: int, monkeypatch: pytest.MonkeyPatch, *, in_expressions: bool = False
+) -> tuple[Result, list[str], int]:
     """Return what a program's recording says, and how often it was cut."""
-    made: list[SafePoints] = []
-    cuts, begin, pause = [], SafePoints.begin, recorder.Recorder._pause
-
-    def beginning(points: SafePoints) -> None:
-        made.append(points)
-        begin(points)
+    cuts, pause = [], recorder.Recorder._pause
 
     def pausing(self: recorder.Recorder, *, is_cut: bool = False) -> object:
         cuts.extend([is_cut] * is_cut)
         return pause(self, is_cut=is_cut)
 
-    sites = Sites(made, nth)
-    names = programs(sites)
+    sites = Requests(nth) if in_expressions else Sites(nth)
+    names = programs(sites, WithSitesInExpressions if in_expressions else WithSites)
     with monkeypatch.context() as patched:
-        patched.setattr(SafePoints, "begin", beginning)
         patched.setattr(SafePoints, "after", lambda *_: None)
         patched.setattr(recorder.Recorder, "_pause", pausing)
         for constant in ("_SOONEST_CUT_S", "_FIRST_CUT_S", "_LATEST_CUT_S"):
             patched.setattr(recorder, constant, 0.0)
         measurement = BodyMeasurement("cpu")
         measurement.start()
-        sites.fill()
-        names[name]()
-        result = measurement.stop()
+        sites.fill(points_of(measurement))
+        try:
+            names[name]()
+            result = measurement.stop()
+        except BaseException:
+            measurement.cancel()
+            raise
     # When it was is another matter.
     result = replace(result, peak=replace(result.peak, time_ns=0))
     return result, told(measurement.profile_so_far().tree.trace), len(cuts)
@@ -139,12 +205,16 @@ def told(trace: Trace) -> list[str]:
         *(pytest.param(p.__name__, marks=pytest.mark.slow) for p in cut_programs.LONG_PROGRAMS),
     ],
 )
-def test_nobody_can_tell_where_a_body_was_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured(name, 0, monkeypatch)
-    whole, whole_told, count = measured(name, 0, monkeypatch)
+@pytest.mark.parametrize("in_expressions", [False, True], ids=["statements", "expressions"])
+def test_nobody_can_tell_where_a_body_was_cut(
+    name: str, in_expressions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = partial(measured, name, monkeypatch=monkeypatch, in_expressions=in_expressions)
+    look(0)
+    whole, whole_told, count = look(0)
     assert not count
-    for nth in (1, 3):
-        cut, cut_told, count = measured(name, nth, monkeypatch)
+    for nth in (1, 2, 5) if in_expressions else (1, 3):
+        cut, cut_told, count = look(nth)
         assert count > (2 if nth == 1 else 0)
         assert cut_told == whole_told
         assert cut == whole
@@ -156,8 +226,8 @@ def test_a_call_from_an_extension_is_no_safe_moment() -> None:
     points = SafePoints(lambda: safe.append(points.is_safe()))
     points.begin()
     try:
-        sites = Sites([points], 1)
-        sites.fill()
+        sites = Sites(1)
+        sites.fill(points)
 
         def between(value: object) -> object:
             sites[0]()
@@ -168,6 +238,24 @@ def test_a_call_from_an_extension_is_no_safe_moment() -> None:
     finally:
         points.end()
     assert safe == [True, False]
+
+
+@pytest.mark.parametrize("use_kineto", [True, False])
+def test_a_profiler_of_the_bodys_own_is_not_ended_by_a_cut(
+    use_kineto: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "_FIRST_CUT_S", 0.0)
+    measurement, sites, x = BodyMeasurement("cpu"), Sites(1), torch.ones(3)
+    measurement.start()
+    sites.fill(points_of(measurement))
+    with torch.autograd.profiler.profile(use_kineto=use_kineto) as own:
+        for site in range(3):
+            sites[site]()
+            x + 1
+    sites[0]()
+    assert [event.name for event in own.function_events].count("aten::add") == 3
+    with pytest.raises(RecordingError, match="a torch profiler of its own"):
+        measurement.stop()
 
 
 def test_a_long_body_is_cut_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

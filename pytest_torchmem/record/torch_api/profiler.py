@@ -38,6 +38,7 @@ CHECKED: Final[Checked] = {
     "torch._C._autograd._enable_record_function": ("2.6.0", "2.15.0"),
     "torch._C._autograd._prepare_profiler": ("2.6.0", "2.15.0"),
     "torch._C._autograd._profiler_enabled": ("2.6.0", "2.15.0"),
+    "torch.autograd.profiler._is_profiler_enabled": ("2.8.0", "2.13.0"),
     "torch.autograd.profiler.profile._stats": ("2.13.0", "2.13.0"),
     "torch._C._profiler._ExtraFields_Allocation": ("2.6.0", "2.15.0"),
     "torch._C._profiler._ExtraFields_OutOfMemory": ("2.6.0", "2.15.0"),
@@ -59,6 +60,8 @@ TorchOpFields = _ExtraFields_TorchOp
 ProfilerEvent = _ProfilerEvent
 TensorMetadata = _TensorMetadata
 RecordFunction = _RecordFunctionFast
+#: The name of it in code: it opens a range that no hook is told of.
+FAST_RANGE: Final = "_RecordFunctionFast"
 
 if TYPE_CHECKING:
     from torch._C._autograd import _KinetoEvent, _ProfilerResult
@@ -158,6 +161,9 @@ _TRACER: Final = "TraceContext"
 _C_PROFILER: Final[Any] = cProfile.Profile.__mro__[1]
 
 
+# A recording puts another one in its place.
+_profile_function: Final = sys.getprofile
+
 #: What a program learns its profile functions from.
 GETTERS: Final = ("sys.getprofile", "threading.getprofile")
 
@@ -215,6 +221,7 @@ class Profiler:
         self._profile_function = _ProfileFunction()
         self._config = front_end.config()
         self._activities = {torch.profiler.ProfilerActivity.CPU}
+        self._tracer: type[object] = type(None)
 
     def start(self) -> None:
         """Begin; raises `RuntimeError` when another session is active."""
@@ -224,6 +231,16 @@ class Profiler:
             _autograd._prepare_profiler(self._config, self._activities)
             self._profile_function.take()
             _autograd._enable_profiler(self._config, self._activities)
+        self._tracer = type(_profile_function())
+
+    def is_undisturbed(self) -> bool:
+        """Return whether nobody has ended the session, or begun to profile beside it."""
+        return (
+            profiler_is_active()
+            # Torch's front ends set it; a session of ours is made without one.
+            and not torch.autograd.profiler._is_profiler_enabled
+            and type(_profile_function()) is self._tracer
+        )
 
     def stop(self) -> ProfilerResult:
         """End, and return the kineto result with the event tree.
