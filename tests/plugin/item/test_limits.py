@@ -318,7 +318,7 @@ def test_junits_message_is_the_first_sentence_and_its_text_the_whole(project):
     (failure,) = ElementTree.parse(project.path / "run.xml").iter("failure")
     assert fnmatch(failure.attrib["message"], FIRST)
     assert "\n" not in failure.attrib["message"]
-    assert "live at the peak" in failure.text
+    assert "live at the peak" in (failure.text or "")
 
 
 def test_in_ci_the_last_lines_have_one_for_each_failure(project, monkeypatch):
