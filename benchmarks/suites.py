@@ -4,8 +4,8 @@
 
 Runs the tests six times in processes of their own: without the plugin; with it and no marker; with
 every test marked with ``memory_baseline`` and its baseline written; compared with it in order,
-shuffled, and on two workers. Shown are the tests whose outcome is another than without the plugin, which for a
-comparison are false alarms, the processor time and the peak of the resident memory.
+shuffled, and on two workers. Shown are the tests whose outcome is another than without the plugin,
+which for a comparison are false alarms, the processor time and the peak of the resident memory.
 """
 
 from __future__ import annotations
