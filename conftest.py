@@ -1,6 +1,7 @@
 """Plugins for our own tests: pytester runs pytest on small projects, some with a stand-in
 engine whose bodies say what memory they use."""
 
+import compileall
 import os
 import sys
 from collections.abc import Iterator
@@ -64,6 +65,7 @@ SLOW = (
     "tests/plugin/run/test_xdist.py",
     "tests/record/compiled/test_compiled_graphs.py",
     "tests/record/compiled/test_compiled_source.py",
+    "tests/record/fake/test_fx.py",
     "tests/record/holders/test_holders.py",
     "tests/record/owners/test_bare_storages.py",
     "tests/record/owners/test_frozen_objects.py",
@@ -73,6 +75,7 @@ SLOW = (
     "tests/record/patches/test_patches.py",
     "tests/record/patches/test_swaps.py",
     "tests/record/patches/test_threads.py",
+    "tests/record/test_collector_count.py",
     "tests/record/test_cuts.py",
     "tests/record/test_exit.py",
     "tests/record/test_kept_by_the_profiler.py",
@@ -128,6 +131,12 @@ COMPILES = (
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the package once: the processes that tests start write no bytecode."""
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(config.rootpath / "pytest_torchmem", quiet=1)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="run the tests that take longest, too")
 
@@ -165,9 +174,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if needed:
                 item.add_marker(name)
     items.sort(key=_turn)
-    everything = {config.rootpath / name for name in ("tests", "examples")}
     named = {config.rootpath / argument for argument in config.args}
-    if named <= everything and not config.getoption("nightly", False):
+    if named == {config.rootpath / "tests"} and not config.getoption("nightly", False):
         left = [item for item in items if item.nodeid.startswith(NIGHTLY)]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if not item.nodeid.startswith(NIGHTLY)]

@@ -23,6 +23,7 @@ from pytest_torchmem.plugin.options.option_table import (
 )
 from pytest_torchmem.plugin.run.workers import Selection, controls_workers, is_worker
 from pytest_torchmem.plugin.stash import COLLECTOR, IN_CALL, RUN, SELECTION
+from pytest_torchmem.simulate.gaps import simulated_here
 
 if TYPE_CHECKING:
     from pytest_torchmem.plugin.item.fixture import Torchmem
@@ -83,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     selection = config.stash[SELECTION] = Selection(config)
     config.pluginmanager.register(selection, "torchmem-selection")
-    if simulation_asked(config):
+    if simulated_here():
         from pytest_torchmem.plugin.run.simulated import FailedAssertions
 
         config.pluginmanager.register(FailedAssertions(), "torchmem-failed-assertions")

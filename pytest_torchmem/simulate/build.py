@@ -21,7 +21,7 @@ SOURCES: Final = Path(__file__).with_name("runtime")
 SOURCES_OF_OPERATORS: Final = Path(__file__).with_name("operators")
 LIBRARY: Final = "libsimulated_cuda.so"
 # The runtime looks for it beside itself.
-_LIBRARY_OF_OPERATORS: Final = "libsimulated_operators.so"
+LIBRARY_OF_OPERATORS: Final = "libsimulated_operators.so"
 
 _COMPILERS: Final = ("g++", "clang++")
 _NAMES_OF_CUDA: Final = re.compile(r"lib(cu\w+|nccl|nvrtc|nvToolsExt|nvshmem_host)\.so")
@@ -45,16 +45,44 @@ def build(torch_libraries: Path, headers: Sequence[Path], macros: Iterable[str],
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         made = Path(folder) / out.name
         made.mkdir()
-        libraries = [ElfFile(path) for path in sorted(torch_libraries.glob("lib*.so"))]
+        libraries = _read(torch_libraries)
         looked_up = _looked_up(torch_libraries / "libc10_cuda.so")
         defined = [f"-D{macro}" for macro in macros]
         objects = _compiled([*compiler, "-std=c++17", *defined], SOURCES, headers, Path(folder))
         _link(compiler, objects, _asked_for(libraries), looked_up, made)
         _add_operators(torch_libraries, Path(folder) / "operators", made)
-        for name in _linked_with(libraries) | _OPENED_BY_NAME:
-            (made / name).symlink_to(LIBRARY)
-        if not out.exists():
-            made.rename(out)
+        _publish(made, libraries, out)
+
+
+def take_built(built: Path, torch_libraries: Path, out: Path) -> bool:
+    """Make the folder ``out`` of libraries that were built elsewhere, without a compiler.
+
+    Returns False, and makes nothing, where they lack something that this build of torch asks for.
+    """
+    if not (built / LIBRARY).exists():
+        return False
+    libraries = _read(torch_libraries)
+    asked = {name for names in _asked_for(libraries).values() for name in names}
+    if not asked <= set(ElfFile(built / LIBRARY).functions()):
+        return False
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        made = Path(folder) / out.name
+        shutil.copytree(built, made)
+        _publish(made, libraries, out)
+    return True
+
+
+def _read(torch_libraries: Path) -> list[ElfFile]:
+    return [ElfFile(path) for path in sorted(torch_libraries.glob("lib*.so"))]
+
+
+def _publish(made: Path, libraries: Iterable[ElfFile], out: Path) -> None:
+    """Add the names by which the library is found, and put the folder in its place."""
+    for name in _linked_with(libraries) | _OPENED_BY_NAME:
+        (made / name).symlink_to(LIBRARY)
+    if not out.exists():
+        made.rename(out)
 
 
 def find_compiler() -> list[str]:
@@ -103,7 +131,7 @@ def _add_operators(torch_libraries: Path, folder: Path, out: Path) -> None:
         [compiler, "-std=c++20", *of_strings], SOURCES_OF_OPERATORS, [headers], folder
     )
     linked = (f"-L{torch_libraries}", "-lc10", "-ltorch_cpu")
-    _run(compiler, "-shared", *objects, *linked, "-o", out / _LIBRARY_OF_OPERATORS)
+    _run(compiler, "-shared", *objects, *linked, "-o", out / LIBRARY_OF_OPERATORS)
 
 
 def _link(

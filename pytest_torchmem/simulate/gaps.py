@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +38,8 @@ def gaps_so_far() -> Gaps:
     """Return the counts of this process."""
     if not simulated_here():
         return NO_GAPS
+    import ctypes  # without a simulated GPU nobody waits for it
+
     try:
         # torch has loaded the runtime for all to see, or not at all.
         runtime = ctypes.CDLL(None)
@@ -78,6 +79,8 @@ def inexact_reads_sentence(before: Gaps) -> str:
 
 def _line_of_read(number: int) -> str:
     """Return the line of the program that read a value, as a path from here; ``""`` if none did."""
+    import ctypes
+
     line_of = ctypes.CDLL(None).torchmem_unknown_read_line
     line_of.restype = ctypes.c_char_p
     file, _, line = line_of(ctypes.c_long(number)).decode(errors="replace").rpartition(":")

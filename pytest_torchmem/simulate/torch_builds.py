@@ -16,11 +16,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.simulate.build import LIBRARY, SOURCES, SOURCES_OF_OPERATORS, build
+from pytest_torchmem.simulate.build import (
+    LIBRARY,
+    SOURCES,
+    SOURCES_OF_OPERATORS,
+    build,
+    take_built,
+)
 from pytest_torchmem.values.errors import SimulationError
 
 CHECKED: Final = ("2.6", "2.11", "2.13")
 """The releases of torch that the simulated runtime was run with."""
+
+SHIPPED: Final = Path(__file__).with_name("shipped")
+"""A wheel for one platform has runtimes here, in a folder for each build of torch."""
 
 FETCH_COMMAND: Final = "torchmem simulate --fetch"
 _SIZE: Final = "0.5 to 0.9 GB to fetch, twice that on disk, once for each release"
@@ -73,7 +82,7 @@ def torch_build(version: str = "") -> TorchBuild:
     """
     require_platform()
     package, installed, cuda = _installed_torch()
-    version = version or installed
+    version = version or _required(installed)
     if version == installed and cuda:
         site = _linked(package, installed)
         return _with_runtime(version, cuda, site, _distribution("torch"))
@@ -95,7 +104,7 @@ def fetch(version: str = "", patience_s: float = 900) -> TorchBuild:
     """
     require_platform()
     _, installed, cuda = _installed_torch()
-    version = version or installed
+    version = version or _required(installed)
     site = _fetched_site(version)
     if (version != installed or not cuda) and not (site / "fetched").exists():
         shutil.rmtree(site, ignore_errors=True)
@@ -111,12 +120,21 @@ def fetch(version: str = "", patience_s: float = 900) -> TorchBuild:
 
 
 def _installed_torch() -> tuple[Path, str, str]:
-    """Return the folder, release and CUDA release of the torch that would be imported."""
+    """Return the folder, release and CUDA release of the torch that would be imported.
+
+    The releases are empty where there is none.
+    """
     found = importlib.util.find_spec("torch")
     if found is None or not found.origin:
-        raise SimulationError("torch is not installed here")
+        return Path(), "", ""
     folder = Path(found.origin).parent
     return (folder, *_version_of(folder))
+
+
+def _required(installed: str) -> str:
+    if not installed:
+        raise SimulationError("torch is not installed here")
+    return installed
 
 
 def _version_of(package: Path) -> tuple[str, str]:
@@ -172,13 +190,21 @@ def _with_runtime(
 ) -> TorchBuild:
     libraries = site / "torch" / "lib"
     macros = _versions_of_libraries(distribution)
-    key = sha256(f"{libraries.resolve()} {cuda} {macros}".encode())
+    sources = sha256(f"{cuda} {macros}".encode())
     for source in sorted([*SOURCES.iterdir(), *SOURCES_OF_OPERATORS.iterdir()]):
-        key.update(source.read_bytes())
-    runtime = cache_folder() / f"runtime-{version}-{key.hexdigest()[:12]}"
-    if not (runtime / LIBRARY).exists():
+        sources.update(source.read_bytes())
+    name = f"{version}-{sources.hexdigest()[:12]}"
+    place = sha256(str(libraries.resolve()).encode()).hexdigest()[:6]
+    runtime = cache_folder() / f"runtime-{name}-{place}"
+    if not (runtime / LIBRARY).exists() and not take_built(SHIPPED / name, libraries, runtime):
         build(libraries, _headers(cuda), macros, runtime)
     return TorchBuild(version, cuda, site, runtime)
+
+
+def shipped_folder(built: TorchBuild) -> Path:
+    """Return the folder in which a wheel has the runtime of a build of torch."""
+    name, _, _place = built.runtime.name.removeprefix("runtime-").rpartition("-")
+    return SHIPPED / name
 
 
 def _versions_of_libraries(distribution: metadata.Distribution | None) -> list[str]:

@@ -9,6 +9,6 @@ def cuda() -> torch.device:
     """A GPU that really allocates; the test is skipped without one."""
     try:
         torch.empty(1, device="cuda:0")
-    except (RuntimeError, AssertionError) as error:
-        pytest.skip(f"needs a CUDA device: {str(error).splitlines()[0]}")
+    except (RuntimeError, AssertionError):
+        pytest.skip("needs a GPU: `.ci/cuda` runs this test on a simulated one")
     return torch.device("cuda", 0)

@@ -13,6 +13,6 @@ _CACHE = cache_folder().parent.parent
 def gpu(monkeypatch: pytest.MonkeyPatch) -> str:
     """The simulated GPU that this process sees; the test is skipped without one."""
     if not simulated_here():
-        pytest.skip("needs `torchmem simulate`: see CONTRIBUTING.md")
+        pytest.skip("needs a simulated GPU: `.ci/cuda` runs this test on one")
     monkeypatch.setenv("XDG_CACHE_HOME", str(_CACHE))
     return simulated_here()

@@ -42,6 +42,20 @@ def test_another_gpu_has_its_own_properties(pytester):
     assert int(lines[-1]) == 8519680  # cuBLAS's workspace before Hopper
 
 
+# torch is compiled for 7.5, 8.0, 8.6, 9.0, 10.0 and 12.0; the others run the code of the one below.
+@pytest.mark.parametrize("capability", ["7.5", "8.6", "8.9", "10.3", "12.0"])
+def test_what_sorts_and_searches_runs_on_each_generation(pytester, capability):
+    code = """
+        import torch
+        x = torch.tensor([2, 0, 1], device="cuda")
+        print(x.nonzero().tolist(), x.unique(), x.cumsum(0).tolist())
+        torch.randperm(9, device="cuda")
+    """
+    gpu = f"capability={capability},memory=8GiB,processors=8"
+    lines = sees(pytester, code, "--gpu", gpu, "--", "python")
+    assert lines[-1] == "[[0], [2]] tensor([0, 1, 2], device='cuda:0') [2, 2, 3]"
+
+
 @pytest.mark.parametrize("arguments", [(), ("-p", "xdist", "-n", "2")], ids=["alone", "xdist"])
 def test_pytest_starts_again_and_measures(pytester, arguments):
     pytester.makepyfile(

@@ -79,6 +79,39 @@ def test_no_compiler_is_told(monkeypatch):
         build.find_compiler()
 
 
+@pytest.fixture
+def torch_asks_for(tmp_path):
+    """Return a function that makes the libraries of a torch that asks for one function."""
+
+    def make(name):
+        source, folder = tmp_path / "asks.c", tmp_path / f"torch-{name}" / "lib"
+        folder.mkdir(parents=True)
+        source.write_text(f"void {name}(void); void asks(void) {{ {name}(); }}")
+        compiled(source, folder / "libc10_cuda.so")
+        return folder
+
+    return make
+
+
+def compiled(source, library):
+    command = [*build.find_compiler(), "-x", "c", "-shared", "-fPIC", source, "-o", library]
+    assert not subprocess.run(command, check=False).returncode
+
+
+def test_a_runtime_of_the_wheel_is_taken_without_a_compiler(tmp_path, torch_asks_for, monkeypatch):
+    shipped, source = tmp_path / "shipped", tmp_path / "runtime.c"
+    shipped.mkdir()
+    source.write_text("void cudaMalloc(void) {}")
+    compiled(source, shipped / build.LIBRARY)
+    asks, asks_for_more = torch_asks_for("cudaMalloc"), torch_asks_for("cuSomethingNew")
+    monkeypatch.setattr(build, "find_compiler", lambda: pytest.fail("a compiler was looked for"))
+    assert build.take_built(shipped, asks, tmp_path / "taken")
+    assert (tmp_path / "taken" / "libcuda.so.1").resolve() == tmp_path / "taken" / build.LIBRARY
+    assert not build.take_built(shipped, asks_for_more, tmp_path / "other")
+    assert not build.take_built(tmp_path / "nothing", asks, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 def test_what_a_library_leaves_open_is_read(tmp_path):
     source, library = tmp_path / "user.c", tmp_path / "libuser.so"
     source.write_text(LIBRARY_USER)

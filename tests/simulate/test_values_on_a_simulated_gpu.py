@@ -270,6 +270,18 @@ def test_what_computes_values_is_not_seen_by_the_profiler():
     assert not any(event.cpu_memory_usage for event in events)
 
 
+@pytest.mark.slow
+def test_what_a_compiled_kernel_may_have_written_is_not_exact():
+    x, w, apart = (torch.eye(16, device=CUDA) for _ in range(3))
+    before = inexact_reads()
+    compiled = torch.compile(lambda: torch.relu(x @ w + 1) * 2)()
+    assert inexact_reads() == before
+    compiled[0, 0].item()
+    assert inexact_reads() == before + 1
+    assert apart[0, 0].item() == 1.0
+    assert inexact_reads() == before + 1
+
+
 def test_a_program_sees_no_mode_and_no_other_tensor():
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -279,14 +291,19 @@ def test_a_program_sees_no_mode_and_no_other_tensor():
     assert type(torch.ones(2, device=CUDA) + 1) is torch.Tensor
 
 
-@pytest.mark.parametrize("arguments", [(), ("-p", "xdist", "-n", "1")], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--torchmem-simulate=L4",), ("--torchmem-simulate=L4", "-p", "xdist", "-n", "1"), ()],
+    ids=["alone", "xdist", "below `torchmem simulate`"],
+)
 def test_an_assertion_on_values_is_told_from_a_failure_of_memory(pytester, arguments):
     pytester.makepyfile(
         """
         import pytest, torch
 
         def test_a_large_sum():
-            assert (torch.ones(8 << 20, device="cuda") * 3).sum().item() > 0
+            total = (torch.ones(8 << 20, device="cuda") * 3).sum().item()
+            assert total > 0
 
         def test_a_small_sum():
             assert (torch.ones(8, device="cuda") * 3).sum().item() == 0
@@ -296,7 +313,7 @@ def test_an_assertion_on_values_is_told_from_a_failure_of_memory(pytester, argum
             torch.ones(8 << 20, device="cuda")
         """
     )
-    plain = ("-p", "no:asyncio", "-p", "no:cacheprovider", "--torchmem-simulate=L4")
+    plain = ("-p", "no:asyncio", "-p", "no:cacheprovider")
     run = pytester.runpytest_subprocess(*plain, *arguments)
     run.assert_outcomes(failed=3)
     run.stdout.fnmatch_lines(

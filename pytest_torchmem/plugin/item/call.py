@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -16,6 +18,8 @@ from pytest_torchmem.plugin.run.workers import attach, plain_nodeid
 from pytest_torchmem.plugin.stash import ASKED, BAD_ARGUMENT, BODY, IN_CALL, PAYLOAD, RUN, RUNNING
 from pytest_torchmem.values.errors import DeviceError, MarkerError
 from pytest_torchmem.values.measured import MeasuredTest
+
+_PACKAGE: Final = Path(__file__).parents[2]
 
 
 def argument_problem(item: pytest.Item) -> str:
@@ -166,9 +170,29 @@ def report_on(item: pytest.Item, report: pytest.TestReport) -> None:
         # A marker nobody can read is not the failure that was expected.
         del report.wasxfail
         report.outcome = "failed"
+    _point_at_test(item, report)
     attach(item, report)
     if report.when == "teardown":
         forget(item)
+
+
+def _point_at_test(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Make the test the place of a failure that we raise, and its first line the message.
+
+    pytest shows both with ``--tb=line``, in JUnit's file and in the last lines of a run in CI. Our
+    own line, which raised the failure, would help nobody there, and the tables are above.
+    """
+    crash = getattr(report.longrepr, "reprcrash", None)
+    traceback = getattr(report.longrepr, "reprtraceback", None)
+    if crash is None or traceback is None or traceback.style != "value":
+        return
+    if not Path(crash.path).is_relative_to(_PACKAGE):
+        return
+    # In place: what xdist sends has the same objects a second time.
+    crash.path, crash.lineno = str(item.path), (item.location[1] or 0) + 1
+    crash.message = crash.message.partition("\n")[0]
+    if report.when == "call" and item.config.getoption("tbstyle") == "line":
+        traceback.reprentries.clear()
 
 
 def body_of(item: pytest.Item) -> Body:

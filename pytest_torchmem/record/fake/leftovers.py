@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Final, TypeVar
 
 from pytest_torchmem.record.fake.unknown import UnknownNumber
+from pytest_torchmem.record.owners.live_objects import instances_of
 from pytest_torchmem.record.torch_api import fake_tensors
 
 _Key = TypeVar("_Key")
@@ -32,7 +33,7 @@ def put_back(holders: Iterable[object], mode: fake_tensors.FakeTensorMode) -> It
     finally:
         for restore in undo:
             restore(mode)
-        if fake_tensors.alive(mode):
+        if _alive(mode):
             gc.collect()
             _let_go(mode)
 
@@ -108,9 +109,14 @@ def _restore_mapping(
         found.update(before)
 
 
+def _alive(mode: fake_tensors.FakeTensorMode) -> list[fake_tensors.FakeTensor]:
+    """Return the fake tensors of a mode that somebody still holds."""
+    return [fake for fake in instances_of([fake_tensors.FakeTensor]) if fake.fake_mode is mode]
+
+
 def _let_go(mode: fake_tensors.FakeTensorMode) -> None:
     """Empty the caches that hold fake tensors, and take them out of containers nobody reached."""
-    found = fake_tensors.alive(mode)
+    found = _alive(mode)
     for fake in found:
         for holder in gc.get_referrers(fake):
             if holder is found:

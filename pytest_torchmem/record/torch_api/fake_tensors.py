@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import weakref
 from collections.abc import Callable
@@ -169,13 +168,6 @@ def from_weak(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
     if tensor is not None:
         tensor._fix_weakref()  # type: ignore[attr-defined]
     return tensor
-
-
-def alive(mode: FakeTensorMode) -> list[FakeTensor]:
-    """Return the fake tensors of a mode that somebody still holds."""
-    # Some objects answer isinstance() by code of their own.
-    fakes = [value for value in gc.get_objects() if issubclass(type(value), FakeTensor)]
-    return [fake for fake in fakes if fake.fake_mode is mode]
 
 
 def move_fake(fake: Any, device: torch.device) -> None:

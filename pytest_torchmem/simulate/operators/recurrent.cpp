@@ -8,6 +8,7 @@
 #include <ATen/ops/rnn_tanh.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <exception>
@@ -69,7 +70,7 @@ Tensors initial_state(const Stack& given, Kind kind) {
 
 // The gradients of the input, the initial state and the weights, in this order.
 Tensors gradients(const Stack& given) {
-  const at::AutoGradMode differentiates(true);
+  const c10::AutoGradMode differentiates(true);
   const Layers layers(given, 10);
   Tensors leaves{given[0].toTensor()};
   for (const at::Tensor& tensor : initial_state(given, layers.kind)) leaves.push_back(tensor);

@@ -117,18 +117,7 @@ CUresult cuCtxGetDevice(CUdevice* out) {
   return CUDA_SUCCESS;
 }
 
-// --- modules and kernels that were compiled while the program runs -------------------------------
-
-CUresult cuModuleLoad(CUmodule* out, const char*) { return static_cast<CUresult>(give_handle(out)); }
-CUresult cuModuleLoadData(CUmodule* out, const void*) {
-  return static_cast<CUresult>(give_handle(out));
-}
-CUresult cuModuleLoadDataEx(CUmodule* out, const void*, unsigned, CUjit_option*, void**) {
-  return static_cast<CUresult>(give_handle(out));
-}
-CUresult cuModuleGetFunction(CUfunction* out, CUmodule, const char*) {
-  return static_cast<CUresult>(give_handle(out));
-}
+// --- kernels that were compiled while the program runs; modules.cpp launches them ----------------
 
 CUresult cuFuncGetAttribute(int* out, CUfunction_attribute attribute, CUfunction) {
   switch (attribute) {
@@ -153,23 +142,6 @@ CUresult cuCtxSetLimit(CUlimit, size_t) { return CUDA_SUCCESS; }
 
 CUresult cuOccupancyMaxActiveClusters(int* out, CUfunction, const CUlaunchConfig*) {
   *out = gpu().processors;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                        unsigned, CUstream stream, void**, void**) {
-  enqueue(reinterpret_cast<cudaStream_t>(stream), 5);
-  return CUDA_SUCCESS;
-}
-
-CUresult cuLaunchKernelEx(const CUlaunchConfig* launched, CUfunction, void**, void**) {
-  enqueue(reinterpret_cast<cudaStream_t>(launched->hStream), 5);
-  return CUDA_SUCCESS;
-}
-
-CUresult cuLaunchCooperativeKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                   unsigned, unsigned, CUstream stream, void**) {
-  enqueue(reinterpret_cast<cudaStream_t>(stream), 5);
   return CUDA_SUCCESS;
 }
 

@@ -78,6 +78,53 @@ cudaError_t launch(const void* kernel, void** arguments, cudaStream_t stream) {
   return cudaSuccess;
 }
 
+// --- the machine code of a kernel: there is some for each GPU that torch was built for ----------------
+
+struct FatBinary {  // fatbinary_section.h
+  int magic, version;
+  const char* data;
+};
+struct FatBinaryHeader {
+  uint32_t magic;
+  uint16_t version, header_bytes;
+  uint64_t bytes;
+};
+struct FatBinaryEntry {
+  uint16_t kind, version;
+  uint32_t header_bytes;
+  uint64_t bytes;
+  uint32_t compressed_bytes, option_bytes;
+  uint16_t minor, major;
+  uint32_t capability;  // 86 for 8.6
+};
+constexpr uint32_t kFatBinaryMagic = 0xBA55ED50;
+constexpr uint16_t kPtx = 1;
+
+// The capability that the code was compiled for which this GPU runs: that of the GPU itself or, of the
+// same generation, the next one below it; otherwise PTX of the nearest one. CUB looks for its own
+// parameters by it.
+int capability_of_code(const FatBinary& binary) {
+  const int wanted = 10 * gpu().major + gpu().minor;
+  const auto& header = *reinterpret_cast<const FatBinaryHeader*>(binary.data);
+  if (header.magic != kFatBinaryMagic) return wanted;
+  int code = 0, ptx = 0;
+  const char* at = binary.data + header.header_bytes;
+  const char* end = at + header.bytes;
+  while (at + sizeof(FatBinaryEntry) <= end) {
+    const auto& entry = *reinterpret_cast<const FatBinaryEntry*>(at);
+    const int found = static_cast<int>(entry.capability);
+    if (found <= wanted && entry.kind == kPtx) ptx = std::max(ptx, found);
+    if (found <= wanted && entry.kind != kPtx && found / 10 == gpu().major) {
+      code = std::max(code, found);
+    }
+    at += entry.header_bytes + entry.bytes;
+  }
+  return code ? code : ptx ? ptx : wanted;
+}
+
+// CUB asks for these, one in each part of torch that uses it.
+auto& empty_kernels = forever<std::unordered_map<const void*, const FatBinary*>>();
+
 struct Configuration {
   dim3 grid, block;
   size_t shared;
@@ -92,14 +139,12 @@ using namespace simulated;
 
 extern "C" {
 
-void** __cudaRegisterFatBinary(void*) {
-  static void* handle = &handle;
-  return &handle;
-}
+void** __cudaRegisterFatBinary(void* binary) { return new void*(binary); }
 
-void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, void*, void*,
+void __cudaRegisterFunction(void** binary, const char* host, char*, const char* name, int, void*, void*,
                             void*, void*, int*) {
   if (std::strstr(name, "spin_kernel")) waiting_kernels.insert(host);
+  if (std::strstr(name, "EmptyKernel")) empty_kernels[host] = static_cast<FatBinary*>(*binary);
   if (const size_t bytes = filled_element_bytes(name)) filling_kernels[host] = bytes;
 }
 
@@ -143,11 +188,14 @@ cudaError_t cudaLaunchCooperativeKernel(const void* host, dim3, dim3, void** arg
   return launch(host, arguments, stream);
 }
 
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* out, const void*) {
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* out, const void* kernel) {
   std::memset(out, 0, sizeof *out);
   out->maxThreadsPerBlock = 1024;
   out->numRegs = 32;
-  out->ptxVersion = out->binaryVersion = 10 * gpu().major + gpu().minor;
+  const auto found = empty_kernels.find(kernel);
+  out->ptxVersion = out->binaryVersion = found == empty_kernels.end()
+                                             ? 10 * gpu().major + gpu().minor
+                                             : capability_of_code(*found->second);
   return cudaSuccess;
 }
 

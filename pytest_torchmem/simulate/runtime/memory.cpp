@@ -147,6 +147,8 @@ class Parts {
 auto& written = forever<Parts>();  // may be other than zero
 // was copied or set; what is not known is what only a kernel could have written
 auto& known = forever<Parts>();
+// the blocks that torch has handed out: start to end
+auto& blocks = forever<std::map<uintptr_t, uintptr_t>>();
 
 thread_local long writes = 0;  // copies to the device, and settings
 thread_local bool computes = false;  // for the device, see ../operators
@@ -243,6 +245,14 @@ void forget_bytes(void* start, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(start);
   make_zero(address, address + bytes);
   known.remove(address, address + bytes);
+}
+
+void doubt_block(const void* start) {
+  Lock lock(guard);
+  const auto address = reinterpret_cast<uintptr_t>(start);
+  const auto after = blocks.upper_bound(address);
+  const uintptr_t end = after == blocks.begin() ? 0 : std::prev(after)->second;
+  if (end > address) known.remove(address, end);
 }
 
 void set_bytes(void* to, int value, size_t bytes) {
@@ -539,6 +549,7 @@ void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void* pointer, int64_
     Lock lock(guard);
     make_zero(start, start + bytes);
     known.remove(start, start + bytes);
+    blocks[start] = start + bytes;
   }
   if (!computes) report(pointer, bytes, allocated, reserved, device);
 }

@@ -1,5 +1,8 @@
 """A limit fails the test that exceeds it, with a sentence that names the cause."""
 
+from fnmatch import fnmatch
+from xml.etree import ElementTree
+
 import pytest
 
 
@@ -285,3 +288,51 @@ def test_a_limit_by_device_that_cannot_be_used_fails_its_test_only(project, limi
     result.assert_outcomes(errors=1, passed=1)
     told = told.replace("[", "[[]")
     result.stdout.fnmatch_lines([f"*::test_a: memory_budget, {told}[[]bad-argument]"])
+
+
+OVER = """
+@pytest.mark.memory_budget("1MiB", temporary="1MiB")
+def test_over():
+    use(4 * MiB)
+
+@pytest.mark.memory_budget("1 gibi")
+def test_misspelt(): pass
+"""
+FIRST = "Failed: memory peaked at 4.0 MiB, +3.0 MiB (+300 %) over the limit of 1.0 MiB: *"
+
+
+@pytest.mark.parametrize("workers", [(), ("-p", "xdist", "-n1")], ids=["here", "in a worker"])
+def test_with_a_line_for_each_failure_it_has_the_test_and_the_first_sentence(project, workers):
+    project.write(OVER)
+    result = project.run_apart("--tb=line", *workers)
+    result.assert_outcomes(failed=1, errors=1)
+    shown = [line for line in after(result, "= FAILURES =") if not line.startswith("[gw")]
+    assert fnmatch(shown[0], f"*/test_it.py:6: {FIRST}")
+    assert shown[1].startswith("===")
+    result.stdout.fnmatch_lines(["*memory_budget, total: cannot read '1 gibi' as a size*"])
+
+
+def test_junits_message_is_the_first_sentence_and_its_text_the_whole(project):
+    project.write(OVER)
+    project.run("--junitxml=run.xml")
+    (failure,) = ElementTree.parse(project.path / "run.xml").iter("failure")
+    assert fnmatch(failure.attrib["message"], FIRST)
+    assert "\n" not in failure.attrib["message"]
+    assert "live at the peak" in (failure.text or "")
+
+
+def test_in_ci_the_last_lines_have_one_for_each_failure(project, monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    project.write(OVER)
+    result = project.run_apart()
+    *told, _ = after(result, "= short test summary info =")
+    assert [line.split(" - ")[0] for line in told] == [
+        "FAILED test_it.py::test_over",
+        "ERROR test_it.py::test_misspelt",
+    ]
+
+
+def after(result, heading):
+    """Return the lines below a heading."""
+    found = next(number for number, line in enumerate(result.outlines) if heading in line)
+    return result.outlines[found + 1 :]

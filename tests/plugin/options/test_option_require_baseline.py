@@ -43,3 +43,10 @@ def test_a_region_needs_its_own(project):
     result = project.run("--torchmem-require-baseline")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*no baseline for test_a::forward in *"])
+
+
+def test_ci_is_told_to_use_the_option_only_where_it_does_not(sized, monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    hint = "*so CI passes whatever the body needs*"
+    sized.run().stdout.fnmatch_lines([hint])
+    sized.run("--torchmem-require-baseline").stdout.no_fnmatch_line(hint)
