@@ -77,5 +77,7 @@ def run_examples(folder: Path, examples: Iterable[str]) -> dict[str, str]:
     for option in ("--torchmem-update-baseline", "--torchmem-require-baseline"):
         if with_tests:
             done = run(folder, "-m", "pytest", option, *with_tests)
+            if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+                pytest.skip("the examples need packages that are not installed")
             assert done.returncode == 0, done.stdout + done.stderr
     return printed
