@@ -2,10 +2,10 @@
 
     python benchmarks/suites.py CHECKOUT tests/of/it [...] [--name NAME] [--output FILE.md]
 
-Runs the tests five times in processes of their own: without the plugin; with every test marked with
-``memory_baseline`` and its baseline written; compared with it in order, shuffled, and on two
-workers. Shown are the tests whose outcome is another than without the plugin, which for a
-comparison are false alarms, the processor time and the peak of the resident memory.
+Runs the tests six times in processes of their own: without the plugin; with it and no marker; with
+every test marked with ``memory_baseline`` and its baseline written; compared with it in order,
+shuffled, and on two workers. Shown are the tests whose outcome is another than without the plugin,
+which for a comparison are false alarms, the processor time and the peak of the resident memory.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def pytest_collection_modifyitems(items):
 """
 RUNS = {
     "without": ["-p", "no:torchmem"],
+    "unused": [],
     "baselines written": ["--torchmem-update-baseline"],
     "compared": [],
     "compared, shuffled": [],
@@ -58,7 +59,7 @@ class Run:
 
 def run(name: str, checkout: Path, tests: Sequence[str], folder: Path) -> Run:
     report = folder / "outcomes.xml"
-    marked = name != "without"
+    marked = name not in ("without", "unused")
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(folder), str(checkout), *_PATHS]),

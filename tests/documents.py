@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -55,27 +56,39 @@ def run(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+RUN_SCRIPTS = """
+import contextlib, io, json, runpy, sys
+
+printed = []
+for path in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(path, run_name="__main__")
+    printed.append(out.getvalue())
+print(json.dumps(printed))
+"""
+
+
 def run_examples(folder: Path, examples: Iterable[str]) -> dict[str, str]:
     """Run examples and return what each script printed, by its text.
 
-    One with a test in it is run twice: its baselines are stored, and then compared with.
+    All scripts run in one process, and all tests in two: their baselines are stored, and then
+    compared with.
     """
     ini = "[pytest]\naddopts = -p no:cacheprovider\ntorchmem_device = cpu\n"
     (folder / "pytest.ini").write_text(ini)
-    printed = {}
-    with_tests = []
+    scripts: dict[str, str] = {}
+    tests = []
     for number, example in enumerate(examples):
         kind = "test" if "def test_" in example else "script"
-        path = folder / f"{kind}_{number}.py"
-        path.write_text(example, encoding="utf-8")
+        name = f"{kind}_{number}.py"
+        (folder / name).write_text(example, encoding="utf-8")
         if kind == "test":
-            with_tests.append(path.name)
-            continue
-        done = run(folder, path)
-        assert done.returncode == 0, done.stderr
-        printed[example] = done.stdout
+            tests.append(name)
+        else:
+            scripts[example] = name
+    done = run(folder, "-c", RUN_SCRIPTS, *scripts.values())
+    assert done.returncode == 0, done.stderr
     for option in ("--torchmem-update-baseline", "--torchmem-require-baseline"):
-        if with_tests:
-            done = run(folder, "-m", "pytest", option, *with_tests)
-            assert done.returncode == 0, done.stdout + done.stderr
-    return printed
+        tested = run(folder, "-m", "pytest", option, *tests)
+        assert tested.returncode == 0, tested.stdout + tested.stderr
+    return dict(zip(scripts, json.loads(done.stdout), strict=True))

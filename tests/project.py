@@ -73,6 +73,20 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Proje
     return Project(pytester)
 
 
+@pytest.fixture(scope="session")
+def compiler_is_imported() -> None:
+    pytest.importorskip("torch._dynamo")
+
+
+@pytest.fixture
+def torch_pytester(compiler_is_imported: None, pytester: pytest.Pytester) -> pytest.Pytester:
+    """Runs tests that use torch in this process.
+
+    Pytester forgets what its runs import, and torch's compiler cannot be imported twice.
+    """
+    return pytester
+
+
 SIZED = """
 import os
 

@@ -53,8 +53,9 @@ CPU_12, CPU_13, GPU_13 = "cpu-torch2.12", "cpu-torch2.13", "fake-100-torch2.13"
 class Project:
     """A git repository with one test module, and the people who work in it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, pytester: pytest.Pytester, patch: pytest.MonkeyPatch) -> None:
+        self.pytester, self.patch = pytester, patch
+        self.path = pytester.path
         self.torch = "2.12"
         self.tests: dict[str, str] = {}
         self.write("fake_measure.py", FAKE)
@@ -92,15 +93,22 @@ class Project:
         self.git("commit", "-q", "-m", message)
 
     def pytest(self, *arguments: str, ends: int = 0, **variables: str) -> str:
-        command = ["-m", "pytest", *arguments]
-        return self.python(*command, ends=ends, **variables)
+        if "REAL" in variables:
+            return self.python("-m", "pytest", *arguments, ends=ends, **variables)
+        # The package is already imported here, which pytest's assertion rewriting warns about.
+        quiet = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+        with self.patch.context() as patch:
+            for name, value in self.environment(**variables).items():
+                patch.setenv(name, value)
+            done = self.pytester.runpytest_inprocess(*quiet, *arguments)
+        assert done.ret == ends, done.stdout.str() + done.stderr.str()
+        return done.stdout.str()
 
     def torchmem(self, *arguments: str, ends: int = 0) -> str:
         return self.python("-m", "pytest_torchmem", *arguments, ends=ends)
 
-    def python(self, *arguments: str, ends: int = 0, **variables: str) -> str:
-        environment = {
-            **os.environ,
+    def environment(self, **variables: str) -> dict[str, str]:
+        return {
             "FAKE_TORCH": self.torch,
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTEST_ADDOPTS": "--assert=plain",
@@ -110,6 +118,9 @@ class Project:
             "COLUMNS": "200",
             **variables,
         }
+
+    def python(self, *arguments: str, ends: int = 0, **variables: str) -> str:
+        environment = {**os.environ, **self.environment(**variables)}
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=self.path,
@@ -146,8 +157,8 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
-    return Project(tmp_path)
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    return Project(pytester, monkeypatch)
 
 
 def test_a_month(project: Project) -> None:

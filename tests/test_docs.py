@@ -114,19 +114,31 @@ def test_every_example_is_run_or_known_to_be_a_fragment(page):
     assert all(block.startswith("$ ") for block in blocks(page, "console"))
 
 
-@pytest.mark.parametrize(
-    "page",
-    [p for p in PAGES if (runnable(p) or list(commands(p))) and p.name != OF_ITS_OWN_TEST],  # type: ignore[arg-type]
-    ids=lambda page: page.name,
-)
-def test_the_examples_of_a_page_run_and_print_what_it_says(page, tmp_path):
+WITH_EXAMPLES = [
+    page
+    for page in PAGES
+    if (runnable(page) or any(commands(page))) and page.name != OF_ITS_OWN_TEST
+]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> tuple[Path, dict[str, str]]:
+    """The folder where the examples of all pages ran, and what each script printed."""
     pytest.importorskip("torch")
-    for example, printed in run_examples(tmp_path, runnable(page)).items():
-        assert shown_output(example) in ("", printed)
+    folder = tmp_path_factory.mktemp("pages")
+    examples = [example for page in WITH_EXAMPLES for example in runnable(page)]
+    return folder, run_examples(folder, examples)
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: page.name)
+def test_the_examples_of_a_page_run_and_print_what_it_says(page, ran):
+    folder, printed = ran
+    for example in runnable(page):
+        assert shown_output(example) in ("", printed.get(example, ""))
     for command, output in commands(page):
         program, *arguments = shlex.split(command, comments=True)
         assert program == "torchmem"
-        done = run(tmp_path, "-m", "pytest_torchmem", *arguments)
+        done = run(folder, "-m", "pytest_torchmem", *arguments)
         assert done.returncode == 0, done.stderr
         assert output in ("", done.stdout)
 

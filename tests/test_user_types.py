@@ -38,10 +38,13 @@ def activation_of(region: Region) -> int:
 """
 
 
-@pytest.mark.parametrize(("code", "errors"), [(USERS, 0), (USERS + "Region(1)\n", 1)])
-def test_a_users_file_is_checked_with_our_types(tmp_path, code, errors):
+def test_a_users_file_is_checked_with_our_types(tmp_path):
     pytest.importorskip("mypy")
-    (tmp_path / "test_user.py").write_text(code)
-    command = (sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path, "test_user.py")
+    (tmp_path / "test_user.py").write_text(USERS)
+    (tmp_path / "test_wrong.py").write_text(USERS + "Region(1)\n")
+    files = ("test_user.py", "test_wrong.py")
+    command = (sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path, *files)
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == errors, done.stdout
+    *errors, closing = done.stdout.splitlines()
+    assert {error.partition(":")[0] for error in errors} == {"test_wrong.py"}, done.stdout
+    assert closing.endswith("in 1 file (checked 2 source files)")

@@ -126,8 +126,8 @@ def test_what_the_program_itself_raises_comes_out_as_it_is():
     assert not isinstance(caught.value, TorchmemError)
 
 
-def test_a_program_that_cannot_be_followed_is_told_at_the_line_that_asked(pytester):
-    pytester.makepyfile(
+def test_a_program_that_cannot_be_followed_is_told_at_the_line_that_asked(torch_pytester):
+    torch_pytester.makepyfile(
         """
         import torch
 
@@ -138,7 +138,7 @@ def test_a_program_that_cannot_be_followed_is_told_at_the_line_that_asked(pytest
             torchmem.estimate(program, torch.ones(2))
         """
     )
-    result = pytester.runpytest_subprocess()
+    result = torch_pytester.runpytest_inprocess()
     result.stdout.fnmatch_lines(
         [
             ">       torchmem.estimate(program, torch.ones(2))",

@@ -140,7 +140,7 @@ def depth_first(tree: OpTree) -> NDArray[np.int64]:
 
 def breadth_first(tree: OpTree) -> NDArray[np.int64]:
     """Return all rows, the roots first, then the events within them, and so on: int64, (E,)."""
-    return np.concatenate([np.zeros(0, np.int64), *tree.levels])
+    return np.argsort(tree.depth, kind="stable")
 
 
 def find_metrics(tree: OpTree) -> EventMetrics:

@@ -39,7 +39,6 @@ class OpTree:
             leaf whatever its name.
         backward_node: int32, shape (E,); row of the innermost node of the backward graph, or -1.
         phase: uint8, shape (E,); index into `PHASES`.
-        levels: The rows of each depth, roots first.
     """
 
     trace: Trace
@@ -49,11 +48,10 @@ class OpTree:
     leaf: NDArray[np.int32]
     backward_node: NDArray[np.int32]
     phase: NDArray[np.uint8]
-    levels: list[NDArray[np.int32]]
 
     def innermost(self, condition: NDArray[np.bool_]) -> NDArray[np.int32]:
         """For each event the row of the nearest event at or above it that meets ``condition``."""
-        return _innermost(self.parent, self.levels, condition)
+        return _innermost(self.parent, condition)
 
     def name_of(self, row: int) -> str:
         """The name of an event; as in torch, an allocation or free is ``[memory]``."""
@@ -94,18 +92,15 @@ def build_op_tree(trace: Trace) -> OpTree:
     events = trace.events
     parent = np.ascontiguousarray(events["parent"])
     depth = _depths(parent, events["end"])
-    levels = _levels(depth)
     rank = np.empty(len(events), np.int32)
     rank[np.argsort(events["start_ns"], kind="stable")] = np.arange(len(events))
     is_backward = _called_by_engine(events)
     leaf = _outermost(
-        parent,
-        levels,
-        (events["kind"] == EventKind.TORCH_OP) & (events["is_operator"] | is_backward),
+        parent, (events["kind"] == EventKind.TORCH_OP) & (events["is_operator"] | is_backward)
     )
-    backward_node = _innermost(parent, levels, is_backward)
+    backward_node = _innermost(parent, is_backward)
     phase = np.zeros(len(events), np.uint8)
-    tree = OpTree(trace, parent, depth, rank, leaf, backward_node, phase, levels)
+    tree = OpTree(trace, parent, depth, rank, leaf, backward_node, phase)
     tree.phase[:] = _phases(tree)
     return tree
 
@@ -131,43 +126,26 @@ def _depths(parents: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.i
     return depth
 
 
-def _levels(depth: NDArray[np.int32]) -> list[NDArray[np.int32]]:
-    """Return the rows of each depth, roots first.
-
-    >>> [rows.tolist() for rows in _levels(np.array([0, 1, 2, 1, 0]))]
-    [[0, 4], [1, 3], [2]]
-    """
-    order = np.argsort(depth, kind="stable").astype(np.int32)
-    return np.split(order, np.cumsum(np.bincount(depth))[:-1]) if len(depth) else []
-
-
-def _innermost(
-    parents: NDArray[np.int32], levels: list[NDArray[np.int32]], condition: NDArray[np.bool_]
-) -> NDArray[np.int32]:
+def _innermost(parents: NDArray[np.int32], condition: NDArray[np.bool_]) -> NDArray[np.int32]:
     """Return, for each event, the nearest row at or above it that meets ``condition``, or -1.
 
-    A root (row 0) with a child (1) and a grandchild (2); rows 0 and 1 meet the condition. Each
-    level takes over what was found for its parents::
+    A row refers to itself where it meets the condition, and to its parent elsewhere; an entry at
+    the end stands for -1. Then each refers to what that one refers to, until nothing changes. Four
+    rows, each within the one before, of which the first meets the condition::
 
-        levels    [[0], [1], [2]]
-        found     [0, -1, -1]    [0, 1, -1]    [0, 1, 1]      here `_outermost` ends with [0, 0, 0]
+        [0, 0, 1, 2, -1]    [0, 0, 0, 1, -1]    [0, 0, 0, 0, -1]
     """
-    found = np.full(len(parents), -1, np.int32)
-    for level, rows in enumerate(levels):
-        above = found[parents[rows]] if level else np.int32(-1)
-        found[rows] = np.where(condition[rows], rows, above)
-    return found
+    own = np.arange(len(parents), dtype=np.int32)
+    found = np.append(np.where(condition, own, parents), np.int32(-1))
+    while not np.array_equal(further := found[found], found):
+        found = further
+    return found[:-1]
 
 
-def _outermost(
-    parents: NDArray[np.int32], levels: list[NDArray[np.int32]], condition: NDArray[np.bool_]
-) -> NDArray[np.int32]:
+def _outermost(parents: NDArray[np.int32], condition: NDArray[np.bool_]) -> NDArray[np.int32]:
     """Return, for each event, the farthest row at or above it that meets ``condition``, or -1."""
-    found = np.full(len(parents), -1, np.int32)
-    for level, rows in enumerate(levels):
-        above = found[parents[rows]] if level else np.full(len(rows), -1, np.int32)
-        found[rows] = np.where(above >= 0, above, np.where(condition[rows], rows, -1))
-    return found
+    above = np.append(_innermost(parents, condition), np.int32(-1))[parents]
+    return _innermost(parents, condition & (above < 0))
 
 
 def _phases(tree: OpTree) -> NDArray[np.uint8]:

@@ -85,7 +85,7 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
     return quietly
 
 
-# An import statement calls it, and only for a module that is not there yet.
+# An import statement calls it only for a module that is not there yet, others for any.
 _FIND_AND_LOAD: Final = "importlib._bootstrap._find_and_load"
 
 
@@ -119,7 +119,12 @@ class ImportWatch:
 
         def _find_and_load(name: str, import_: Any) -> Any:
             # Who measures coverage with a trace function must see the calls.
-            if self.importing or threading.get_ident() != here or sys.gettrace() is not None:
+            if (
+                name in sys.modules
+                or self.importing
+                or threading.get_ident() != here
+                or sys.gettrace() is not None
+            ):
                 return original(name, import_)
             self.importing = True
             compiler_is_new = not compiler.has_begun()
@@ -241,8 +246,8 @@ class CompiledRegions:
 
     def install(self, patches: Installed) -> None:
         """Begin to listen, unless the compiler is not even imported."""
-        hide_from_dynamo()
         if compiler.is_imported():
+            hide_from_dynamo()
             patches.finally_do(self._inside.clear)
             for name in compiler.setters():
                 patches.replace(name, self._listening)

@@ -77,10 +77,12 @@ def test_not_asked():
 """
 
 
-def test_every_kind_of_body_on_the_real_engine(pytester):
-    pytester.makeini("[pytest]")
-    pytester.makepyfile(test_it=BODIES)
-    result = pytester.runpytest_subprocess("--torchmem-device=cpu", "--torchmem-update-baseline")
+def test_every_kind_of_body_on_the_real_engine(torch_pytester):
+    torch_pytester.makeini("[pytest]")
+    torch_pytester.makepyfile(test_it=BODIES)
+    result = torch_pytester.runpytest_inprocess(
+        "--torchmem-device=cpu", "--torchmem-update-baseline"
+    )
     result.assert_outcomes(passed=2, failed=5, skipped=1)
     result.stdout.fnmatch_lines_random(
         [
@@ -94,7 +96,7 @@ def test_every_kind_of_body_on_the_real_engine(pytester):
         ]
     )
     arguments = ("--torchmem-device=cpu", "-k", "regions", "--torchmem-require-baseline")
-    result = pytester.runpytest_subprocess("-p", "xdist", "-n1", *arguments)
+    result = torch_pytester.runpytest_subprocess("-p", "xdist", "-n1", *arguments)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*test_regions_and_steps *same as baseline"])
 
@@ -147,14 +149,14 @@ def test_region(torchmem):
 """
 
 
-def test_a_region_s_failure_names_who_held_what_it_retained(pytester, monkeypatch):
-    pytester.makepyfile(test_held=HELD)
+def test_a_region_s_failure_names_who_held_what_it_retained(torch_pytester, monkeypatch):
+    torch_pytester.makepyfile(test_held=HELD)
     arguments = ("-p", "no:cacheprovider", "--torchmem-device=cpu")
-    pytester.runpytest_subprocess(*arguments, "--torchmem-update-baseline").assert_outcomes(
+    torch_pytester.runpytest_inprocess(*arguments, "--torchmem-update-baseline").assert_outcomes(
         passed=1
     )
     monkeypatch.setenv("KEEPS", "1")
-    result = pytester.runpytest_subprocess(*arguments)
+    result = torch_pytester.runpytest_inprocess(*arguments)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
@@ -192,9 +194,9 @@ def test_growth(torchmem):
 """
 
 
-def test_asserts_and_limits_name_who_holds_what_is_retained(pytester):
-    pytester.makepyfile(test_kept=KEPT)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--torchmem-device=cpu")
+def test_asserts_and_limits_name_who_holds_what_is_retained(torch_pytester):
+    torch_pytester.makepyfile(test_kept=KEPT)
+    result = torch_pytester.runpytest_inprocess("-p", "no:cacheprovider", "--torchmem-device=cpu")
     result.assert_outcomes(failed=3)
     result.stdout.fnmatch_lines(
         [

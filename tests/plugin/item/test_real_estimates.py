@@ -56,12 +56,12 @@ def test_a_model_without_data_is_over_its_limit(torchmem):
 """
 
 
-def test_real_estimates(pytester):
-    pytester.makeini("[pytest]")
-    pytester.makepyfile(test_it=BODIES)
-    result = pytester.runpytest_subprocess("--torchmem-device=cpu", "-rA")
+def test_real_estimates(torch_pytester):
+    torch_pytester.makeini("[pytest]")
+    torch_pytester.makepyfile(test_it=BODIES)
+    result = torch_pytester.runpytest_inprocess("--torchmem-device=cpu", "-rA")
     result.assert_outcomes(passed=3, failed=1)
-    trace = str(pytester.path / "trace.npz")
+    trace = str(torch_pytester.path / "trace.npz")
     assert main(["fits", trace, "--capacity=2MiB"]) == Exit.OK
     assert main(["fits", trace, "--capacity=1MiB"]) == Exit.DOES_NOT_FIT
     result.stdout.fnmatch_lines_random(

@@ -52,10 +52,10 @@ def test_ours(torchmem, monkeypatch):
 """
 
 
-def test_a_mistake_is_reported_at_the_users_line(pytester):
+def test_a_mistake_is_reported_at_the_users_line(torch_pytester):
     mistakes = [MISTAKE.format(number, call) for number, call in enumerate(MISTAKES)]
-    pytester.makepyfile("\n".join([HEADER, *mistakes, OTHERS]))
-    result = pytester.runpytest_subprocess()
+    torch_pytester.makepyfile("\n".join([HEADER, *mistakes, OTHERS]))
+    result = torch_pytester.runpytest_inprocess()
     result.assert_outcomes(failed=len(MISTAKES) + 4)
     parts = re.split(r"^_+ test_(\w+) _+$", result.stdout.str(), flags=re.MULTILINE)[1:]
     sections = dict(zip(parts[::2], parts[1::2], strict=True))

@@ -95,25 +95,25 @@ KV_CACHE = """
 
 
 @needs_torch
-def test_the_guides_pass_labels_a_cache_and_the_failure_tells_its_reason(pytester):
+def test_the_guides_pass_labels_a_cache_and_the_failure_tells_its_reason(torch_pytester):
     _, guide = blocks(DOCS / "guides" / "hooks.md", "python")
-    pytester.makeconftest(guide)
-    pytester.makepyfile(test_it=GENERATION, kv_cache=KV_CACHE)
-    result = pytester.runpytest_subprocess("--torchmem-device=cpu", "-p", "no:cacheprovider")
+    torch_pytester.makeconftest(guide)
+    torch_pytester.makepyfile(test_it=GENERATION, kv_cache=KV_CACHE)
+    result = torch_pytester.runpytest_inprocess("--torchmem-device=cpu", "-p", "no:cacheprovider")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*buffer peaked at 28.0 KiB, *(the KV cache) from aten::cat*"])
 
 
 @needs_torch
-def test_a_pass_that_raises_is_named_at_the_end_and_no_test_fails(pytester):
-    pytester.makeconftest(
+def test_a_pass_that_raises_is_named_at_the_end_and_no_test_fails(torch_pytester):
+    torch_pytester.makeconftest(
         "def lost(storages): raise KeyError('layer')\n"
         "def pytest_torchmem_category_passes(config): return [lost]\n"
     )
-    pytester.makepyfile(
+    torch_pytester.makepyfile(
         "import pytest, torch\n@pytest.mark.memory_budget('1MiB')\ndef test_it(): torch.ones(100)\n"
     )
-    result = pytester.runpytest_subprocess("--torchmem-device=cpu", "-p", "no:cacheprovider")
+    result = torch_pytester.runpytest_inprocess("--torchmem-device=cpu", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         ["not labelled as asked: *::test_it: the category pass lost raised KeyError: 'layer'; *"]

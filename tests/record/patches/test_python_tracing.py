@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 import pytest
 
-from pytest_torchmem.record.patches.python_tracing import TracingPause
+from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.patches.python_tracing import ImportWatch, TracingPause
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="Python 3.10 cannot suspend a tracer"
@@ -70,3 +73,17 @@ def test_another_thread_may_resume(seen: list[str]) -> None:
     other.join()
     first()
     assert seen[-1] == "first"
+
+
+def test_what_is_imported_already_is_no_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_for_the_first_time.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    done: list[str] = []
+    with Installed() as patches:
+        ImportWatch(lambda: done.append("done")).install(patches)
+        importlib.import_module("json")
+        assert done == []
+        importlib.import_module("imported_for_the_first_time")
+        assert done == ["done"]
