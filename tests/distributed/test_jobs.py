@@ -1,4 +1,4 @@
-"""Two ranks on the CPU, DDP and FSDP2, started with mp.spawn and with torchrun."""
+"""Two ranks on the CPU, DDP and FSDP2, started with mp.spawn."""
 
 from __future__ import annotations
 
@@ -6,31 +6,24 @@ import json
 from pathlib import Path
 
 import pytest
-from launching import SEES_THREADS, TORCHRUN, needs_gloo, run
+from launching import needs_gloo, run
 from training import BATCH, LAYERS, PARAMETER_BYTES, RANKS, SHARDS_ON_CPU, WIDTH
 
 from pytest_torchmem import LimitError, MiB, RankResults, load_ranks
 
 JOB = Path(__file__).with_name("training.py")
-LAUNCHERS = {"spawn": (), "torchrun": TORCHRUN}
 
 pytestmark = needs_gloo
 needs_shards = pytest.mark.skipif(not SHARDS_ON_CPU, reason="FSDP2 of this torch needs a GPU")
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory) -> dict[str, Path]:
-    """What finished jobs left behind, by how their ranks were started."""
-    places = {name: tmp_path_factory.mktemp(name) for name in LAUNCHERS}
-    for name, place in places.items():
-        done = run(*LAUNCHERS[name], JOB, place)
-        assert done.returncode == 0, done.stderr
-    return places
-
-
-@pytest.fixture(params=LAUNCHERS)
-def folder(request, jobs) -> Path:
-    return jobs[request.param]
+def folder(tmp_path_factory) -> Path:
+    """What a finished job left behind."""
+    folder = tmp_path_factory.mktemp("spawn")
+    done = run(JOB, folder)
+    assert done.returncode == 0, done.stderr
+    return folder
 
 
 def job_of(folder: Path, name: str) -> RankResults:
@@ -85,22 +78,3 @@ def test_gathering_results_is_no_part_of_a_measurement(folder):
         assert noted["peaks"] == [1 * MiB] * RANKS
         assert noted["gathered"] == 2  # one tensor, made and freed
         assert noted["recorded"] > 2
-
-
-@pytest.mark.parametrize("rank", range(RANKS))
-def test_a_rank_reads_the_same_in_two_jobs(jobs, rank):
-    one, other = (job_of(place, "ddp").of(rank) for place in jobs.values())
-    assert one.peak.by_category == other.peak.by_category
-    assert (one.peak.total, one.retained) == (other.peak.total, other.retained)
-
-
-@needs_shards
-@pytest.mark.parametrize("rank", range(RANKS))
-def test_a_sharded_rank_reads_the_same_in_two_jobs(jobs, rank):
-    one, other = (job_of(place, "fsdp").of(rank) for place in jobs.values())
-    if SEES_THREADS:
-        assert one.peak.by_category == other.peak.by_category
-        assert (one.peak.total, one.retained) == (other.peak.total, other.retained)
-    # Elsewhere gloo's own thread lets go of full parameters and gradients in its own time.
-    for category in ("parameter", "optimizer_state", "activation", "buffer"):
-        assert one.peak.by_category[category] == other.peak.by_category[category]

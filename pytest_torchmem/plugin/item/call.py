@@ -190,7 +190,8 @@ def _point_at_test(item: pytest.Item, report: pytest.TestReport) -> None:
         return
     # In place: what xdist sends has the same objects a second time.
     crash.path, crash.lineno = str(item.path), (item.location[1] or 0) + 1
-    crash.message = crash.message.partition("\n")[0]
+    # pytest writes the test before it.
+    crash.message = crash.message.partition("\n")[0].replace(f"{plain_nodeid(item)}: ", "", 1)
     if report.when == "call" and item.config.getoption("tbstyle") == "line":
         traceback.reprentries.clear()
 

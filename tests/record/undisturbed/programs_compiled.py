@@ -58,7 +58,7 @@ def first_and_warm(name, make):
         entered.__name__ = f"runs_compiled_{name}_{kind}"
         prepared(entered)
         # Each takes a second. The tests of compiled regions go through most of these, too.
-        if name not in ("module", "sgd"):
+        if name != "module":
             nightly(entered)
 
 
