@@ -25,7 +25,7 @@ import opcode
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -131,9 +131,7 @@ class SafePoints:
         pythons = _code_of_python()
         if not all(any(low <= a < high for low, high in pythons) for a in addresses if a):
             return False
-        pairs = zip(reversed(addresses), reversed(began), strict=False)
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return not _calls_function_of_c(addresses[: len(addresses) - common])
+        return not _calls_function_of_c(addresses, began)
 
     def reach(self) -> None:
         if self._number:
@@ -268,22 +266,32 @@ def _unwinder() -> Any:
     return library
 
 
-def _calls_function_of_c(addresses: Iterable[int]) -> bool:
-    """Return whether Python has called a function of C there, which has not returned."""
-    functions = _functions_of_c()
-    return any(_function_at(address) in functions for address in addresses if address)
+def _calls_function_of_c(addresses: Sequence[int], began: Sequence[int]) -> bool:
+    """Return whether Python has called a function of C that has not returned.
+
+    Those count that were called since the stack had the addresses ``began``.
+    """
+    pairs = zip(reversed(addresses), reversed(began), strict=False)
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    functions, since = _functions_of_c(), addresses[: len(addresses) - common]
+    return any(_function_at(address) in functions for address in since if address)
 
 
 @cache
 def _knows_functions_of_c() -> bool:
-    """Return whether such calls are found: a compiler may have put them into other functions."""
-    depth = len(_addresses())
+    """Return whether such calls are found: a compiler may have put them into other functions.
+
+    Python 3.10 cannot be asked for them.
+    """
+    began = _addresses()
 
     def found() -> Iterator[bool]:
-        yield _calls_function_of_c(_addresses()[: -depth + 1])
+        yield _calls_function_of_c(_addresses(), began)
 
+    # Python calls a function that it has called here before in a shorter way, unless it is traced.
+    calls = [functools.partial(function, found()) for function in (sum, max, next, any)]
     try:
-        return all(call(found()) for call in (sum, max, next, any))
+        return all(call() for call in calls)
     except (OSError, AttributeError):
         return False
 
