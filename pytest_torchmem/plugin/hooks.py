@@ -6,8 +6,9 @@ look at each test's markers. The rest is imported when the first test or option 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -23,10 +24,12 @@ from pytest_torchmem.plugin.options.option_table import (
 )
 from pytest_torchmem.plugin.run.workers import Selection, controls_workers, is_worker
 from pytest_torchmem.plugin.stash import COLLECTOR, IN_CALL, RUN, SELECTION
-from pytest_torchmem.simulate.gaps import simulated_here
 
 if TYPE_CHECKING:
     from pytest_torchmem.plugin.item.fixture import Torchmem
+
+#: `simulate.gaps.GPU_VARIABLE`: a run without a measured test does not load that module.
+SIMULATED: Final = "TORCHMEM_SIMULATED"
 
 
 def is_active(config: pytest.Config) -> bool:
@@ -84,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     selection = config.stash[SELECTION] = Selection(config)
     config.pluginmanager.register(selection, "torchmem-selection")
-    if simulated_here():
+    if os.environ.get(SIMULATED):
         from pytest_torchmem.plugin.run.simulated import FailedAssertions
 
         config.pluginmanager.register(FailedAssertions(), "torchmem-failed-assertions")

@@ -138,6 +138,14 @@ def test_a_graph_takes_no_value_to_the_host_while_it_is_captured():
 
 
 @pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("size", [10, 40_000, 250_000])
+def test_a_norm_is_computed_for_whatever_is_small(size):
+    values = torch.ones(size, device=CUDA)
+    assert values.norm().item() == pytest.approx(size**0.5)
+    assert nn.utils.get_total_norm([values, values]).item() == pytest.approx((2 * size) ** 0.5)
+
+
+@pytest.mark.usefixtures("exact")
 def test_a_loop_ends_where_its_values_say():
     x, steps = torch.ones((), device=CUDA), 0
     while x < 20:

@@ -165,7 +165,6 @@ class DeviceMemory:
         "alloc_count",
         "allowed_bytes",
         "capacity_bytes",
-        "free_count",
         "reserved",
         "segment_addresses",
         "segment_count",
@@ -180,7 +179,6 @@ class DeviceMemory:
         self.segment_count = 0
         self.segment_addresses: list[int] = []
         self.alloc_count = 0
-        self.free_count = 0
         self._next_address = _FIRST_ADDRESS
         self._known_addresses = iter(known_addresses)
 
@@ -214,7 +212,6 @@ class DeviceMemory:
 
     def give_back(self, size: int) -> None:
         self.reserved -= size
-        self.free_count += 1
 
     def new_range(self, size: int) -> int:
         """Begin a segment of ``size`` bytes at an address that was never handed out before."""

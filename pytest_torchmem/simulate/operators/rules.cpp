@@ -23,11 +23,14 @@ const Names kLeftAlone = {
 };
 
 const Names kHeavy = {
-    "mm*", "bmm*", "addmm*", "_addmm*", "addbmm*", "baddbmm*", "addmv*", "mv*", "_grouped_mm*",
+    "mm*", "bmm*", "addmm*", "_addmm*", "addbmm*", "baddbmm*", "addmv*", "mv", "_grouped_mm*",
     "_scaled_mm*", "convolution*", "_convolution*", "cudnn_convolution*", "slow_conv*", "_slow_conv*",
     "_conv*", "conv_*", "linalg_*", "_linalg_*", "cholesky*", "lu_*",
     "_scaled_dot_product*", "triangular_solve*", "ormqr*", "geqrf*", "_cdist*", "_trilinear", "_fft_*", "grid_sampler*",
 };
+
+// They are named like heavy ones.
+const Names kLight = {"linalg_vector_norm", "linalg_cross", "linalg_diagonal"};
 
 const Names kHostReads = {
     "nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
@@ -150,7 +153,7 @@ void Rule::choose(const Arguments& arguments, const Arguments& returned) const {
 
 Rule rule_of(const std::string& name) {
   Rule rule;
-  rule.heavy = is_one_of(name, kHeavy);
+  rule.heavy = is_one_of(name, kHeavy) && !is_one_of(name, kLight);
   rule.host_reads = is_one_of(name, kHostReads);
   rule.runtime_writes = is_one_of(name, kRuntimeWrites);
   rule.overwrites = is_one_of(name, kOverwrites);

@@ -12,10 +12,12 @@ namespace simulated {
 namespace {
 
 constexpr size_t kMostRuns = size_t{1} << 16;
+// What is forgotten piece by piece takes longer than it is worth: the half of each row of a large tensor.
+constexpr size_t kMostForgotten = size_t{1} << 9;
 
 // Calls with each contiguous run of a tensor's bytes, and returns true; false if there are too many.
 template <typename Call>
-bool for_each_run(const at::Tensor& tensor, Call call) {
+bool for_each_run(const at::Tensor& tensor, Call call, size_t most_runs = kMostRuns) {
   if (!tensor.numel()) return true;
   std::vector<std::pair<int64_t, int64_t>> axes;  // stride and size, the smallest stride first
   for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
@@ -31,7 +33,7 @@ bool for_each_run(const at::Tensor& tensor, Call call) {
   }
   size_t runs = 1;
   for (size_t axis = inner; axis < axes.size(); ++axis) runs *= axes[axis].second;
-  if (runs > kMostRuns) return false;
+  if (runs > most_runs) return false;
   auto* start = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr()));
   const int64_t element = tensor.element_size();
   std::vector<int64_t> at(axes.size(), 0);
@@ -90,8 +92,8 @@ void note_values(const at::Tensor& tensor, bool exact) {
 }
 
 void forget_values(const at::Tensor& tensor) {
-  const bool seen = for_each_run(tensor, torchmem_forget_values);
-  if (!seen) note_values(tensor, false);
+  if (for_each_run(tensor, torchmem_forget_values, kMostForgotten)) return;
+  torchmem_note_values(const_cast<void*>(tensor.const_data_ptr()), span_of(tensor), false);
 }
 
 Saved::Saved(const at::Tensor& tensor) : tensor_(tensor) {

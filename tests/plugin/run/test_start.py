@@ -51,6 +51,13 @@ def test_whatever_asks_for_a_measurement_loads_the_rest(tmp_path, arguments, tes
     assert loaded(*arguments, test=test, tmp_path=tmp_path) > LEAN
 
 
+def test_the_variable_of_a_simulated_gpu_has_one_name():
+    from pytest_torchmem.plugin.hooks import SIMULATED
+    from pytest_torchmem.simulate.gaps import GPU_VARIABLE
+
+    assert SIMULATED == GPU_VARIABLE
+
+
 def test_every_change_that_can_be_stored_can_be_accepted():
     from pytest_torchmem.plugin.options.settings import ACCEPTABLE
     from pytest_torchmem.values.baseline import Change

@@ -179,34 +179,28 @@ def handles_signals():
     return seen
 
 
-@program
-def sets_an_alarm():
+def works_until_a_timer_rings(timer, signal_of_it):
     seen = []
-    before = signal.signal(signal.SIGALRM, lambda *_: seen.append("alarm"))
+    before = signal.signal(signal_of_it, lambda number, _: seen.append(number))
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        signal.setitimer(timer, 0.01)
         until = time.monotonic() + 30
         while not seen and time.monotonic() < until:
             work()
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(timer, 0)
+        signal.signal(signal_of_it, before)
     return seen
+
+
+@program
+def sets_an_alarm():
+    return works_until_a_timer_rings(signal.ITIMER_REAL, signal.SIGALRM)
 
 
 @program
 def counts_its_processor_time():
-    seen = []
-    before = signal.signal(signal.SIGPROF, lambda *_: seen.append("time"))
-    try:
-        signal.setitimer(signal.ITIMER_PROF, 0.01)
-        until = time.monotonic() + 30
-        while not seen and time.monotonic() < until:
-            work()
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-    return seen
+    return works_until_a_timer_rings(signal.ITIMER_PROF, signal.SIGPROF)
 
 
 @program
