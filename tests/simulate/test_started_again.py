@@ -16,6 +16,14 @@ OPTION = "--torchmem-simulate=L4"
 SEES_L4 = "import os\n\ndef test_it(): assert os.environ['TORCHMEM_SIMULATED'] == 'L4'"
 
 
+@pytest.fixture(autouse=True)
+def _interruptible():
+    """A job that a shell started in the background ignores SIGINT, and so would what it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_the_debugger_reads_from_the_same_terminal(pytester):
     pytester.makepyfile("def test_it():\n    found = 41\n    assert found == 42")
     run = pytester.run(
