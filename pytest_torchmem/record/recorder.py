@@ -66,7 +66,7 @@ _LONG_SESSION_S: Final = 0.25
 # last session tells; before the first one has ended, nothing does.
 _EVENTS_BETWEEN_CUTS: Final = 12_500
 _SOONEST_CUT_S: Final = 0.005
-_FIRST_CUT_S: Final = 0.1
+_FIRST_CUT_S: Final = 0.01
 _LATEST_CUT_S: Final = 0.06
 # What the tables of a body may take before somebody is told: some 400,000 small operators.
 _MUCH_BYTES: Final = 512 * 2**20

@@ -74,6 +74,9 @@ class _Schema:
 # Asking torch for the schemas of a name is slow, and once it has some they stay; so the answers are
 # kept for the life of the process. A name without any may get some later, so that is not kept.
 _SCHEMAS: dict[str, list[_Schema]] = {}
+# So are the signatures of such names: another body calls mostly the same operators.
+_SIGNATURES: dict[tuple[str, tuple[Kind, ...]], Signature] = {}
+_MOST_SIGNATURES: Final = 4096
 
 
 class SchemaTable:
@@ -81,14 +84,15 @@ class SchemaTable:
 
     def __init__(self) -> None:
         self._missing: set[str] = set()
-        self._signatures: dict[tuple[str, tuple[Kind, ...]], Signature] = {}
 
     def resolve(self, name: str, kinds: tuple[Kind, ...]) -> Signature:
         """The signature for inputs of ``kinds``: `TENSOR`, `TENSORS`, `OTHER_LIST` or a type."""
         key = (name, kinds)
-        found = self._signatures.get(key)
+        found = _SIGNATURES.get(key)
         if found is None:
-            found = self._signatures[key] = self._match(name, kinds)
+            found = self._match(name, kinds)
+            if name in _SCHEMAS and len(_SIGNATURES) < _MOST_SIGNATURES:
+                _SIGNATURES[key] = found
         return found
 
     def _match(self, name: str, kinds: tuple[Kind, ...]) -> Signature:
