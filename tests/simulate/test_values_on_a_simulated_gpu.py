@@ -138,6 +138,14 @@ def test_a_graph_takes_no_value_to_the_host_while_it_is_captured():
 
 
 @pytest.mark.usefixtures("exact")
+def test_a_product_does_not_depend_on_what_it_leaves_out():
+    x = torch.ones(2, 3, 3, device=CUDA)
+    nothing = torch.empty(2, 3, 3, device=CUDA)
+    assert torch.baddbmm(nothing, x, x, beta=0)[0, 0, 0].item() == 3.0
+    assert (x[0] @ x[0, 0]).tolist() == [3.0] * 3
+
+
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("size", [10, 40_000, 250_000])
 def test_a_norm_is_computed_for_whatever_is_small(size):
     values = torch.ones(size, device=CUDA)

@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, SupportsInt, TypeAlias
+from typing import TYPE_CHECKING, Final, SupportsInt
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.trace import EventKind
 
 if TYPE_CHECKING:
-    from pytest_torchmem.record.tree.mentions import Mentions
+    from pytest_torchmem.record.tree.mentions import Allocation, Mentions
 
 # Plain numbers: members of an enum cost more to compare and to turn into an array.
 _OPERATOR: Final = int(EventKind.TORCH_OP)
@@ -49,10 +48,6 @@ _allocation: Callable[[profiler.AllocationFields], Allocation] = attrgetter(
 _line = attrgetter("caller.line_number")
 _module = profiler.reader(profiler.PyCallFields, "module")
 _optimizer = profiler.reader(profiler.PyCallFields, "optimizer")
-
-
-#: Allocation id, id, device, pointer, bytes, and the allocator's totals of allocated and reserved.
-Allocation: TypeAlias = tuple[int, int | None, torch.device, int, int, int, int]
 
 
 @dataclass(slots=True)

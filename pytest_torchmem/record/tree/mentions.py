@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.trace import LETTERS, OVERLOADS_JOIN, Mutable, Role
 from pytest_torchmem.values.trace import TENSOR as TENSOR_ROW
 
-if TYPE_CHECKING:
-    from pytest_torchmem.record.tree.event_tree import Allocation
+#: Allocation id, id, device, pointer, bytes, and the allocator's totals of allocated and reserved.
+Allocation: TypeAlias = tuple[int, int | None, torch.device, int, int, int, int]
 
 TENSOR = "tensor"
 TENSORS = "tensors"

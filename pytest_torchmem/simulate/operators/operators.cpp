@@ -158,7 +158,8 @@ class Call {
       for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
         if (device_ < 0) device_ = tensor.device().index();
         count(tensor);
-        if (small_ && !op_.out[at]) exact_ = exact_ && is_exact(tensor);
+        const bool counts = !op_.out[at] && !(at == 0 && leaves_self_out());
+        if (small_ && counts) exact_ = exact_ && is_exact(tensor);
       });
       if (arguments_[at].isDevice() && device_ < 0) device_ = arguments_[at].toDevice().index();
     }
@@ -196,6 +197,17 @@ class Call {
     const size_t bytes = bytes_of(tensor);
     total_ += bytes;
     small_ = small_ && bytes <= op_.rule.most_bytes(tensor.scalar_type()) && total_ <= 8 * kMiB;
+  }
+
+  // `beta * self + ...` with a beta of 0: what the tensor holds does not count.
+  bool leaves_self_out() const {
+    const auto& declared = op_.schema->arguments();
+    for (size_t at = 0; at < arguments_.size(); ++at) {
+      if (declared[at].name() != "beta" || !arguments_[at].isScalar()) continue;
+      const at::Scalar beta = arguments_[at].toScalar();
+      return beta.equal(0);
+    }
+    return false;
   }
 
   IValue given_generator() const {
