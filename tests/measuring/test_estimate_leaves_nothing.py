@@ -21,7 +21,6 @@ from pytest_torchmem.values.errors import EstimateError
 
 
 def fake_tensors() -> set[int]:
-    gc.collect()
     return {id(v) for v in gc.get_objects() if issubclass(type(v), FakeTensor)}
 
 
@@ -30,6 +29,7 @@ def _no_fake_tensor_stays():
     # Other tests may have left some, and these may go meanwhile.
     before = fake_tensors()
     yield
+    gc.collect()
     assert not fake_tensors() - before
 
 
