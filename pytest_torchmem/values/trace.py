@@ -280,17 +280,17 @@ class Trace:
             ``counters`` of the device.
     """
 
-    events: NDArray[np.void] = field(default_factory=lambda: np.empty(0, EVENT))
-    tensors: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TENSOR))
-    allocations: NDArray[np.void] = field(default_factory=lambda: np.empty(0, ALLOCATION))
-    module_calls: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MODULE_CALL))
-    overloads: NDArray[np.void] = field(default_factory=lambda: np.empty(0, OVERLOAD))
-    device_events: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DEVICE_EVENT))
-    details: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DETAIL))
-    marks: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MARK))
-    owners: NDArray[np.void] = field(default_factory=lambda: np.empty(0, OWNER))
-    module_edges: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MODULE_EDGE))
-    compiled_lines: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMPILED_LINE))
+    events: NDArray[np.void] = field(default_factory=np.empty(0, EVENT).copy)
+    tensors: NDArray[np.void] = field(default_factory=np.empty(0, TENSOR).copy)
+    allocations: NDArray[np.void] = field(default_factory=np.empty(0, ALLOCATION).copy)
+    module_calls: NDArray[np.void] = field(default_factory=np.empty(0, MODULE_CALL).copy)
+    overloads: NDArray[np.void] = field(default_factory=np.empty(0, OVERLOAD).copy)
+    device_events: NDArray[np.void] = field(default_factory=np.empty(0, DEVICE_EVENT).copy)
+    details: NDArray[np.void] = field(default_factory=np.empty(0, DETAIL).copy)
+    marks: NDArray[np.void] = field(default_factory=np.empty(0, MARK).copy)
+    owners: NDArray[np.void] = field(default_factory=np.empty(0, OWNER).copy)
+    module_edges: NDArray[np.void] = field(default_factory=np.empty(0, MODULE_EDGE).copy)
+    compiled_lines: NDArray[np.void] = field(default_factory=np.empty(0, COMPILED_LINE).copy)
     strings: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     meta: Mapping[str, Json] = field(default_factory=dict)
@@ -333,17 +333,6 @@ class Trace:
             ) from None
 
 
-TABLES: Final = {
-    "events": EVENT,
-    "tensors": TENSOR,
-    "allocations": ALLOCATION,
-    "module_calls": MODULE_CALL,
-    "overloads": OVERLOAD,
-    "device_events": DEVICE_EVENT,
-    "details": DETAIL,
-    "marks": MARK,
-    "owners": OWNER,
-    "module_edges": MODULE_EDGE,
-    "compiled_lines": COMPILED_LINE,
-}
-assert set(TABLES) < {f.name for f in fields(Trace)}
+_EMPTY: Final = {table.name: getattr(Trace(), table.name) for table in fields(Trace)}
+TABLES: Final = {n: table.dtype for n, table in _EMPTY.items() if isinstance(table, np.ndarray)}
+"""The dtype of each table's rows, by the table's name."""
