@@ -11,8 +11,11 @@ begins is told of the Python functions on the stack, and of no function of C. An
 has just been called is on the stack, but its call is told later, a second time.
 
     body's bytecodes    x + 1 | x + 1 | x + 1 | ...
-    timer                         runs out
+    timer                         runs out: `Py_AddPendingCall`, in a thread without Python
     main thread                          `_PendingCall.__bool__` -> `reached`
+
+That thread must not become one of Python's. Torch's tracer goes through Python's list of threads
+when a session begins and ends, without the lock of that list.
 """
 
 from __future__ import annotations
@@ -68,9 +71,8 @@ class SafePoints:
     def __init__(self, reached: Callable[[], None]) -> None:
         self._reached = reached
         self._timer = ctypes.c_void_p()
-        self._number = 0
         self._is_reached = False
-        self._next_s = 0.0
+        self._next_s: float | None = None
         self._began: list[int] = []
 
     def begin(self) -> None:
@@ -83,12 +85,11 @@ class SafePoints:
         ):
             return
         self._began = _addresses()
-        self._number = _listen(self)
-        event = _Notification(
-            self._number, 0, _CALL_IN_THREAD, ctypes.cast(_on_timer(), ctypes.c_void_p)
-        )
-        if _timers().timer_create(_THREAD_TIME, ctypes.byref(event), ctypes.byref(self._timer)):
-            self._number = 0
+        first = ctypes.cast(_first_call(), ctypes.c_void_p).value
+        add = ctypes.cast(ctypes.pythonapi.Py_AddPendingCall, ctypes.c_void_p)
+        event = ctypes.byref(_Notification(first, 0, _CALL_IN_THREAD, add))
+        if _timers().timer_create(_THREAD_TIME, event, ctypes.byref(self._timer)) == 0:
+            _LISTENING.append(self)
 
     def after(self, seconds: float) -> None:
         """Call ``reached`` once, after so much processor time of the thread from now on.
@@ -98,17 +99,16 @@ class SafePoints:
         """
         if self._is_reached:
             self._next_s = seconds
-        elif self._number:
+        elif self in _LISTENING:
             whole = int(seconds)
             times = _TimerSetting(0, 0, whole, max(1, int((seconds - whole) * 1e9)))
             _timers().timer_settime(self._timer, 0, ctypes.byref(times), None)
 
     def end(self) -> None:
         """Call nothing any more."""
-        if number := self._number:
-            self._number = 0
+        if self in _LISTENING:
             _timers().timer_delete(self._timer)
-            del _LISTENING[number]
+            _LISTENING.remove(self)
 
     def is_safe(self) -> bool:
         """Return whether no operator is open, no function of C since `begin`, and nothing of ours.
@@ -134,22 +134,18 @@ class SafePoints:
         return not _calls_function_of_c(addresses, began)
 
     def reach(self) -> None:
-        if self._number:
-            self._is_reached = True
-            try:
-                self._reached()
-            finally:
-                self._is_reached = False
+        """Call ``reached``, and let the time begin that it asked for meanwhile."""
+        self._is_reached, self._next_s = True, None
+        try:
+            self._reached()
+        finally:
+            self._is_reached = False
+        if self._next_s is not None:
             self.after(self._next_s)
 
 
-_LISTENING: Final[dict[int, SafePoints]] = {}
-
-
-def _listen(points: SafePoints) -> int:
-    number = max(_LISTENING, default=0) + 1
-    _LISTENING[number] = points
-    return number
+#: Who is to be called: the last one, below which the others are paused.
+_LISTENING: Final[list[SafePoints]] = []
 
 
 class _PendingCall:
@@ -159,15 +155,9 @@ class _PendingCall:
     exception of a signal that arrived meanwhile.
     """
 
-    waiting: Final[dict[int, _PendingCall]] = {}
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
     def __bool__(self) -> bool:
-        self.waiting.pop(id(self), None)
-        if points := _LISTENING.get(self._number):
-            points.reach()
+        if _LISTENING:
+            _LISTENING[-1].reach()
         return False
 
 
@@ -199,20 +189,25 @@ def _timers() -> Any:
 
 
 @cache
-def _on_timer() -> Any:
-    """Return the function that the timer's thread calls; that thread exists for this call alone."""
-    return ctypes.CFUNCTYPE(None, ctypes.c_size_t)(_ask)
+def _request() -> Callable[[], int]:
+    """Return the call that asks Python for a `_PendingCall`, all of it functions of C.
+
+    It is never let go of: Python may come to the pending call when nobody listens any more.
+    """
+    is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
+    add = ctypes.pythonapi.Py_AddPendingCall
+    return functools.partial(add, is_true, ctypes.py_object(_PendingCall()))
 
 
-def _ask(number: int) -> None:
-    """Ask Python for the pending call that reaches the safe points of a number."""
-    if number in _LISTENING:
-        asked = _PendingCall(number)
-        _PendingCall.waiting[id(asked)] = asked
-        is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
-        if ctypes.pythonapi.Py_AddPendingCall(is_true, ctypes.py_object(asked)):
-            # Too many wait already.
-            del _PendingCall.waiting[id(asked)]
+@cache
+def _first_call() -> Any:
+    """Return the pending call that a timer's thread adds; it is there for this alone.
+
+    That thread gives no argument of the pending call, which so is whatever a register holds. This
+    one ignores it, and makes a request. A signal's exception would be lost in it; but signals are
+    seen to between bytecodes, and it has none.
+    """
+    return ctypes.CFUNCTYPE(ctypes.c_int)(_request())
 
 
 def _addresses() -> list[int]:

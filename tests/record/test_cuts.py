@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -122,13 +123,10 @@ class Sites(dict[int, Any]):
         super().__init__((site, partial(int)) for site in range(1000))
         self.nth = nth
 
-    def fill(self, points: SafePoints) -> None:
+    def fill(self) -> None:
         """From now on ``self[n]()`` asks for a cut, and so does ``self[n]`` of `Requests`."""
-        add, is_true = ctypes.pythonapi.Py_AddPendingCall, ctypes.pythonapi.PyObject_IsTrue
-        asked = ctypes.py_object(safe_points._PendingCall(points._number))
-        ask = partial(add, ctypes.cast(is_true, ctypes.c_void_p), asked)
         for site in range(0, len(self) if self.nth else 0, self.nth or 1):
-            self.ask_at(site, ask)
+            self.ask_at(site, safe_points._request())
 
     def ask_at(self, site: int, ask: Callable[..., object]) -> None:
         self[site] = ask
@@ -140,12 +138,6 @@ class Requests(Sites):
     def ask_at(self, site: int, ask: Callable[..., object]) -> None:
         setattr(type(self), "__missing__", staticmethod(ask))  # noqa: B010
         del self[site]
-
-
-def points_of(measurement: BodyMeasurement) -> SafePoints:
-    recording = measurement._recorder
-    assert recording is not None
-    return recording._points
 
 
 def measured(
@@ -167,7 +159,7 @@ def measured(
             patched.setattr(recorder, constant, 0.0)
         measurement = BodyMeasurement("cpu")
         measurement.start()
-        sites.fill(points_of(measurement))
+        sites.fill()
         try:
             names[name]()
             result = measurement.stop()
@@ -230,7 +222,7 @@ def test_a_call_from_an_extension_is_no_safe_moment() -> None:
     points.begin()
     try:
         sites = Sites(1)
-        sites.fill(points)
+        sites.fill()
 
         def between(value: object) -> object:
             sites[0]()
@@ -243,6 +235,36 @@ def test_a_call_from_an_extension_is_no_safe_moment() -> None:
     assert safe == [True, False]
 
 
+def test_the_timer_makes_no_thread_of_pythons() -> None:
+    """Torch's tracer goes through these without a lock, and ends the process at a half-made one."""
+    python = ctypes.pythonapi
+    python.PyThreadState_Get.restype = ctypes.c_void_p
+    python.PyThreadState_GetID.restype = ctypes.c_uint64
+    python.PyThreadState_GetID.argtypes = [ctypes.c_void_p]
+
+    def number_of_a_new_thread() -> int:
+        numbers = list[int]()
+        thread = threading.Thread(
+            target=lambda: numbers.append(python.PyThreadState_GetID(python.PyThreadState_Get()))
+        )
+        thread.start()
+        thread.join()
+        return numbers[0]
+
+    reached = list[bool]()
+    points = SafePoints(lambda: reached.append(True))
+    points.begin()
+    try:
+        before = number_of_a_new_thread()
+        for count in range(1, 6):
+            points.after(1e-6)
+            while len(reached) < count:
+                pass
+        assert number_of_a_new_thread() == before + 1
+    finally:
+        points.end()
+
+
 @pytest.mark.parametrize("use_kineto", [True, False])
 def test_a_profiler_of_the_bodys_own_is_not_ended_by_a_cut(
     use_kineto: bool, monkeypatch: pytest.MonkeyPatch
@@ -250,7 +272,7 @@ def test_a_profiler_of_the_bodys_own_is_not_ended_by_a_cut(
     monkeypatch.setattr(recorder, "_FIRST_CUT_S", 0.0)
     measurement, sites, x = BodyMeasurement("cpu"), Sites(1), torch.ones(3)
     measurement.start()
-    sites.fill(points_of(measurement))
+    sites.fill()
     with torch.autograd.profiler.profile(use_kineto=use_kineto) as own:
         for site in range(3):
             sites[site]()
