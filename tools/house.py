@@ -77,22 +77,20 @@ def module_name(path: Path) -> str:
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    """Yield what a module imports when it runs; not what only a type checker reads."""
-    checked_only = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
+    """Yield what a module imports, also what only a type checker reads."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node not in checked_only:
+        if isinstance(node, ast.ImportFrom):
             yield node.module or ""
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def modules_in_circles(trees: Trees) -> set[str]:
-    """Return the modules of a package that import themselves, by way of others."""
-    return in_circles({module_name(path): tree for path, tree in trees.items()})
+    """Return the modules of a package that import themselves, by way of others.
+
+    The package's own module is left out: it names what is public, and nobody goes through it.
+    """
+    own = PACKAGE / "__init__.py"
+    return in_circles({module_name(path): tree for path, tree in trees.items() if path != own})
 
 
 def in_circles(names: Mapping[str, ast.Module]) -> set[str]:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 
-from pytest_torchmem.measuring.ranks import current_rank
+from pytest_torchmem.store.provenance import environment_rank
+from pytest_torchmem.values.measured import Rank
 
 
 def allocator_settings() -> str:
     """The allocator settings that torch would find in the environment of this process."""
     return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+
+
+def current_rank() -> Rank:
+    """Return this process's rank in torch's process group, else what its launcher says."""
+    if "torch" in sys.modules:
+        from pytest_torchmem.record.torch_api.distributed import group_rank
+
+        if found := group_rank():
+            return Rank(*found)
+    return environment_rank()
 
 
 def environment(device: str) -> dict[str, str]:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pytest_torchmem.analysis.judge.ranks import RankResults
-from pytest_torchmem.measuring.ranks import current_rank, path_of_rank
+from pytest_torchmem.measuring.environment import current_rank, environment
 from pytest_torchmem.store.baselines import entry_key, portable
 from pytest_torchmem.store.files import replace_file
-from pytest_torchmem.store.provenance import stamped
+from pytest_torchmem.store.provenance import path_of_rank, stamped
 from pytest_torchmem.store.results import RunReport, TestReport, read_run, render_run
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import RankError, ReportError
@@ -61,8 +61,6 @@ def _write(path: str | os.PathLike[str], tests: Iterable[tuple[str, list[Drawn]]
 
 
 def _measured(name: str, windows: list[Drawn]) -> MeasuredTest:
-    from pytest_torchmem.measuring.environment import environment
-
     return MeasuredTest(
         name,
         "",

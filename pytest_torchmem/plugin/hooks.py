@@ -44,8 +44,7 @@ def activate(config: pytest.Config) -> None:
     """
     if is_active(config):
         return
-    from pytest_torchmem.plugin.item.body import Run
-    from pytest_torchmem.plugin.options.settings import read_settings
+    from pytest_torchmem.plugin.options.settings import Run, read_settings
     from pytest_torchmem.plugin.run.controller import Collector
 
     run = config.stash[RUN] = Run(config, read_settings(config))

@@ -1,6 +1,7 @@
 """The state of the plugin between hooks: every key, and when its value ends.
 
 Nothing else of the plugin outlives a call, but for what the objects that these keys lead to hold.
+One more key, PAYLOAD, stands in `plugin.run.workers`, which takes its value from test to report.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_torchmem.plugin.item.body import Body, Run
+    from pytest_torchmem.plugin.item.body import Body
     from pytest_torchmem.plugin.options.marker import Asked
+    from pytest_torchmem.plugin.options.settings import Run
     from pytest_torchmem.plugin.run.controller import Collector
     from pytest_torchmem.plugin.run.workers import Selection
-    from pytest_torchmem.values.json_values import Json
 
 # Of a run of pytest: these end with it.
 SELECTION: Final[pytest.StashKey[Selection]] = pytest.StashKey()
@@ -41,6 +42,3 @@ ASKED: Final[pytest.StashKey[tuple[list[pytest.Mark], Asked]]] = pytest.StashKey
 
 BODY: Final[pytest.StashKey[Body]] = pytest.StashKey()
 """The measured body."""
-
-PAYLOAD: Final[pytest.StashKey[dict[str, Json]]] = pytest.StashKey()
-"""The measurements of a test, until its next report takes them along."""

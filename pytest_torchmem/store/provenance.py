@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import re
 import subprocess
@@ -20,6 +21,7 @@ from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.measured import Rank
 
 _GIT_SECONDS: Final = 10
+_NUMBER: Final = re.compile(r"\d{1,9}")
 _HUNK: Final = re.compile(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@")
 _FILE: Final = "+++ b/"
 
@@ -36,6 +38,30 @@ def stamped(run: RunReport, folder: Path, rank: Rank) -> RunReport:
         versions=_versions(),
         rank=rank,
     )
+
+
+def environment_rank(environment: Mapping[str, str] = os.environ) -> Rank:
+    """Return what a launcher such as ``torchrun`` says; rank 0 of 1 where none does."""
+    number, count = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+    if _NUMBER.fullmatch(number) and _NUMBER.fullmatch(count) and int(number) < int(count):
+        return Rank(int(number), int(count))
+    return Rank()
+
+
+PLACE: Final = "{rank}"
+"""What stands for the rank's number in the name of a file."""
+
+
+def path_of_rank(path: str | os.PathLike[str], rank: Rank) -> Path:
+    """Return the path for one rank: with its number for ``{rank}``, or at the name's end.
+
+    Where there is one rank only, a path without ``{rank}`` stays as it is.
+    """
+    text = os.fspath(path)
+    if PLACE in text:
+        return Path(text.replace(PLACE, str(rank.number)))
+    plain = Path(text)
+    return plain if rank.count == 1 else plain.with_stem(f"{plain.stem}-rank{rank.number}")
 
 
 def checked_out(folder: Path, files: Iterable[str]) -> frozenset[str]:

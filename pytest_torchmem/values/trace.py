@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -127,6 +127,16 @@ class DeviceEventKind(enum.IntEnum):
     COPY = 2
     ANNOTATION = 3
     RUNTIME = 4
+
+
+def are_among(codes: NDArray[np.uint8], members: Iterable[int]) -> NDArray[np.bool_]:
+    """Return which codes are those of ``members``: bool, of the same shape.
+
+    `numpy.isin` takes ten times as long for the tables of a small test.
+    """
+    wanted = np.zeros(256, np.bool_)
+    wanted[list(members)] = True
+    return wanted[codes]
 
 
 EVENT: Final = np.dtype(
@@ -270,20 +280,35 @@ class Trace:
             ``counters`` of the device.
     """
 
-    events: NDArray[np.void] = field(default_factory=lambda: np.empty(0, EVENT))
-    tensors: NDArray[np.void] = field(default_factory=lambda: np.empty(0, TENSOR))
-    allocations: NDArray[np.void] = field(default_factory=lambda: np.empty(0, ALLOCATION))
-    module_calls: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MODULE_CALL))
-    overloads: NDArray[np.void] = field(default_factory=lambda: np.empty(0, OVERLOAD))
-    device_events: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DEVICE_EVENT))
-    details: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DETAIL))
-    marks: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MARK))
-    owners: NDArray[np.void] = field(default_factory=lambda: np.empty(0, OWNER))
-    module_edges: NDArray[np.void] = field(default_factory=lambda: np.empty(0, MODULE_EDGE))
-    compiled_lines: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMPILED_LINE))
+    events: NDArray[np.void] = field(default_factory=np.empty(0, EVENT).copy)
+    tensors: NDArray[np.void] = field(default_factory=np.empty(0, TENSOR).copy)
+    allocations: NDArray[np.void] = field(default_factory=np.empty(0, ALLOCATION).copy)
+    module_calls: NDArray[np.void] = field(default_factory=np.empty(0, MODULE_CALL).copy)
+    overloads: NDArray[np.void] = field(default_factory=np.empty(0, OVERLOAD).copy)
+    device_events: NDArray[np.void] = field(default_factory=np.empty(0, DEVICE_EVENT).copy)
+    details: NDArray[np.void] = field(default_factory=np.empty(0, DETAIL).copy)
+    marks: NDArray[np.void] = field(default_factory=np.empty(0, MARK).copy)
+    owners: NDArray[np.void] = field(default_factory=np.empty(0, OWNER).copy)
+    module_edges: NDArray[np.void] = field(default_factory=np.empty(0, MODULE_EDGE).copy)
+    compiled_lines: NDArray[np.void] = field(default_factory=np.empty(0, COMPILED_LINE).copy)
     strings: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     meta: Mapping[str, Json] = field(default_factory=dict)
+
+    def texts_are(
+        self, numbers: NDArray[np.int32], wanted: Callable[[str], bool]
+    ) -> NDArray[np.bool_]:
+        """Return which ``numbers`` of `strings` stand for a text that is ``wanted``; -1 does not.
+
+        Each text that they stand for is looked at once, and none of the others: most are names of
+        Python's functions.
+        """
+        found = np.zeros(len(self.strings) + 1, np.bool_)
+        found[numbers] = True
+        found[-1] = False
+        for number in np.flatnonzero(found).tolist():
+            found[number] = wanted(self.strings[number])
+        return found[numbers]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace to ``path``, a compressed numpy archive.
@@ -308,17 +333,6 @@ class Trace:
             ) from None
 
 
-TABLES: Final = {
-    "events": EVENT,
-    "tensors": TENSOR,
-    "allocations": ALLOCATION,
-    "module_calls": MODULE_CALL,
-    "overloads": OVERLOAD,
-    "device_events": DEVICE_EVENT,
-    "details": DETAIL,
-    "marks": MARK,
-    "owners": OWNER,
-    "module_edges": MODULE_EDGE,
-    "compiled_lines": COMPILED_LINE,
-}
-assert set(TABLES) < {f.name for f in fields(Trace)}
+_EMPTY: Final = {table.name: getattr(Trace(), table.name) for table in fields(Trace)}
+TABLES: Final = {n: table.dtype for n, table in _EMPTY.items() if isinstance(table, np.ndarray)}
+"""The dtype of each table's rows, by the table's name."""

@@ -29,7 +29,6 @@ from pytest_torchmem.analysis.caching_allocator import AllocatorSettings, Reques
 from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.analysis.sampling import sketch
 from pytest_torchmem.cli.main import main
-from pytest_torchmem.measuring.ranks import environment_rank
 from pytest_torchmem.measuring.saving import load_ranks, load_results
 from pytest_torchmem.plugin.options.marker import read_markers
 from pytest_torchmem.plugin.options.option_table import OPTIONS
@@ -39,6 +38,7 @@ from pytest_torchmem.simulate.world import parse_world
 from pytest_torchmem.store.baseline_file import FileChanges, read_any, read_file, write_file
 from pytest_torchmem.store.baselines import BaselineStore
 from pytest_torchmem.store.origins import origins_path
+from pytest_torchmem.store.provenance import environment_rank
 from pytest_torchmem.store.results import read_run, render_run
 from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.store.traces import load_trace

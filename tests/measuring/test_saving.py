@@ -18,8 +18,7 @@ from pytest_torchmem import (
     save_results,
 )
 from pytest_torchmem.cli.main import Exit, main
-from pytest_torchmem.measuring.environment import environment
-from pytest_torchmem.measuring.ranks import current_rank, environment_rank, path_of_rank
+from pytest_torchmem.measuring.environment import current_rank, environment
 from pytest_torchmem.store.results import FORMATS, merged, read_run
 from pytest_torchmem.values.baseline import environment_name
 from pytest_torchmem.values.errors import RankError, RecordingError, ReportError
@@ -135,26 +134,8 @@ def test_a_file_that_is_not_there_or_damaged_is_named(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mem.json"]
 
 
-def test_who_a_process_is_comes_from_its_launcher():
-    assert environment_rank({"RANK": "1", "WORLD_SIZE": "4"}) == Rank(1, 4)
-    for nonsense in ({}, {"RANK": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}):
-        assert environment_rank(nonsense) == Rank(0, 1)
-    assert environment_rank({"RANK": "2", "WORLD_SIZE": "2"}) == Rank(0, 1)
+def test_a_process_alone_is_the_only_rank():
     assert current_rank() == Rank(0, 1)
-
-
-@pytest.mark.parametrize(
-    ("path", "rank", "expected"),
-    [
-        ("mem.json", Rank(), "mem.json"),
-        ("mem.json", Rank(1, 2), "mem-rank1.json"),
-        ("runs/report", Rank(1, 2), "runs/report-rank1"),
-        ("{rank}/mem.json", Rank(1, 2), "1/mem.json"),
-        ("mem.{rank}.json", Rank(), "mem.0.json"),
-    ],
-)
-def test_no_two_ranks_have_a_file_in_common(path, rank, expected):
-    assert path_of_rank(path, rank).as_posix() == expected
 
 
 def test_the_files_of_all_ranks_become_their_results(as_rank, tmp_path):

@@ -12,17 +12,20 @@ from __future__ import annotations
 import contextlib
 import enum
 import gc
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.contexts import gc_paused
-from pytest_torchmem.plugin.item.judging import Baselines, Estimates, Judge, MeasuredWindow
+from pytest_torchmem.plugin.item.judging import (
+    Baselines,
+    CountedRun,
+    Estimates,
+    Judge,
+    MeasuredWindow,
+)
 from pytest_torchmem.plugin.item.sending import Sender
 from pytest_torchmem.plugin.item.unfinished import (
     COUNTED_OUT_OF_MEMORY,
@@ -31,18 +34,16 @@ from pytest_torchmem.plugin.item.unfinished import (
     until_then,
 )
 from pytest_torchmem.plugin.options.marker import Asked, can_rerun
-from pytest_torchmem.plugin.options.settings import LevelChoice, Settings
-from pytest_torchmem.store.baselines import BaselineStore, portable
+from pytest_torchmem.plugin.options.settings import LevelChoice, Run
+from pytest_torchmem.store.baselines import portable
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import MarkerError, TorchmemError, is_torchmem_error
-from pytest_torchmem.values.findings import COUNTERS, Finding, words
+from pytest_torchmem.values.findings import COUNTERS, words
 from pytest_torchmem.values.results import Level, Result
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.estimated.estimate import Estimate
-    from pytest_torchmem.analysis.storages.own_passes import OwnPass
     from pytest_torchmem.measuring.body import BodyMeasurement, Region
-    from pytest_torchmem.measuring.counted import CounterMeasurement
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -67,72 +68,6 @@ class WarmupOver(BaseException):
 
     Not an `Exception`, so that no handler in the body takes it for one of its own.
     """
-
-
-class Run:
-    """The tests of one process share this: the settings, and the baselines read so far."""
-
-    def __init__(self, config: pytest.Config, settings: Settings) -> None:
-        self.settings = settings
-        self.rootdir = config.rootpath
-        self.store = BaselineStore(config.rootpath, settings.baseline_dir, settings.fallbacks)
-        self._config = config
-        self._environments: dict[str, Mapping[str, str]] = {}
-
-    @cached_property
-    def passes(self) -> tuple[OwnPass, ...]:
-        """The category passes of users: each plugin that has any returns several."""
-        found = self._config.hook.pytest_torchmem_category_passes(config=self._config)
-        return tuple(itertools.chain.from_iterable(found))
-
-    def say(self, text: str) -> None:
-        """Write a line to the terminal while a test runs, past what captures its output.
-
-        A worker of xdist has no terminal; there the line is with the test's result alone.
-        """
-        plugins = self._config.pluginmanager
-        reporter, capture = (plugins.get_plugin(n) for n in ("terminalreporter", "capturemanager"))
-        if reporter is None:
-            return
-        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
-            reporter.ensure_newline()
-            reporter.write_line(f"torchmem: {text}", yellow=True)
-
-    def environment(self, device: str) -> Mapping[str, str]:
-        """Return what the baselines of a device are keyed by."""
-        if device not in self._environments:
-            from pytest_torchmem.measuring.environment import environment
-
-            self._environments[device] = environment(device)
-        return self._environments[device]
-
-
-class CountedRun:
-    """The run of a body whose allocator is asked, and which is not recorded.
-
-    Attributes:
-        enough: False where the body turned out to ask for more than the allocator knows.
-    """
-
-    def __init__(self, counters: CounterMeasurement) -> None:
-        self._counters = counters
-        self.enough = True
-
-    def start(self) -> None:
-        self._counters.start()
-
-    def within(self, limits: Mapping[str, int]) -> Result | None:
-        """End the run; return what was counted, or None where that proves nothing."""
-        result = self._counters.stop()
-        return result if self.enough and not judge_limits(result, limits) else None
-
-    def certain(self, limits: Mapping[str, int]) -> tuple[Finding, ...]:
-        """Return what was over a limit in the counted run whatever else was in the counters."""
-        told = (
-            "; the allocator counted that in a first run, and the recorded second run stayed below"
-        )
-        found = judge_limits(self._counters.least, limits)
-        return tuple(replace(finding, numbers=finding.numbers + told) for finding in found)
 
 
 class Body:

@@ -10,12 +10,13 @@ from typing import Final
 
 import pytest
 
-from pytest_torchmem.plugin.item.body import Body, Run
+from pytest_torchmem.plugin.item.body import Body
 from pytest_torchmem.plugin.item.sending import set_properties
 from pytest_torchmem.plugin.options.marker import Asked, read_markers
 from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
-from pytest_torchmem.plugin.run.workers import attach, plain_nodeid
-from pytest_torchmem.plugin.stash import ASKED, BAD_ARGUMENT, BODY, IN_CALL, PAYLOAD, RUN, RUNNING
+from pytest_torchmem.plugin.options.settings import Run
+from pytest_torchmem.plugin.run.workers import PAYLOAD, attach, plain_nodeid
+from pytest_torchmem.plugin.stash import ASKED, BAD_ARGUMENT, BODY, IN_CALL, RUN, RUNNING
 from pytest_torchmem.values.errors import DeviceError, MarkerError
 from pytest_torchmem.values.measured import MeasuredTest
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.analysis.estimated.estimate import Estimate
     from pytest_torchmem.analysis.gpu_questions import GpuQuestions
     from pytest_torchmem.measuring.body import BodyMeasurement, Region
-    from pytest_torchmem.plugin.item.body import CountedRun
+    from pytest_torchmem.measuring.counted import CounterMeasurement
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -135,6 +135,34 @@ def _twice(name: str) -> MarkerError:
         f"two estimates named {name.removesuffix(SUFFIX)!r} are checked, and a baseline has one "
         "entry for that name; give each a name="
     )
+
+
+class CountedRun:
+    """The run of a body whose allocator is asked, and which is not recorded.
+
+    Attributes:
+        enough: False where the body turned out to ask for more than the allocator knows.
+    """
+
+    def __init__(self, counters: CounterMeasurement) -> None:
+        self._counters = counters
+        self.enough = True
+
+    def start(self) -> None:
+        self._counters.start()
+
+    def within(self, limits: Mapping[str, int]) -> Result | None:
+        """End the run; return what was counted, or None where that proves nothing."""
+        result = self._counters.stop()
+        return result if self.enough and not judge_limits(result, limits) else None
+
+    def certain(self, limits: Mapping[str, int]) -> tuple[Finding, ...]:
+        """Return what was over a limit in the counted run whatever else was in the counters."""
+        told = (
+            "; the allocator counted that in a first run, and the recorded second run stayed below"
+        )
+        found = judge_limits(self._counters.least, limits)
+        return tuple(replace(finding, numbers=finding.numbers + told) for finding in found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,9 @@ from pytest_torchmem.plugin.item.unfinished import (
     raised,
 )
 from pytest_torchmem.plugin.options.option_table import typed_nodeid
-from pytest_torchmem.plugin.options.settings import Settings, Timelines
-from pytest_torchmem.plugin.run.endings import room
-from pytest_torchmem.plugin.run.workers import TRACE, plain_nodeid
-from pytest_torchmem.plugin.stash import PAYLOAD
-from pytest_torchmem.report.text.tables import timeline_lines
+from pytest_torchmem.plugin.options.settings import Run, Settings, Timelines
+from pytest_torchmem.plugin.run.workers import PAYLOAD, TRACE, plain_nodeid
+from pytest_torchmem.report.text.tables import ANY_WIDTH, timeline_lines
 from pytest_torchmem.report.text.terminal import failure_text
 from pytest_torchmem.store.baselines import entry_key, portable, portable_live, portable_path
 from pytest_torchmem.values.baseline import Change
@@ -38,10 +36,10 @@ from pytest_torchmem.values.results import Result
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.estimated.estimate import Estimate
     from pytest_torchmem.measuring.body import BodyMeasurement, Region
-    from pytest_torchmem.plugin.item.body import Run
 
 _PREFIX: Final = "torchmem_"
 _WIDTH: Final = 60
+_LOG_WIDTH: Final = 80
 _WORTH_DRAWING: Final = 8
 _TRACE_LIMIT_BYTES: Final = 32 * 1024 * 1024
 PICTURED_REGIONS: Final = 20
@@ -204,6 +202,13 @@ def drawn(picture: Picture | None, config: pytest.Config) -> Sequence[str]:
     # A worker cannot ask the terminal itself, but runs under the same locale.
     plain = "utf" not in locale.getpreferredencoding(False).lower()
     return timeline_lines(picture, max(20, width), plain)
+
+
+def room(config: pytest.Config) -> int:
+    """Return how many columns the text of a failure has: as many as it likes in a log."""
+    writer = config.get_terminal_writer()
+    narrow = writer.fullwidth < _LOG_WIDTH  # somebody said so
+    return writer.fullwidth if narrow or writer.hasmarkup else ANY_WIDTH
 
 
 def set_properties(item: pytest.Item, measured: MeasuredTest | None) -> None:

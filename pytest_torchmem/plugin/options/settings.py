@@ -1,19 +1,24 @@
-"""The settings of a whole run: command line beats ini file beats default."""
+"""The settings of a whole run, and what its tests share.
+
+Of a setting the command line beats the ini file, and that the default.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pytest
 
 from pytest_torchmem.analysis.judge.causes import KnownHolder
-from pytest_torchmem.measuring.ranks import environment_rank, path_of_rank
 from pytest_torchmem.plugin.options.option_table import (
     OPTIONS,
     given,
@@ -21,6 +26,8 @@ from pytest_torchmem.plugin.options.option_table import (
     place_of,
 )
 from pytest_torchmem.report.writing import FOLDER, kind_of
+from pytest_torchmem.store.baselines import BaselineStore
+from pytest_torchmem.store.provenance import environment_rank, path_of_rank
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import DeviceNameError, MarkerError, ReportError, SizeError
 from pytest_torchmem.values.json_values import shown
@@ -31,6 +38,9 @@ from pytest_torchmem.values.units import (
     parse_fraction,
     parse_size,
 )
+
+if TYPE_CHECKING:
+    from pytest_torchmem.analysis.storages.own_passes import OwnPass
 
 
 class SummaryKind(enum.Enum):
@@ -122,6 +132,44 @@ class Settings:
     def reports(self) -> bool:
         """True when what was measured goes into a report, with all that is known of it."""
         return bool(self.report_paths)
+
+
+class Run:
+    """The tests of one process share this: the settings, and the baselines read so far."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.settings = settings
+        self.rootdir = config.rootpath
+        self.store = BaselineStore(config.rootpath, settings.baseline_dir, settings.fallbacks)
+        self._config = config
+        self._environments: dict[str, Mapping[str, str]] = {}
+
+    @cached_property
+    def passes(self) -> tuple[OwnPass, ...]:
+        """The category passes of users: each plugin that has any returns several."""
+        found = self._config.hook.pytest_torchmem_category_passes(config=self._config)
+        return tuple(itertools.chain.from_iterable(found))
+
+    def say(self, text: str) -> None:
+        """Write a line to the terminal while a test runs, past what captures its output.
+
+        A worker of xdist has no terminal; there the line is with the test's result alone.
+        """
+        plugins = self._config.pluginmanager
+        reporter, capture = (plugins.get_plugin(n) for n in ("terminalreporter", "capturemanager"))
+        if reporter is None:
+            return
+        with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+            reporter.ensure_newline()
+            reporter.write_line(f"torchmem: {text}", yellow=True)
+
+    def environment(self, device: str) -> Mapping[str, str]:
+        """Return what the baselines of a device are keyed by."""
+        if device not in self._environments:
+            from pytest_torchmem.measuring.environment import environment
+
+            self._environments[device] = environment(device)
+        return self._environments[device]
 
 
 def read_settings(config: pytest.Config) -> Settings:

@@ -1,28 +1,23 @@
-"""The end of a run: gather what the tests measured, write the baselines, say what happened."""
+"""The end of a run: gather what the tests measured, write baselines and reports, say what happened.
+
+All of it is done in the one process that writes.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import pytest
 
-from pytest_torchmem.measuring.ranks import environment_rank
-from pytest_torchmem.plugin.item.body import Run
+from pytest_torchmem.plugin.item.sending import room
 from pytest_torchmem.plugin.options.option_table import relative_path, typed_nodeid
-from pytest_torchmem.plugin.options.settings import SummaryKind
+from pytest_torchmem.plugin.options.settings import Run, SummaryKind
 from pytest_torchmem.plugin.run.asking import asked_about
-from pytest_torchmem.plugin.run.endings import (
-    Endings,
-    github_lines,
-    on_ci,
-    on_github,
-    room,
-    run_report,
-)
 from pytest_torchmem.plugin.run.updates import (
     Outcomes,
     apply,
@@ -30,6 +25,7 @@ from pytest_torchmem.plugin.run.updates import (
     find_orphans,
     move,
     plan_updates,
+    progress,
     remove,
     texts,
 )
@@ -40,6 +36,8 @@ from pytest_torchmem.plugin.run.workers import (
     reported_nodeid,
     trace_with,
 )
+from pytest_torchmem.report.text.github import cause_lines, error_commands, line_commands
+from pytest_torchmem.report.text.markdown import step_summary
 from pytest_torchmem.report.text.tables import (
     change_table,
     diff_lines,
@@ -54,17 +52,11 @@ from pytest_torchmem.report.text.tables import (
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.gaps import simulated_here
-from pytest_torchmem.store.provenance import stamped
-from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.store.provenance import checked_out, environment_rank, stamped
+from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, ReportError
 from pytest_torchmem.values.measured import MeasuredTest, RunSummary
-
-PATIENCE_S: Final = 1.0
-"""Work that is over by then needs no progress."""
-
-_REFRESH_S: Final = 0.1
-_Item = TypeVar("_Item")
 
 _BY_VERBOSITY: Final = (
     Detail.PROBLEMS,
@@ -82,6 +74,41 @@ _WHOLE: Final = (
     pytest.ExitCode.NO_TESTS_COLLECTED,
 )
 """The exit codes of a run that came to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """The outcome of a test, and the line that defines it."""
+
+    outcome: str
+    line: int
+
+
+class Endings:
+    """Notes how each test ended, as its reports come in."""
+
+    def __init__(self) -> None:
+        self._endings: dict[str, _Ending] = {}
+
+    def note(self, test: str, report: pytest.TestReport) -> None:
+        """Take one report of a test. A new attempt replaces what an earlier one left."""
+        before = self._endings.get(test)
+        failed = before is not None and before.outcome == "failed"
+        telling = report.when == "call" or not report.passed
+        if report.when == "setup" or (telling and not failed):
+            line = report.location[1]
+            self._endings[test] = _Ending(_outcome(report), 0 if line is None else line + 1)
+
+    def report_on(self, measured: MeasuredTest, file: str) -> TestReport:
+        ending = self._endings.get(measured.test, _Ending("failed", 0))
+        # The name of a file says something about the machine; only its place in the project stays.
+        return TestReport(replace(measured, file=file), ending.outcome, ending.line, file)
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return "xfailed" if report.skipped else "xpassed"
+    return report.outcome
 
 
 class Collector:
@@ -330,31 +357,54 @@ def _detail(kind: SummaryKind, verbosity: int) -> Detail:
     return detail
 
 
-def progress(
-    items: Sequence[_Item],
-    what: str,
-    config: pytest.Config,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[_Item]:
-    """Yield each item, and say ``baselines: 1200 of 5000`` on one line while it takes long.
+def run_report(summary: RunSummary, endings: Endings, rootdir: Path) -> RunReport:
+    """Return everything that is known of a run, but when and with what it was made."""
+    start = checkout(rootdir)
+    return RunReport(
+        tests=tuple(endings.report_on(t, _within(start, rootdir, t)) for t in summary.tests),
+        changes=summary.changes,
+        problems=summary.problems,
+    )
 
-    Nothing is written where the output is no terminal, such as the log of a CI job; when the work
-    is over the line is empty again.
-    """
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None or not reporter.isatty or reporter.verbosity < 0:
-        yield from items
-        return
-    start = shown = clock()
-    drawn = False
-    try:
-        for number, item in enumerate(items):
-            now = clock()
-            if now - start >= PATIENCE_S and now - shown >= _REFRESH_S:
-                reporter.rewrite(f"{what}: {number} of {len(items)}", erase=True)
-                shown, drawn = now, True
-            yield item
-    finally:
-        if drawn:
-            reporter.rewrite("", erase=True)
-            reporter.rewrite("")  # what comes next starts at the beginning of the line
+
+def checkout(rootdir: Path) -> Path:
+    """Return the folder that files of reports are named from."""
+    return Path(os.environ.get("GITHUB_WORKSPACE") or rootdir)
+
+
+def _within(start: Path, rootdir: Path, measured: MeasuredTest) -> str:
+    path = Path(measured.file)
+    for folder in (start, rootdir):
+        with contextlib.suppress(ValueError):
+            return path.relative_to(folder).as_posix()
+    return measured.test.partition("::")[0]
+
+
+def on_ci() -> bool:
+    """True where a service runs the tests: all that are known set ``CI``."""
+    return os.environ.get("CI", "").lower() in ("true", "1")
+
+
+def on_github() -> bool:
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def github_lines(run: RunReport, rootdir: Path) -> list[str]:
+    """Return the workflow commands to print, after adding the run to the job's summary page."""
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        try:
+            with Path(path).open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(step_summary(run, file.tell()))
+        except OSError as error:
+            raise ReportError(f"the step summary {path} cannot be written: {error}") from None
+    return [*error_commands(run), *line_commands(run, _grown_files(run, rootdir))]
+
+
+def _grown_files(run: RunReport, rootdir: Path) -> dict[str, str]:
+    """Return the files of causes that are checked out, each with its name for GitHub."""
+    files = {file for test in run.tests for file, _ in cause_lines(test)}
+    start, found = checkout(rootdir), {}
+    for file in checked_out(rootdir, sorted(files)) if files else ():
+        with contextlib.suppress(ValueError):
+            found[file] = (rootdir / file).relative_to(start).as_posix()
+    return found

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pytest_torchmem.plugin.stash import PAYLOAD
-
 if TYPE_CHECKING:
     from pytest_torchmem.values.json_values import Json
     from pytest_torchmem.values.measured import MeasuredTest
+
+PAYLOAD: Final[pytest.StashKey[dict[str, Json]]] = pytest.StashKey()
+"""Of a test: its measurements, until its next report takes them along."""
 
 TRACE: Final = "trace"
 _ATTRIBUTE: Final = "torchmem"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -29,14 +30,9 @@ _SPARSE: Final[dict[torch.layout, tuple[str, ...]]] = {
 }
 
 
-def hold(tensor: torch.Tensor) -> None:
-    """Let Python own a tensor that the collector or a weak reference gave.
-
-    Where only C++ held on to it, releases before 2.10 could free it while Python refers to it.
-    """
-    base: Any = torch._C.TensorBase
-    base._fix_weakref(tensor)
-
+#: Lets Python own a tensor that the collector or a weak reference gave. Where only C++ held on to
+#: it, releases before 2.10 could free it while Python refers to it.
+hold: Final[Callable[[torch.Tensor], None]] = cast(Any, torch._C.TensorBase)._fix_weakref
 
 #: What holds memory and may be asked of the collector. Before 2.10 that has storages, too, whose
 #: memory C++ has freed already: to look at one ends the process.

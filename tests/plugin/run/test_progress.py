@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_torchmem.plugin.run.controller import progress
+from pytest_torchmem.plugin.run.updates import progress
 
 
 class Reporter:
