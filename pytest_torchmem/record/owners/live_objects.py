@@ -364,8 +364,8 @@ def referrers_among(objects: Sequence[object], targets: Sequence[object]) -> lis
     ]
 
 
-# Up to 3.12.5, Python 3.12's ``_asyncio`` says that it refers to objects that are dead. Each that is
-# looked at dies a second time, and the next collection never ends.
+# Up to 3.12.5, the ``_asyncio`` of Python 3.12 names objects that are dead. Each that is looked at
+# dies a second time, and the next collection never ends.
 _NAMES_THE_DEAD: Final = (3, 12) <= sys.version_info < (3, 12, 6)
 
 
