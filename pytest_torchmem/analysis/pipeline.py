@@ -293,7 +293,7 @@ class MemoryProfile(GpuQuestions):
     def step_ranks(self) -> tuple[float, ...]:
         """The ends of the steps, as ranks, in the loop whose steps leave most behind."""
         marks, names = self.tree.trace.marks, self.tree.trace.strings
-        ranks = self.tree.mark_ranks()
+        ranks = self.tree.mark_ranks
         loops: dict[str, list[float]] = {}
         for row in np.flatnonzero(marks["kind"] == MarkKind.STEP).tolist():
             name = names[marks["text"][row]]
@@ -372,7 +372,7 @@ class MemoryProfile(GpuQuestions):
 
     def region(self, begin_mark: int, end_mark: int, steps_of: str = "") -> MemoryProfile:
         """The part of the recording between two marks."""
-        ranks = self.tree.mark_ranks()
+        ranks = self.tree.mark_ranks
         window = RankWindow(float(ranks[begin_mark]), float(ranks[end_mark]), may_go_on=True)
         whole = replace(self.whole, may_go_on=True)
         return replace(self, window=window, whole=whole, steps_of=steps_of)
@@ -444,7 +444,7 @@ def analyze(
         seen = ", ".join(trace.devices) or "none"
         raise TraceError(f"the trace has no allocations on {device}; it has: {seen}")
     tree = build_op_tree(trace)
-    ranks = tree.mark_ranks()
+    ranks = tree.mark_ranks
     stops = ranks[trace.marks["kind"] == MarkKind.STOP]
     end = float(stops[-1]) if len(stops) else float(len(trace.events))
     whole = RankWindow(-0.5, end)

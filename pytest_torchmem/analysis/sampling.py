@@ -343,7 +343,7 @@ def _held_in(profile: MemoryProfile, rows: NDArray[np.int64]) -> Holdings:
     labels = profile.labels[found].tolist()
     for place, (storage, label) in enumerate(zip(found.tolist(), labels, strict=True)):
         category = _CATEGORIES[label]
-        members[category, profile.attribution.origin(storage, category)].append(place)
+        members[category, profile.attribution.origin(storage)].append(place)
     groups = [
         (Contributor(c, 0, 0, o.operator, o.module, o.source, o.phase, o.labels), np.array(places))
         for (c, o), places in members.items()
@@ -392,7 +392,7 @@ def find_spans(profile: MemoryProfile) -> Iterator[Span]:
     """
     trace = profile.tree.trace
     began_ns = start_ns(profile.tree)
-    ranks = profile.tree.mark_ranks()
+    ranks = profile.tree.mark_ranks
     inside = (ranks >= profile.window.begin) & (ranks <= profile.window.end)
     opened: dict[MarkKind, list[tuple[str, int]]] = defaultdict(list)
     closing = {end: (begin, kind) for begin, (kind, end) in _SPANS.items()}

@@ -20,10 +20,13 @@ from pytest_torchmem.values.trace import CREATE_GRAPH, EventKind, MarkKind, Role
 
 # Codes in `OpTree.phase`, in the order of the enum.
 PHASES = tuple(Phase)
+# Where torch's own entry points to a backward pass stand, and their names.
+_AUTOGRAD_FILES: Final = ("torch/autograd/__init__.py", "torch/autograd/graph.py")
+_ENTRY_POINTS: Final = frozenset({"backward", "grad", "_engine_run_backward"})
 FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER, PREEXISTING = range(len(PHASES))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class OpTree:
     """A trace's events with what follows from their nesting.
 
@@ -65,8 +68,9 @@ class OpTree:
         is_call[self.trace.module_calls["event"]] = True
         return self.innermost(is_call)
 
+    @cached_property
     def mark_ranks(self) -> NDArray[np.float64]:
-        """Return the place of each mark among the ranks: float64, shape (M,).
+        """The place of each mark among the ranks: float64, shape (M,).
 
         A mark that is not in the tree falls half-way between the events around its time.
         """
@@ -157,7 +161,7 @@ def _phases(tree: OpTree) -> NDArray[np.uint8]:
     that is called there and was called before: what it does for no gradient has no number.
     """
     events, marks = tree.trace.events, tree.trace.marks
-    ranks = tree.mark_ranks()
+    ranks = tree.mark_ranks
     phase = np.full(len(events), FORWARD, np.uint8)
     in_optimizer = _inside(tree, ranks, MarkKind.OPTIMIZER_BEGIN, MarkKind.OPTIMIZER_END)
     stepping = np.zeros(len(events), np.bool_)
@@ -193,17 +197,10 @@ def _called_again(tree: OpTree, in_backward: NDArray[np.bool_]) -> NDArray[np.bo
 
 def _calls_backward(tree: OpTree) -> NDArray[np.bool_]:
     """Python calls of ``torch.autograd``'s own entry points, which make the first gradients."""
-    events, strings = tree.trace.events, tree.trace.strings
-    file = [
-        text.endswith(("torch/autograd/__init__.py", "torch/autograd/graph.py")) for text in strings
-    ]
-    name = [text in ("backward", "grad", "_engine_run_backward") for text in strings]
-    is_call = events["kind"] == EventKind.PY_CALL
-    found: NDArray[np.bool_] = (
-        is_call
-        & np.array([*file, False])[events["file"]]
-        & np.array([*name, False])[events["name"]]
-    )
+    events, texts_are = tree.trace.events, tree.trace.texts_are
+    found: NDArray[np.bool_] = events["kind"] == EventKind.PY_CALL
+    found &= texts_are(events["file"], lambda text: text.endswith(_AUTOGRAD_FILES))
+    found &= texts_are(events["name"], _ENTRY_POINTS.__contains__)
     return found
 
 
@@ -343,7 +340,7 @@ class ModulePaths:
 
     def __init__(self, tree: OpTree) -> None:
         trace = tree.trace
-        ranks = tree.mark_ranks()[trace.module_edges["mark"]]
+        ranks = tree.mark_ranks[trace.module_edges["mark"]]
         self._edges: dict[int, list[tuple[float, int, str]]] = {}
         self._classes: dict[int, str] = {}
         columns = (trace.module_edges[name] for name in ("child", "parent", "name", "class_name"))

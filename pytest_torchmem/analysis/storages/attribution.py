@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, takewhile
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from pytest_torchmem.analysis.events.op_tree import (
 )
 from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
-from pytest_torchmem.values.trace import EventKind, MarkKind, Ownership, Scope, Trace
+from pytest_torchmem.values.trace import EventKind, MarkKind, Ownership, Scope, Trace, are_among
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,14 @@ _OWN_ANNOTATIONS: Final = (
 )
 # What a compiler puts between the user's code and the code it generated.
 _COMPILED_GRAPH: Final = "GraphModule"
+_CATEGORIES: Final = tuple(Category)
+# Up to Python 3.11 it takes longer to look up a member of an enum than to compare two numbers.
+_TORCH_OP: Final = int(EventKind.TORCH_OP)
+_ALLOCATION: Final = int(EventKind.ALLOCATION)
+_PY_CALL: Final = int(EventKind.PY_CALL)
+_BACKWARD_FUNCTION: Final = int(Scope.BACKWARD_FUNCTION)
+# So many origins are remembered: several windows ask for those of what was alive in them.
+_MOST_ORIGINS: Final = 4096
 _OWNED: Final = {
     Category.PARAMETER: Ownership.PARAMETER,
     Category.BUFFER: Ownership.BUFFER,
@@ -121,6 +129,17 @@ class Origin:
     claimed: str = ""
 
 
+class _Columns(NamedTuple):
+    """Columns of `trace.EVENT`: to take one out of the table for each row would cost more."""
+
+    kind: NDArray[np.uint8]
+    name: NDArray[np.int32]
+    file: NDArray[np.int32]
+    line: NDArray[np.int32]
+    scope: NDArray[np.uint8]
+    is_operator: NDArray[np.bool_]
+
+
 @dataclass(frozen=True, eq=False)
 class Attribution:
     """Finds the origin of storages and groups them by it.
@@ -137,37 +156,42 @@ class Attribution:
 
     def contributors(self, storages: Iterable[int]) -> tuple[Contributor, ...]:
         """Group storages by category and origin, largest group first."""
-        sizes: dict[tuple[Category, Origin], int] = defaultdict(int)
-        counts: dict[tuple[Category, Origin], int] = defaultdict(int)
-        born: dict[tuple[Category, Origin], float] = {}
-        categories = tuple(Category)
+        members: dict[tuple[int, Origin], list[int]] = defaultdict(list)
         for storage in storages:
-            category = categories[int(self.labels[storage])]
-            key = (category, self.origin(storage, category))
-            sizes[key] += int(self.evidence.storages.size_bytes[storage])
-            counts[key] += 1
-            rank = float(self.evidence.storages.born[storage])
-            born[key] = min(rank, born.get(key, rank))
+            members[int(self.labels[storage]), self.origin(storage)].append(storage)
         groups = [
             Contributor(
-                category,
-                size,
-                counts[category, o],
+                _CATEGORIES[label],
+                int(self.evidence.storages.size_bytes[group].sum()),
+                len(group),
                 o.operator,
                 o.module,
                 o.source,
                 o.phase,
                 o.labels,
-                max(0, int(born[category, o])),
+                max(0, int(self.evidence.storages.born[group].min())),
                 o.claimed,
             )
-            for (category, o), size in sizes.items()
+            for (label, o), group in members.items()
         ]
         groups.sort(key=lambda g: (-g.size_bytes, g.identity, g.source.line if g.source else 0))
         return tuple(groups)
 
-    def origin(self, storage: int, category: Category) -> Origin:
+    def origin(self, storage: int) -> Origin:
         """Return the origin of one storage."""
+        found = self._origins.get(storage)
+        if found is None:
+            found = self._find_origin(storage)
+            if len(self._origins) < _MOST_ORIGINS:
+                self._origins[storage] = found
+        return found
+
+    @cached_property
+    def _origins(self) -> dict[int, Origin]:
+        return {}
+
+    def _find_origin(self, storage: int) -> Origin:
+        category = _CATEGORIES[int(self.labels[storage])]
         held = self._held_names.get((storage, _OWNED[category])) if category in _OWNED else None
         event = int(self.evidence.storages.event[storage])
         if event < 0 or not self.evidence.made[storage]:
@@ -209,15 +233,19 @@ class Attribution:
                 line = int(trace.events["line"][below]) if below >= 0 else 0
                 function = trace.strings[trace.events["name"][row]]
                 frames.append(Source(trace.strings[file], line, function))
-                own = self._is_users[file] and "site-packages" not in trace.strings[file]
+                own = self._is_users(file) and "site-packages" not in trace.strings[file]
                 users = len(frames) if own else users
             below = row
         return tuple(frames[:users])
 
+    @cached_property
+    def _columns(self) -> _Columns:
+        return _Columns(*map(self.evidence.tree.trace.events.__getitem__, _Columns._fields))
+
     def _chain(self, event: int) -> list[int]:
         """The event and those around it, innermost first."""
         chain = []
-        parents = self.evidence.tree.trace.events["parent"]
+        parents = self.evidence.tree.parent
         while event >= 0:
             chain.append(event)
             event = int(parents[event])
@@ -260,16 +288,17 @@ class Attribution:
         return called if makes else compiled.line.operator
 
     def _recorded_operator(self, chain: list[int]) -> str:
-        trace = self.evidence.tree.trace
+        columns, strings = self._columns, self.evidence.tree.trace.strings
         first = ""
         for row in chain:
-            if trace.events["kind"][row] != EventKind.TORCH_OP:
-                if first and trace.events["kind"][row] != EventKind.ALLOCATION:
+            kind = columns.kind[row]
+            if kind != _TORCH_OP:
+                if first and kind != _ALLOCATION:
                     break
                 continue
-            name: str = trace.strings[trace.events["name"][row]]
-            if not (trace.events["is_operator"][row] or self._is_node(row)):
+            if not columns.is_operator[row] and columns.scope[row] != _BACKWARD_FUNCTION:
                 continue
+            name: str = strings[columns.name[row]]
             first = first or name
             if not name.startswith(_ALLOCATORS):
                 return name
@@ -285,17 +314,14 @@ class Attribution:
     @cached_property
     def _nodes_reached(self) -> tuple[NDArray[np.float64], list[str]]:
         """Ranks at which nodes were handed their gradients, or a backward pass began: no node."""
-        trace, ranks = self.evidence.tree.trace, self.evidence.tree.mark_ranks()
+        trace, ranks = self.evidence.tree.trace, self.evidence.tree.mark_ranks
         kinds = (MarkKind.GRADIENT_PASSED, MarkKind.BACKWARD_BEGIN)
-        rows = np.flatnonzero(np.isin(trace.marks["kind"], kinds))
+        rows = np.flatnonzero(are_among(trace.marks["kind"], kinds))
         rows = rows[np.argsort(ranks[rows], kind="stable")]
         passed = trace.marks["kind"][rows] == MarkKind.GRADIENT_PASSED
         texts = trace.marks["text"][rows].tolist()
         names = [trace.strings[t] if p else "" for t, p in zip(texts, passed, strict=True)]
         return ranks[rows].astype(np.float64), names
-
-    def _is_node(self, row: int) -> bool:
-        return bool(self.evidence.tree.trace.events["scope"][row] == Scope.BACKWARD_FUNCTION)
 
     def _module(self, chain: list[int]) -> str:
         tree = self.evidence.tree
@@ -326,32 +352,41 @@ class Attribution:
         return ModulePaths(self.evidence.tree)
 
     def _source(self, chain: list[int]) -> Source | None:
-        trace = self.evidence.tree.trace
+        columns, strings = self._columns, self.evidence.tree.trace.strings
         below = -1
         for row in chain:
-            if trace.events["kind"][row] == EventKind.PY_CALL:
-                file = int(trace.events["file"][row])
-                line = int(trace.events["line"][below]) if below >= 0 else 0
+            if columns.kind[row] == _PY_CALL:
+                file = int(columns.file[row])
+                line = int(columns.line[below]) if below >= 0 else 0
                 compiled = self._compiled.line(file, line)
                 if compiled is not None and compiled.source is not None:
                     return compiled.source
-                if file >= 0 and self._is_users[file]:
-                    name = trace.strings[trace.events["name"][row]]
-                    return Source(trace.strings[file], line, name)
+                if file >= 0 and self._is_users(file):
+                    return Source(strings[file], line, strings[columns.name[row]])
             below = row
         return None
 
+    def _is_users(self, file: int) -> bool:
+        """Return whether the file with that number is the user's."""
+        found = self._users_files.get(file)
+        if found is None:
+            text = self.evidence.tree.trace.strings[file]
+            found = self._users_files[file] = (
+                text.endswith(".py")
+                and file not in self._compiled.files
+                and not text.startswith(self._libraries)
+                and "torchinductor" not in text
+            )
+        return found
+
     @cached_property
-    def _is_users(self) -> list[bool]:
-        trace = self.evidence.tree.trace
-        libraries = tuple(f"{p.rstrip('/')}/" for p in trace.meta.get("library_paths", []))
-        return [
-            text.endswith(".py")
-            and number not in self._compiled.files
-            and not text.startswith((*libraries, "<", "torch/"))
-            and "torchinductor" not in text
-            for number, text in enumerate(trace.strings)
-        ]
+    def _users_files(self) -> dict[int, bool]:
+        return {}
+
+    @cached_property
+    def _libraries(self) -> tuple[str, ...]:
+        folders = self.evidence.tree.trace.meta.get("library_paths", [])
+        return (*(f"{folder.rstrip('/')}/" for folder in folders), "<", "torch/")
 
     def _labels(self, event: int) -> tuple[str, ...]:
         trace = self.evidence.tree.trace
@@ -375,9 +410,11 @@ class Attribution:
         died = np.minimum(self.evidence.storages.died, self.evidence.window.end)
         of_owner = self.evidence.storages.of_owner
         names: dict[tuple[int, int], str] = {}
-        for row in np.flatnonzero((owners["module"] > 0) & (of_owner >= 0)).tolist():
-            path = self._paths.path(int(owners["module"][row]), float(died[of_owner[row]]))
-            text = folded(f"{path}.{tree.trace.strings[owners['name'][row]]}")
-            key = (int(of_owner[row]), int(owners["kind"][row]))
+        rows = np.flatnonzero((owners["module"] > 0) & (of_owner >= 0))
+        storages = of_owner[rows]
+        columns = (storages, died[storages], *(owners[c][rows] for c in ("module", "name", "kind")))
+        for storage, rank, module, name, kind in zip(*(c.tolist() for c in columns), strict=True):
+            text = folded(f"{self._paths.path(module, rank)}.{tree.trace.strings[name]}")
+            key = (storage, kind)
             names[key] = min(text, names.get(key, text))
         return names

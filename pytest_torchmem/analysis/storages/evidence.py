@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import BACKWARD, FORWARD, OpTree
 from pytest_torchmem.analysis.storages.storages import BEFORE, Storages, bucket_mentions
-from pytest_torchmem.values.trace import EventKind, MarkKind, Mutable, Ownership, Role
+from pytest_torchmem.values.trace import EventKind, MarkKind, Mutable, Ownership, Role, are_among
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Evidence:
         mentioned = (inside >= self.window.begin) & (inside <= self.window.end)
         owners, at = self.tree.trace.owners, self._owner_ranks
         used = np.isin(owners["module"], self._modules_called)
-        used |= (at >= self.window.begin) & np.isin(
+        used |= (at >= self.window.begin) & are_among(
             owners["kind"], (Ownership.SAVED, Ownership.LEAF, *_OPERANDS)
         )
         used &= (at <= self.window.end) & ~self._left_behind
@@ -131,7 +131,7 @@ class Evidence:
         Such a graph becomes part of the recording when a backward pass in it uses the graph.
         """
         trace, of_owner = self.tree.trace, self.storages.of_owner
-        in_graph = np.isin(trace.owners["kind"], (Ownership.SAVED, Ownership.LEAF))
+        in_graph = are_among(trace.owners["kind"], (Ownership.SAVED, Ownership.LEAF))
         at = trace.marks["kind"][trace.owners["mark"]]
         kept_before = self._mask(of_owner[in_graph & (at == MarkKind.START)])
         known = np.append(kept_before, False)[of_owner]
@@ -194,7 +194,7 @@ class Evidence:
         One may begin as long as a graph is alive that keeps a storage of the window.
         """
         marks = self.tree.trace.marks
-        ranks = self.tree.mark_ranks()[marks["kind"] == MarkKind.BACKWARD_BEGIN]
+        ranks = self.tree.mark_ranks[marks["kind"] == MarkKind.BACKWARD_BEGIN]
         if bool(((ranks >= self.window.begin) & (ranks <= self.window.end)).any()):
             return True
         rows = self.tree.rank[np.flatnonzero(self.tree.backward_node >= 0)]
@@ -208,7 +208,7 @@ class Evidence:
         trace = self.tree.trace
         kinds = trace.marks["kind"][trace.owners["mark"]]
         asked = (MarkKind.STOP, MarkKind.REGION_END) if self.window.may_go_on else (MarkKind.STOP,)
-        rows = (trace.owners["kind"] == Ownership.SAVED) & np.isin(kinds, asked)
+        rows = (trace.owners["kind"] == Ownership.SAVED) & are_among(kinds, asked)
         rows &= ~self._left_behind
         return self._mask(self.storages.of_owner[rows])
 
@@ -218,7 +218,7 @@ class Evidence:
         Marks within an operator of the forward pass are left out unless ``in_operators``.
         """
         owners = self.tree.trace.owners
-        rows = np.isin(owners["kind"], kinds) & (self.storages.of_owner >= 0)
+        rows = are_among(owners["kind"], kinds) & (self.storages.of_owner >= 0)
         rows &= self._owner_ranks <= self.window.end
         if not in_operators:
             rows &= ~self._in_operator[owners["mark"]]
@@ -236,7 +236,7 @@ class Evidence:
 
     def mentioned(self, *roles: Role) -> NDArray[np.bool_]:
         """Mentioned in any of ``roles`` up to the end of the window."""
-        rows = np.isin(self.tree.trace.tensors["role"], roles)
+        rows = are_among(self.tree.trace.tensors["role"], roles)
         return self._of_tensors(rows & (self._tensor_ranks <= self.window.end))
 
     @cached_property
@@ -245,7 +245,7 @@ class Evidence:
         trace = self.tree.trace
         tensors = np.flatnonzero(trace.tensors["role"] == Role.OPERATOR_INPUT)
         at = trace.marks["event"][trace.owners["mark"]]
-        owners = np.flatnonzero(np.isin(trace.owners["kind"], _OPERANDS) & (at >= 0))
+        owners = np.flatnonzero(are_among(trace.owners["kind"], _OPERANDS) & (at >= 0))
         written = trace.owners["kind"][owners] == Ownership.WRITTEN
         return Operands(
             np.concatenate([trace.tensors["event"][tensors], at[owners]]),
@@ -256,7 +256,7 @@ class Evidence:
     def read_in(self, *phases: int) -> NDArray[np.bool_]:
         """Read by an operator of one of ``phases``, up to the end of the window."""
         event, storage, written = self.operands
-        rows = ~written & np.isin(self.tree.phase[event], phases)
+        rows = ~written & are_among(self.tree.phase[event], phases)
         return self._mask(storage[rows & (self.tree.rank[event] <= self.window.end)])
 
     @cached_property
@@ -286,7 +286,7 @@ class Evidence:
 
     @cached_property
     def _owner_ranks(self) -> NDArray[np.float64]:
-        ranks: NDArray[np.float64] = self.tree.mark_ranks()[self.tree.trace.owners["mark"]]
+        ranks: NDArray[np.float64] = self.tree.mark_ranks[self.tree.trace.owners["mark"]]
         return ranks
 
     def _of_tensors(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -14,7 +14,7 @@ from pytest_torchmem.analysis.events.op_tree import FORWARD, PHASES, RECOMPUTE
 from pytest_torchmem.analysis.storages.categories import Step
 from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.values.contributors import Category, Phase
-from pytest_torchmem.values.trace import Mutable, Ownership, Role
+from pytest_torchmem.values.trace import Mutable, Ownership, Role, are_among
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.storages.categories import Mask
@@ -154,6 +154,8 @@ class _Members:
 # Operators that make a library set up its scratch space.
 _GEMM_WORDS: Final = ("mm", "linear", "conv", "matmul", "dot", "mv", "scaled")
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
+# A node of it does so: the gradient is kept as it comes, or added to the one that is there.
+_KEEPS: Final = frozenset({"aten::detach", "aten::add_"})
 _ENGINE: Final = "autograd::engine::evaluate_function"
 # As what a storage is held, and in which role Python's objects show it, for each category.
 _HOLDINGS: Final = {
@@ -217,8 +219,7 @@ class MeasuredFacts:
         return self.evidence.has_backward
 
     def made_in(self, *phases: Phase) -> Mask:
-        made_then: Mask = np.isin(self.evidence.birth_phase, [PHASES.index(p) for p in phases])
-        return made_then
+        return are_among(self.evidence.birth_phase, map(PHASES.index, phases))
 
     @property
     def survives(self) -> Mask:
@@ -246,9 +247,9 @@ class MeasuredFacts:
         keyed = np.zeros(len(trace.events), np.bool_)
         keyed[trace.allocations["event"]] = trace.allocations["keyed"]
         unseen[allocated] = ~keyed[storages.event[allocated]]
-        multiplies = np.array([any(w in text for w in _GEMM_WORDS) for text in trace.strings], bool)
         parents = np.where(allocated, trace.events["parent"][storages.event], -1)
-        in_gemm = (parents >= 0) & multiplies[trace.events["name"][parents]]
+        names = np.append(trace.events["name"], np.int32(-1))[np.where(parents >= 0, parents, -1)]
+        in_gemm = trace.texts_are(names, lambda text: any(word in text for word in _GEMM_WORDS))
         fits: Mask = np.isin(storages.size_bytes, sizes) & self.survives & unseen & in_gemm
         return fits & ~self._is_output(parents)
 
@@ -285,17 +286,15 @@ class MeasuredFacts:
         """
         trace, tree, storages = self.evidence.tree.trace, self.evidence.tree, self.evidence.storages
         mask = np.zeros(len(storages), np.bool_)
-        names = {name: number for number, name in enumerate(trace.strings)}
-        if _ACCUMULATE not in names:
+        is_node = trace.texts_are(trace.events["name"], _ACCUMULATE.__eq__)
+        if not is_node.any():
             return mask
-        is_node = trace.events["name"] == names[_ACCUMULATE]
         node = tree.innermost(is_node & (tree.backward_node >= 0))
-        keeps = [names[n] for n in ("aten::detach", "aten::add_") if n in names]
         tensors = trace.tensors
         parents = trace.events["parent"][tensors["event"]]
         direct = (parents >= 0) & (node[tensors["event"]] == parents)
         kept = direct & (tensors["argument"] == 0)
-        kept &= np.isin(trace.events["name"][tensors["event"]], keeps)
+        kept &= trace.texts_are(trace.events["name"][tensors["event"]], _KEEPS.__contains__)
         mask[storages.of_tensor[kept]] = True
         inside = np.where(storages.event >= 0, node[storages.event], np.int32(-1))
         return mask | self.evidence.outlives(inside)
@@ -326,8 +325,9 @@ class MeasuredFacts:
     def _engine_events(self) -> NDArray[np.int32]:
         """For each event the row of the innermost evaluation of a node, -1 for none: shape (E,)."""
         trace = self.evidence.tree.trace
-        evaluates = np.array([text.startswith(_ENGINE) for text in trace.strings], np.bool_)
-        return self.evidence.tree.innermost(evaluates[trace.events["name"]])
+        names = trace.events["name"]
+        evaluates = trace.texts_are(names, lambda text: text.startswith(_ENGINE))
+        return self.evidence.tree.innermost(evaluates)
 
     def _summed_up(self, node: NDArray[np.int32]) -> Mask:
         """Results of ``node`` that an ``aten::sum`` beside the node reads, and that die with it.
@@ -341,10 +341,10 @@ class MeasuredFacts:
               aten::sum       weight's gradient, as large as weight
         """
         trace, tree = self.evidence.tree.trace, self.evidence.tree
-        is_sum = np.array([text == "aten::sum" for text in trace.strings], np.bool_)
         engine = np.where(node >= 0, trace.events["parent"][node], np.int32(-1))
         readers = trace.tensors["event"]
-        rows = is_sum[trace.events["name"][readers]] & (tree.backward_node[readers] < 0)
+        rows = trace.texts_are(trace.events["name"][readers], "aten::sum".__eq__)
+        rows &= tree.backward_node[readers] < 0
         return self.evidence.in_rows(rows) & (engine >= 0) & ~self.evidence.outlives(engine)
 
     def forward_steps(self) -> Iterator[Step]:

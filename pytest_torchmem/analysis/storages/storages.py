@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import OpTree
-from pytest_torchmem.values.trace import MarkKind, Ownership, Role, Trace
+from pytest_torchmem.values.trace import MarkKind, Ownership, Role, Trace, are_among
 
 #: ``born`` of a storage that was there before the recording, ``died`` of one that outlived it.
 BEFORE: Final = -1.0
@@ -54,7 +54,7 @@ class Storages:
 def find_storages(tree: OpTree) -> Storages:
     """Return every storage that the recording allocated, freed or mentioned."""
     trace = tree.trace
-    mark_rank = tree.mark_ranks()
+    mark_rank = tree.mark_ranks
     places = _places(trace.allocations, trace.tensors, trace.owners)
     allocation_place, tensor_place, owner_place = places.of
     freed = trace.marks["kind"][trace.owners["mark"]] == MarkKind.STORAGE_FREED
@@ -73,7 +73,7 @@ def find_storages(tree: OpTree) -> Storages:
     owner_rank = mark_rank[trace.owners["mark"]]
     # A storage that was alive at the start counts only if an operator mentions it, or a module, an
     # optimizer or a graph owns it.
-    held = ~np.isin(trace.owners["kind"], (Ownership.LIVE, Ownership.SURVIVOR))
+    held = ~are_among(trace.owners["kind"], (Ownership.LIVE, Ownership.SURVIVOR))
     owned = held & (owner_rank < first_birth[owner_place])
     mentioned = tensor_rank < first_birth[tensor_place]
     early = np.unique(np.concatenate([tensor_place[mentioned], owner_place[owned]]))
@@ -269,9 +269,8 @@ _COPIES: Final = ("torch::distributed::reducer::mul_out", "torch::distributed::r
 
 def bucket_mentions(trace: Trace) -> NDArray[np.int64]:
     """Rows of ``trace.tensors`` that are parts of buckets: int64, shape (B,)."""
-    numbers = [number for number, text in enumerate(trace.strings) if text in _COPIES]
     tensors = trace.tensors
-    copied_to = np.isin(trace.events["name"][tensors["event"]], numbers)
+    copied_to = trace.texts_are(trace.events["name"][tensors["event"]], _COPIES.__contains__)
     copied_to &= (tensors["role"] == Role.OPERATOR_INPUT) & (tensors["argument"] == 0)
     return np.flatnonzero(copied_to)
 

@@ -60,7 +60,7 @@ def _block(profile: MemoryProfile, row: int) -> dict[str, Json]:
         "addr": int(profile.storages.ptr[row]),
         "size": int(profile.storages.size_bytes[row]),
         "stream": 0,
-        "frames": _frames(profile.attribution.origin(row, category), category),
+        "frames": _frames(profile.attribution.origin(row), category),
         "category": category.value,
     }
 

@@ -20,7 +20,7 @@ from tests.builders import TraceBuilder
 def test_an_empty_trace_has_an_empty_tree():
     tree = build_op_tree(Trace())
     assert len(tree.depth) == len(tree.phase) == len(tree.leaf) == 0
-    assert len(tree.mark_ranks()) == 0
+    assert len(tree.mark_ranks) == 0
 
 
 def test_depth_counts_the_events_around():
@@ -161,7 +161,7 @@ def test_marks_stand_where_their_events_do_or_between_the_events_around_their_ti
     placed = b.mark(MarkKind.STEP)
     b.read()
     tree = build_op_tree(b.build())
-    ranks = tree.mark_ranks()
+    ranks = tree.mark_ranks
     assert ranks[0] == -0.5
     assert ranks[placed] == tree.rank[tree.trace.marks["event"][placed]]
 
@@ -173,7 +173,7 @@ def test_a_mark_known_by_its_time_alone_falls_between_two_ranks():
     trace = b.build()
     trace.marks["event"][-1] = -1
     trace.marks["time_ns"][-1] = trace.events["start_ns"][1]
-    assert build_op_tree(trace).mark_ranks()[-1] == 0.5
+    assert build_op_tree(trace).mark_ranks[-1] == 0.5
 
 
 def test_a_mark_at_the_first_event_has_its_place_whatever_its_clock_says():
@@ -183,7 +183,7 @@ def test_a_mark_at_the_first_event_has_its_place_whatever_its_clock_says():
     trace = b.build()
     assert trace.marks["event"][mark] == 0
     trace.marks["time_ns"][mark] = trace.events["start_ns"][-1] + 1
-    assert build_op_tree(trace).mark_ranks()[mark] == 0
+    assert build_op_tree(trace).mark_ranks[mark] == 0
 
 
 def test_a_node_that_the_first_event_calls_is_a_part_of_that_node():
