@@ -269,6 +269,7 @@ class Recorder:
         """End the recording and restore everything, without looking at what was recorded."""
         session, self._profiler = self._profiler, None
         try:
+            self._points.end()
             if session is not None:
                 session.stop()
         finally:
@@ -391,6 +392,7 @@ class Recorder:
                     "what was measured until then is lost"
                 )
             begin_ns = time.perf_counter_ns()
+            self._points.hold()
             self._history.end()
             seconds = time.thread_time() - self._session_began_s
             result = session.stop()

@@ -11,11 +11,12 @@ begins is told of the Python functions on the stack, and of no function of C. An
 has just been called is on the stack, but its call is told later, a second time.
 
     body's bytecodes    x + 1 | x + 1 | x + 1 | ...
-    timer                         runs out: `Py_AddPendingCall`, in a thread without Python
+    timer                         runs out
     main thread                          `_PendingCall.__bool__` -> `reached`
 
-That thread must not become one of Python's. Torch's tracer goes through Python's list of threads
-when a session begins and ends, without the lock of that list.
+The timer's thread becomes one of Python's to ask. When a session begins or ends, torch's tracer
+goes through these without the lock of their list, and ends the process at one that is half made.
+So no session does while a timer runs or a call is on its way: `hold`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import opcode
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import takewhile
@@ -59,6 +61,9 @@ _RESUME: Final = opcode.opmap.get("RESUME")
 _TP_CALL: Final = 50
 _THREAD_TIME: Final = 3
 _CALL_IN_THREAD: Final = 2
+# How long the thread of a timer that has run out may take to ask, on a busy machine.
+_LATE_S: Final = 1.0
+_SOON_S: Final = 0.0001
 
 
 class SafePoints:
@@ -85,30 +90,52 @@ class SafePoints:
         ):
             return
         self._began = _addresses()
-        first = ctypes.cast(_first_call(), ctypes.c_void_p).value
-        add = ctypes.cast(ctypes.pythonapi.Py_AddPendingCall, ctypes.c_void_p)
-        event = ctypes.byref(_Notification(first, 0, _CALL_IN_THREAD, add))
+        ask = ctypes.cast(_on_timer(), ctypes.c_void_p)
+        event = ctypes.byref(_Notification(0, 0, _CALL_IN_THREAD, ask))
         if _timers().timer_create(_THREAD_TIME, event, ctypes.byref(self._timer)) == 0:
             _LISTENING.append(self)
 
     def after(self, seconds: float) -> None:
         """Call ``reached`` once, after so much processor time of the thread from now on.
 
-        Within ``reached`` the time begins when that is over: Python 3.11 would go round in circles
-        if there were one more pending call in the middle of one.
+        Within ``reached`` the time begins when that is over. A call that is on its way already
+        comes instead, and too early.
         """
         if self._is_reached:
             self._next_s = seconds
-        elif self in _LISTENING:
-            whole = int(seconds)
-            times = _TimerSetting(0, 0, whole, max(1, int((seconds - whole) * 1e9)))
-            _timers().timer_settime(self._timer, 0, ctypes.byref(times), None)
+        elif self in _LISTENING and not _is_coming():
+            self._set(max(seconds, 1e-9))
+            _ASKED.append(self)
+
+    def hold(self) -> None:
+        """Stop the time, and wait for a call that is on its way; it is made meanwhile."""
+        give_up_s = time.monotonic() + _LATE_S
+        while _is_coming() and time.monotonic() < give_up_s:
+            time.sleep(_SOON_S)
+        _ASKED.clear()
 
     def end(self) -> None:
         """Call nothing any more."""
         if self in _LISTENING:
+            self.hold()
             _timers().timer_delete(self._timer)
             _LISTENING.remove(self)
+
+    def _set(self, seconds: float) -> bool:
+        """Set the timer, to nothing for 0; return whether it had run out."""
+        whole, before = int(seconds), _TimerSetting()
+        times = _TimerSetting(0, 0, whole, round((seconds - whole) * 1e9))
+        exists = not _timers().timer_settime(
+            self._timer, 0, ctypes.byref(times), ctypes.byref(before)
+        )
+        return exists and not before.is_running()
+
+    def has_run_out(self) -> bool:
+        """Return whether the time is over; if not, stop it. A forked process has no timers."""
+        now = _TimerSetting()
+        exists = not _timers().timer_gettime(self._timer, ctypes.byref(now))
+        # A timer that has run out and is set again might not make its call any more.
+        return exists and (not now.is_running() or self._set(0))
 
     def is_safe(self) -> bool:
         """Return whether no operator is open, no function of C since `begin`, and nothing of ours.
@@ -146,6 +173,8 @@ class SafePoints:
 
 #: Who is to be called: the last one, below which the others are paused.
 _LISTENING: Final[list[SafePoints]] = []
+#: Whose timer was set, until that has led to a call: one at most.
+_ASKED: Final[list[SafePoints]] = []
 
 
 class _PendingCall:
@@ -156,9 +185,41 @@ class _PendingCall:
     """
 
     def __bool__(self) -> bool:
+        _ASKED.clear()
         if _LISTENING:
             _LISTENING[-1].reach()
         return False
+
+
+def _is_coming() -> bool:
+    """Stop the time that is running; return whether none is, and a call is on its way."""
+    if _ASKED and not _ASKED[0].has_run_out():
+        _ASKED.clear()
+    return bool(_ASKED)
+
+
+@cache
+def _request() -> Callable[[], int]:
+    """Return the call that asks Python for a `_PendingCall`, all of it functions of C.
+
+    No more than one may be waiting: Python 3.11 would go round in circles at another one in the
+    middle of ours. Nobody lets go of the call: Python may come to it when nobody listens any more.
+    """
+    is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
+    add = ctypes.pythonapi.Py_AddPendingCall
+    return functools.partial(add, is_true, ctypes.py_object(_PendingCall()))
+
+
+@cache
+def _on_timer() -> Any:
+    """Return the function that the timer's thread calls; that thread exists for this call alone."""
+    return ctypes.CFUNCTYPE(None, ctypes.c_size_t)(_ask)
+
+
+def _ask(_: int) -> None:
+    if _request()():
+        # Too many wait already.
+        _ASKED.clear()
 
 
 class _Notification(ctypes.Structure):
@@ -181,33 +242,14 @@ class _TimerSetting(ctypes.Structure):
         (name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")
     )
 
+    def is_running(self) -> bool:
+        return bool(self.first_s or self.first_ns)
+
 
 @cache
 def _timers() -> Any:
     library = ctypes.PyDLL(None) if sys.platform == "linux" else None
     return library if hasattr(library, "timer_create") and hasattr(library, "backtrace") else None
-
-
-@cache
-def _request() -> Callable[[], int]:
-    """Return the call that asks Python for a `_PendingCall`, all of it functions of C.
-
-    It is never let go of: Python may come to the pending call when nobody listens any more.
-    """
-    is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
-    add = ctypes.pythonapi.Py_AddPendingCall
-    return functools.partial(add, is_true, ctypes.py_object(_PendingCall()))
-
-
-@cache
-def _first_call() -> Any:
-    """Return the pending call that a timer's thread adds; it is there for this alone.
-
-    That thread gives no argument of the pending call, which so is whatever a register holds. This
-    one ignores it, and makes a request. A signal's exception would be lost in it; but signals are
-    seen to between bytecodes, and it has none.
-    """
-    return ctypes.CFUNCTYPE(ctypes.c_int)(_request())
 
 
 def _addresses() -> list[int]:

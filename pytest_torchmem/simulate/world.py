@@ -55,6 +55,7 @@ class World:
             "MASTER_ADDR": "localhost",
             "MASTER_PORT": "29500",
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
+            "SIMULATED_CUDA_ALONE": "1",
         }
 
 

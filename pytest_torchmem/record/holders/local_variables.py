@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import _thread
 import functools
-import gc
 import inspect
 import sys
 import types
@@ -30,7 +29,7 @@ from pytest_torchmem.record.holders.paths import (
 )
 from pytest_torchmem.record.holders.search import ways_in_garbage, young_garbage
 from pytest_torchmem.record.owners.autograd_graph import GraphReader
-from pytest_torchmem.record.owners.live_objects import is_a, running_frames
+from pytest_torchmem.record.owners.live_objects import is_a, referents, running_frames
 from pytest_torchmem.record.owners.places import places_of
 from pytest_torchmem.record.patches.python_tracing import quiet
 
@@ -174,7 +173,7 @@ def _enclosed(function: types.FunctionType) -> Iterator[tuple[object, str]]:
     """The variables that a function took along from those around it."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         # A cell that is empty yet refers to nothing.
-        yield from ((value, f", its variable {name!r}") for value in gc.get_referents(cell))
+        yield from ((value, f", its variable {name!r}") for value in referents(cell))
 
 
 def _in_frames(error: BaseException) -> Iterator[tuple[object, str]]:

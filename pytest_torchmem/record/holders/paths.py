@@ -14,6 +14,7 @@ from typing import Any, Final
 from pytest_torchmem.record.owners.live_objects import (
     frozen_objects,
     is_a,
+    referents,
     referrers_among,
     running_frames,
 )
@@ -114,7 +115,7 @@ class Searcher:
             for holder in above:
                 if id(holder) in ways or id(holder) in skipped or _holds_for_machinery(holder):
                     continue
-                held = next((h for h in gc.get_referents(holder) if id(h) in ways), None)
+                held = next((h for h in referents(holder) if id(h) in ways), None)
                 if held is None:
                     continue
                 ways[id(holder)] = step_from(holder, held, ways[id(held)])

@@ -20,7 +20,12 @@ import torch
 
 from pytest_torchmem.record.holders.paths import Searcher, place_of_frame, step_from, tidy
 from pytest_torchmem.record.owners.autograd_graph import GraphReader
-from pytest_torchmem.record.owners.live_objects import HAS_GENERATIONS, find_holding, is_a
+from pytest_torchmem.record.owners.live_objects import (
+    HAS_GENERATIONS,
+    find_holding,
+    is_a,
+    referents,
+)
 from pytest_torchmem.record.owners.places import places_of, storages_of
 from pytest_torchmem.record.torch_api import memory, profiler
 from pytest_torchmem.record.tree.kineto import device_name
@@ -203,7 +208,7 @@ class Garbage:
         self._things = {id(thing): thing for thing in things}
         self._holders: dict[int, list[int]] = {number: [] for number in self._things}
         for number, thing in self._things.items():
-            for held in gc.get_referents(thing):
+            for held in referents(thing):
                 if id(held) in self._holders:
                     self._holders[id(held)].append(number)
 
@@ -315,7 +320,7 @@ def young_garbage() -> list[object]:
     young += gc.get_objects(generation=1)
     references = zip(young, _reference_counts(young), strict=True)
     counts = {id(thing): count - _OWN_REFERENCES for thing, count in references}
-    held = {id(thing): [t for t in gc.get_referents(thing) if id(t) in counts] for thing in young}
+    held = {id(thing): [t for t in referents(thing) if id(t) in counts] for thing in young}
     for things in held.values():
         for thing in things:
             counts[id(thing)] -= 1

@@ -242,7 +242,7 @@ def _held(holders: list[object], kinds: set[type[object]]) -> list[object]:
     """Return what some objects hold in attributes and in containers there, of some classes."""
     found, seen, front = [], set(map(id, holders)), holders
     for _ in range(_DEEPEST_HELD):
-        within = {id(thing): thing for part in _parts(front) for thing in gc.get_referents(*part)}
+        within = {id(thing): thing for part in _parts(front) for thing in referents(*part)}
         fresh = [thing for key, thing in within.items() if key not in seen]
         seen |= within.keys()
         found += [thing for thing in fresh if type(thing) in kinds]
@@ -347,7 +347,7 @@ def frozen_objects() -> list[object]:
     while front:
         fresh = {id(thing): thing for thing in front if id(thing) not in seen}
         for part in _parts(front):
-            fresh |= {id(held): held for held in gc.get_referents(*part) if id(held) not in seen}
+            fresh |= {id(held): held for held in referents(*part) if id(held) not in seen}
         seen |= fresh.keys()
         front = [thing for thing in fresh.values() if gc.is_tracked(thing)]
         found += front
@@ -360,10 +360,23 @@ def referrers_among(objects: Sequence[object], targets: Sequence[object]) -> lis
     return [
         thing
         for part in _parts(objects)
-        if not wanted.isdisjoint(map(id, gc.get_referents(*part)))
+        if not wanted.isdisjoint(map(id, referents(*part)))
         for thing in part
-        if not wanted.isdisjoint(map(id, gc.get_referents(thing)))
+        if not wanted.isdisjoint(map(id, referents(thing)))
     ]
+
+
+# Up to 3.12.5, the ``_asyncio`` of Python 3.12 names objects that are dead. Each that is looked at
+# dies a second time, and the next collection never ends.
+_NAMES_THE_DEAD: Final = (3, 12) <= sys.version_info < (3, 12, 6)
+
+
+def referents(*objects: object) -> list[object]:
+    """Return what some objects refer to, each as often as they do."""
+    if _NAMES_THE_DEAD:
+        module = sys.modules.get("_asyncio")
+        objects = tuple(thing for thing in objects if thing is not module)
+    return gc.get_referents(*objects)
 
 
 def _parts(objects: Sequence[object]) -> Iterator[Sequence[object]]:

@@ -52,6 +52,8 @@ class TracingPause:
     def suspend(self) -> None:
         """Suspend on the calling thread; does nothing while suspended."""
         if self._thread_state is None and _enter is not None and _leave is not None:
+            # Called here so that it is not first called while suspended.
+            self.resume()
             self._thread_state = _current()
             _enter(self._thread_state)
 
@@ -60,6 +62,16 @@ class TracingPause:
         if self._thread_state is not None:
             thread_state, self._thread_state = self._thread_state, None
             _leave(thread_state)
+
+
+def see_returns() -> None:
+    """Have tracers see that the functions on the stack return.
+
+    From Python 3.13 on, they do not see it of one that was first called while they were suspended:
+    a function learns when it is called that it is traced, unless they are.
+    """
+    if sys.version_info >= (3, 13):
+        sys.monitoring.restart_events()
 
 
 def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -190,6 +202,7 @@ class CompilationWatch:
     def _end(self, *args: object) -> None:
         self._done()
         self._tracing.resume()
+        see_returns()
 
 
 class ScriptingWatch:

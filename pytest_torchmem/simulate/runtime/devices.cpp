@@ -71,7 +71,8 @@ const Gpu& gpu() {
                static_cast<int>(capability / 10),
                static_cast<int>(capability % 10),
                static_cast<int>(setting("SIMULATED_CUDA_PROCESSORS", 132)),
-               static_cast<int>(setting("SIMULATED_CUDA_DEVICES", 1))};
+               static_cast<int>(setting("SIMULATED_CUDA_DEVICES", 1)),
+               setting("SIMULATED_CUDA_ALONE", 0) != 0};
   }());
   return found;
 }

@@ -268,6 +268,19 @@ void set_bytes(void* to, int value, size_t bytes) {
   if (in_span(start)) written.add(start, start + bytes);
 }
 
+void note_values(void* start, size_t bytes, bool exact) {
+  Lock lock(guard);
+  const auto address = reinterpret_cast<uintptr_t>(start);
+  if (!bytes || !in_span(address)) return;
+  ++writes;
+  written.add(address, address + bytes);
+  if (exact) {
+    known.add(address, address + bytes);
+  } else {
+    known.remove(address, address + bytes);
+  }
+}
+
 void write_on(cudaStream_t stream, std::function<void()> work) {
   ++writes;
   do_or_capture(stream, std::move(work));
@@ -514,16 +527,7 @@ CUresult cuPointerGetAttribute(void* out, CUpointer_attribute attribute, CUdevic
 int torchmem_is_known(const void* start, size_t bytes) { return is_known(start, bytes); }
 
 void torchmem_note_values(void* start, size_t bytes, int exact) {
-  Lock lock(guard);
-  const auto address = reinterpret_cast<uintptr_t>(start);
-  if (!bytes || !in_span(address)) return;
-  ++writes;
-  written.add(address, address + bytes);
-  if (exact) {
-    known.add(address, address + bytes);
-  } else {
-    known.remove(address, address + bytes);
-  }
+  note_values(start, bytes, exact != 0);
 }
 
 void torchmem_forget_values(void* start, size_t bytes) { forget_bytes(start, bytes); }

@@ -1,21 +1,25 @@
-// NCCL: communicators that are ready, and collectives that return at once.
+// NCCL: communicators, and collectives that have left their result when they return.
 //
-// The other ranks are not asked, even where they run beside this one: each is taken to have what this
-// one has. So the sum of a value is as many times the value as there are ranks, what is gathered is
-// this rank's part in every place, and a broadcast leaves what is there. That keeps exact what
-// decides shapes and branches (sizes that ranks tell each other, pickled objects, flags), where it was
-// exact before; of a large tensor nothing is known afterwards.
+// Ranks that run beside each other exchange their values, and a rank that is run alone
+// (--torchmem-world) is taken to be like all others. So there the sum of a value is as many times the value
+// as there are ranks, what is gathered is this rank's part in every place, and a broadcast leaves what
+// is there. That keeps exact what decides shapes and branches (sizes that ranks tell each other,
+// pickled objects, flags), where it was exact before; of a large tensor nothing is known afterwards.
 //
 // The buffers that NCCL takes for itself are not torch's memory, and are not counted.
 
-#include "shared.h"
+#include <sys/random.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <tuple>
 #include <vector>
+
+#include "ranks.h"
+#include "shared.h"
 
 using namespace simulated;
 
@@ -24,135 +28,343 @@ namespace {
 struct Communicator {
   int count;  // 0 where it is not known
   int rank, device;
+  std::shared_ptr<Ranks> ranks;  // none where this rank is run alone
+  int splits;
 };
 
 constexpr size_t kMostComputed = size_t{4} << 20;
-constexpr int kSum = 0, kProduct = 1, kFirstOwnOperation = 5;
+constexpr int kSum = 0, kProduct = 1, kLargest = 2, kSmallest = 3, kFirstOwnOperation = 5;
+constexpr int kFailed = 5;  // ncclInvalidUsage
+constexpr int kNoColor = -1;
+constexpr int kNamedBytes = 16;
+
+struct UniqueId {
+  char bytes[128];
+};
 
 size_t element_bytes(int type) {
   static const size_t bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
   return type >= 0 && type < 12 ? bytes[type] : 1;
 }
 
-const Communicator& communicator(const void* handle) {
-  return *static_cast<const Communicator*>(handle);
+Communicator& communicator(const void* handle) {
+  return *static_cast<Communicator*>(const_cast<void*>(handle));
 }
 
-int give_communicator(void** out, int count, int rank) {
-  *out = new Communicator{count, rank, current_device()};
+int give_communicator(void** out, int count, int rank, std::shared_ptr<Ranks> ranks = nullptr) {
+  *out = new Communicator{count, rank, current_device(), std::move(ranks), 0};
   return 0;
 }
 
+int join(void** out, const std::string& name, int count, int rank) {
+  auto ranks = Ranks::join(name, count, rank);
+  return ranks ? give_communicator(out, count, rank, ranks) : kFailed;
+}
+
+// --- numbers of NCCL's types; eight bits of a float are not read ------------------------------------
+
+using Number = long double;  // holds each integer of 64 bits
+
+float float_of_bits(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+float float_of_half(uint16_t bits) {
+  const uint32_t sign = uint32_t{bits} >> 15 << 31, rest = bits & 0x7fffu;
+  if (rest >= 0x7c00u) return float_of_bits(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+  const float small = std::ldexp(static_cast<float>(rest & 0x3ffu), -24);
+  if (rest < 0x400u) return sign ? -small : small;
+  return float_of_bits(sign | ((rest << 13) + 0x38000000u));
+}
+
+uint16_t half_of_float(float value) {
+  const uint16_t sign = std::signbit(value) ? 0x8000u : 0;
+  const float size = std::fabs(value);
+  if (std::isnan(value)) return 0x7e00u;
+  if (size >= 65520) return sign | 0x7c00u;
+  int exponent = size ? std::max(std::ilogb(size), -14) : -14;
+  // Ten bits behind the point; a carry out of them is the next exponent.
+  const auto steps = static_cast<uint32_t>(std::nearbyint(std::ldexp(size, 10 - exponent)));
+  return static_cast<uint16_t>(sign + ((exponent + 14) << 10) + steps);
+}
+
+uint16_t brain_of_float(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if (std::isnan(value)) return 0x7fc0u;
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
 template <typename T>
-void reduce_as(char* bytes, size_t count, int operation, int ranks) {
-  for (size_t at = 0; at < count; ++at) {
-    T value;
-    std::memcpy(&value, bytes + at * sizeof(T), sizeof(T));
-    value = operation == kSum ? T(value * ranks) : T(std::pow(value, ranks));
-    std::memcpy(bytes + at * sizeof(T), &value, sizeof(T));
-  }
+T at(const char* bytes) {
+  T value;
+  std::memcpy(&value, bytes, sizeof value);
+  return value;
 }
 
-// What all ranks together make of elements that each of them has; false if it is not computed here.
-bool reduce_in_place(std::vector<char>& bytes, int type, int operation, int ranks) {
-  const size_t count = bytes.size() / element_bytes(type);
-  if (operation != kSum && operation != kProduct && operation < kFirstOwnOperation) return true;
-  bool zero = true;
-  for (char byte : bytes) zero = zero && byte == 0;
-  if (zero) return true;
-  if (operation >= kFirstOwnOperation || !ranks) return false;
+Number read_number(int type, const char* bytes) {
   switch (type) {
-    case 0: reduce_as<int8_t>(bytes.data(), count, operation, ranks); return true;
-    case 1: reduce_as<uint8_t>(bytes.data(), count, operation, ranks); return true;
-    case 2: reduce_as<int32_t>(bytes.data(), count, operation, ranks); return true;
-    case 3: reduce_as<uint32_t>(bytes.data(), count, operation, ranks); return true;
-    case 4: reduce_as<int64_t>(bytes.data(), count, operation, ranks); return true;
-    case 5: reduce_as<uint64_t>(bytes.data(), count, operation, ranks); return true;
-    case 7: reduce_as<float>(bytes.data(), count, operation, ranks); return true;
-    case 8: reduce_as<double>(bytes.data(), count, operation, ranks); return true;
-    default: return false;
+    case 0: return at<int8_t>(bytes);
+    case 1: return at<uint8_t>(bytes);
+    case 2: return at<int32_t>(bytes);
+    case 3: return at<uint32_t>(bytes);
+    case 4: return at<int64_t>(bytes);
+    case 5: return at<uint64_t>(bytes);
+    case 6: return float_of_half(at<uint16_t>(bytes));
+    case 7: return at<float>(bytes);
+    case 8: return at<double>(bytes);
+    default: return float_of_bits(uint32_t{at<uint16_t>(bytes)} << 16);
   }
 }
 
-void reduce(const char* send, void* receive, size_t count, int type, int operation, int ranks) {
-  const size_t bytes = count * element_bytes(type);
-  if (bytes > kMostComputed || !is_known(send, bytes)) return forget_bytes(receive, bytes);
-  std::vector<char> values(send, send + bytes);
-  if (!reduce_in_place(values, type, operation, ranks)) return forget_bytes(receive, bytes);
-  copy_bytes(receive, values.data(), bytes);
+template <typename T>
+void put(char* bytes, T value) {
+  std::memcpy(bytes, &value, sizeof value);
 }
 
-// Puts the same part into the place of each rank.
-void spread(const void* part, void* receive, size_t bytes, int ranks) {
-  if (!bytes || !ranks) return;
-  auto* start = static_cast<char*>(receive);
-  if (bytes * ranks > kMostComputed || !is_known(part, bytes)) {
-    return forget_bytes(receive, bytes * ranks);
+void write_number(int type, char* bytes, Number value) {
+  switch (type) {
+    case 0: return put(bytes, static_cast<int8_t>(static_cast<int64_t>(value)));
+    case 1: return put(bytes, static_cast<uint8_t>(static_cast<int64_t>(value)));
+    case 2: return put(bytes, static_cast<int32_t>(static_cast<int64_t>(value)));
+    case 3: return put(bytes, static_cast<uint32_t>(static_cast<int64_t>(value)));
+    case 4: return put(bytes, static_cast<int64_t>(value));
+    case 5: return put(bytes, static_cast<uint64_t>(value));
+    case 6: return put(bytes, half_of_float(static_cast<float>(value)));
+    case 7: return put(bytes, static_cast<float>(value));
+    case 8: return put(bytes, static_cast<double>(value));
+    default: return put(bytes, brain_of_float(static_cast<float>(value)));
   }
-  const std::vector<char> values(static_cast<const char*>(part),
-                                 static_cast<const char*>(part) + bytes);
-  for (int rank = 0; rank < ranks; ++rank) copy_bytes(start + rank * bytes, values.data(), bytes);
 }
 
-// --- sends and receives --------------------------------------------------------------------------
+bool has_numbers(int type) { return type >= 0 && type <= 9; }
+
+// --- reductions ---------------------------------------------------------------------------------
+
+auto& guard = forever<std::mutex>();
+auto& factors = forever<std::vector<Number>>();  // of the operations that a program has made
+
+Number factor_of(int operation) {
+  const std::lock_guard<std::mutex> lock(guard);
+  const size_t number = operation - kFirstOwnOperation;
+  return operation < kFirstOwnOperation || number >= factors.size() ? 1 : factors[number];
+}
+
+Number combined(int operation, Number one, Number other) {
+  switch (operation) {
+    case kProduct: return one * other;
+    case kLargest: return std::max(one, other);
+    case kSmallest: return std::min(one, other);
+    default: return one + other;
+  }
+}
+
+// What `count` ranks make of the numbers that the given parts hold; a single part is that of each rank.
+Number reduced(int operation, const std::vector<Part>& parts, int type, size_t offset, int count) {
+  const Number factor = factor_of(operation);
+  Number value = read_number(type, parts[0].values.data() + offset) * factor;
+  const bool is_sum = operation == kSum || operation >= kFirstOwnOperation;
+  if (parts.size() == 1) {
+    return is_sum ? value * count : operation == kProduct ? std::pow(value, Number(count)) : value;
+  }
+  for (size_t rank = 1; rank < parts.size(); ++rank) {
+    const char* next = parts[rank].values.data() + offset;
+    value = combined(operation, value, read_number(type, next) * factor);
+  }
+  return is_sum || operation == kProduct || operation == kLargest || operation == kSmallest
+             ? value
+             : value / count;
+}
+
+Part reduce(const std::vector<Part>& parts, int type, int operation, int count) {
+  Part made{{}, count && has_numbers(type), true};
+  for (const Part& part : parts) {
+    made.present = made.present && part.present;
+    made.exact = made.exact && part.exact;
+  }
+  if (!made.present) return made;
+  made.values.resize(parts[0].values.size());
+  for (size_t offset = 0; offset < made.values.size(); offset += element_bytes(type)) {
+    write_number(type, made.values.data() + offset,
+                 reduced(operation, parts, type, offset, count));
+  }
+  return made;
+}
+
+// --- memory ---------------------------------------------------------------------------------------
+
+Part read_part(const void* start, size_t bytes) {
+  if (bytes > kMostComputed) return {};
+  const auto* first = static_cast<const char*>(start);
+  return {std::vector<char>(first, first + bytes), true, is_known(start, bytes)};
+}
+
+void write_part(void* start, size_t bytes, const Part& part) {
+  if (!bytes) return;
+  if (!part.present) return forget_bytes(start, bytes);
+  copy_bytes(start, part.values.data(), bytes);
+  if (!part.exact) note_values(start, bytes, false);
+}
+
+// --- what is asked for, up to the end of a group ----------------------------------------------------
+
+constexpr int kEachRank = -1;
+
+struct Operation {
+  const void* handle;
+  Communicator among;
+  Call call;
+  int type;
+  const char* send;  // nullptr where this rank only receives
+  char* receive;     // nullptr where it only sends
+  int giver, taker;  // a rank, or each
+  bool in_parts;     // to each rank its own part of what is sent
+
+  bool gives() const { return send && (giver == kEachRank || giver == among.rank); }
+  bool takes() const { return receive && (taker == kEachRank || taker == among.rank); }
+  const char* sent_to(int rank) const { return send + (in_parts ? rank * call.bytes : 0); }
+  // What a rank gives to itself needs no message, but for a transfer, whose end is a call of its own.
+  bool keeps(int rank) const { return rank == among.rank && call.kind != Call::kTransfer; }
+};
+
+thread_local int open_groups = 0;
+thread_local std::vector<Operation> asked;
+
+bool give(const Operation& own) {
+  if (!own.gives()) return true;
+  for (int to = 0; to < own.among.count; ++to) {
+    if (own.keeps(to) || (own.taker != kEachRank && to != own.taker)) continue;
+    const Part part = read_part(own.sent_to(to), own.call.bytes);
+    if (!own.among.ranks->give(to, own.call, part)) return false;
+  }
+  return true;
+}
+
+bool take(const Operation& own) {
+  if (!own.takes()) return true;
+  const size_t bytes = own.call.bytes;
+  const bool reduces = own.call.kind == Call::kReduce;
+  const char* kept = own.sent_to(own.among.rank);
+  char* next = own.receive;
+  std::vector<Part> parts;
+  for (int from = 0; from < own.among.count; ++from) {
+    if (own.giver != kEachRank && from != own.giver) continue;
+    Part part;
+    if (!own.keeps(from)) {
+      if (!own.among.ranks->take(from, own.call, part)) return false;
+    } else if (reduces) {
+      part = read_part(kept, bytes);
+    }
+    if (reduces) {
+      parts.push_back(std::move(part));
+    } else if (!own.keeps(from)) {
+      write_part(next, bytes, part);
+    } else if (next != kept) {
+      copy_bytes(next, kept, bytes);
+    }
+    next += bytes;
+  }
+  if (reduces) write_part(own.receive, bytes, reduce(parts, own.type, own.call.how, own.among.count));
+  return true;
+}
+
+// --- a rank that is run alone ------------------------------------------------------------------------
 //
 // Where all exchange with all, a partner sends what this rank sends to itself. Between two, a partner
 // answers with what it was sent, as in a vote that passes from stage to stage and back.
 
-struct Transfer {
-  const Communicator* among;
-  void* start;
-  size_t bytes;
-  int partner;
-};
+using Exchange = std::tuple<const void*, int, size_t>;  // with whom, and how many bytes
 
-using Values = std::vector<char>;
-using Exchange = std::tuple<const Communicator*, int, size_t>;  // with whom, and how many bytes
+auto& to_answer = forever<std::map<Exchange, Part>>();
 
-thread_local int open_groups = 0;
-thread_local std::vector<Transfer> sent, received;
-auto& guard = forever<std::mutex>();
-auto& to_answer = forever<std::map<Exchange, Values>>();
-
-// What is in a small tensor, if that is known, and nothing otherwise.
-Values known_values(const Transfer& transfer) {
-  if (transfer.bytes > kMostComputed || !is_known(transfer.start, transfer.bytes)) return {};
-  const auto* start = static_cast<const char*>(transfer.start);
-  return Values(start, start + transfer.bytes);
-}
-
-Values answer(const Transfer& transfer) {
-  const int own = transfer.among->rank;
-  const auto found = to_answer.find({transfer.among, own, transfer.bytes});
-  if (found != to_answer.end()) return found->second;
-  const auto echo = to_answer.find({transfer.among, transfer.partner, transfer.bytes});
-  return echo == to_answer.end() ? Values() : echo->second;
-}
-
-void finish_group() {
+void transfer_alone(const std::vector<Operation>& transfers) {
   const std::lock_guard<std::mutex> lock(guard);
-  for (const Transfer& own : sent) {
-    to_answer[{own.among, own.partner, own.bytes}] = known_values(own);
-  }
-  for (const Transfer& transfer : received) {
-    const Values values = answer(transfer);
-    if (values.empty()) {
-      forget_bytes(transfer.start, transfer.bytes);
-    } else {
-      copy_bytes(transfer.start, values.data(), transfer.bytes);
+  for (const Operation& own : transfers) {
+    if (own.send) {
+      to_answer[{own.handle, own.taker, own.call.bytes}] = read_part(own.send, own.call.bytes);
     }
   }
-  for (const Transfer& own : sent) to_answer.erase({own.among, own.among->rank, own.bytes});
-  for (const Transfer& got : received) to_answer.erase({got.among, got.partner, got.bytes});
-  sent.clear();
-  received.clear();
+  for (const Operation& own : transfers) {
+    if (own.send) continue;
+    auto found = to_answer.find({own.handle, own.among.rank, own.call.bytes});
+    if (found == to_answer.end()) found = to_answer.find({own.handle, own.giver, own.call.bytes});
+    write_part(own.receive, own.call.bytes, found == to_answer.end() ? Part() : found->second);
+  }
+  for (const Operation& own : transfers) {
+    const int partner = own.send ? own.among.rank : own.giver;
+    to_answer.erase({own.handle, partner, own.call.bytes});
+  }
 }
+
+void do_alone(const Operation& own) {
+  const size_t bytes = own.call.bytes;
+  if (!own.takes()) return;
+  if (own.call.kind == Call::kBroadcast) {
+    if (own.receive != own.send) copy_bytes(own.receive, own.send, bytes);
+    return;
+  }
+  const Part part = read_part(own.sent_to(own.among.rank), bytes);
+  if (own.call.kind == Call::kReduce) {
+    return write_part(own.receive, bytes, reduce({part}, own.type, own.call.how, own.among.count));
+  }
+  const bool is_small = bytes * own.among.count <= kMostComputed;
+  for (int rank = 0; rank < own.among.count; ++rank) {
+    write_part(own.receive + rank * bytes, bytes, is_small ? part : Part());
+  }
+}
+
+// --- calls --------------------------------------------------------------------------------------------
 
 constexpr double kCollectiveMicroseconds = 20;
 
-int done(cudaStream_t stream) {
-  enqueue(stream, kCollectiveMicroseconds);
+// Does what was asked for. What one rank waits for is sent before any waits.
+int finish() {
+  std::vector<Operation> operations, transfers_alone;
+  operations.swap(asked);
+  for (const Operation& own : operations) {
+    if (own.among.ranks && !give(own)) return kFailed;
+  }
+  for (const Operation& own : operations) {
+    if (own.among.ranks) {
+      if (!take(own)) return kFailed;
+    } else if (own.call.kind == Call::kTransfer) {
+      transfers_alone.push_back(own);
+    } else {
+      do_alone(own);
+    }
+  }
+  transfer_alone(transfers_alone);
   return 0;
+}
+
+struct Roles {
+  int giver = kEachRank, taker = kEachRank;
+  bool in_parts = false;
+};
+
+int ask(Call::Kind kind, int how, const void* send, void* receive, size_t count, int type, Roles roles,
+        void* handle, cudaStream_t stream) {
+  enqueue(stream, kCollectiveMicroseconds);
+  asked.push_back({handle, communicator(handle), Call{kind, how, count * element_bytes(type)}, type,
+                   static_cast<const char*>(send), static_cast<char*>(receive), roles.giver,
+                   roles.taker, roles.in_parts});
+  return open_groups ? 0 : finish();
+}
+
+std::string name_of(const UniqueId& id) {
+  static const char* digits = "0123456789abcdef";
+  std::string name;
+  for (int at = 0; at < kNamedBytes; ++at) {
+    const auto byte = static_cast<unsigned char>(id.bytes[at]);
+    name += {digits[byte >> 4], digits[byte & 15]};
+  }
+  return name;
+}
+
+bool is_of_one_alone(const UniqueId& id) {
+  return std::all_of(id.bytes, id.bytes + kNamedBytes, [](char byte) { return byte == 0; });
 }
 
 }  // namespace
@@ -164,30 +376,57 @@ int ncclGetVersion(int* out) {
   return 0;
 }
 
-struct UniqueId {
-  char bytes[128];
-};
 int ncclGetUniqueId(UniqueId* out) {
   *out = {};
+  if (!gpu().alone) getrandom(out->bytes, kNamedBytes, 0);
   return 0;
 }
-int ncclCommInitRank(void** out, int count, UniqueId, int rank) {
-  return give_communicator(out, count, rank);
+int ncclCommInitRank(void** out, int count, UniqueId id, int rank) {
+  if (is_of_one_alone(id)) return give_communicator(out, count, rank);
+  return join(out, name_of(id), count, rank);
 }
-int ncclCommInitRankConfig(void** out, int count, UniqueId, int rank, void*) {
-  return give_communicator(out, count, rank);
+int ncclCommInitRankConfig(void** out, int count, UniqueId id, int rank, void*) {
+  return ncclCommInitRank(out, count, id, rank);
 }
-int ncclCommInitRankScalable(void** out, int count, int rank, int, UniqueId*, void*) {
-  return give_communicator(out, count, rank);
+int ncclCommInitRankScalable(void** out, int count, int rank, int, UniqueId* ids, void*) {
+  return ncclCommInitRank(out, count, ids[0], rank);
 }
-// The size of the part is known to those who split, and is not told.
-int ncclCommSplit(void*, int, int rank, void** out, void*) { return give_communicator(out, 0, rank); }
 int ncclCommInitAll(void** out, int count, const int*) {
-  for (int rank = 0; rank < count; ++rank) give_communicator(out + rank, count, rank);
+  UniqueId id{};
+  getrandom(id.bytes, kNamedBytes, 0);
+  for (int rank = 0; rank < count; ++rank) {
+    if (const int failed = join(out + rank, name_of(id), count, rank)) return failed;
+  }
   return 0;
+}
+// How many ranks a part has is told by the others; a rank that is run alone does not know.
+int ncclCommSplit(void* handle, int color, int key, void** out, void*) {
+  Communicator& among = communicator(handle);
+  if (!among.ranks) return give_communicator(out, 0, key);
+  const int32_t own[] = {color, key};
+  Part part{std::vector<char>(sizeof own), true, true};
+  std::memcpy(part.values.data(), own, sizeof own);
+  const Call call{Call::kSplit, among.splits++, sizeof own};
+  for (int to = 0; to < among.count; ++to) {
+    if (!among.ranks->give(to, call, part)) return kFailed;
+  }
+  int count = 0, rank = 0;
+  for (int from = 0; from < among.count; ++from) {
+    if (!among.ranks->take(from, call, part)) return kFailed;
+    int32_t other[2];
+    std::memcpy(other, part.values.data(), sizeof other);
+    if (other[0] != color) continue;
+    ++count;
+    rank += std::make_pair(other[1], from) < std::make_pair(key, among.rank);
+  }
+  *out = nullptr;
+  if (color == kNoColor) return 0;
+  const std::string path = "/" + std::to_string(call.how) + "/" + std::to_string(color);
+  return join(out, among.ranks->name + path, count, rank);
 }
 int ncclCommDestroy(void* handle) {
-  delete static_cast<Communicator*>(handle);
+  if (communicator(handle).ranks) communicator(handle).ranks->leave();
+  delete &communicator(handle);
   return 0;
 }
 int ncclCommAbort(void* handle) { return ncclCommDestroy(handle); }
@@ -210,77 +449,66 @@ int ncclCommGetAsyncError(void*, int* out) {
 int ncclMemAlloc(void** out, size_t bytes) { return cudaMalloc(out, bytes); }
 int ncclMemFree(void* pointer) { return cudaFree(pointer); }
 const char* ncclGetErrorString(int) { return "error of the simulated NCCL"; }
-const char* ncclGetLastError(void*) { return ""; }
+const char* ncclGetLastError(void*) { return why_ranks_failed().c_str(); }
 
-int ncclRedOpCreatePreMulSum(int* out, void*, int, int, void*) {
-  *out = kFirstOwnOperation;
+int ncclRedOpCreatePreMulSum(int* out, void* factor, int type, int, void*) {
+  const std::lock_guard<std::mutex> lock(guard);
+  *out = kFirstOwnOperation + static_cast<int>(factors.size());
+  factors.push_back(has_numbers(type) ? read_number(type, static_cast<char*>(factor)) : 1);
   return 0;
 }
 
 int ncclAllReduce(const void* send, void* receive, size_t count, int type, int operation,
                   void* handle, cudaStream_t stream) {
-  reduce(static_cast<const char*>(send), receive, count, type, operation,
-         communicator(handle).count);
-  return done(stream);
+  return ask(Call::kReduce, operation, send, receive, count, type, {}, handle, stream);
 }
 
 int ncclReduce(const void* send, void* receive, size_t count, int type, int operation, int root,
                void* handle, cudaStream_t stream) {
-  const Communicator& among = communicator(handle);
-  if (among.rank == root) {
-    reduce(static_cast<const char*>(send), receive, count, type, operation, among.count);
-  }
-  return done(stream);
+  const Roles roles{kEachRank, root};
+  return ask(Call::kReduce, operation, send, receive, count, type, roles, handle, stream);
 }
 
 int ncclReduceScatter(const void* send, void* receive, size_t count, int type, int operation,
                       void* handle, cudaStream_t stream) {
-  const Communicator& among = communicator(handle);
-  const char* own = static_cast<const char*>(send) + among.rank * count * element_bytes(type);
-  reduce(own, receive, count, type, operation, among.count);
-  return done(stream);
+  const Roles roles{kEachRank, kEachRank, true};
+  return ask(Call::kReduce, operation, send, receive, count, type, roles, handle, stream);
 }
 
-int ncclBroadcast(const void* send, void* receive, size_t count, int type, int /*root*/, void*,
+int ncclBroadcast(const void* send, void* receive, size_t count, int type, int root, void* handle,
                   cudaStream_t stream) {
-  if (send != receive) copy_bytes(receive, send, count * element_bytes(type));
-  return done(stream);
+  const Roles roles{root, kEachRank};
+  return ask(Call::kBroadcast, root, send, receive, count, type, roles, handle, stream);
 }
-int ncclBcast(void*, size_t, int, int, void*, cudaStream_t stream) { return done(stream); }
+int ncclBcast(void* values, size_t count, int type, int root, void* handle, cudaStream_t stream) {
+  return ncclBroadcast(values, values, count, type, root, handle, stream);
+}
 
 int ncclAllGather(const void* send, void* receive, size_t count, int type, void* handle,
                   cudaStream_t stream) {
-  spread(send, receive, count * element_bytes(type), communicator(handle).count);
-  return done(stream);
+  return ask(Call::kGather, 0, send, receive, count, type, {}, handle, stream);
 }
 
 int ncclAlltoAll(const void* send, void* receive, size_t count, int type, void* handle,
                  cudaStream_t stream) {
-  const Communicator& among = communicator(handle);
-  const size_t bytes = count * element_bytes(type);
-  spread(static_cast<const char*>(send) + among.rank * bytes, receive, bytes, among.count);
-  return done(stream);
+  const Roles roles{kEachRank, kEachRank, true};
+  return ask(Call::kExchange, 0, send, receive, count, type, roles, handle, stream);
 }
 
 int ncclGroupStart() {
   ++open_groups;
   return 0;
 }
-int ncclGroupEnd() {
-  if (open_groups && !--open_groups) finish_group();
-  return 0;
-}
+int ncclGroupEnd() { return open_groups && !--open_groups ? finish() : 0; }
 int ncclSend(const void* send, size_t count, int type, int partner, void* handle,
              cudaStream_t stream) {
-  sent.push_back({&communicator(handle), const_cast<void*>(send), count * element_bytes(type), partner});
-  if (!open_groups) finish_group();
-  return done(stream);
+  const Roles roles{communicator(handle).rank, partner};
+  return ask(Call::kTransfer, 0, send, nullptr, count, type, roles, handle, stream);
 }
 int ncclRecv(void* receive, size_t count, int type, int partner, void* handle,
              cudaStream_t stream) {
-  received.push_back({&communicator(handle), receive, count * element_bytes(type), partner});
-  if (!open_groups) finish_group();
-  return done(stream);
+  const Roles roles{partner, communicator(handle).rank};
+  return ask(Call::kTransfer, 0, nullptr, receive, count, type, roles, handle, stream);
 }
 
 }  // extern "C"

@@ -29,6 +29,7 @@ struct Gpu {
   int major, minor;
   int processors;
   int count;
+  bool alone;  // one rank of a job whose other ranks are not run
 };
 const Gpu& gpu();
 
@@ -50,6 +51,8 @@ void copy_bytes(void* to, const void* from, size_t bytes);
 void set_bytes(void* to, int value, size_t bytes);
 // A kernel would write here what is not known.
 void forget_bytes(void* start, size_t bytes);
+// What was just written there is exact, or is not.
+void note_values(void* start, size_t bytes, bool exact);
 // Writes on a stream, see `do_or_capture`; it counts as a write of this thread.
 void write_on(cudaStream_t stream, std::function<void()> work);
 bool is_device(const void* pointer);

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -54,6 +56,29 @@ def test_instances_of_classes_below_are_found_and_others_are_not():
     alive = [Base(), Derived(), Other(), Proxy(), WithMetaclass()]
     found = instances_of([Base])
     assert {id(thing) for thing in found} == {id(alive[0]), id(alive[1]), id(alive[4])}
+
+
+AWAITED = """
+import asyncio, gc
+from pytest_torchmem.record.owners.live_objects import referents
+
+async def wait():
+    future = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_soon(future.set_result, None)
+    await future
+
+async def wait_twice():
+    await asyncio.gather(wait(), wait())
+
+for _ in range(5):
+    asyncio.run(wait_twice())
+    assert len(referents(*gc.get_objects())) > 1000
+    gc.collect()
+"""
+
+
+def test_the_collector_works_on_after_a_look_at_what_awaited_futures_left() -> None:
+    subprocess.run([sys.executable, "-c", AWAITED], check=True, timeout=60)
 
 
 def test_nothing_is_alive_of_no_class():

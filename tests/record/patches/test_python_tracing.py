@@ -5,14 +5,20 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 import pytest
+import torch
 
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.patches.python_tracing import ImportWatch, TracingPause
+from pytest_torchmem.record.patches.python_tracing import (
+    CompilationWatch,
+    ImportWatch,
+    TracingPause,
+    quiet,
+)
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="Python 3.10 cannot suspend a tracer"
@@ -63,6 +69,53 @@ def test_suspending_twice_is_undone_once(seen: list[str]) -> None:
     pause.resume()
     first()
     assert seen[-1] == "first"
+
+
+def open_calls(body: Callable[[], object]) -> list[str]:
+    """Return the functions of Python that a profiler saw being called, and not returning."""
+    calls: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+        elif event == "return":
+            calls.pop()
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        body()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_as_many_functions_return_as_were_called_around_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As if nobody had called it yet.
+    code = TracingPause.resume.__code__
+    monkeypatch.setattr(TracingPause.resume, "__code__", code.replace())
+
+    def body() -> None:
+        pause = TracingPause()
+        pause.suspend()
+        first()
+        pause.resume()
+
+    assert open_calls(body) == []
+    assert open_calls(quiet(second)) == []
+
+
+def test_as_many_functions_return_as_were_called_around_a_compilation() -> None:
+    torch._dynamo.reset()
+
+    def body() -> None:
+        with Installed() as patches:
+            CompilationWatch(lambda: None).install(patches)
+            torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+
+    assert open_calls(body) == []
 
 
 def test_another_thread_may_resume(seen: list[str]) -> None:

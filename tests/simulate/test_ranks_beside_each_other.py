@@ -1,0 +1,112 @@
+"""Ranks that run beside each other, run with ``torchmem simulate --gpu H100x2 -- pytest``."""
+
+import sys
+
+import pytest
+
+PROGRAM = """
+import os, sys
+import torch, torch.distributed as dist
+
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+x = torch.full((2,), rank + 1.0, device="cuda")
+"""
+
+
+def run_ranks(pytester, code, count=2):
+    """Return the lines that the ranks of a job print, sorted; each is a process."""
+    path = pytester.makepyfile(program=PROGRAM + "\n".join(line[4:] for line in code.splitlines()))
+    simulate = (sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", f"H100x{count}", "--")
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(count))
+    run = pytester.run(*simulate, sys.executable, "-m", *torchrun, path, timeout=120)
+    assert run.ret == 0, run.stderr.str()
+    return sorted(run.outlines)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_ranks_exchange_their_values(pytester):
+    code = """
+    half, least, kept = x.half(), x.clone(), x.clone()
+    dist.all_reduce(half)
+    dist.all_reduce(least, op=dist.ReduceOp.MIN)
+    dist.broadcast(kept, 1)
+    told = [None, None]
+    dist.all_gather_object(told, "a" * (1 + 9 * rank))
+    sent, got = torch.arange(2, device="cuda") + 10 * rank, torch.zeros(2, device="cuda").long()
+    dist.all_to_all_single(got, sent)
+    ring = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, x2 := x.clone(), 1 - rank)]
+    for work in dist.batch_isend_irecv(ring):
+        work.wait()
+    numbers = [t.tolist() for t in (half, least, kept, got, x2)]
+    print(rank, *numbers, [len(text) for text in told], flush=True)
+    dist.destroy_process_group()
+    """
+    assert run_ranks(pytester, code) == [
+        "0 [3.0, 3.0] [1.0, 1.0] [2.0, 2.0] [0, 10] [2.0, 2.0] [1, 10]",
+        "1 [3.0, 3.0] [1.0, 1.0] [2.0, 2.0] [1, 11] [1.0, 1.0] [1, 10]",
+    ]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_split_group_has_the_ranks_of_its_part(pytester):
+    code = """
+    parts = [dist.new_group([0, 2]), dist.new_group([1])]
+    dist.all_reduce(x, group=parts[rank % 2])
+    print(rank, x.tolist(), flush=True)
+    dist.destroy_process_group()
+    """
+    assert run_ranks(pytester, code, 3) == ["0 [4.0, 4.0]", "1 [2.0, 2.0]", "2 [4.0, 4.0]"]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_ddp_gives_each_rank_the_mean_of_the_gradients_that_all_have(pytester):
+    code = """
+    torch.manual_seed(rank)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False).cuda())
+    model(x).sum().backward()
+    same = [None, None]
+    dist.all_gather_object(same, model.module.weight.tolist())
+    print(rank, model.module.weight.grad.tolist(), same[0] == same[1], flush=True)
+    dist.destroy_process_group()
+    """
+    assert run_ranks(pytester, code) == ["0 [[1.5, 1.5]] True", "1 [[1.5, 1.5]] True"]
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        ("dist.broadcast(x, 1)", "rank 1 in a broadcast of 8 bytes; GPUs would wait"),
+        ("os._exit(0)", "waits for rank 1, which has ended or has left the group"),
+    ],
+)
+def test_a_rank_that_would_wait_without_end_is_told_why(pytester, second, told):
+    code = f"""
+    dist.barrier()
+    if rank:
+        {second}
+        os._exit(0)
+    try:
+        dist.all_reduce(x)
+    except dist.DistBackendError as error:
+        print(error, flush=True)
+    os._exit(0)
+    """
+    assert told in "\n".join(run_ranks(pytester, code))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_data_parallel_computes_what_one_gpu_computes(pytester):
+    path = pytester.makepyfile(
+        """
+        import torch
+        model = torch.nn.Linear(4, 3).cuda()
+        x = torch.arange(24.0, device="cuda").view(6, 4)
+        apart = torch.nn.DataParallel(model)(x) - model(x)
+        print(apart.abs().max().item() < 1e-5)
+        """
+    )
+    simulate = (sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", "H100x2", "--")
+    assert pytester.run(*simulate, sys.executable, path).outlines == ["True"]
