@@ -141,7 +141,7 @@ def holds_memory(device: torch.device) -> bool:
     """
     if device.type == "cpu":
         return False
-    return allocator.memory_stats(device).get("allocated_bytes.all.current", 1) > 0
+    return bool(allocator.memory_stats(device).get("allocated_bytes.all.current", 1))
 
 
 def workspace_bytes(device: torch.device) -> list[int]:
