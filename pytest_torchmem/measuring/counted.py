@@ -31,10 +31,12 @@ class CounterMeasurement:
 
     def start(self) -> None:
         """Settle the device and reset its counters."""
-        from pytest_torchmem.record.devices import settle
+        from pytest_torchmem.record.devices import holds_memory, settle
 
-        gc.collect()
         settle(self._device)
+        if holds_memory(self._device):
+            gc.collect()
+            settle(self._device)
         if self._history:
             self._history.start()
             self._history.begin()

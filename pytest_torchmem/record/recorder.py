@@ -20,6 +20,7 @@ from pytest_torchmem.record.devices import (
     AllocatorHistory,
     CounterReader,
     fill_requested,
+    holds_memory,
     settle,
     synchronize,
     workspace_bytes,
@@ -134,8 +135,8 @@ class Recorder:
                 "be; measure outside it"
             )
         begin_ns = time.perf_counter_ns()
-        # The allocator of a GPU counts what garbage holds.
-        settle_collector(collect=self._device.type != "cpu")
+        settle(self._device)
+        settle_collector(collect=holds_memory(self._device))
         with _collector_as_after_a_collection():
             settle(self._device)
             try:

@@ -20,7 +20,6 @@ from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import (
     CategoryBytes,
     Contributor,
-    contributor_from_json,
 )
 from pytest_torchmem.values.json_values import Json
 
@@ -147,11 +146,11 @@ class _Origins:
         """The contributors by part; none at all where the line is damaged."""
         try:
             parts = json.loads(self.line)[2]
-            at_peak = tuple(map(contributor_from_json, parts["at_peak_live"]))
+            at_peak = tuple(map(Contributor.from_json, parts["at_peak_live"]))
             own = (
-                at_peak[c] if type(c) is int else contributor_from_json(c) for c in parts["live"]
+                at_peak[c] if type(c) is int else Contributor.from_json(c) for c in parts["live"]
             )
-            kept = tuple(map(contributor_from_json, parts["retained_live"]))
+            kept = tuple(map(Contributor.from_json, parts["retained_live"]))
             return {"at_peak_live": at_peak, "live": tuple(own), "retained_live": kept}
         except _WRONG:
             return {"at_peak_live": (), "live": (), "retained_live": ()}

@@ -11,15 +11,13 @@ from typing import Final
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.json_values import (
+    OTHERWISE,
     WRONG,
     Json,
-    checked_list,
     checked_object,
     checked_text,
-    checked_texts,
-    checked_texts_by_name,
-    checked_truth,
     parse_json,
+    read_fields,
     read_text,
     shown,
     told_damage,
@@ -147,7 +145,7 @@ class RunReport:
     versions: Mapping[str, str] = field(default_factory=dict)
     changes: tuple[BaselineChange, ...] = ()
     problems: tuple[str, ...] = ()
-    rank: Rank = field(default_factory=Rank)
+    rank: Rank = field(default_factory=Rank, metadata=OTHERWISE)
 
     @property
     def summary(self) -> RunSummary:
@@ -203,16 +201,7 @@ class RunReport:
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> RunReport:
         """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
-        return cls(
-            tests=tuple(map(TestReport.from_json, checked_list(data["tests"]))),
-            created=checked_text(data["created"]),
-            commit=checked_text(data["commit"]),
-            dirty=checked_truth(data["dirty"]),
-            versions=checked_texts_by_name(data["versions"]),
-            changes=tuple(map(BaselineChange.from_json, checked_list(data["changes"]))),
-            problems=checked_texts(data["problems"]),
-            rank=Rank.from_json(data),
-        )
+        return replace(read_fields(cls, data), rank=Rank.from_json(data))
 
 
 def render_run(run: RunReport) -> str:

@@ -10,13 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from pytest_torchmem.values.contributors import (
-    CategoryBytes,
-    Contributor,
-    contributor_from_json,
-    contributor_to_json,
-)
-from pytest_torchmem.values.json_values import Json, whole_number
+from pytest_torchmem.values.contributors import CategoryBytes, Contributor
+from pytest_torchmem.values.json_values import LATER, JsonFields
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size
 
@@ -85,7 +80,7 @@ def overall(changes: Collection[Change]) -> Change:
 
 
 @dataclass(frozen=True, slots=True)
-class BaselineEntry:
+class BaselineEntry(JsonFields):
     """One stored measurement.
 
     Attributes:
@@ -102,10 +97,10 @@ class BaselineEntry:
     total: int
     at_peak: CategoryBytes
     peaks: CategoryBytes
-    live: Sequence[Contributor] = ()
+    live: Sequence[Contributor] = field(default=(), metadata=LATER)
     retained: CategoryBytes = field(default_factory=CategoryBytes)
-    retained_live: Sequence[Contributor] = ()
-    at_peak_live: Sequence[Contributor] = ()
+    retained_live: Sequence[Contributor] = field(default=(), metadata=LATER)
+    at_peak_live: Sequence[Contributor] = field(default=(), metadata=LATER)
 
     @classmethod
     def of(cls, result: Result) -> BaselineEntry:
@@ -117,35 +112,6 @@ class BaselineEntry:
             retained=result.retained.by_category,
             retained_live=_largest(result.retained.live),
             at_peak_live=_largest(result.peak.live),
-        )
-
-    def to_json(self) -> dict[str, Json]:
-        """Return plain builtins whose numbers are all integers."""
-        return {
-            "total": self.total,
-            "at_peak": self.at_peak.to_json(),
-            "peaks": self.peaks.to_json(),
-            "live": [contributor_to_json(c) for c in self.live],
-            "retained": self.retained.to_json(),
-            "retained_live": [contributor_to_json(c) for c in self.retained_live],
-            "at_peak_live": [contributor_to_json(c) for c in self.at_peak_live],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> BaselineEntry:
-        """Return the entry. Raises KeyError, TypeError or ValueError for data of another shape."""
-        live, retained_live, at_peak_live = (
-            tuple(contributor_from_json(c) for c in data.get(part, ()))
-            for part in ("live", "retained_live", "at_peak_live")
-        )
-        return cls(
-            total=whole_number(data["total"]),
-            at_peak=CategoryBytes.from_json(data["at_peak"]),
-            peaks=CategoryBytes.from_json(data["peaks"]),
-            live=live,
-            retained=CategoryBytes.from_json(data["retained"]),
-            retained_live=retained_live,
-            at_peak_live=at_peak_live,
         )
 
 

@@ -10,14 +10,19 @@ import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Final
 
 from pytest_torchmem.values.json_values import (
+    LATER,
+    OTHERWISE,
+    RARE,
     Json,
+    JsonFields,
     checked_list,
     checked_member,
     checked_object,
     checked_text,
-    checked_texts,
+    read_fields,
     whole_number,
 )
 
@@ -59,9 +64,6 @@ class Phase(enum.Enum):
     PREEXISTING = "preexisting"
 
 
-_PHASES_BY_NAME = {phase.value: phase for phase in Phase}
-
-
 @dataclass(frozen=True, slots=True)
 class CategoryBytes:
     """Bytes per category."""
@@ -99,7 +101,7 @@ class CategoryBytes:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> CategoryBytes:
-        """Return the value that `to_json` gave. Raises what `contributor_from_json` does."""
+        """Return the value that `to_json` gave. Raises one of `WRONG`."""
         for name, amount in checked_object(data).items():
             checked_member(_CATEGORIES_BY_NAME, name)
             whole_number(amount)
@@ -124,14 +126,29 @@ class Source:
         """The end of the file's path, as a reader is told it."""
         return self.file.replace("\\", "/").rpartition("/")[2]
 
+    def to_json(self) -> list[Json]:
+        """Return plain builtins; `from_json` gives the same value back."""
+        return [self.file, self.line, self.function]
+
+    @staticmethod
+    def from_json(place: Json) -> Source:
+        """Return the value that `to_json` gave. Raises one of `WRONG`."""
+        if len(checked_list(place)) != len(Source.__slots__):
+            raise ValueError("expected a file, a line and a function")
+        return _source(*place)
+
     def __str__(self) -> str:
         if self.line:
             return f"{self.file_name}:{self.line}"
         return f"{self.function} in {self.file_name}"
 
 
+# A file of origins leaves out what is empty.
+_UNSAID: Final = {"count": 1, "operator": "", "module": "", "source": None}
+
+
 @dataclass(frozen=True, slots=True)
-class Contributor:
+class Contributor(JsonFields):
     """Storages of one origin that were live together: who made them, and how much they hold.
 
     Attributes:
@@ -150,15 +167,25 @@ class Contributor:
     """
 
     category: Category
-    size_bytes: int
+    size_bytes: int = field(metadata={"key": "bytes"})
     count: int
     operator: str
     module: str
     source: Source | None
     phase: Phase
-    labels: tuple[str, ...] = ()
-    order: int = field(default=0, compare=False)
-    claimed: str = ""
+    labels: tuple[str, ...] = field(default=(), metadata=LATER)
+    order: int = field(default=0, compare=False, metadata=OTHERWISE)
+    claimed: str = field(default="", metadata=RARE)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json]) -> Contributor:
+        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape.
+
+        Baselines of formats 1 and 2 spelled the source as ``file``, ``function`` and ``line``.
+        """
+        if "file" in data:
+            data = {**data, "source": [data["file"], data["line"], data["function"]]}
+        return read_fields(cls, {**_UNSAID, **data})
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -171,51 +198,6 @@ class Contributor:
         """The name by which a reader knows it: a sentence names a source by the end of its path."""
         where = (self.source.file_name, self.source.line) if self.source else ()
         return (self.category, self.operator, self.module, self.phase, where)
-
-
-def contributor_to_json(contributor: Contributor) -> dict[str, Json]:
-    """Return plain builtins; `contributor_from_json` gives the same value back."""
-    source = contributor.source
-    return {
-        "category": contributor.category.value,
-        "bytes": contributor.size_bytes,
-        "count": contributor.count,
-        "operator": contributor.operator,
-        "module": contributor.module,
-        "source": None if source is None else [source.file, source.line, source.function],
-        "phase": contributor.phase.value,
-        "labels": list(contributor.labels),
-        **({"claimed": contributor.claimed} if contributor.claimed else {}),
-    }
-
-
-def contributor_from_json(data: Mapping[str, Json]) -> Contributor:
-    """Return the value that `contributor_to_json` was given.
-
-    Baselines of formats 1 and 2 spelled the source as ``file``, ``function`` and ``line``. Raises
-    `KeyError`, `TypeError` or `ValueError` for data of another shape.
-    """
-    place = data.get("source")
-    if "file" in data:
-        place = data["file"], data["line"], data["function"]
-    return Contributor(
-        category=checked_member(_CATEGORIES_BY_NAME, data["category"]),
-        size_bytes=whole_number(data["bytes"]),
-        count=whole_number(data.get("count", 1)),
-        operator=checked_text(data.get("operator", "")),
-        module=checked_text(data.get("module", "")),
-        source=None if place is None else read_source(place),
-        phase=checked_member(_PHASES_BY_NAME, data["phase"]),
-        labels=checked_texts(data.get("labels", ())),
-        claimed=checked_text(data.get("claimed", "")),
-    )
-
-
-def read_source(place: Json) -> Source:
-    """Return a source that is stored as its file, line and function. Raises `ValueError`."""
-    if len(checked_list(place)) != len(Source.__slots__):
-        raise ValueError("expected a file, a line and a function")
-    return _source(*place)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""JSON that somebody sent: parsed, checked value by value, and sentences for what is wrong with it.
+"""JSON of our values: written, parsed, checked value by value, and told where it is damaged.
 
 A file of results or of baselines may come from a stranger's pull request. So nothing in it is
 taken for what it should be, and no number in it decides how much memory is allocated.
@@ -6,11 +6,14 @@ taken for what it should be, and no number in it decides how much memory is allo
 
 from __future__ import annotations
 
+import enum
+import functools
 import json
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 #: A value of a JSON document. Nobody knows which kind it is until a reader has checked it.
 Json: TypeAlias = Any
@@ -42,6 +45,7 @@ _SHORT.maxstring = _SHORT.maxother = 100
 _INTEGERS: Final = frozenset({int})
 
 Member = TypeVar("Member")
+Value = TypeVar("Value")
 
 
 def read_text(path: Path) -> str:
@@ -106,11 +110,6 @@ def whole_numbers(values: object) -> tuple[int, ...]:
     return found
 
 
-def whole_numbers_by_name(values: object) -> dict[str, int]:
-    """Return an object whose values are numbers of bytes. Raises `ValueError` for others."""
-    return {name: whole_number(value) for name, value in checked_object(values).items()}
-
-
 def checked_numbers(values: object) -> tuple[int, ...]:
     """Return a list of whole numbers. Raises `ValueError` for others."""
     found = checked_list(values)
@@ -131,11 +130,6 @@ def checked_text(value: object) -> str:
 def checked_texts(values: object) -> tuple[str, ...]:
     """Return a list of texts. Raises `ValueError` for others."""
     return tuple(map(checked_text, checked_list(values)))
-
-
-def checked_texts_by_name(values: object) -> dict[str, str]:
-    """Return an object whose values are texts. Raises `ValueError` for others."""
-    return {name: checked_text(value) for name, value in checked_object(values).items()}
 
 
 def checked_truth(value: object) -> bool:
@@ -187,3 +181,133 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 _decode: Final = json.JSONDecoder(
     object_pairs_hook=_unique, parse_float=_no_float, parse_constant=_no_float
 ).decode
+
+
+# A dataclass is written as an object of its fields, and read back by their types. A type with a
+# spelling of its own has `to_json` and `from_json`. Metadata of a field say what its type does not:
+
+LATER: Final = {"later": True}
+"""Older files lack the field, and are read with its default."""
+
+RARE: Final = {**LATER, "rare": True}
+"""The field is written only where it is not empty."""
+
+OTHERWISE: Final = {"written": False}
+"""The field is not written, or the class writes it in another way."""
+
+SIGNED: Final = {"read": checked_number}
+"""The number may be below zero."""
+
+_PLAIN: Final = frozenset({str, int, bool, type(None)})
+
+
+class JsonFields:
+    """A dataclass that is written as an object of its fields."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain builtins; `from_json` gives the same value back."""
+        written = {}
+        for name, key, _, _, rare in _PLANS[type(self)]:
+            value = getattr(self, name)
+            if value or not rare:
+                written[key] = value if type(value) in _PLAIN else plain(value)
+        return written
+
+    @classmethod
+    def from_json(cls: type[Value], data: Mapping[str, Json]) -> Value:
+        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
+        return read_fields(cls, data)
+
+
+def read_fields(kind: type[Value], data: Mapping[str, Json]) -> Value:
+    """Return the dataclass whose fields are in an object. Raises one of `WRONG`."""
+    found = {}
+    for name, key, read, later, _ in _PLANS[kind]:
+        if not later or key in data:
+            found[name] = read(data[key])
+    return kind(**found)
+
+
+def row_of(value: object) -> list[Json]:
+    """Return the fields of a dataclass as a row, without their names."""
+    return [plain(getattr(value, name)) for name, *_ in _PLANS[type(value)]]
+
+
+def read_row(kind: type[Value], row: Json) -> Value:
+    """Return the dataclass whose fields are in a row. Raises one of `WRONG`."""
+    keys = [key for _, key, *_ in _PLANS[kind]]
+    if len(checked_list(row)) > len(keys):
+        raise ValueError(f"expected {', '.join(keys)}, found {shown(row)}")
+    return read_fields(kind, dict(zip(keys, row, strict=False)))
+
+
+def plain(value: Json) -> Json:
+    """Return a value as plain builtins."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, tuple):
+        return [part if type(part) is int else plain(part) for part in value]
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if isinstance(value, enum.Enum):
+        return value._value_
+    if isinstance(value, Mapping):
+        return {name: plain(part) for name, part in value.items()}
+    return [plain(part) for part in value]
+
+
+_Plan: TypeAlias = Sequence[tuple[str, str, Callable[[Json], Json], bool, bool]]
+"""Name, key, reader, and whether it came later and is rare: of each field that is written."""
+
+
+class _Plans(dict[type, _Plan]):
+    """The plan of each dataclass, made when somebody first asks for it."""
+
+    def __missing__(self, kind: type) -> _Plan:
+        hints = get_type_hints(kind)
+        self[kind] = [
+            (
+                f.name,
+                f.metadata.get("key", f.name),
+                f.metadata.get("read") or _reader(hints[f.name]),
+                f.metadata.get("later", False),
+                f.metadata.get("rare", False),
+            )
+            for f in fields(kind)
+            if f.metadata.get("written", True)
+        ]
+        return self[kind]
+
+
+_PLANS: Final = _Plans()
+
+
+def _reader(hint: Json) -> Callable[[Json], Json]:
+    """Return what checks and reads a value of a type."""
+    if hint in _READERS:
+        return _READERS[hint]
+    kind: object = get_origin(hint)
+    arguments = get_args(hint)
+    if kind is None:
+        return hint.from_json if hasattr(hint, "from_json") else _member_reader(hint)
+    read = _reader(arguments[0])
+    if type(None) in arguments:
+        return lambda value: None if value is None else read(value)
+    if kind is Mapping:
+        read = _reader(arguments[1])
+        return lambda values: {n: read(value) for n, value in checked_object(values).items()}
+    return lambda values: tuple(map(read, checked_list(values)))
+
+
+def _member_reader(kind: Iterable[enum.Enum]) -> Callable[[Json], enum.Enum]:
+    return functools.partial(checked_member, {member.value: member for member in kind})
+
+
+_READERS: Final[Mapping[object, Callable[[Json], Json]]] = {
+    str: checked_text,
+    int: whole_number,
+    bool: checked_truth,
+    tuple[int, ...]: whole_numbers,
+}

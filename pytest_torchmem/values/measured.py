@@ -7,23 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pytest_torchmem.values.baseline import BaselineEntry, Change
-from pytest_torchmem.values.contributors import (
-    Contributor,
-    contributor_from_json,
-    contributor_to_json,
-)
+from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.findings import FindingKind, is_estimated
-from pytest_torchmem.values.json_values import (
-    Json,
-    checked_list,
-    checked_member,
-    checked_text,
-    checked_texts,
-    checked_texts_by_name,
-    checked_truth,
-    whole_number,
-    whole_numbers_by_name,
-)
+from pytest_torchmem.values.json_values import LATER, Json, JsonFields, whole_number
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Result
 from pytest_torchmem.values.units import format_change, format_share, format_size
@@ -34,7 +20,7 @@ NOT_COMPARED: Final = "not compared, ended by an exception"
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Window(JsonFields):
     """One measured window of a test and what it was held against.
 
     Attributes:
@@ -66,13 +52,13 @@ class Window:
     sentences: tuple[str, ...] = ()
     baseline: BaselineEntry | None = None
     picture: Picture | None = None
-    reference: str = ""
-    nearest: str = ""
-    notice: str = ""
-    kinds: tuple[FindingKind, ...] = ()
-    causes: tuple[Contributor, ...] = ()
-    accepted: str = ""
-    excused: Mapping[str, int] = field(default_factory=dict)
+    reference: str = field(default="", metadata=LATER)
+    nearest: str = field(default="", metadata=LATER)
+    notice: str = field(default="", metadata=LATER)
+    kinds: tuple[FindingKind, ...] = field(default=(), metadata=LATER)
+    causes: tuple[Contributor, ...] = field(default=(), metadata=LATER)
+    accepted: str = field(default="", metadata=LATER)
+    excused: Mapping[str, int] = field(default_factory=dict, metadata=LATER)
 
     @property
     def is_bound(self) -> bool:
@@ -145,54 +131,7 @@ class Window:
 
     def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
-        return {
-            "key": self.key,
-            "result": self.result.to_json(),
-            "limits": dict(self.limits),
-            "change": self.change.value,
-            "baseline_bytes": self.baseline_bytes,
-            "sentence": self.sentence,
-            "sentences": list(self.sentences),
-            "baseline": self.baseline.to_json() if self.baseline else None,
-            "picture": self.picture.to_json() if self.picture else None,
-            "reference": self.reference,
-            "nearest": self.nearest,
-            "notice": self.notice,
-            "kinds": [kind.value for kind in self.kinds],
-            "causes": [contributor_to_json(c) for c in self.causes],
-            "accepted": self.accepted,
-            "excused": dict(self.excused),
-            "status": self.status,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> Window:
-        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
-        baseline, picture = data["baseline"], data["picture"]
-        kinds = checked_texts(data.get("kinds", ()))
-        causes = checked_list(data.get("causes", ()))
-        return cls(
-            key=checked_text(data["key"]),
-            result=Result.from_json(data["result"]),
-            limits=whole_numbers_by_name(data["limits"]),
-            change=checked_member(_CHANGES, data["change"]),
-            baseline_bytes=whole_number(data["baseline_bytes"]),
-            sentence=checked_text(data["sentence"]),
-            sentences=checked_texts(data["sentences"]),
-            baseline=None if baseline is None else BaselineEntry.from_json(baseline),
-            picture=None if picture is None else Picture.from_json(picture),
-            reference=checked_text(data.get("reference", "")),
-            nearest=checked_text(data.get("nearest", "")),
-            notice=checked_text(data.get("notice", "")),
-            kinds=tuple(checked_member(_KINDS, kind) for kind in kinds),
-            causes=tuple(map(contributor_from_json, causes)),
-            accepted=checked_text(data.get("accepted", "")),
-            excused=whole_numbers_by_name(data.get("excused", {})),
-        )
-
-
-_CHANGES: Final = {change.value: change for change in Change}
-_KINDS: Final = {kind.value: kind for kind in FindingKind}
+        return {**JsonFields.to_json(self), "status": self.status}
 
 
 def peak_change(before_bytes: int, after_bytes: int) -> str:
@@ -212,7 +151,7 @@ def unjudged(result: Result, picture: Picture | None, sentences: Sequence[str] =
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredTest:
+class MeasuredTest(JsonFields):
     """The requests of one test, and its results.
 
     Attributes:
@@ -245,36 +184,9 @@ class MeasuredTest:
         """Return the status of one of its rows beside its limits and its baseline."""
         return NOT_COMPARED if self.raised else window.status
 
-    def to_json(self) -> dict[str, Json]:
-        """Return plain builtins: nothing else crosses from a worker to its controller."""
-        return {
-            "test": self.test,
-            "file": self.file,
-            "environment": dict(self.environment),
-            "windows": [window.to_json() for window in self.windows],
-            "not_measured": self.not_measured,
-            "problem": self.problem,
-            "unjudged": [window.to_json() for window in self.unjudged],
-            "raised": self.raised,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> MeasuredTest:
-        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
-        return cls(
-            test=checked_text(data["test"]),
-            file=checked_text(data["file"]),
-            environment=checked_texts_by_name(data["environment"]),
-            windows=tuple(map(Window.from_json, checked_list(data["windows"]))),
-            not_measured=checked_text(data["not_measured"]),
-            problem=checked_text(data["problem"]),
-            unjudged=tuple(map(Window.from_json, checked_list(data["unjudged"]))),
-            raised=checked_text(data["raised"]),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class BaselineChange:
+class BaselineChange(JsonFields):
     """One entry that an update wrote, or would remove.
 
     Attributes:
@@ -296,33 +208,6 @@ class BaselineChange:
     written: bool = True
     renamed_from: str = ""
     repaired: bool = False
-
-    def to_json(self) -> dict[str, Json]:
-        """Return plain builtins; `from_json` gives the same value back."""
-        return {
-            "file": self.file,
-            "key": self.key,
-            "change": self.change.value,
-            "before_bytes": self.before_bytes,
-            "after_bytes": self.after_bytes,
-            "written": self.written,
-            "renamed_from": self.renamed_from,
-            "repaired": self.repaired,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> BaselineChange:
-        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
-        return cls(
-            file=checked_text(data["file"]),
-            key=checked_text(data["key"]),
-            change=checked_member(_CHANGES, data["change"]),
-            before_bytes=whole_number(data["before_bytes"]),
-            after_bytes=whole_number(data["after_bytes"]),
-            written=checked_truth(data["written"]),
-            renamed_from=checked_text(data["renamed_from"]),
-            repaired=checked_truth(data["repaired"]),
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,29 +8,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
-from pytest_torchmem.values.contributors import (
-    Category,
-    CategoryBytes,
-    Contributor,
-    Source,
-    contributor_from_json,
-    contributor_to_json,
-)
+from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Source
 from pytest_torchmem.values.json_values import (
+    LATER,
+    SIGNED,
     Json,
     checked_list,
     checked_member,
-    checked_number,
     checked_numbers,
     checked_object,
     checked_text,
     checked_texts,
     checked_truth,
+    read_row,
+    row_of,
     whole_number,
     whole_numbers,
 )
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class OperatorUse:
     calls: int
     allocated_bytes: int
     at_peak_bytes: int
-    self_time_ns: int = 0
+    self_time_ns: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +69,8 @@ class Span:
 
     kind: str
     name: str
-    begin_ns: int
-    end_ns: int
+    begin_ns: int = field(metadata=SIGNED)
+    end_ns: int = field(metadata=SIGNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,7 @@ class Blocks:
         files = {file: number for number, file in enumerate(names)}
         begins = _differences([block.begin for block in self.blocks])
         return {
-            "who": [contributor_to_json(who) for who in self.who],
+            "who": [who.to_json() for who in self.who],
             "files": list(files),
             "frames": [[files[f.file], f.line, f.function] for f in self.frames],
             "stacks": [number for node in self.stacks for number in node],
@@ -168,7 +166,7 @@ class Blocks:
 
         Raises one of `WRONG` for data of another shape, as for a place that is not there.
         """
-        who = tuple(map(contributor_from_json, checked_list(data["who"])))
+        who = tuple(map(Contributor.from_json, checked_list(data["who"])))
         files = checked_texts(data["files"])
         frames = tuple(_frame(files, row) for row in checked_list(data["frames"]))
         stacks = _pairs(checked_numbers(data["stacks"]))
@@ -294,17 +292,14 @@ class Picture:
             "change_count": self.change_count,
             "levels": {c.value: _changes(column) for c, column in self.levels.items()},
             "tracks": [
-                {"contributor": contributor_to_json(t.contributor), "levels": _changes(t.levels)}
+                {"contributor": t.contributor.to_json(), "levels": _changes(t.levels)}
                 for t in self.tracks
             ],
-            "operators": [
-                [o.operator, o.calls, o.allocated_bytes, o.at_peak_bytes, o.self_time_ns]
-                for o in self.operators
-            ],
-            "spans": [[s.kind, s.name, s.begin_ns, s.end_ns] for s in self.spans],
-            "running": [[s.kind, s.name, s.begin_ns, s.end_ns] for s in self.running],
+            "operators": [row_of(operator) for operator in self.operators],
+            "spans": [row_of(span) for span in self.spans],
+            "running": [row_of(span) for span in self.running],
             "estimated": self.estimated,
-            "modules": [[m.module, m.category.value, m.size_bytes] for m in self.modules],
+            "modules": [row_of(module) for module in self.modules],
             "blocks": self.blocks.to_json() if self.blocks.rest else {},
         }
 
@@ -328,15 +323,15 @@ class Picture:
             change_count=change_count,
             levels={checked_member(_CATEGORIES, c): _levels(column, count) for c, column in levels},
             tracks=tuple(
-                Track(contributor_from_json(t["contributor"]), _levels(t["levels"], count))
+                Track(Contributor.from_json(t["contributor"]), _levels(t["levels"], count))
                 for t in tracks
             ),
-            operators=tuple(map(_operator, checked_list(data["operators"]))),
-            spans=tuple(map(_span, checked_list(data["spans"]))),
+            operators=_rows(OperatorUse, data["operators"]),
+            spans=_rows(Span, data["spans"]),
             estimated=checked_truth(data["estimated"]),
             # Earlier files have neither modules nor blocks, nor what ran at the peak.
-            running=tuple(map(_span, checked_list(data.get("running", ())))),
-            modules=tuple(map(_module_share, checked_list(data.get("modules", ())))),
+            running=_rows(Span, data.get("running", ())),
+            modules=_rows(ModuleShare, data.get("modules", ())),
             blocks=Blocks.from_json(data["blocks"], count) if data.get("blocks") else Blocks(),
         )
 
@@ -350,21 +345,8 @@ MOST_TRACKS: Final = 200
 _CATEGORIES: Final = {category.value: category for category in Category}
 
 
-def _operator(row: Json) -> OperatorUse:
-    operator, *amounts = checked_list(row)
-    return OperatorUse(checked_text(operator), *whole_numbers(amounts))
-
-
-def _span(row: Json) -> Span:
-    kind, name, begin, end = checked_list(row)
-    return Span(checked_text(kind), checked_text(name), checked_number(begin), checked_number(end))
-
-
-def _module_share(row: Json) -> ModuleShare:
-    module, category, size_bytes = checked_list(row)
-    return ModuleShare(
-        checked_text(module), checked_member(_CATEGORIES, category), whole_number(size_bytes)
-    )
+def _rows(kind: type[_Row], rows: Json) -> tuple[_Row, ...]:
+    return tuple(read_row(kind, row) for row in checked_list(rows))
 
 
 def _differences(values: Sequence[int]) -> list[int]:

@@ -7,26 +7,17 @@ importing either.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from pytest_torchmem.values.contributors import (
-    CategoryBytes,
-    Contributor,
-    contributor_from_json,
-    contributor_to_json,
-)
+from pytest_torchmem.values.contributors import CategoryBytes, Contributor
 from pytest_torchmem.values.json_values import (
+    LATER,
+    SIGNED,
     Json,
-    checked_list,
+    JsonFields,
     checked_member,
-    checked_number,
     checked_numbers,
-    checked_object,
-    checked_text,
-    checked_texts,
-    checked_truth,
-    whole_number,
 )
 
 
@@ -73,7 +64,7 @@ class _PerCategory:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Peak(_PerCategory):
+class Peak(_PerCategory, JsonFields):
     """The largest footprint over a window.
 
     Attributes:
@@ -87,7 +78,7 @@ class Peak(_PerCategory):
     """
 
     total: int
-    time_ns: int
+    time_ns: int = field(metadata=SIGNED)
     at_peak: CategoryBytes
     by_category: CategoryBytes
     live: tuple[Contributor, ...] = ()
@@ -102,9 +93,18 @@ class Fate(enum.Enum):
     NOT_LOOKED_FOR = "still held, its holder not looked for"
     FREED_LATER = "held at its end"
 
+    def to_json(self) -> str:
+        """Return its name: the value is a part of a sentence."""
+        return self.name.lower()
+
+    @classmethod
+    def from_json(cls, name: Json) -> Fate:
+        """Return the member that `to_json` gave. Raises `ValueError`."""
+        return checked_member({fate.to_json(): fate for fate in cls}, name)
+
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(JsonFields):
     """The holder of bytes that a window made.
 
     Attributes:
@@ -117,7 +117,7 @@ class Holder:
             be found or was not looked for.
     """
 
-    size_bytes: int
+    size_bytes: int = field(metadata={"key": "bytes"})
     count: int
     fate: Fate
     by: str
@@ -133,7 +133,7 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Retained(_PerCategory):
+class Retained(_PerCategory, JsonFields):
     """Memory that a window made and left alive at its end; `Peak`'s shorthand works here too.
 
     ``holders`` says why, largest first. It is looked for only where a limit or a baseline of
@@ -144,8 +144,8 @@ class Retained(_PerCategory):
     total: int
     by_category: CategoryBytes
     live: tuple[Contributor, ...] = ()
-    holders: tuple[Holder, ...] = ()
-    freed: int = 0
+    holders: tuple[Holder, ...] = field(default=(), metadata=LATER)
+    freed: int = field(default=0, metadata=LATER)
 
     @property
     def net(self) -> int:
@@ -154,7 +154,7 @@ class Retained(_PerCategory):
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(JsonFields):
     """The device allocator's own peaks over the window, in bytes.
 
     ``estimated`` says that no allocator counted them: a simulated one did.
@@ -164,11 +164,11 @@ class Counters:
     allocated: int
     active: int
     reserved: int
-    estimated: bool = False
+    estimated: bool = field(default=False, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Result(JsonFields):
     """One measured window: a test body or a region of it.
 
     Attributes:
@@ -195,15 +195,15 @@ class Result:
     estimated: bool
     peak: Peak
     retained: Retained
-    steps: tuple[int, ...] = ()
-    grown: tuple[Contributor, ...] = ()
+    steps: tuple[int, ...] = field(default=(), metadata={"read": checked_numbers})
+    grown: tuple[Contributor, ...] = field(default=(), metadata=LATER)
     counters: Counters | None = None
     has_backward: bool = True
-    unexplained_bytes: int = 0
-    blind_spots: tuple[str, ...] = ()
+    unexplained_bytes: int = field(default=0, metadata=SIGNED)
+    blind_spots: tuple[str, ...] = field(default=(), metadata=LATER)
     notes: tuple[str, ...] = ()
-    level: Level = Level.FULL
-    failed_passes: tuple[str, ...] = ()
+    level: Level = field(default=Level.FULL, metadata=LATER)
+    failed_passes: tuple[str, ...] = field(default=(), metadata=LATER)
 
     @property
     def growth(self) -> int | None:
@@ -216,111 +216,3 @@ class Result:
             return None
         rise = self.steps[-1] - self.steps[0]
         return -(-rise // (len(self.steps) - 1))
-
-    def to_json(self) -> dict[str, Json]:
-        """Return plain builtins; `from_json` gives the same value back."""
-        return {
-            "name": self.name,
-            "device": self.device,
-            "estimated": self.estimated,
-            "peak": {
-                "total": self.peak.total,
-                "time_ns": self.peak.time_ns,
-                "at_peak": self.peak.at_peak.to_json(),
-                "by_category": self.peak.by_category.to_json(),
-                "live": [contributor_to_json(c) for c in self.peak.live],
-                "live_by_category": [contributor_to_json(c) for c in self.peak.live_by_category],
-            },
-            "retained": {
-                "total": self.retained.total,
-                "by_category": self.retained.by_category.to_json(),
-                "live": [contributor_to_json(c) for c in self.retained.live],
-                "holders": [_holder_to_json(holder) for holder in self.retained.holders],
-                "freed": self.retained.freed,
-            },
-            "steps": list(self.steps),
-            "grown": [contributor_to_json(c) for c in self.grown],
-            "counters": None
-            if self.counters is None
-            else {f.name: getattr(self.counters, f.name) for f in fields(self.counters)},
-            "has_backward": self.has_backward,
-            "unexplained_bytes": self.unexplained_bytes,
-            "blind_spots": list(self.blind_spots),
-            "notes": list(self.notes),
-            "level": self.level.value,
-            "failed_passes": list(self.failed_passes),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> Result:
-        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
-        counters = data["counters"]
-        return cls(
-            name=checked_text(data["name"]),
-            device=checked_text(data["device"]),
-            estimated=checked_truth(data["estimated"]),
-            peak=_peak_from_json(data["peak"]),
-            retained=_retained_from_json(data["retained"]),
-            steps=checked_numbers(data["steps"]),
-            grown=_contributors(data.get("grown", ())),
-            counters=None if counters is None else _counters_from_json(counters),
-            has_backward=checked_truth(data["has_backward"]),
-            unexplained_bytes=checked_number(data["unexplained_bytes"]),
-            blind_spots=checked_texts(data.get("blind_spots", ())),
-            notes=checked_texts(data["notes"]),
-            level=checked_member(_LEVELS, data.get("level", Level.FULL.value)),
-            failed_passes=checked_texts(data.get("failed_passes", ())),
-        )
-
-
-_LEVELS = {level.value: level for level in Level}
-_FATES = {fate.name.lower(): fate for fate in Fate}
-
-
-def _peak_from_json(data: Mapping[str, Json]) -> Peak:
-    return Peak(
-        total=whole_number(data["total"]),
-        time_ns=checked_number(data["time_ns"]),
-        at_peak=CategoryBytes.from_json(data["at_peak"]),
-        by_category=CategoryBytes.from_json(data["by_category"]),
-        live=_contributors(data["live"]),
-        live_by_category=_contributors(data["live_by_category"]),
-    )
-
-
-def _retained_from_json(data: Mapping[str, Json]) -> Retained:
-    return Retained(
-        total=whole_number(data["total"]),
-        by_category=CategoryBytes.from_json(data["by_category"]),
-        live=_contributors(data["live"]),
-        holders=tuple(map(_holder_from_json, checked_list(data.get("holders", ())))),
-        freed=whole_number(data.get("freed", 0)),
-    )
-
-
-def _contributors(data: Json) -> tuple[Contributor, ...]:
-    return tuple(map(contributor_from_json, checked_list(data)))
-
-
-def _counters_from_json(data: Mapping[str, Json]) -> Counters:
-    estimated = checked_truth(data.get("estimated", False))
-    amounts = {k: whole_number(v) for k, v in checked_object(data).items() if k != "estimated"}
-    return Counters(**amounts, estimated=estimated)
-
-
-def _holder_to_json(holder: Holder) -> dict[str, Json]:
-    return {
-        "bytes": holder.size_bytes,
-        "count": holder.count,
-        "fate": holder.fate.name.lower(),
-        "by": holder.by,
-    }
-
-
-def _holder_from_json(data: Mapping[str, Json]) -> Holder:
-    return Holder(
-        whole_number(data["bytes"]),
-        whole_number(data["count"]),
-        checked_member(_FATES, data["fate"]),
-        checked_text(data["by"]),
-    )

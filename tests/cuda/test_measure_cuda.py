@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from pytest_torchmem import MiB, Result
+from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.measuring.body import BodyMeasurement
 from pytest_torchmem.record.devices import workspace_bytes
+from pytest_torchmem.record.owners import live_objects
 from tests.cuda.bodies import settle
 
 
@@ -117,3 +121,26 @@ def test_running_out_of_memory_is_an_event_that_says_what_was_live(cuda: torch.d
     measurement.stop()
     (live,) = measurement.profile_so_far().out_of_memory
     assert live[0].size_bytes == kept.nbytes
+
+
+class Circle:
+    """Garbage as soon as nobody else refers to it, until the collector finds it."""
+
+    def __init__(self, thing: object) -> None:
+        self.itself, self.thing = self, thing
+
+
+@pytest.mark.parametrize("on_the_gpu", [False, True])
+def test_garbage_goes_before_a_body_where_it_may_hold_memory_of_the_gpu(
+    cuda: torch.device, on_the_gpu: bool
+) -> None:
+    device = cuda if on_the_gpu else "cpu"
+    torch.ones(64, 64, device=cuda) @ torch.ones(64, 64, device=cuda)
+    live_objects.settle_collector(collect=True)
+    with gc_paused():
+        garbage = weakref.ref(Circle(torch.ones(MiB, device=device)))
+        result = measured(cuda, lambda: torch.ones(3, device=cuda))
+        assert (garbage() is None) == on_the_gpu
+    assert result.counters is not None
+    assert result.counters.requested == 12
+    gc.collect()

@@ -12,7 +12,12 @@ import pytest
 import torch
 
 from pytest_torchmem.record import devices
-from pytest_torchmem.record.devices import CounterReader, find_device, synchronize
+from pytest_torchmem.record.devices import (
+    CounterReader,
+    find_device,
+    holds_memory,
+    synchronize,
+)
 from pytest_torchmem.values.errors import DeviceError, DeviceNameError
 
 STATS = {
@@ -121,6 +126,15 @@ def test_a_device_that_is_missing_is_told_with_torchs_reason():
 def test_a_name_that_no_device_has_is_a_bad_argument(name):
     with pytest.raises(DeviceNameError, match=r"no device called .*\[bad-argument\]"):
         find_device(name)
+
+
+def test_a_gpu_holds_memory_unless_its_allocator_says_that_nothing_is_allocated(gpu):
+    assert holds_memory(torch.device("cuda"))
+    gpu["stats"]["allocated_bytes.all.current"] = 0
+    assert not holds_memory(torch.device("cuda"))
+    gpu["stats"].clear()
+    assert holds_memory(torch.device("cuda"))
+    assert not holds_memory(torch.device("cpu"))
 
 
 def test_the_cpu_has_no_counters():

@@ -5,7 +5,6 @@ import os
 
 import pytest
 
-from pytest_torchmem.store import origins
 from pytest_torchmem.store.baseline_file import (
     FORMAT,
     FORMATS,
@@ -263,7 +262,7 @@ def test_an_entry_that_is_compared_by_its_numbers_decodes_no_contributor(tmp_pat
     def decoded(_):
         raise AssertionError("a contributor was decoded")
 
-    monkeypatch.setattr(origins, "contributor_from_json", decoded)
+    monkeypatch.setattr(Contributor, "from_json", decoded)
     read = read_file(path, CPU).entry("test_a", path)
     assert (read.at_peak, read.retained) == (with_origins().at_peak, with_origins().retained)
     with pytest.raises(AssertionError, match="was decoded"):

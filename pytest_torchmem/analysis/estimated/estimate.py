@@ -37,6 +37,7 @@ from pytest_torchmem.analysis.storages.explanation import (
     row_at,
 )
 from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.json_values import OTHERWISE
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.static_graph import NodeKind, StaticRun
@@ -51,7 +52,7 @@ class Estimate(Result, GpuQuestions):
             equal without it.
     """
 
-    run: StaticRun = field(kw_only=True, repr=False, compare=False)
+    run: StaticRun = field(kw_only=True, repr=False, compare=False, metadata=OTHERWISE)
 
     @classmethod
     def of(cls, run: StaticRun, name: str = "") -> Estimate:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_torchmem.values.contributors import Category, Contributor, contributor_to_json
+from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.errors import MarkerError
 from pytest_torchmem.values.json_values import Json
 
@@ -38,7 +38,7 @@ class Explanation:
     def to_json(self) -> dict[str, Json]:
         """Return plain builtins."""
         return {
-            **contributor_to_json(self.storage),
+            **self.storage.to_json(),
             "number": self.number,
             "born_ns": self.born_ns,
             "died_ns": self.died_ns,

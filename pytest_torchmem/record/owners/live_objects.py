@@ -139,11 +139,13 @@ class Census:
         if not HAS_GENERATIONS:
             gc.collect()
             return
-        self.find()
-        # That may have been a long look. What another thread makes after the next one becomes old
-        # at once, and can no longer be told from what was imported.
         others = _where_others_stand()
         self.find()
+        if _where_others_stand() != others:
+            # That was a long look. What another thread makes after the next one becomes old at
+            # once, and can no longer be told from what was imported.
+            others = _where_others_stand()
+            self.find()
         middle, old, frozen = self._seen
         if self._due.is_due() or collect or frozen:
             gc.collect()

@@ -26,7 +26,6 @@ _OPERATOR: Final = int(EventKind.TORCH_OP)
 _ALLOCATION: Final = int(EventKind.ALLOCATION)
 _PY_CALL: Final = int(EventKind.PY_CALL)
 _PY_C_CALL: Final = int(EventKind.PY_C_CALL)
-_CALLS: Final = (_PY_CALL, _PY_C_CALL)
 _OTHER: Final = int(EventKind.OTHER)
 _KINDS: Final = {
     profiler.TorchOpFields: _OPERATOR,
@@ -73,7 +72,6 @@ class EventTree:
         allocations: For each allocation event allocation id, id, device, pointer, bytes, and the
             allocator's totals of allocated and reserved bytes.
         python: The Python calls themselves, not yet read.
-        lines: For each Python call the line on which it stands.
         operators: The operators themselves, not yet read, where more of them is wanted.
         owners: Which of the Python calls (by its place in ``python``) is one of a module or of an
             optimizer, and the two, either of which may be None.
@@ -87,11 +85,18 @@ class EventTree:
     scopes: list[SupportsInt] = field(default_factory=list)
     allocations: list[Allocation] = field(default_factory=list)
     python: list[profiler.ProfilerEvent] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
     operators: list[profiler.ProfilerEvent] = field(default_factory=list)
     owners: list[tuple[int, profiler.ModuleInfo | None, profiler.OptimizerInfo | None]] = field(
         default_factory=list
     )
+
+    def line(self, call: int) -> int:
+        """Return the line on which a Python call stands, by its place in ``python``.
+
+        It takes as long to read as all else of a call, and most lead to nothing.
+        """
+        line: int = _line(profiler.fields_of(self.python[call]))
+        return line
 
 
 def read_tree(
@@ -112,8 +117,12 @@ def read_tree(
         parents.append(above.pop())
         fields = fields_of(event)
         kinds.append(kind := kind_of(type(fields), _OTHER))
-        if kind in _CALLS:
-            _note_call(tree, fields, kind)
+        if kind == _PY_C_CALL:
+            python.append(event)
+        elif kind == _PY_CALL:
+            module, optimizer = _module(fields), _optimizer(fields)
+            if module is not None or optimizer is not None:
+                tree.owners.append((len(python), module, optimizer))
             python.append(event)
         else:
             starts_ns.append(start_ns := _start_ns(event))
@@ -137,14 +146,6 @@ def read_tree(
             children.reverse()
             stack += children
     return tree
-
-
-def _note_call(tree: EventTree, fields: object, kind: int) -> None:
-    tree.lines.append(_line(fields))
-    if kind == _PY_CALL:
-        module, optimizer = _module(fields), _optimizer(fields)
-        if module is not None or optimizer is not None:
-            tree.owners.append((len(tree.python), module, optimizer))
 
 
 def are_calls(kinds: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -161,7 +161,7 @@ class TreeReader:
         """Fill names, files and lines of Python calls; return their texts and their details."""
         rows = np.flatnonzero(are_calls(events["kind"]))
         texts = [profiler.name_of(call) for call in calls]
-        lines = np.array(tree.lines, np.int32)[kept.calls]
+        lines = list(map(tree.line, kept.calls.tolist()))
         details = np.full(len(rows), -1, DETAIL)
         details["event"] = rows
         details["text"] = self._python.read(rows, texts, lines, events)
@@ -175,7 +175,10 @@ class TreeReader:
         events: NDArray[np.void],
         cuts: Cuts,
     ) -> None:
-        gaps, left = find_gaps(tree, kept, replace(cuts, gap=self._open_gap))
+        def is_users(row: int) -> bool:
+            return self._python.is_users(text_of[row])
+
+        gaps, left = find_gaps(tree, kept, replace(cuts, gap=self._open_gap), is_users)
         self._open_gap = left.left_open(events) if left is not None else None
         names = self.strings.values()
         self._python.place_operators(

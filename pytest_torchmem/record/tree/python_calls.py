@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -76,17 +76,23 @@ class Cuts:
     left: int = -1
 
 
-def find_gaps(tree: EventTree, kept: WorthKeeping, cuts: Cuts) -> tuple[list[Gap], Gap | None]:
-    """Return the runs of operators directly below a Python function, and the one that is cut off.
+def find_gaps(
+    tree: EventTree, kept: WorthKeeping, cuts: Cuts, is_users: Callable[[int], bool]
+) -> tuple[list[Gap], Gap | None]:
+    """Return the runs of operators directly below the user's functions, and one that is cut off.
 
-    Rows are those of ``kept``. The calls around need not be among what is kept.
+    Rows are those of ``kept``; ``is_users`` is asked about one. The calls around need not be among
+    what is kept.
     """
     kinds, parents = np.array(tree.kinds, np.uint8), np.array(tree.parents, np.int64)
     is_call = are_calls(kinds)
+    call = np.cumsum(is_call) - 1
     in_function = (kinds == EventKind.TORCH_OP) & (parents >= 0)
     in_function &= kinds[parents] == EventKind.PY_CALL
-    lines = np.zeros(len(kinds), np.int64)
-    lines[is_call] = tree.lines
+    functions = {*parents[in_function].tolist(), cuts.resumed, cuts.left} - {-1}
+    users = {function for function in functions if is_users(int(kept.row[function]))}
+    in_users = np.zeros(len(kinds) + 1, np.bool_)
+    in_users[list(users)] = True
     # A cut is no call of the function's own.
     is_call[list(cuts.own)] = False
     found: list[Gap] = []
@@ -103,16 +109,17 @@ def find_gaps(tree: EventTree, kept: WorthKeeping, cuts: Cuts) -> tuple[list[Gap
         function = int(kept.row[parent])
         return Gap(function, operators, after.get(parent, 0), before, earlier.pop(parent, None))
 
-    rows = np.flatnonzero(is_call | in_function)
-    columns = (parents[rows], kept.row[rows], is_call[rows], lines[rows])
-    for parent, row, calls, line in zip(*(c.tolist() for c in columns), strict=True):
+    rows = np.flatnonzero((is_call | in_function) & in_users[parents])
+    columns = (parents[rows], kept.row[rows], is_call[rows], call[rows])
+    for parent, row, calls, number in zip(*(c.tolist() for c in columns), strict=True):
         if not calls:
             since.setdefault(parent, []).append(row)
             continue
+        line = tree.line(number)
         if parent in since:
             found.append(gap(parent, line))
         after[parent] = line
-    left = gap(cuts.left, 0) if cuts.left >= 0 else None
+    left = gap(cuts.left, 0) if cuts.left in users else None
     return [*found, *(gap(parent, 0) for parent in list(since))], left
 
 
@@ -163,7 +170,7 @@ class PythonCalls:
         names: Sequence[str],
         events: NDArray[np.void],
     ) -> None:
-        """Fill the line of operators that ran directly in a function of the user's.
+        """Fill the line of operators that ran directly in functions of the user's.
 
         ``texts`` are the event names of the gaps' functions, ``names`` those of all operators in
         the gaps' order.
@@ -173,14 +180,17 @@ class PythonCalls:
             parts = gap.parts(events)
             operators = [next(names_left) for _, rows in parts for _ in rows]
             function = self._function(text)
-            if function.file < 0 or function.path.startswith(self._libraries):
-                continue
             lines = operator_lines(
                 function.path, function.first_line, operators, gap.after, gap.before
             )
             for part, rows in parts:
                 part["line"][list(rows)] = lines[: len(rows)]
                 lines = lines[len(rows) :]
+
+    def is_users(self, text: str) -> bool:
+        """Return whether the function with that event name has a source, and no library's."""
+        function = self._function(text)
+        return function.file >= 0 and not function.path.startswith(self._libraries)
 
     def _function(self, text: str) -> _FrameText:
         found = self._functions.get(text)

@@ -20,7 +20,6 @@ from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.contributors import (
     Category,
     Contributor,
-    contributor_to_json,
 )
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.json_values import Json
@@ -106,7 +105,7 @@ def picture_page(picture: Picture, title: str) -> str:
         "notes": [],
         "holders": [],
         "grown": [],
-        "live": [contributor_to_json(c) for c in _live_at(picture, picture.peak)],
+        "live": [c.to_json() for c in _live_at(picture, picture.peak)],
         "picture": picture.to_json(),
     }
     name = f"Memory timeline: {title}"
@@ -243,7 +242,7 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
         "retained_known": window.retained_known,
         "at_peak": result.peak.at_peak.to_json(),
         "own": result.peak.by_category.to_json(),
-        "live": [contributor_to_json(c) for c in result.peak.live],
+        "live": [c.to_json() for c in result.peak.live],
         "limits": dict(window.limits),
         "marks": [mark.to_json() for mark in marks_of(window)],
         "growth": result.growth,
@@ -264,7 +263,7 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
         data["baseline"] = {"total": entry.total, "own": entry.peaks.to_json()}
         data["differences"] = [
             {
-                "who": contributor_to_json(d.contributor),
+                "who": d.contributor.to_json(),
                 "bytes": d.size_bytes,
                 "kind": d.kind.value,
             }

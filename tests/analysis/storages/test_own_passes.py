@@ -8,8 +8,6 @@ from pytest_torchmem.analysis.storages.explanation import StorageClaim
 from pytest_torchmem.values.contributors import (
     Category,
     Contributor,
-    contributor_from_json,
-    contributor_to_json,
 )
 from pytest_torchmem.values.trace import MarkKind, Ownership
 from tests.builders import TraceBuilder
@@ -100,6 +98,6 @@ def test_a_part_of_a_recording_is_labelled_as_the_whole():
 
 def test_the_reason_travels_with_a_contributor():
     (held,) = (c for c in a_run(cache).result().peak.live if c.claimed)
-    assert contributor_from_json(contributor_to_json(held)) == held
+    assert Contributor.from_json(held.to_json()) == held
     plain: Contributor = a_run().result().peak.live[0]
-    assert "claimed" not in contributor_to_json(plain)
+    assert "claimed" not in plain.to_json()
