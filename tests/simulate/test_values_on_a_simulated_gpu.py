@@ -387,5 +387,5 @@ OUT_OF_BOUNDS = {
 @pytest.mark.parametrize("use", OUT_OF_BOUNDS.values(), ids=list(OUT_OF_BOUNDS))
 def test_an_index_out_of_bounds_fails_at_its_line(use):
     use(torch.tensor([2], device=CUDA))
-    with pytest.raises(RuntimeError, match="device-side assert triggered\n.*out of"):
+    with pytest.raises(RuntimeError, match=r"device-side assert triggered\n.*out of"):
         use(torch.tensor([3], device=CUDA))

@@ -238,9 +238,9 @@ class MeasuredFacts:
     def workspaces(self) -> Mask:
         """On a GPU an allocation without a tensor in it, within an operator that multiplies.
 
-        It has the size of a workspace, outlives the operator, and is not the operator's output. Where
-        operators are not observed, as in the backward pass of a ``torch.func`` transform, it is one
-        that no tensor or owner ever has, and that stays.
+        It has the size of a workspace, outlives the operator, and is not the operator's output.
+        Where operators are not observed, as in the backward pass of a ``torch.func`` transform, it
+        is one that no tensor or owner ever has, and that stays.
         """
         evidence = self.evidence
         trace, storages = evidence.tree.trace, evidence.storages
