@@ -257,8 +257,9 @@ class MeasuredFacts:
         mentioned = np.zeros(len(storages) + 1, np.bool_)
         mentioned[storages.of_tensor] = mentioned[storages.of_owner] = True
         stays = (storages.died == NEVER) & ~mentioned[:-1]
-        within: Mask = in_gemm & self.survives & ~self._is_output(parents)
-        return unseen & (within | (allocated & (parents < 0) & stays))
+        within = in_gemm & self.survives & ~self._is_output(parents)
+        found: Mask = unseen & (within | (allocated & (parents < 0) & stays))
+        return found
 
     def _is_output(self, parents: NDArray[np.int64]) -> Mask:
         """Return which storages are the first allocation of an operator that writes to no input.
