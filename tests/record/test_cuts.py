@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -107,12 +108,18 @@ class WithSitesInExpressions(ast.NodeTransformer):
         return with_site
 
 
-def programs(sites: dict[int, Any], where: type[WithSites | WithSitesInExpressions]) -> Any:
-    """Return what `cut_programs` defines, with ``sites`` in it."""
+@cache
+def code(*, in_expressions: bool) -> CodeType:
     file = str(cut_programs.__file__)
-    tree = where().visit(ast.parse(Path(file).read_text()))
+    with_sites = WithSitesInExpressions() if in_expressions else WithSites()
+    tree = with_sites.visit(ast.parse(Path(file).read_text()))
+    return compile(tree, file, "exec")
+
+
+def programs(sites: dict[int, Any], *, in_expressions: bool) -> Any:
+    """Return what `cut_programs` defines, with ``sites`` in it."""
     names = {"__name__": cut_programs.__name__, "SITES": sites}
-    exec(compile(tree, file, "exec"), names)
+    exec(code(in_expressions=in_expressions), names)
     return names
 
 
@@ -151,7 +158,7 @@ def measured(
         return pause(self, is_cut=is_cut)
 
     sites = Requests(nth) if in_expressions else Sites(nth)
-    names = programs(sites, WithSitesInExpressions if in_expressions else WithSites)
+    names = programs(sites, in_expressions=in_expressions)
     with monkeypatch.context() as patched:
         patched.setattr(SafePoints, "after", lambda *_: None)
         patched.setattr(recorder.Recorder, "_pause", pausing)
@@ -273,7 +280,7 @@ def test_a_call_that_is_on_its_way_is_waited_for() -> None:
         points.begin()
         points.after(1e-6)
         begin_s = time.thread_time()
-        while time.thread_time() < begin_s + 0.005 * (count % 2):
+        while time.thread_time() < begin_s + 0.03 * (count % 2):
             pass
         points.end()
         assert not safe_points._LISTENING

@@ -79,8 +79,8 @@ class PlacedSegment:
     stream: int
     pool: int
     blocks: tuple[PlacedBlock, ...]
-    is_small: bool = False
-    is_expandable: bool = False
+    is_small: bool
+    is_expandable: bool
 
 
 def layout_of(device: Device) -> tuple[PlacedSegment, ...]:

@@ -226,8 +226,8 @@ def _launched(calls: CallList) -> NDArray[np.int64]:
     trace = calls.tree.trace
     table = trace.device_events
     found = np.zeros(len(calls.rows), np.int64)
-    ran = table[(table["correlation"] > 0) & (table["kind"] != DeviceEventKind.RUNTIME)]
-    ran = ran[ran["kind"] != DeviceEventKind.LAUNCH]
+    on_cpu = np.isin(table["kind"], (DeviceEventKind.RUNTIME, DeviceEventKind.LAUNCH))
+    ran = table[~on_cpu]
     if not len(ran):
         return found
     correlations = calls.detail("correlation").tolist()

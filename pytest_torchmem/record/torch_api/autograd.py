@@ -19,6 +19,8 @@ CHECKED: Final[Checked] = {
     "torch._C._autograd._push_saved_tensors_default_hooks": ("2.6.0", "2.15.0"),
     "torch._C._current_autograd_node": ("2.6.0", "2.15.0"),
     "torch._C._current_graph_task_id": ("2.6.0", "2.15.0"),
+    "torch._C._vmapmode_decrement_nesting": ("2.6.0", "2.15.0"),
+    "torch._C._vmapmode_increment_nesting": ("2.6.0", "2.15.0"),
     "torch._C._functorch.get_unwrapped": ("2.6.0", "2.15.0"),
     "torch._C._functorch.is_functorch_wrapped_tensor": ("2.6.0", "2.15.0"),
     "torch._C._functorch.peek_interpreter_stack": ("2.6.0", "2.15.0"),
@@ -67,6 +69,8 @@ NESTING: Final = (
         "torch._functorch.vmap._vmap_increment_nesting",
         "torch._functorch.vmap._vmap_decrement_nesting",
     ),
+    # Of `torch.autograd.grad(is_grads_batched=True)`, which has a vmap of its own.
+    ("torch._C._vmapmode_increment_nesting", "torch._C._vmapmode_decrement_nesting"),
 )
 
 

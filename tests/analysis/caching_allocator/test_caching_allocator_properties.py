@@ -112,7 +112,7 @@ def test_the_check_for_overlaps_can_fail():
         PlacedBlock(512, 512, BlockState.FREE),
     )
     with pytest.raises(AssertionError):
-        require_disjoint([PlacedSegment(0, 1536, 0, 0, (block, next_block))])
+        require_disjoint([PlacedSegment(0, 1536, 0, 0, (block, next_block), True, False)])
 
 
 def bytes_in(segments, *states):

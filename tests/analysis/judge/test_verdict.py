@@ -299,6 +299,14 @@ def test_shrinking_is_no_finding():
     assert not against(measured(live(10 * MiB)), measured(live(2 * MiB))).failed
 
 
+def test_of_what_shrank_the_largest_saving_is_told():
+    before = measured(live(100 * MiB), live(1000 * MiB, "gradient"))
+    after = measured(live(60 * MiB), live(1015 * MiB, "gradient"))
+    assert against(before, after).notice == (
+        "activation peaked at 60.0 MiB, 40 % below the baseline of 100.0 MiB"
+    )
+
+
 def test_a_reading_of_zero_does_not_pass_as_shrunk():
     verdict = against(measured(live(10 * MiB)), measured())
     assert verdict.sentence.endswith("[no-reading]")

@@ -45,6 +45,16 @@ def test_rubbish_from_before_is_not_in_the_footprint():
     assert profile.timeline.total.tolist() == [100, 110]
 
 
+def test_a_graph_from_before_uses_nothing_and_one_of_the_body_what_it_keeps():
+    b = TraceBuilder()
+    kept_before, kept = b.existing(100, Ownership.SAVED), b.existing(10)
+    b.alloc(1)
+    b.mark(MarkKind.REGION_END)
+    b.owner(kept_before, Ownership.SAVED)
+    b.owner(kept, Ownership.SAVED)
+    assert analyze(b.build()).timeline.total.tolist() == [10, 11]
+
+
 def test_a_region_counts_what_it_makes_and_what_it_touches():
     b = TraceBuilder()
     before = b.alloc(100)

@@ -225,6 +225,17 @@ def test_two_checked_estimates_need_two_names(project):
     project.run().stdout.fnmatch_lines(["*two estimates named 'step' are checked*bad-argument*"])
 
 
+def test_of_two_estimates_of_one_name_none_can_be_checked(project):
+    project.write(
+        """
+        def test_it(torchmem):
+            made = [torchmem.estimate(lambda size: size, MiB, name="step") for _ in range(2)]
+            torchmem.check(made[0])
+        """
+    )
+    project.run().stdout.fnmatch_lines(["*two estimates named 'step' are checked*bad-argument*"])
+
+
 def test_an_estimate_of_another_body_cannot_be_checked(project):
     project.write(
         """

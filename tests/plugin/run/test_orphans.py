@@ -89,6 +89,14 @@ def test_of_two_that_could_be_it_none_is_taken(moved):
     assert moved.baseline("test_old").exists()
 
 
+def test_half_of_its_tests_are_enough_to_know_a_module_again(moved):
+    half = BODY.format(9).replace("test_b", "test_d")
+    moved.write(half, "deep/test_new")
+    moved.run().stdout.fnmatch_lines(["test_old.py is gone *: deep/test_new.py has its tests *"])
+    moved.write(half + "\n@pytest.mark.memory_baseline\ndef test_e(): use(MiB)\n", "deep/test_new")
+    moved.run().stdout.fnmatch_lines(["test_old.py is gone *removes them"])
+
+
 @pytest.mark.parametrize("selection", [("-k", "test_c"), ("test_other.py::test_c",)])
 def test_a_run_of_a_part_says_nothing_of_it(moved, selection):
     moved.run(*selection).stdout.no_fnmatch_line("*is gone*")

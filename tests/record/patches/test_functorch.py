@@ -56,6 +56,13 @@ def often() -> None:
         grad(energy)(x)
 
 
+def gradients_in_a_batch() -> None:
+    y = x = torch.ones(64, requires_grad=True)
+    for _ in range(6):
+        y = y.sin() * 2
+    torch.autograd.grad(y, x, torch.eye(64), is_grads_batched=True)
+
+
 BODIES: dict[str, Callable[[], object]] = {
     "grad": often,
     "grad of grad": lambda: grad(lambda x: grad(energy)(x).sum())(torch.ones(SIZE)),
@@ -66,6 +73,10 @@ BODIES: dict[str, Callable[[], object]] = {
     "jacfwd": lambda: jacfwd(torch.sin)(torch.ones(64)),
     "hessian": lambda: hessian(energy)(torch.ones(64)),
     "jvp": lambda: jvp(torch.sin, (torch.ones(SIZE),), (torch.ones(SIZE),)),
+    "gradients in a batch": gradients_in_a_batch,
+    "hessian of autograd": lambda: torch.autograd.functional.hessian(
+        energy, torch.ones(64), vectorize=True
+    ),
     "functionalize": lambda: functionalize(lambda x: x.clone().add_(1))(torch.ones(SIZE)),
 }
 
