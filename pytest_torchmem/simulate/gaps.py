@@ -10,7 +10,7 @@ from typing import Final
 #: Says which GPU a process was started to see.
 GPU_VARIABLE: Final = "TORCHMEM_SIMULATED"
 # Their numbers in runtime/libraries.cpp.
-_LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuFFT")
+_LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE")
 
 
 @dataclass(frozen=True, slots=True)

@@ -340,3 +340,52 @@ def test_an_assertion_on_values_is_told_from_a_failure_of_memory(pytester, argum
         ]
     )
     assert str(run.stdout).count("Captured simulated GPU call") == 1
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_sparse_gradient_keeps_its_elements_when_it_is_coalesced():
+    rows = nn.Embedding(5, 2, sparse=True).to(CUDA)
+    optimizer = torch.optim.SparseAdam(rows.parameters(), lr=0.5)
+    nn.init.zeros_(rows.weight)
+    rows(torch.tensor([1, 3, 1], device=CUDA)).sum().backward()
+    gradient = rows.weight.grad.coalesce()
+    assert gradient.indices().tolist() == [[1, 3]]
+    assert gradient.values().tolist() == [[2, 2], [1, 1]]
+    optimizer.step()
+    assert rows.weight[:, 0].tolist() == pytest.approx([0, -0.5, 0, -0.5, 0], abs=1e-4)
+
+
+def test_a_large_sparse_tensor_keeps_as_many_elements_as_it_may_have():
+    count = 1 << 20
+    places = torch.zeros(2, count, dtype=torch.int64, device=CUDA)
+    sparse = torch.sparse_coo_tensor(
+        places, torch.ones(count, device=CUDA), (4, 4), check_invariants=False
+    )
+    assert sparse.coalesce().values().shape == (count,)
+
+
+def test_a_product_of_a_sparse_tensor_runs_and_is_a_lower_bound():
+    places = torch.tensor([[0, 1], [1, 0]], device=CUDA)
+    sparse = torch.sparse_coo_tensor(
+        places, torch.ones(2, device=CUDA), (2, 2), check_invariants=False
+    )
+    with pytest_torchmem.measure(device=CUDA) as measured:
+        product = sparse @ torch.ones(2, 3, device=CUDA)
+    assert product.shape == (2, 3)
+    assert "called cuSPARSE" in " ".join(measured.result.blind_spots)
+
+
+OUT_OF_BOUNDS = {
+    "embedding": lambda index: functional.embedding(index, torch.ones(3, 2, device=CUDA)),
+    "x[index]": lambda index: torch.ones(3, device=CUDA)[index],
+    "gather": lambda index: torch.ones(3, device=CUDA).gather(0, index),
+    "cross_entropy": lambda index: functional.cross_entropy(torch.zeros(1, 3, device=CUDA), index),
+    "scatter_add_": lambda index: torch.zeros(3, device=CUDA).scatter_add_(0, index, index + 1.0),
+}
+
+
+@pytest.mark.parametrize("use", OUT_OF_BOUNDS.values(), ids=list(OUT_OF_BOUNDS))
+def test_an_index_out_of_bounds_fails_at_its_line(use):
+    use(torch.tensor([2], device=CUDA))
+    with pytest.raises(RuntimeError, match=r"device-side assert triggered\n.*out of"):
+        use(torch.tensor([3], device=CUDA))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pytest_torchmem.analysis.events.op_tree import FORWARD, PHASES, RECOMPUTE
 from pytest_torchmem.analysis.storages.categories import Step
 from pytest_torchmem.analysis.storages.evidence import Evidence
+from pytest_torchmem.analysis.storages.storages import NEVER
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.trace import Mutable, Ownership, Role, are_among
 
@@ -238,6 +239,8 @@ class MeasuredFacts:
         """On a GPU an allocation without a tensor in it, within an operator that multiplies.
 
         It has the size of a workspace, outlives the operator, and is not the operator's output.
+        Where operators are not observed, as in the backward pass of a ``torch.func`` transform, it
+        is one that no tensor or owner ever has, and that stays.
         """
         evidence = self.evidence
         trace, storages = evidence.tree.trace, evidence.storages
@@ -250,8 +253,13 @@ class MeasuredFacts:
         parents = np.where(allocated, trace.events["parent"][storages.event], -1)
         names = np.append(trace.events["name"], np.int32(-1))[np.where(parents >= 0, parents, -1)]
         in_gemm = trace.texts_are(names, lambda text: any(word in text for word in _GEMM_WORDS))
-        fits: Mask = np.isin(storages.size_bytes, sizes) & self.survives & unseen & in_gemm
-        return fits & ~self._is_output(parents)
+        unseen &= np.isin(storages.size_bytes, sizes)
+        mentioned = np.zeros(len(storages) + 1, np.bool_)
+        mentioned[storages.of_tensor] = mentioned[storages.of_owner] = True
+        stays = (storages.died == NEVER) & ~mentioned[:-1]
+        within = in_gemm & self.survives & ~self._is_output(parents)
+        found: Mask = unseen & (within | (allocated & (parents < 0) & stays))
+        return found
 
     def _is_output(self, parents: NDArray[np.int64]) -> Mask:
         """Return which storages are the first allocation of an operator that writes to no input.

@@ -14,6 +14,8 @@
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_coalesce_ops.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe_ops.h>
 #include <ATen/ops/copy_ops.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -150,6 +152,11 @@ class Unobserved {
   c10::impl::ExcludeDispatchKeyGuard no_casts_{c10::autocast_dispatch_keyset};
 };
 
+bool says_out_of_bounds(const std::string& error) {
+  return error.find("out of bounds") != std::string::npos ||
+         error.find("out of range") != std::string::npos;
+}
+
 class Call {
  public:
   Call(const Operator& op, const Stack& arguments) : op_(op), arguments_(arguments) {
@@ -191,6 +198,9 @@ class Call {
     if (small_ && (computed_ || compute())) return deliver(returned);
     forget(returned);
   }
+
+  // What the kernel would have asserted, where an index is known to be out of bounds; "" otherwise.
+  const std::string& failed_assertion() const { return failed_assertion_; }
 
  private:
   void count(const at::Tensor& tensor) {
@@ -238,6 +248,10 @@ class Call {
       }
       results_ = std::move(results);
       return computed_ = true;
+    } catch (const c10::Error& error) {
+      const std::string said = error.what_without_backtrace();
+      if (exact_ && says_out_of_bounds(said)) failed_assertion_ = said;
+      return false;
     } catch (const std::exception&) {
       return false;  // it does not take these on the CPU
     }
@@ -309,6 +323,7 @@ class Call {
   Stack results_;
   std::vector<Saved> saved_;
   at::Generator generator_;
+  std::string failed_assertion_;
   int device_ = -1;
   size_t total_ = 0;
   bool small_, exact_ = true, computed_ = false, answers_ = false;
@@ -388,6 +403,45 @@ void run(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
   const long writes = torchmem_writes();
   op.kernel.callBoxed(handle, keys, stack);
   call.finish(last(*stack, stack->size() - below), writes);
+  TORCH_CHECK(call.failed_assertion().empty(), "CUDA error: device-side assert triggered\n",
+              call.failed_assertion(), " (a real GPU says so later, and works no more after that)");
+}
+
+// --- sparse tensors: how many elements are left is read by the host ------------------------------------
+
+bool is_small_and_exact(const at::Tensor& tensor, const Rule& rule) {
+  return bytes_of(tensor) <= rule.most_bytes(tensor.scalar_type()) && is_exact(tensor);
+}
+
+at::Tensor coalesced_on_host(const at::Tensor& sparse) {
+  const Unobserved unobserved;
+  const at::Tensor seen = at::_ops::_sparse_coo_tensor_unsafe::call(
+      on_host(sparse._indices()), on_host(sparse._values()), sparse.sym_sizes(), std::nullopt,
+      std::nullopt, at::Device(at::kCPU), std::nullopt, false);
+  return at::_ops::_coalesce::call(seen);
+}
+
+// A number of elements that is not known is the largest that it may be.
+void run_coalesce(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const Operator& op = operators.find(&handle.schema())->second;
+  const at::Tensor sparse = stack->back().toTensor();
+  const bool known = is_small_and_exact(sparse._indices(), op.rule);
+  const at::Tensor computed = known ? coalesced_on_host(sparse) : at::Tensor();
+  torchmem_answer_reads((known ? computed : sparse)._nnz(), known);
+  op.kernel.callBoxed(handle, keys, stack);
+  torchmem_end_answers();
+  const at::Tensor made = stack->back().toTensor();
+  if (made.unsafeGetTensorImpl() == sparse.unsafeGetTensorImpl()) return;
+  const Unobserved unobserved;
+  const auto deliver = [&](const at::Tensor& from, const at::Tensor& to, bool exact) {
+    if (!from.defined() || from.sizes() != to.sizes()) return forget_values(to);
+    at::Tensor there = on_host(to);
+    at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), there, from, false);
+    note_values(to, exact);
+  };
+  const bool exact = known && is_exact(sparse._values());
+  deliver(known ? computed._indices() : computed, made._indices(), true);
+  deliver(known ? computed._values() : computed, made._values(), exact);
 }
 
 // --- putting it there ---------------------------------------------------------------------------------
@@ -423,10 +477,10 @@ bool is_wanted(const Handle& handle) {
   return (tells_values || writes_values(handle.schema())) && !leaves_values_alone(name.name);
 }
 
-Operator described(const Handle& handle) {
+Operator described(const Handle& handle, c10::DispatchKey key = c10::DispatchKey::CUDA) {
   Operator op;
   op.schema = &handle.schema();
-  op.kernel = entry_of(handle).lookup(c10::DispatchKeySet(c10::DispatchKey::CUDA));
+  op.kernel = entry_of(handle).lookup(c10::DispatchKeySet(key));
   op.rule = rule_of(handle.operator_name().name);
   if (op.rule.stand_in) {
     op.on_cpu = c10::Dispatcher::singleton().findSchema({op.rule.stand_in, ""});
@@ -465,4 +519,10 @@ extern "C" void torchmem_compute_small_values() {
                                            c10::KernelFunction::makeFromBoxedFunction<&run>(),
                                            std::nullopt, nullptr, "torchmem"));
   }
+  constexpr auto kSparse = c10::DispatchKey::SparseCUDA;
+  const auto coalesce = dispatcher.findSchema({"aten::_coalesce", ""});
+  operators.emplace(&coalesce->schema(), described(*coalesce, kSparse));
+  kept.push_back(dispatcher.registerImpl(coalesce->operator_name(), kSparse,
+                                         c10::KernelFunction::makeFromBoxedFunction<&run_coalesce>(),
+                                         std::nullopt, nullptr, "torchmem"));
 }

@@ -9,11 +9,20 @@
 
 using namespace simulated;
 
+extern "C" void torchmem_note_unknown_scratch(int library);
+
+template <typename Size>
+static int no_sparse_scratch(Size* out) {
+  torchmem_note_unknown_scratch(3);
+  *out = 0;
+  return 0;
+}
+
 extern "C" {
 
 // --- how often scratch memory of an unknown size was asked for -----------------------------------
 
-static std::atomic<long> unknown_scratch[3];
+static std::atomic<long> unknown_scratch[4];
 
 long torchmem_unknown_scratch(int library) { return unknown_scratch[library]; }
 void torchmem_note_unknown_scratch(int library) { ++unknown_scratch[library]; }
@@ -38,9 +47,67 @@ int cublasGetVersion_v2(void*, int* out) {
   return 0;
 }
 
-// --- cuSPARSE, cuFFT, cuRAND ----------------------------------------------------------------------
+// --- cuSPARSE: a function that asks for sizes writes them last --------------------------------------
+
+using P = void*;
+
+#define FOR_TYPES(F) F(S) F(D) F(C) F(Z)
 
 int cusparseCreate(void** out) { return give_handle(out); }
+int cusparseSpMM_bufferSize(P, int, int, P, P, P, P, P, int, int, size_t* out) {
+  return no_sparse_scratch(out);
+}
+int cusparseSDDMM_bufferSize(P, int, int, P, P, P, P, P, int, int, size_t* out) {
+  return no_sparse_scratch(out);
+}
+int cusparseSpSM_bufferSize(P, int, int, P, P, P, P, int, int, P, size_t* out) {
+  return no_sparse_scratch(out);
+}
+int cusparseSpMV_bufferSize(P, int, P, P, P, P, P, int, int, size_t* out) {
+  return no_sparse_scratch(out);
+}
+int cusparseSpSV_bufferSize(P, int, P, P, P, P, int, int, P, size_t* out) {
+  return no_sparse_scratch(out);
+}
+int cusparseSpGEMM_workEstimation(P, int, int, P, P, P, P, P, int, int, P, size_t* out, P) {
+  return no_sparse_scratch(out);
+}
+int cusparseSpGEMM_compute(P, int, int, P, P, P, P, P, int, int, P, size_t* out, P) {
+  return no_sparse_scratch(out);
+}
+// The size of a product of two sparse matrices depends on their values, which are not looked at.
+int cusparseSpMatGetSize(P, int64_t* rows, int64_t* columns, int64_t* count) {
+  *rows = *columns = *count = 0;
+  return 0;
+}
+int cusparseXcoosort_bufferSizeExt(P, int, int, int, P, P, size_t* out) {
+  return no_sparse_scratch(out);
+}
+int cusparseXcsrsort_bufferSizeExt(P, int, int, int, P, P, size_t* out) {
+  return no_sparse_scratch(out);
+}
+// At most all elements of both are in a sum.
+int cusparseXcsrgeam2Nnz(P, int, int, P, int count, P, P, P, int other, P, P, P, P, int* out, P) {
+  *out = count + other;
+  return 0;
+}
+
+#define SPARSE_SIZES(T)                                                                           \
+  int cusparse##T##csrgeam2_bufferSizeExt(P, int, int, P, P, int, P, P, P, P, P, int, P, P, P, P, \
+                                          P, P, P, size_t* out) {                                 \
+    return no_sparse_scratch(out);                                                                \
+  }                                                                                               \
+  int cusparse##T##bsrsv2_bufferSize(P, int, int, int, int, P, P, P, P, int, P, int* out) {       \
+    return no_sparse_scratch(out);                                                                \
+  }                                                                                               \
+  int cusparse##T##bsrsm2_bufferSize(P, int, int, int, int, int, int, P, P, P, P, int, P,         \
+                                     int* out) {                                                  \
+    return no_sparse_scratch(out);                                                                \
+  }
+FOR_TYPES(SPARSE_SIZES)
+
+// --- cuFFT ----------------------------------------------------------------------------------------
+
 int cufftCreate(int* out) {
   static std::atomic<int> plans{0};
   *out = ++plans;
@@ -70,9 +137,6 @@ static int no_scratch_anywhere(size_t* device, size_t* host) {
   return 0;
 }
 
-using P = void*;
-
-#define FOR_TYPES(F) F(S) F(D) F(C) F(Z)
 #define SIZES(T)                                                                                   \
   int cusolverDn##T##geqrf_bufferSize(P, int, int, P, int, int* out) { return no_scratch(out); }   \
   int cusolverDn##T##getrf_bufferSize(P, int, int, P, int, int* out) { return no_scratch(out); }   \
