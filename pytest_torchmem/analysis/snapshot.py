@@ -9,12 +9,11 @@ Source of the format: ``torch/csrc/cuda/memory_snapshot.cpp`` and ``torch/cuda/_
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from pytest_torchmem.analysis.caching_allocator import (
     History,
     PlacedSegment,
     Requests,
-    StackFrame,
     TraceEntry,
     default_pools,
     read_history,
@@ -42,13 +40,13 @@ from pytest_torchmem.analysis.sampling import (
     sketch_timeline,
     with_holders,
 )
+from pytest_torchmem.analysis.sites import Site, by_site, sites_of, sites_of_start
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
     Contributor,
     Phase,
-    Source,
 )
 from pytest_torchmem.values.errors import SnapshotError
 from pytest_torchmem.values.json_values import (
@@ -64,34 +62,6 @@ from pytest_torchmem.values.units import format_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-# torch joins an operator and its overload with an underscore: ``add_Tensor``, ``sum_dim_IntList``.
-_OVERLOAD: Final = r"(?:out|dim|int|self|start|dtype|device|memory_format|names)"
-_OPERATOR: Final = re.compile(rf"at::_ops::(\w+?)(?:_(?:{_OVERLOAD}+|{_OVERLOAD}*[A-Z]\w*))?::")
-_LONGEST_NAME: Final = 300
-"""Operators have names of up to 60 letters; a frame with far more is none of an operator's."""
-_LIBRARY: Final = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3\.\d+)[/\\]")
-_ENGINE: Final = "torch::autograd::Engine"
-_OPTIMIZER: Final = re.compile(r"[/\\]torch[/\\]optim[/\\]")
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """The place that an allocation was made from.
-
-    Attributes:
-        operator: The outermost ATen operator on the stack, or ``""``.
-        source: The innermost line of Python outside of libraries; None where there is none.
-        phase: BACKWARD below autograd's engine, OPTIMIZER below ``torch.optim``, PREEXISTING for
-            what was there before the history, FORWARD otherwise.
-        stack: The calls around it, innermost first: those of Python, or of C++ where there are
-            none, as in autograd's threads. Sites are equal without it.
-    """
-
-    operator: str = ""
-    source: Source | None = None
-    phase: Phase = Phase.FORWARD
-    stack: tuple[Source, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -185,7 +155,7 @@ class Snapshot(GpuQuestions):
         """Return what was live after row ``row`` of the timeline, the largest origin first."""
         lives = self._lives
         live = np.flatnonzero((lives.first <= row) & (lives.after > row))
-        return _by_site(lives.sites, lives.size_bytes, live)
+        return by_site(lives.sites, lives.size_bytes, live)
 
     def result(self, name: str = "") -> Result:
         """Return the history as a measured window: its peak, and what it made and kept."""
@@ -193,7 +163,7 @@ class Snapshot(GpuQuestions):
         peak_row = timeline.peak_row
         live = self.contributors_at(peak_row)
         kept = np.flatnonzero((lives.first > 0) & (lives.after >= len(timeline.times_ns)))
-        retained = _by_site(lives.sites, lives.size_bytes, kept)
+        retained = by_site(lives.sites, lives.size_bytes, kept)
         total = _unknown(int(timeline.total[peak_row]))
         return Result(
             name=name,
@@ -221,7 +191,7 @@ class Snapshot(GpuQuestions):
             begins=lives.first,
             ends=lives.after,
             sizes=lives.size_bytes,
-            groups=[(_contributor(site, 0, 0), np.array(at)) for site, at in members.items()],
+            groups=[(site.contributor(0, 0), np.array(at)) for site, at in members.items()],
         )
         held = Holdings.over(rows, storages, lives.first > 0)
         calls: dict[str, int] = defaultdict(int)
@@ -320,7 +290,7 @@ def read_snapshot(data: object, device: int | None = None) -> Snapshot:
             start,
             history,
             _times_ns(entries, history),
-            {**_sites_of_start(start, mine), **_sites(entries)},
+            {**sites_of_start(start, mine), **sites_of(entries)},
         )
     except (*WRONG, AssertionError, OverflowError) as error:
         raise SnapshotError(
@@ -379,95 +349,6 @@ def _times_ns(entries: Sequence[TraceEntry], history: History) -> NDArray[np.int
     times -= times[0] if len(times) else 0
     first_entry = np.searchsorted(history.row_count, np.arange(1, len(history.requests) + 1))
     return np.maximum.accumulate(times[first_entry]) if len(times) else times
-
-
-def _sites(entries: Sequence[TraceEntry]) -> dict[int, Site]:
-    """Return the site of each allocation of a history, by its key."""
-    reader = _SiteReader()
-    allocs = (entry for entry in entries if entry["action"] == "alloc")
-    return {key: reader.read(entry.get("frames", ())) for key, entry in enumerate(allocs)}
-
-
-def _sites_of_start(
-    start: Sequence[PlacedSegment], segments: Sequence[Mapping[str, object]]
-) -> dict[int, Site]:
-    """Return the site of what was there before: known where it is there at the end, too."""
-    reader = _SiteReader()
-    frames = dict(_frames_at_the_end(segments))
-    return {
-        block.key: replace(reader.read(frames.get(block.address, ())), phase=Phase.PREEXISTING)
-        for segment in start
-        for block in segment.blocks
-        if block.key != NO_KEY
-    }
-
-
-def _frames_at_the_end(
-    segments: Sequence[Mapping[str, object]],
-) -> Iterator[tuple[int, Sequence[StackFrame]]]:
-    for segment in segments:
-        for block in checked_list(segment["blocks"]):
-            if "address" in block:
-                yield block["address"], block.get("frames", ())
-
-
-class _SiteReader:
-    """Reads stacks; equal stacks are one object in a snapshot more often than not.
-
-    Where they are not, their sites have one stack all the same.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Sequence[StackFrame], Site]] = {}
-        self._stacks: dict[tuple[Source, ...], tuple[Source, ...]] = {}
-
-    def read(self, frames: Sequence[StackFrame]) -> Site:
-        known = self._known.get(id(frames))
-        if known is None:
-            # The frames are kept with the answer: another list could get the id of a dropped one.
-            site = _site(frames)
-            site = replace(site, stack=self._stacks.setdefault(site.stack, site.stack))
-            known = self._known[id(frames)] = (frames, site)
-        return known[1]
-
-
-def _site(frames: Sequence[StackFrame]) -> Site:
-    operators = [
-        match[1] for frame in frames if (match := _OPERATOR.match(frame["name"], 0, _LONGEST_NAME))
-    ]
-    python = [frame for frame in frames if frame["filename"].endswith(".py")]
-    own = [frame for frame in python if not _LIBRARY.search(frame["filename"])] or python
-    source = Source(own[0]["filename"], own[0]["line"], own[0]["name"]) if own else None
-    phase = Phase.FORWARD
-    if any(frame["name"].startswith(_ENGINE) for frame in frames):
-        phase = Phase.BACKWARD
-    elif any(_OPTIMIZER.search(frame["filename"]) for frame in python):
-        phase = Phase.OPTIMIZER
-    # A frame of C++ whose file torch does not know is said to be in ``??``.
-    stack = tuple(
-        Source(frame["filename"].replace("??", ""), frame["line"], frame["name"])
-        for frame in python or frames
-    )
-    return Site(f"aten::{operators[-1]}" if operators else "", source, phase, stack)
-
-
-def _by_site(
-    sites: Sequence[Site], size_bytes: NDArray[np.int64], rows: NDArray[np.int64]
-) -> tuple[Contributor, ...]:
-    """Return the storages in ``rows`` by site, the largest first."""
-    sums: dict[Site, list[int]] = defaultdict(lambda: [0, 0])
-    for row in rows.tolist():
-        amounts = sums[sites[row]]
-        amounts[0] += int(size_bytes[row])
-        amounts[1] += 1
-    found = [_contributor(site, *amounts) for site, amounts in sums.items()]
-    return tuple(sorted(found, key=lambda c: (-c.size_bytes, c.operator, str(c.source))))
-
-
-def _contributor(site: Site, size_bytes: int, count: int) -> Contributor:
-    return Contributor(
-        Category.UNKNOWN, size_bytes, count, site.operator, "", site.source, site.phase
-    )
 
 
 def _unknown(size_bytes: int) -> CategoryBytes:

@@ -34,7 +34,7 @@ from pytest_torchmem.record.patches.python_tracing import (
     CompilationWatch,
     CompiledRegions,
     ImportWatch,
-    ScriptingWatch,
+    ParsingWatch,
     quiet,
 )
 from pytest_torchmem.record.patches.threads import GlooWatch, ThreadWatch
@@ -115,7 +115,7 @@ class Recorder:
         self._swaps = SwapWatch(self._between_sessions)
         self._gloo = GlooWatch()
         self._imports = ImportWatch(self._listen_to_compiler)
-        self._scripting = ScriptingWatch()
+        self._parsing = ParsingWatch()
         self._pack_hooks = PackHookWatch()
         self._regions = CompiledRegions(self._hooks_out, self._hooks_in)
         # Following what is owned is put off for a while by `paused`, and hooks that dynamo would
@@ -164,7 +164,7 @@ class Recorder:
             self._swaps,
             self._gloo,
             self._imports,
-            self._scripting,
+            self._parsing,
         ):
             watch.install(self._patches)
         self._listen_to_compiler()

@@ -141,10 +141,10 @@ def _link(
     looked_up: set[str],
     out: Path,
 ) -> None:
-    """Link the library; every function that is asked for is in it, under its version."""
+    """Link the library: it has each function that torch asks for, under the version asked for."""
     asked = {name for names in by_version.values() for name in names}
     defined = {name for path in objects for name in ElfFile(path).functions()}
-    # What is mangled belongs to C++, but for the one function of torch that stands in for its own.
+    # Mangled names are of functions within the library, but for one, which replaces one of torch.
     defined = {n for n in defined if not n.startswith("_Z") or n.startswith("_ZN3c10")}
     by_version.setdefault(_NO_VERSION, set()).update(looked_up - asked, defined - asked)
     rest = out.parent / "rest.cpp"

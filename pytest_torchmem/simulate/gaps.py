@@ -41,7 +41,7 @@ def gaps_so_far() -> Gaps:
     import ctypes  # without a simulated GPU nobody waits for it
 
     try:
-        # torch has loaded the runtime for all to see, or not at all.
+        # Where torch has loaded the runtime, its symbols are global.
         runtime = ctypes.CDLL(None)
         scratch, reads = runtime.torchmem_unknown_scratch, runtime.torchmem_unknown_reads
     except AttributeError:

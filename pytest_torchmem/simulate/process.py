@@ -31,13 +31,13 @@ def variables(
         **(world.variables(gpu) if world else {}),
         "PYTHONPATH": _first(os.pathsep.join(folders), environment.get("PYTHONPATH", "")),
         "LD_LIBRARY_PATH": _first(str(built.runtime), environment.get("LD_LIBRARY_PATH", "")),
-        # What was compiled for a GPU that runs nothing must not be found by one that does.
+        # Code that was compiled for a simulated GPU must not get into the caches of a real one.
         "USE_PYTORCH_KERNEL_CACHE": "0",
         "TRITON_CACHE_DIR": str(compiled / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
         "TRITON_LIBCUDA_PATH": str(built.runtime),
         "CUDA_CACHE_DISABLE": "1",
-        # Whatever was hidden is hidden of another machine.
+        # A value that is there hides the GPUs of a real machine.
         "CUDA_VISIBLE_DEVICES": ",".join(str(number) for number in range(gpu.count)),
     }
 
@@ -59,7 +59,7 @@ def _first(entry: str, path: str) -> str:
 
 
 def notice(built: TorchBuild) -> str:
-    """Return what has to be said of a release that was not checked; ``""`` of the others."""
+    """Return a sentence if this release of torch was not checked, or ``""``."""
     if built.version.rpartition(".")[0] in CHECKED:
         return ""
     known = ", ".join(CHECKED)

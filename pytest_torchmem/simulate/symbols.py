@@ -73,7 +73,7 @@ class ElfFile:
                     yield self._text(section, name)
 
     def _versions(self) -> dict[int, str]:
-        """Return the names of the versions that are asked of other libraries."""
+        """Return the versions that this library asks of others: their names, by their numbers."""
         found = {}
         for section in self._of(_VERNEED):
             place = 0

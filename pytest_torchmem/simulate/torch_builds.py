@@ -77,8 +77,8 @@ def require_platform() -> None:
 def torch_build(version: str = "") -> TorchBuild:
     """Return the CUDA build of the torch that is installed, or of another release, ready to run.
 
-    What is there is linked or was fetched before; the runtime is built where it is missing.
-    Raises `SimulationError`.
+    An installed CUDA build is linked; any other must have been fetched before. Builds the runtime
+    where it is missing. Raises `SimulationError`.
     """
     require_platform()
     package, installed, cuda = _installed_torch()
@@ -138,7 +138,7 @@ def _required(installed: str) -> str:
 
 
 def _version_of(package: Path) -> tuple[str, str]:
-    """Return a torch's release and, where it was built for CUDA, that one's."""
+    """Return a torch's release, and the release of CUDA that it was built for, if any."""
     text = (package / "version.py").read_text(encoding="utf-8")
     release = re.search(r"^__version__ = '([^+']+)", text, re.M)
     cuda = re.search(r"^cuda\b.*= '([\d.]+)'", text, re.M)

@@ -153,10 +153,10 @@ class Collector:
             self._failed.add(test)
         if report.skipped and not hasattr(report, "wasxfail"):
             self._skipped.add(test)
-        if (measured := detach(report)) is not None:
-            self._tests[test] = measured
         if trace := trace_with(report):
             self._traces[test] = trace
+        if (measured := detach(report)) is not None:
+            self._tests[test] = measured
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:

@@ -38,8 +38,11 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
 
 
 def detach(report: pytest.TestReport) -> MeasuredTest | None:
-    """Return what came with a report, or None where nothing was measured."""
-    payload: Mapping[str, Json] | None = getattr(report, _ATTRIBUTE, None)
+    """Take what came with a report off it; return None where nothing was measured.
+
+    pytest keeps the reports of all tests until its run is over.
+    """
+    payload: Mapping[str, Json] | None = vars(report).pop(_ATTRIBUTE, None)
     if payload is None:
         return None
     from pytest_torchmem.values.measured import MeasuredTest  # a run that measures nothing does not

@@ -48,7 +48,7 @@ def _beginning_anew(set_grad_enabled: Callable[[bool], None]) -> Callable[[bool]
 
 
 def _watch_casts(patches: Installed) -> None:
-    """Refuse casts. Whether one that was made before would be on, torch has forgotten."""
+    """Refuse casts. torch has forgotten whether one that was made before would be on."""
     off_on_purpose: set[int] = set()
 
     def making(init: Callable[..., None]) -> Callable[..., None]:

@@ -37,7 +37,7 @@ def _copied_matrices(operands: Sequence[torch.Tensor]) -> int:
 def _blas_takes(matrix: torch.Tensor) -> bool:
     """Return whether a BLAS can read a matrix in place, as rows or as columns.
 
-    An expanded one (the gradient of ``.sum()``) it cannot, so it is copied first:
+    It cannot read an expanded one (the gradient of ``.sum()``), so torch copies that first:
     ``addmm_impl_cpu_`` in ``aten/src/ATen/native/LinearAlgebra.cpp``, ``prepare_matrix_for_cublas``
     in ``aten/src/ATen/native/cuda/Blas.cpp``.
     """
@@ -48,7 +48,7 @@ def _blas_takes(matrix: torch.Tensor) -> bool:
 
 
 def _copied_unless_contiguous(*positions: int) -> Callable[[Sequence[Any]], int]:
-    """The operator works on contiguous memory and copies what is not, as an expanded gradient."""
+    """The operator copies what is not contiguous, such as an expanded gradient."""
 
     def rule(args: Sequence[Any]) -> int:
         tensors = [args[i] for i in positions if i < len(args)]

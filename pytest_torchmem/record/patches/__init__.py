@@ -101,6 +101,10 @@ PATCHES: Final = (
         Patch(name, "Keeps the calls of TorchScript's parser out of the recording.")
         for name in compiler.SCRIPTING
     ),
+    Patch(
+        "jinja2.environment.Environment.compile",
+        "Keeps the calls of the parser of templates out of the recording.",
+    ),
     Patch(compiler.START_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.END_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.CLEAR_CALLBACKS, "Keeps our callbacks when the compiler is reset in a body."),

@@ -205,11 +205,15 @@ class CompilationWatch:
         see_returns()
 
 
-class ScriptingWatch:
-    """Suspends the Python tracer while the calling thread parses for TorchScript.
+# Parses a template and makes Python of it; torch brings the package along.
+_TEMPLATES: Final = "jinja2.environment.Environment.compile"
 
-    ``torch.jit.script`` calls a function or more for each token of a source: a tenth of a second
-    would take two, and hundreds of megabytes.
+
+class ParsingWatch:
+    """Suspends the Python tracer while the calling thread parses for TorchScript, or a template.
+
+    Both call a function or more for each token of a source: a tenth of a second would take two, and
+    hundreds of megabytes.
     """
 
     def install(self, patches: Installed) -> None:
@@ -234,6 +238,8 @@ class ScriptingWatch:
 
         for name in compiler.SCRIPTING:
             patches.replace(name, resting)
+        if "jinja2.environment" in sys.modules:
+            patches.replace(_TEMPLATES, resting)
 
 
 _PACKAGE: Final = f"{__name__.partition('.')[0]}."

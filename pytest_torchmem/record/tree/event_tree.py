@@ -1,8 +1,8 @@
 """One walk over the profiler's event tree, which reads what each kind of event has.
 
 Every attribute crosses a language border, and an event that is held costs more than one that is
-given back at once. So each event is read when it is met and dropped, but for Python calls: which of
-them are worth reading is known only when it is known what they led to.
+given back at once. So the walk reads each event and drops it. It keeps Python calls: they are worth
+reading if they led to something, and that is known only after the walk.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def trace_of(profile: object, device: str | None = None, whole: bool = False) ->
 def _device_events(
     inner: object, result: profiler.ProfilerResult, strings: StringTable
 ) -> NDArray[np.void]:
-    """Return what a device did and what told it to, if the profile was asked for any."""
+    """Return what a device did, and the calls that launched it, if the profile has any."""
     if getattr(inner, "use_device", None) in (None, "cpu"):
         return np.empty(0, DEVICE_EVENT)
     rows: list[tuple[int, ...]] = []

@@ -39,7 +39,7 @@ from pytest_torchmem.values.trace import (
 
 #: The event that a cut puts at the end of a session and at the beginning of the next one.
 CUT: Final = "pytest-torchmem cut"
-#: The function in which it does.
+#: The function that puts it there.
 CUTTING_FUNCTION: Final = "__bool__"
 
 
@@ -85,8 +85,8 @@ class TreeReader:
     ) -> Tables:
         """Return the tables of one profiling session; ``result`` is its kineto result.
 
-        ``whole`` asks for every event, and for details that only times are looked at with.
-        ``is_cut`` is whether it was cut, and the session that is read next is to go on from there.
+        ``whole`` asks for every event, and for details that only an analysis of times needs.
+        ``is_cut`` says that the session was cut: the one that is read next goes on from there.
         """
         # Reading makes many small objects and no cycles: looking for some on the way would cost
         # as much as the reading itself.
@@ -111,7 +111,7 @@ class TreeReader:
         self._was_cut = is_cut
         own = tuple(seam.own for seam in seams)
         text_of = dict(zip(np.flatnonzero(are_calls(events["kind"])).tolist(), texts, strict=True))
-        # Of a function that was running already, the text has the line at which it was.
+        # If a function was already running, its text has the line at which it was then.
         text_of |= zip(began.around if began else (), self._running, strict=False)
         self._running = [text_of[row] for row in ended.around] if ended else []
         self._place_operators(tree, kept, text_of, events, _cuts(kept, own, began, ended))
@@ -196,7 +196,7 @@ class TreeReader:
     def _details(
         self, tree: EventTree, sizes: InputSizes | None, events: NDArray[np.void]
     ) -> NDArray[np.void]:
-        """Return what a whole tree tells of its operators; nothing of one that is not."""
+        """Return the details of a whole tree's operators; none of another tree."""
         details = np.full(len(tree.operators), -1, DETAIL)
         if sizes is not None:
             details["event"] = _rows_of(events, EventKind.TORCH_OP)

@@ -99,9 +99,9 @@ def _lost(
 def _events_of(
     entries: Sequence[HistoryEntry], seen: NDArray[np.void], times: Sequence[int]
 ) -> dict[int, int]:
-    """For each entry that has one its event, by their places in the two sequences.
+    """Return the event of each entry that has one, by their places in the two sequences.
 
-    It is the last entry of its kind at the event's address that is no later.
+    An event belongs to the last entry of its kind, at its address, that is no later than it.
     """
     made: dict[tuple[int, bool], list[int]] = defaultdict(list)
     for number, entry in enumerate(entries):
@@ -149,7 +149,7 @@ def _rows(tables: Tables, lost: Sequence[_Lost]) -> tuple[NDArray[np.void], NDAr
     events["kind"], events["scope"] = EventKind.ALLOCATION, Scope.NONE
     for column in ("parent", "file", "line", "sequence"):
         events[column] = -1
-    # Which thread it was is not said; it was none that has a tree.
+    # The history does not name the thread. It was none that has a tree.
     events["thread"] = tables.events["thread"].max(initial=-1) + 1
     events["end"] = numbers + 1
     events["start_ns"] = events["end_ns"] = [one.time_ns for one in lost]

@@ -32,3 +32,38 @@ def test_a_recording_travels_as_text(tmp_path: Path) -> None:
 def test_a_recording_that_is_too_large_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "_TRACE_LIMIT_BYTES", 100)
     assert sending.packed_trace(recorded()) == ""
+
+
+def test_reports_that_pytest_keeps_hold_nothing_of_what_was_measured(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makeconftest(
+        """
+        import pytest
+        from pytest_torchmem.plugin.run import workers
+
+        carried = []
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtest_logreport(report):
+            carried.append(hasattr(report, workers._ATTRIBUTE))
+
+        def pytest_terminal_summary(terminalreporter):
+            kept = terminalreporter.getreports("passed")
+            held = [hasattr(report, workers._ATTRIBUTE) for report in kept]
+            terminalreporter.write_line(f"{sum(carried)} carried, {sum(held)} of {len(held)} hold")
+        """
+    )
+    pytester.makepyfile(
+        """
+        import pytest, torch
+
+        @pytest.mark.memory_budget("1KiB")
+        @pytest.mark.parametrize("number", range(2))
+        def test_ones(number):
+            torch.ones(3)
+        """
+    )
+    run = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    run.assert_outcomes(passed=2)
+    run.stdout.fnmatch_lines(["2 carried, 0 of 2 hold"])

@@ -1,16 +1,18 @@
-"""TorchScript's parser runs as without a recording, and its calls are not recorded."""
+"""Parsers run as without a recording, and their calls are not recorded: TorchScript's, jinja2's."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType, FunctionType
 
+import jinja2
 import pytest
 import torch
 from torch import nn
 
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.patches.python_tracing import ScriptingWatch
+from pytest_torchmem.record.patches.python_tracing import ParsingWatch
 from tests.measured import measured
 
 pytestmark = [
@@ -41,18 +43,18 @@ def another_function() -> FunctionType:
     return made
 
 
-def calls_of_the_parser(of: object) -> int:
-    """The calls in torch's folder of TorchScript that a profile function sees."""
+def calls_of_the_parser(folder: str, parse: Callable[[], object]) -> int:
+    """The calls in a folder that a profile function sees."""
     seen: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and "/torch/jit/" in frame.f_code.co_filename:
+        if event == "call" and folder in frame.f_code.co_filename:
             seen.append(frame.f_code.co_name)
 
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        torch.jit.script(of)
+        parse()
     finally:
         sys.setprofile(before)
     return len(seen)
@@ -61,11 +63,26 @@ def calls_of_the_parser(of: object) -> int:
 @pytest.mark.parametrize("make", [Scripted, another_function], ids=["module", "function"])
 def test_the_calls_of_the_parser_are_not_followed(make) -> None:
     torch.jit.script(make())
-    alone = calls_of_the_parser(make())
+    first, second = make(), make()
+    alone = calls_of_the_parser("/torch/jit/", lambda: torch.jit.script(first))
     with Installed() as patches:
-        ScriptingWatch().install(patches)
-        within = calls_of_the_parser(make())
+        ParsingWatch().install(patches)
+        within = calls_of_the_parser("/torch/jit/", lambda: torch.jit.script(second))
     assert within < alone / 4
+
+
+def test_the_calls_of_the_parser_of_templates_are_not_followed() -> None:
+    environment, template = jinja2.Environment(), "{% for x in xs %}{{ x + 1 }}{% endfor %}"
+    environment.from_string("{{ x }}")
+    alone = calls_of_the_parser("/jinja2/", lambda: environment.from_string(template))
+    made: list[jinja2.Template] = []
+    with Installed() as patches:
+        ParsingWatch().install(patches)
+        within = calls_of_the_parser(
+            "/jinja2/", lambda: made.append(environment.from_string(template))
+        )
+    assert within < alone / 4
+    assert made[0].render(xs=[1, 2]) == "23"
 
 
 def test_what_is_scripted_in_a_body_is_what_is_scripted_without() -> None:
