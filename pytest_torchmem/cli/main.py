@@ -23,7 +23,7 @@ from pytest_torchmem.report.text.history import history_plots, history_table
 from pytest_torchmem.report.text.tables import ANY_WIDTH, one_line
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.world import parse_world
-from pytest_torchmem.store.files import replace_file
+from pytest_torchmem.store.files import write_report
 from pytest_torchmem.store.history import read_history
 from pytest_torchmem.store.results import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
@@ -179,10 +179,7 @@ def _history(options: argparse.Namespace) -> Exit:
     if options.output:
         if options.output.suffix != ".html":
             raise ReportError(f"{options.output}: a history is written as .html")
-        try:
-            replace_file(options.output, history_page(history))
-        except OSError as error:
-            raise ReportError(f"{options.output} cannot be written: {error}") from None
+        write_report(options.output, history_page(history))
         print(f"history written: {options.output}")
         return Exit.OK
     plain = "utf" not in (sys.stdout.encoding or "").lower()
@@ -287,17 +284,10 @@ def _diff(options: argparse.Namespace) -> Exit:
     as_json = options.format == "json"
     _say(diff.as_json(found) if as_json else diff.as_text(found, options.all, colour), colour)
     if options.output:
-        _write_page(options.output, diff.as_page(found))
+        write_report(options.output, diff.as_page(found))
+        # Not among the differences, which a program may read.
+        print(f"report written: {options.output}", file=sys.stderr)
     return Exit.GROWN if found.grown else Exit.OK
-
-
-def _write_page(path: Path, text: str) -> None:
-    try:
-        replace_file(path, text)
-    except OSError as error:
-        raise ReportError(f"{path} cannot be written: {error.strerror or error}") from None
-    # Not among the differences, which a program may read.
-    print(f"report written: {path}", file=sys.stderr)
 
 
 def _show(options: argparse.Namespace) -> Exit:
@@ -336,10 +326,7 @@ def _report(options: argparse.Namespace) -> Exit:
     if len(options.files) == 1 and kind_of(options.files[0]) is Recording.TRACE:
         content = converted(options.files[0], output)
         if content is not None:
-            try:
-                replace_file(output, content)
-            except OSError as error:
-                raise ReportError(f"{output} cannot be written: {error}") from None
+            write_report(output, content)
             print(f"report written: {output}")
             return Exit.OK
     runs = [read_report(path) for path in options.files]

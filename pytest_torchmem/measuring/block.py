@@ -21,19 +21,19 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import with_counters
 from pytest_torchmem.analysis.judge.causes import explain_retained
-from pytest_torchmem.analysis.judge.limits import (
-    Size,
-    SizeByDevice,
-    limits_on,
-    read_limits,
-    sizes_now,
-)
 from pytest_torchmem.analysis.judge.verdict import judge_limits, sentences
 from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.measuring.body import BodyMeasurement, MeasuredNumbers, Region, running
 from pytest_torchmem.measuring.environment import allocator_settings, device_names
 from pytest_torchmem.values.errors import LimitError, MarkerError, RecordingError, is_torchmem_error
-from pytest_torchmem.values.findings import Verdict
+from pytest_torchmem.values.findings import (
+    Size,
+    SizeByDevice,
+    Verdict,
+    limits_on,
+    read_limits,
+    sizes_now,
+)
 from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result

@@ -13,11 +13,11 @@ from typing import TypeAlias
 from pytest_torchmem.analysis.judge.ranks import RankResults
 from pytest_torchmem.measuring.environment import current_rank, environment
 from pytest_torchmem.store.baselines import entry_key, portable
-from pytest_torchmem.store.files import replace_file
+from pytest_torchmem.store.files import write_report
 from pytest_torchmem.store.provenance import path_of_rank, stamped
 from pytest_torchmem.store.results import RunReport, TestReport, read_run, render_run
 from pytest_torchmem.values.baseline import Change
-from pytest_torchmem.values.errors import RankError, ReportError
+from pytest_torchmem.values.errors import RankError
 from pytest_torchmem.values.measured import MeasuredTest, Window
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
@@ -53,10 +53,7 @@ def _write(path: str | os.PathLike[str], tests: Iterable[tuple[str, list[Drawn]]
     rank = current_rank()
     place = path_of_rank(path, rank)
     run = RunReport(tuple(TestReport(_measured(name, windows)) for name, windows in tests))
-    try:
-        replace_file(place, render_run(stamped(run, Path.cwd(), rank)))
-    except OSError as error:
-        raise ReportError(f"{place} cannot be written: {error.strerror or error}") from None
+    write_report(place, render_run(stamped(run, Path.cwd(), rank)))
     return place
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from pytest_torchmem.values.errors import ReportError
+
 LOCK: Final = ".lock"
 """The file that writers of one folder of baselines lock. It is never deleted: whoever waits for a
 deleted file and whoever makes it anew would hold two locks."""
@@ -61,6 +63,17 @@ def replace_file(path: Path, content: str | bytes) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def write_report(path: Path, content: str | bytes) -> None:
+    """Put ``content`` into a file that a user asked for; see `replace_file`.
+
+    Raises `ReportError` where that cannot be.
+    """
+    try:
+        replace_file(path, content)
+    except OSError as error:
+        raise ReportError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _patiently(action: Callable[[], object]) -> None:

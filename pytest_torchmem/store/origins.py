@@ -29,6 +29,7 @@ FORMATS: Final = {1: "0.1.0: an entry in each line"}
 _HEAD: Final = '{"format": 1}'
 _WRONG: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _START: Final = '["'
+_NOT_KEPT: Final = ("labels", "claimed")
 _DECODER: Final = json.JSONDecoder()
 
 
@@ -64,16 +65,14 @@ def render_origins(lines: Mapping[str, Iterable[str]]) -> str:
 
 def origin_line(key: str, entry: BaselineEntry) -> str:
     """Return the line of one entry."""
-    at_peak_live = [_to_json(c) for c in entry.at_peak_live]
-    places = {tuple(data.items()): place for place, data in enumerate(at_peak_live)}
-    live = [_to_json(c) for c in entry.live]
+    places = {contributor: place for place, contributor in enumerate(entry.at_peak_live)}
     # What a comparison needs stands first; the contributors behind it are often never decoded.
     parts = {
         "at_peak": entry.at_peak.to_json(),
         "retained": entry.retained.to_json(),
-        "at_peak_live": at_peak_live,
+        "at_peak_live": [_to_json(c) for c in entry.at_peak_live],
         # Most of them are the same at both moments.
-        "live": [places.get(tuple(data.items()), data) for data in live],
+        "live": [places[c] if c in places else _to_json(c) for c in entry.live],
         "retained_live": [_to_json(c) for c in entry.retained_live],
     }
     return encode([key, _all(Numbers.of(entry)), parts])
@@ -191,14 +190,5 @@ def _all(numbers: Numbers) -> list[int]:
 
 def _to_json(contributor: Contributor) -> dict[str, Json]:
     """Return what is kept of a contributor: all but its labels, and nothing that is empty."""
-    source = contributor.source
-    data = {
-        "category": contributor.category._value_,
-        "bytes": contributor.size_bytes,
-        "count": contributor.count,
-        "operator": contributor.operator,
-        "module": contributor.module,
-        "source": source and (source.file, source.line, source.function),
-        "phase": contributor.phase._value_,
-    }
-    return {name: value for name, value in data.items() if value not in ("", None)}
+    data = contributor.to_json().items()
+    return {key: value for key, value in data if value not in ("", None) and key not in _NOT_KEPT}

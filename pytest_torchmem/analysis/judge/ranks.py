@@ -8,11 +8,18 @@ from typing import Final
 
 from pytest_torchmem.analysis.judge.causes import cause_of, most_telling_first
 from pytest_torchmem.analysis.judge.differences import differences
-from pytest_torchmem.analysis.judge.limits import Size, limits_on, read_limits, read_size, sizes_now
 from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry
 from pytest_torchmem.values.errors import LimitError, MarkerError, RankError, SizeError
-from pytest_torchmem.values.findings import FindingKind, Verdict
+from pytest_torchmem.values.findings import (
+    FindingKind,
+    Size,
+    Verdict,
+    limits_on,
+    read_limits,
+    read_size,
+    sizes_now,
+)
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import (
     format_apart,

@@ -250,7 +250,7 @@ class MeasuredFacts:
         keyed = np.zeros(len(trace.events), np.bool_)
         keyed[trace.allocations["event"]] = trace.allocations["keyed"]
         unseen[allocated] = ~keyed[storages.event[allocated]]
-        parents = np.where(allocated, trace.events["parent"][storages.event], -1)
+        parents = self._operators_around(storages.event)
         names = np.append(trace.events["name"], np.int32(-1))[np.where(parents >= 0, parents, -1)]
         in_gemm = trace.texts_are(names, lambda text: any(word in text for word in _GEMM_WORDS))
         unseen &= np.isin(storages.size_bytes, sizes)
@@ -259,6 +259,21 @@ class MeasuredFacts:
         stays = (storages.died == NEVER) & ~mentioned[:-1]
         within = in_gemm & self.survives & ~self._is_output(parents)
         found: Mask = unseen & (within | (allocated & (parents < 0) & stays))
+        return found
+
+    def _operators_around(self, events: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return the innermost operator around each event, or -1. An operator may open ranges::
+
+        aten::bmm
+          eager_router      no operator: torch chooses one of its kernels
+            [memory]
+        """
+        trace = self.evidence.tree.trace
+        above = np.append(trace.events["parent"], np.int32(-1)).astype(np.int64)
+        is_operator = np.append(trace.events["is_operator"], True)
+        found = above[events]
+        while not is_operator[found].all():
+            found = np.where(is_operator[found], found, above[found])
         return found
 
     def _is_output(self, parents: NDArray[np.int64]) -> Mask:

@@ -8,7 +8,12 @@ from typing import Final
 
 import pytest
 
-from pytest_torchmem.analysis.judge.limits import (
+from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
+from pytest_torchmem.plugin.options.settings import require_device_name
+from pytest_torchmem.values.baseline import Allowance
+from pytest_torchmem.values.errors import DeviceNameError, MarkerError, SizeError, is_torchmem_error
+from pytest_torchmem.values.findings import (
+    LIMIT_KEYS,
     Size,
     SizeByDevice,
     limits_on,
@@ -16,11 +21,6 @@ from pytest_torchmem.analysis.judge.limits import (
     require_known,
     sizes_now,
 )
-from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
-from pytest_torchmem.plugin.options.settings import require_device_name
-from pytest_torchmem.values.baseline import Allowance
-from pytest_torchmem.values.errors import DeviceNameError, MarkerError, SizeError, is_torchmem_error
-from pytest_torchmem.values.findings import LIMIT_KEYS
 from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.units import MOST_RUNS, is_run_count, parse_floor, parse_fraction
 

@@ -384,6 +384,17 @@ def test_a_workspace_is_scratch_of_a_known_size_that_outlives_its_operator():
     assert label_of(profile, result) is Category.TEMPORARY
 
 
+def test_a_workspace_is_known_within_a_range_that_its_operator_opens():
+    b = TraceBuilder()
+    with b.op("aten::bmm"):
+        result = b.alloc(4096)
+        with b.op("eager_router", is_operator=False):
+            workspace = b.alloc(4096)
+    profile = analyze(workspace_trace(b))
+    assert label_of(profile, workspace) is Category.WORKSPACE
+    assert label_of(profile, result) is Category.TEMPORARY
+
+
 def test_a_workspace_of_an_operator_that_was_not_observed_is_what_no_tensor_has_and_stays():
     b = TraceBuilder()
     workspace, freed, held = b.alloc(4096), b.alloc(4096), b.alloc(4096)
