@@ -146,9 +146,12 @@ class ImportWatch:
             finally:
                 if compiler_is_new and compiler.has_begun() and gc.isenabled():
                     gc.collect()
-                tracing.resume()
-                self.importing = False
-                done()
+                # To see which functions are ours is a hundred thousand calls.
+                try:
+                    done()
+                finally:
+                    tracing.resume()
+                    self.importing = False
 
         # Python leaves the frames of importing out of tracebacks, by the name of their file.
         code = _find_and_load.__code__

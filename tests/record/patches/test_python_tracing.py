@@ -140,3 +140,26 @@ def test_what_is_imported_already_is_no_import(
         assert done == []
         importlib.import_module("imported_for_the_first_time")
         assert done == ["done"]
+
+
+def test_what_is_done_after_an_import_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_module_of_this_test.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    done: list[str] = []
+    seen: list[str] = []
+
+    def listen() -> None:
+        done.append("listened")
+
+    with Installed() as patches:
+        ImportWatch(listen).install(patches)
+        sys.setprofile(lambda frame, event, _: seen.append(frame.f_code.co_name))
+        try:
+            importlib.import_module("a_module_of_this_test")
+        finally:
+            sys.setprofile(None)
+    assert done == ["listened"]
+    assert "import_module" in seen
+    assert "listen" not in seen
