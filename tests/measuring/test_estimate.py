@@ -550,3 +550,11 @@ def test_a_training_step_that_is_estimated_without_gradients_says_so():
     assert asked.peak.total == estimate(model, x).peak.total
     assert any(told in note for note in asked.notes)
     assert not any(told in note for note in (*inference.notes, *estimate(model, x).notes))
+
+
+def test_tensors_that_stay_on_another_device_are_refused_in_words():
+    def step() -> None:  # torch's words, from 2.13 on
+        raise RuntimeError("found at least two devices, cpu and cuda:0!")
+
+    with pytest.raises(EstimateError, match="tensors that nobody could move"):
+        estimate(step, device="cuda", backward=False)

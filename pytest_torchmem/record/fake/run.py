@@ -51,13 +51,15 @@ _OTHER_DEVICE = (
     "the device to estimate"
 )
 # torch's own errors, by words in them, where a fake run is the reason.
+_SEVERAL_DEVICES = (
+    "the program uses tensors that nobody could move; make them on the device of the inputs, "
+    "or leave out device= to estimate where everything is"
+)
 _ADVICE_BY_TEXT = {
     "not linked with support for": _OTHER_DEVICE,
     "not compiled with CUDA": _OTHER_DEVICE,
-    "found two different devices": (
-        "the program uses tensors that nobody could move; make them on the device of the inputs, "
-        "or leave out device= to estimate where everything is"
-    ),
+    "found two different devices": _SEVERAL_DEVICES,
+    "found at least two devices": _SEVERAL_DEVICES,
     "incompatible tensor type": (
         "the program replaces the data of parameters, which is followed where they have data and "
         "no device= is given"
