@@ -329,7 +329,6 @@ class Recorder:
                 del ended
             self._count_time()
 
-    @untraced
     def _cut(self) -> None:
         """Go on in a new session, at a moment at which nobody can tell.
 

@@ -26,6 +26,7 @@ import ctypes
 import functools
 import gc
 import opcode
+import os
 import re
 import sys
 import threading
@@ -78,6 +79,8 @@ class SafePoints:
         self._timer = ctypes.c_void_p()
         self._is_reached = False
         self._next_s: float | None = None
+        #: The process that the timer is in.
+        self.process = os.getpid()
         self._began: list[int] = []
 
     def begin(self) -> None:
@@ -160,6 +163,7 @@ class SafePoints:
             return False
         return not _calls_function_of_c(addresses, began)
 
+    @untraced
     def reach(self) -> None:
         """Call ``reached``, and let the time begin that it asked for meanwhile."""
         self._is_reached, self._next_s = True, None
@@ -186,7 +190,8 @@ class _PendingCall:
 
     def __bool__(self) -> bool:
         _ASKED.clear()
-        if _LISTENING:
+        # A forked process may have a call that its parent has asked for.
+        if _LISTENING and _LISTENING[-1].process == os.getpid():
             _LISTENING[-1].reach()
         return False
 

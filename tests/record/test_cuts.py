@@ -291,6 +291,22 @@ def test_a_call_that_is_on_its_way_is_waited_for() -> None:
     assert reached
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_process_leaves_the_recording_alone() -> None:
+    reached = list[int]()
+    points = SafePoints(lambda: reached.append(1))
+    points.begin()
+    try:
+        process = os.fork()
+        if not process:
+            safe_points._request()()
+            len(list(range(10_000)))
+            os._exit(len(reached))
+        assert os.waitpid(process, 0)[1] == 0
+    finally:
+        points.end()
+
+
 @pytest.mark.parametrize("use_kineto", [True, False])
 def test_a_profiler_of_the_bodys_own_is_not_ended_by_a_cut(
     use_kineto: bool, monkeypatch: pytest.MonkeyPatch
