@@ -168,7 +168,7 @@ class Census:
         return references is None or references == _references(found, self._released)
 
     def _look(self) -> list[object]:
-        count = gc.get_freeze_count()
+        count = frozen_count()
         if count and count == self._freeze_count:
             return _each_once(
                 _alive(self._since_freeze),
@@ -221,7 +221,8 @@ def _make_old() -> None:
     """Begin all counts of the collector anew, and look at nothing.
 
     What is frozen is not looked at by a collection, and is old when it is thawed. It must not be
-    called where the user has frozen something: that would be thawed, too.
+    called where the user has frozen something: that would be thawed, too, as what Python 3.12 has
+    frozen is.
     """
     gc.freeze()
     try:
@@ -287,7 +288,7 @@ def _collections() -> tuple[int, ...]:
     """
     if not HAS_GENERATIONS:
         return ()
-    return (*(s["collections"] for s in gc.get_stats()[1:]), gc.get_freeze_count())
+    return (*(s["collections"] for s in gc.get_stats()[1:]), frozen_count())
 
 
 def _where_others_stand() -> dict[int, tuple[FrameType, int]]:
@@ -328,12 +329,23 @@ def running_frames() -> Iterator[FrameType]:
 # followed from what is in sight. Servers of language models freeze once they are up.
 
 
+# Python 3.12 freezes some 400 objects of its own when it begins. A program that has imported torch
+# has a hundred times as many to freeze.
+_FROZEN_BY_PYTHON: Final = 4000
+
+
+def frozen_count() -> int:
+    """Return how many objects ``gc.freeze()`` took away; none where only Python itself did."""
+    count = gc.get_freeze_count()
+    return count if count > _FROZEN_BY_PYTHON else 0
+
+
 def frozen_objects() -> list[object]:
     """Return the frozen objects that modules, classes, frames or other objects lead to.
 
     That took 1 s where 290,000 objects were frozen. What only C refers to is not found.
     """
-    if not gc.get_freeze_count():
+    if not frozen_count():
         return []
     front = [
         *gc.get_objects(),

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from pytest_torchmem.record.owners.live_objects import frozen_count
 from pytest_torchmem.record.patches import PATCHES, How
 from pytest_torchmem.record.torch_api import compiler, profiler
 
@@ -45,7 +46,8 @@ def _of_python() -> dict[str, object]:
             threading.gettrace(),
         ),
         "monitoring": [monitoring.get_tool(n) for n in range(6)] if monitoring else None,
-        "collector": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), gc.get_debug()),
+        # Not the few objects that Python 3.12 itself has frozen: a measurement thaws them.
+        "collector": (gc.isenabled(), gc.get_threshold(), frozen_count(), gc.get_debug()),
         "collector's callbacks": tuple(map(id, gc.callbacks)),
         "hooks": (
             sys.excepthook,
