@@ -14,6 +14,7 @@ from torch import nn
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import ParsingWatch
 from tests.measured import measured
+from tests.record.patches.profiled import profiled
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -51,12 +52,7 @@ def calls_of_the_parser(folder: str, parse: Callable[[], object]) -> int:
         if event == "call" and folder in frame.f_code.co_filename:
             seen.append(frame.f_code.co_name)
 
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        parse()
-    finally:
-        sys.setprofile(before)
+    profiled(note, parse)
     return len(seen)
 
 

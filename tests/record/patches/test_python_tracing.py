@@ -19,6 +19,7 @@ from pytest_torchmem.record.patches.python_tracing import (
     TracingPause,
     quiet,
 )
+from tests.record.patches.profiled import profiled
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="Python 3.10 cannot suspend a tracer"
@@ -81,12 +82,7 @@ def open_calls(body: Callable[[], object]) -> list[str]:
         elif event == "return":
             calls.pop()
 
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        body()
-    finally:
-        sys.setprofile(before)
+    profiled(note, body)
     return calls
 
 
