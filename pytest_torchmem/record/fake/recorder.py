@@ -80,6 +80,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._made_in_backward: dict[int, StaticNode] = {}
         self._forward_origins: dict[int, _CallSite] = {}
         self._freed: set[int] = set()
+        self._finished = False
 
     # What happened.
 
@@ -87,6 +88,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         """Stop watching. What is alive now counts as never released."""
         self._note_end_of_backward()
         self._ledger.watches.clear()
+        self._finished = True
 
     @property
     def recorded(self) -> tuple[StaticGraph, Lifetimes]:
@@ -108,12 +110,18 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         key = memory.storage_key(tensor)
         self._owned_before[key] = category
         self._paths[key] = path
+        storage = tensor.untyped_storage()
+        size = fake_tensors.size_hint(storage.nbytes())
         # Once it is gone, another storage may be found in its place.
-        weakref.finalize(tensor.untyped_storage(), self._disown, key)
+        weakref.finalize(storage, self._disown, key, size, str(tensor.device))
 
-    def _disown(self, key: int) -> None:
-        self._owned_before.pop(key, None)
-        self._paths.pop(key, None)
+    def _disown(self, key: int, size_bytes: int, device: str) -> None:
+        """Let go of an owned storage. One that dies in the run had been there until then."""
+        category = self._owned_before.pop(key, None)
+        path = self._paths.pop(key, "")
+        if category is not None and not self._finished:
+            number = self._ledger.ended(size_bytes, device, category)
+            self._give(number, path)
 
     def label(self, tensor: torch.Tensor, category: Category) -> None:
         """Say what a tensor is for. The first word about a storage stands."""
@@ -229,12 +237,15 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         if known is not None:
             return known
         key = memory.storage_key(tensor)
-        number = self._ledger.add(tensor, self._owned_before.get(key, Category.INPUT), 0)
-        path = self._paths.get(key, "")
+        number = self._ledger.add(tensor, self._owned_before.pop(key, Category.INPUT), 0)
+        self._give(number, self._paths.get(key, ""))
+        return number
+
+    def _give(self, number: int, path: str) -> None:
+        """Record a storage that was there before the run."""
         self._given.append(
             StaticNode(path or f"given_{number}", NodeKind.INPUT, module=path, makes=(number,))
         )
-        return number
 
     def _made(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         row = 2 * self._ledger.operator_count + 1
@@ -399,6 +410,7 @@ def _adds_alike(args: Sequence[Any]) -> bool:
         return False
     left, right = args
     alike = left.shape == right.shape and left.dtype == right.dtype
-    # A view of a part, or of one row repeated, is no place for a whole sum.
+    # A view of a part, or of one row repeated, is no place for a whole sum; and any view keeps the
+    # tensor that it looks into, so that nobody holds the memory alone (``t()`` after ``mm``).
     whole = left.numel() * left.element_size() == left.untyped_storage().nbytes()
-    return bool(alike and whole)
+    return bool(alike and whole and left._base is None)

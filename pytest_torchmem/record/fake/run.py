@@ -175,11 +175,13 @@ def _recorded(
         notes: set[str] = set()
         let_values_be_shown(patches, notes)
         missing_device.watch(patches, shown=shown, runs_on=runs_on)
+        leaves = [leaf for holder in found.holders for leaf in fakes.in_holder(holder)]
         given = _substituted(fakes, found, args, kwargs)
         stack.enter_context(call.fake_mode)
         made = _optimizer_for(call.optimizer, found)
         program = _Program(call.target, given[0], given[1], backward, made)
-        recorder = _run(program, fakes, found, None if runs_on == shown else (shown, runs_on))
+        stand_in = None if runs_on == shown else (shown, runs_on)
+        recorder = _run(program, fakes, found, leaves, stand_in)
         graph, lifetimes = recorder.recorded
     notes |= recorder.notes | _notes(shown, runs_on, graph, program, found)
     if without_grad:
@@ -199,7 +201,11 @@ def _substituted(
 
 
 def _run(
-    program: _Program, fakes: Substitution, found: Reachable, stand_in: _StandIn
+    program: _Program,
+    fakes: Substitution,
+    found: Reachable,
+    leaves: Sequence[torch.Tensor],
+    stand_in: _StandIn,
 ) -> FakeRunRecorder:
     """Run the program once, or a second time where the first makes an optimizer's state."""
     # By now the modules hold the fakes, so these have the modules' paths.
@@ -210,7 +216,8 @@ def _run(
             program.step(first)
         program.optimizer.zero_grad(set_to_none=True)
     recorder = _recorder(fakes, names, found, stand_in)
-    _name_owners(recorder, found, (program.args, program.kwargs), program.optimizer, names)
+    given = (program.args, program.kwargs, leaves)
+    _name_owners(recorder, found, given, program.optimizer, names)
     with _recording(recorder):
         held = program.step(recorder)
     # What the caller would still hold is alive while this is asked.
@@ -369,7 +376,8 @@ def _name_owners(
     ]
     modules = [module for _, module in found.modules.values()]
     owners.append((Category.BUFFER, [b for m in modules for b in m.buffers()]))
-    owners.append((Category.GRADIENT, [p.grad for p in parameters if p.grad is not None]))
+    trained = [*parameters, *(t for t in inputs if t.is_leaf)]
+    owners.append((Category.GRADIENT, [p.grad for p in trained if p.grad is not None]))
     owners.append((Category.PARAMETER, parameters))
     for category, tensors in owners:
         for tensor in fake_tensors.tensors_in(tensors):
