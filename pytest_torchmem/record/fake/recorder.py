@@ -19,7 +19,7 @@ import torch
 
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import recomputes, starts_backward, user_line
-from pytest_torchmem.record.fake.scratch import scratch_bytes
+from pytest_torchmem.record.fake.scratch import Call, kept_bytes, scratch_of
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
 from pytest_torchmem.record.torch_api import autograd, dispatcher, fake_tensors, memory
 from pytest_torchmem.values.static_graph import (
@@ -189,12 +189,21 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         out = func(*args, **kwargs)
         tensors = fake_tensors.tensors_in(out)
         self._require_runnable(tensors)
+        call = Call(func, _name_of(func), args, kwargs, tensors)
+        self._enlarge(call)
         makes = self._made(tensors)
         summed = self._note_in_place_for_real(func, args, makes)
-        if tensors:
-            makes += self._scratch(func, args, tensors[0])
+        scratch, unknown_bytes = self._scratch(call)
         writes = self._numbers(tensors) if dispatcher.writes_in_place(func) else ()
-        self._append(_name_of(func), sys._getframe().f_back, makes, uses, writes, summed=summed)
+        self._append(
+            call.name,
+            sys._getframe().f_back,
+            (*makes, *scratch),
+            uses,
+            writes,
+            summed=summed,
+            unknown_bytes=unknown_bytes,
+        )
         self._label_made(tensors)
         return out
 
@@ -288,15 +297,26 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             self._ledger.may_take_over(old, makes[0])
         return adds
 
-    def _scratch(
-        self, func: dispatcher.Operator, args: tuple[Any, ...], beside: torch.Tensor
-    ) -> tuple[int, ...]:
-        size = scratch_bytes(_name_of(func), args)
-        if not size:
-            return ()
+    def _enlarge(self, call: Call) -> None:
+        """Give an output the storage that the kernel leaves it."""
+        kept = kept_bytes(call) if call.outputs else None
+        if kept is not None:
+            place, size_bytes = kept
+            fake_tensors.enlarge(call.outputs[place], size_bytes)
+
+    def _scratch(self, call: Call) -> tuple[tuple[int, ...], int]:
+        """Record what an operator takes for itself; return it, and how much more that may be."""
+        if not call.outputs:
+            return (), 0
+        beside = call.outputs[0].device
+        on_cpu = beside.type == "cpu" and self._stand_in is None
+        scratch = scratch_of(call, on_cpu=on_cpu)
+        unknown_bytes = scratch.at_most_bytes - scratch.bytes_
+        if not scratch.bytes_:
+            return (), unknown_bytes
         row = 2 * self._ledger.operator_count + 1
-        entry = LedgerEntry(size, str(beside.device), Category.TEMPORARY, row, row + 1)
-        return (self._ledger.append(entry),)
+        entry = LedgerEntry(scratch.bytes_, str(beside), Category.TEMPORARY, row, row + 1)
+        return (self._ledger.append(entry),), unknown_bytes
 
     def _numbers(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         found = (self._ledger.number(t) for t in tensors)
@@ -311,6 +331,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         writes: tuple[int, ...] = (),
         *,
         summed: bool = False,
+        unknown_bytes: int = 0,
     ) -> None:
         phase = self._phase(frame)
         origin = self._origin(phase, frame)
@@ -333,6 +354,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                 uses=uses if scope or phase is not Phase.BACKWARD else (),
                 writes=writes,
                 scope=scope,
+                unknown_bytes=unknown_bytes,
             )
         )
         self._ledger.operator_count += 1

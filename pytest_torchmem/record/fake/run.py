@@ -19,8 +19,8 @@ from pytest_torchmem.record.fake import missing_device
 from pytest_torchmem.record.fake.leftovers import put_back
 from pytest_torchmem.record.fake.missing_device import GradientsWanted
 from pytest_torchmem.record.fake.origin import is_user_file, names_of
+from pytest_torchmem.record.fake.libraries import uncounted_on_gpus
 from pytest_torchmem.record.fake.recorder import FakeRunRecorder
-from pytest_torchmem.record.fake.scratch import uncounted
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
 from pytest_torchmem.record.fake.unknown import UnknownValueError, let_values_be_shown
 from pytest_torchmem.record.patches import Installed
@@ -186,7 +186,9 @@ def _recorded(
     notes |= recorder.notes | _notes(shown, runs_on, graph, program, found)
     if without_grad:
         notes.add(_WITHOUT_GRAD)
-    return StaticRun(_on_device(graph, runs_on, shown), lifetimes, str(shown), tuple(sorted(notes)))
+    named = _on_device(graph, runs_on, shown)
+    spots = uncounted_on_gpus(graph) if shown.type != "cpu" else ()
+    return StaticRun(named, lifetimes, str(shown), tuple(sorted(notes)), spots)
 
 
 def _substituted(
@@ -286,14 +288,8 @@ def _notes(
             f"estimated for {shown} with the operators of {runs_on}, because autograd needs the "
             "device itself: fused attention and dropout masks may differ"
         )
-    scratch = uncounted((n.operator for n in graph.nodes), shown.type)
-    if scratch:
-        notes.add(scratch)
     if program.backward and not any(n.phase is Phase.BACKWARD for n in graph.nodes):
         notes.add("nothing in the output requires a gradient, so there is no backward in it")
-    modules = [inner for _, m in found.modules.values() for inner in m.modules()]
-    if any(isinstance(m, torch.nn.RNNBase) for m in modules):
-        notes.add("recurrent layers are estimated cell by cell; library kernels hold other memory")
     if any(compiler.is_compiled(m) for _, m in found.modules.values()):
         notes.add("torch.compile is not followed: this is the eager program")
     if program.optimizer is not None:
