@@ -9,6 +9,7 @@ from typing import Final
 
 from pytest_torchmem.analysis.judge.causes import (
     cause_of,
+    changed_elsewhere,
     most_telling_first,
     origin,
     tell_labels,
@@ -39,7 +40,21 @@ from pytest_torchmem.values.units import format_apart, format_change, format_sha
 # Numbers that memory of another thread would be part of, whatever it is for.
 _MAY_LACK: Final = ("total", "retained", "net_retained", Category.UNKNOWN.value)
 
-IsChanged = Callable[[Source], bool]
+
+@dataclass(frozen=True, slots=True)
+class CodeChanges:
+    """The changes of code since a baseline was stored; each is looked up when it is asked for.
+
+    Attributes:
+        is_changed: Whether a line is not as it was.
+        places: The first line of each change.
+    """
+
+    is_changed: Callable[[Source], bool] = lambda source: False
+    places: Callable[[], Sequence[Source]] = tuple
+
+
+NOTHING_KNOWN: Final = CodeChanges()
 
 
 def judge_limits(result: Result, limits: Mapping[str, int]) -> tuple[Finding, ...]:
@@ -63,12 +78,12 @@ def judge_baseline(
     entry: BaselineEntry,
     allowance: Allowance,
     environment: str = "",
-    is_changed: IsChanged = lambda source: False,
+    code: CodeChanges = NOTHING_KNOWN,
 ) -> Verdict:
     """Compare the peak, each category's own peak and what was retained with a stored entry.
 
     ``environment`` names where the entry comes from if that is not where the result does.
-    ``is_changed`` says of a line whether it has changed since; it is called only for what grew.
+    ``code`` says which lines have changed since; it is asked only about what grew.
     """
     if result.peak.total == 0 and entry.total > 0:
         missing = _nothing_read(result, f"the baseline has {format_size(entry.total)}")
@@ -86,13 +101,14 @@ def judge_baseline(
             reference = f"the baseline{of_other} of {{}}"
             numbers = _exceeds(result, key, measured_bytes, baseline_bytes, reference)
             excess_bytes = measured_bytes - baseline_bytes
-            growths = _growths(result, entry, key, excess_bytes, is_changed)
+            growths = _growths(result, entry, key, excess_bytes, code)
             finding = Finding(FindingKind.GROWN, key, numbers, excess_bytes, growths)
             finding = replace(finding, allowed=allowance.text_for(baseline_bytes))
             findings.append(_with_cause(finding, result))
     change = overall(changes)
     notice = _largest_saving(result, entry) if change is Change.SHRUNK else ""
-    return Verdict(result, rank(findings), change, entry.total, notice, environment)
+    ranked = _with_changes(rank(findings), code)
+    return Verdict(result, ranked, change, entry.total, notice, environment)
 
 
 def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
@@ -279,7 +295,7 @@ def _at_own_peaks(result: Result) -> tuple[Contributor, ...]:
 
 
 def _growths(
-    result: Result, entry: BaselineEntry, key: str, excess_bytes: int, is_changed: IsChanged
+    result: Result, entry: BaselineEntry, key: str, excess_bytes: int, code: CodeChanges
 ) -> tuple[Difference, ...]:
     """Return what grew, the most telling first; nothing for an entry without contributors."""
     now = whole_entry(result)
@@ -292,13 +308,25 @@ def _growths(
         found = peak_differences(now, entry)
     else:
         found = tell_labels(category_differences(now, entry, Category(key)), now.live, entry)
-    grown = (_marked(d, is_changed) for d in found if d.size_bytes > 0)
+    grown = (_marked(d, code) for d in found if d.size_bytes > 0)
     return most_telling_first(grown, excess_bytes)
 
 
-def _marked(growth: Difference, is_changed: IsChanged) -> Difference:
+def _marked(growth: Difference, code: CodeChanges) -> Difference:
     source = growth.contributor.source
-    return replace(growth, changed=source is not None and is_changed(source))
+    return replace(growth, changed=source is not None and code.is_changed(source))
+
+
+def _with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Finding, ...]:
+    """Say in the first sentence what has changed, where that is not the line of its cause."""
+    if not findings or not findings[0].causes:
+        return findings
+    first, *others = findings
+    source = first.causes[0].source
+    if source and code.is_changed(source):
+        return findings
+    told = first.others + changed_elsewhere(first.growths, code.places())
+    return (replace(first, others=told), *others)
 
 
 def _with_cause(finding: Finding, result: Result) -> Finding:

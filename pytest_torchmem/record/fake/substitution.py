@@ -114,7 +114,7 @@ class Substitution:
     """
 
     def __init__(self, fake_mode: fake_tensors.FakeTensorMode, device: torch.device | None) -> None:
-        self._fake_mode = fake_mode
+        self.mode = fake_mode
         self._device = device
         # Real tensors stay referenced: their ``id`` is the key. Their fakes do not: what a program
         # replaces is gone, as it would be where nobody else has the real one.
@@ -166,7 +166,7 @@ class Substitution:
         # What an input was computed from is no part of the program.
         own = tensor if tensor.is_leaf else tensor.detach().requires_grad_()
         try:
-            fake = self._fake_mode.from_tensor(own)
+            fake = self.mode.from_tensor(own)
         except fake_tensors.OPERATOR_ERRORS as error:
             raise EstimateError(
                 f"a {type(tensor).__name__} of layout {tensor.layout} has no fake counterpart: "
