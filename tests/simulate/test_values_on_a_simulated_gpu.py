@@ -91,9 +91,9 @@ def test_a_small_tensor_has_the_values_that_the_cpu_computes(name):
 
 
 def of_a_bag(weight):
-    indices, offsets = torch.tensor([0, 3, 3, 1], device=weight.device), [0, 1]
-    offsets = torch.tensor(offsets, device=weight.device)
-    return functional.embedding_bag(indices, weight, offsets, mode="sum")
+    indices = torch.tensor([0, 3, 3, 1], device=weight.device)
+    bags = torch.tensor([0, 1], device=weight.device)
+    return functional.embedding_bag(indices, weight, bags, mode="sum")
 
 
 def of_a_cell(kind):
@@ -111,7 +111,7 @@ DIFFERENTIATED = {
     ),
     "batch norm": lambda x: nn.BatchNorm1d(6).to(x.device)(x),
     "attention": lambda x: functional.scaled_dot_product_attention(
-        *[x.view(1, 2, 3, 4)] * 3, is_causal=True
+        x.view(1, 2, 3, 4), x.view(1, 2, 3, 4), x.view(1, 2, 3, 4), is_causal=True
     ),
     "bag of embeddings": of_a_bag,
     "LSTM cell": of_a_cell(nn.LSTMCell),
