@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from pytest_torchmem.analysis.judge.differences import common_module, origin_of
-from pytest_torchmem.values.contributors import Category, Contributor
+from pytest_torchmem.values.contributors import Category, Contributor, Source
 from pytest_torchmem.values.errors import MarkerError
 from pytest_torchmem.values.findings import (
     RETAINED,
@@ -34,6 +34,7 @@ _EXPLAINS: Final = 4
 _ABOUT: Final = 1.2
 _FEW_PLACES: Final = 4
 _FEW_MODULES: Final = 3
+_FEW_CHANGES: Final = 3
 _NEGLIGIBLE: Final = 200
 """The part of a growth that is not worth a word, as one in so many."""
 
@@ -44,7 +45,8 @@ def most_telling_first(growths: Iterable[Difference], excess_bytes: int) -> tupl
     What the body made comes before what lives longer or is merely read, if it explains a fourth of
     the whole. The largest leads, but for one of these that is larger than half of it: one whose
     line has changed, then one that is new. Of several the largest leads again, and of those about
-    as large as that the one that was made first.
+    as large as that the one that was made first. A line that has changed and made half of the whole
+    leads in any case: what is larger took the place of something.
 
     Scratch often grows as a consequence: a state kept in fp32 makes the scratch of all that reads
     it wider, too. So it counts for a fourth of its size, unless it was made before the rest: what
@@ -56,7 +58,11 @@ def most_telling_first(growths: Iterable[Difference], excess_bytes: int) -> tupl
     if not candidates:
         return ()
     largest = max(candidates, key=_weight)
-    comparable = [g for g in candidates if _is_comparable(g, largest)]
+    comparable = [
+        g
+        for g in candidates
+        if _is_comparable(g, largest) or (g.changed and 2 * g.size_bytes >= excess_bytes)
+    ]
     best = min(map(_evidence, comparable))
     comparable = [g for g in comparable if _evidence(g) == best]
     size_bytes = max(g.size_bytes for g in comparable)
@@ -196,6 +202,18 @@ def _first(members: Sequence[Difference], growths: Sequence[Difference]) -> Diff
     size_bytes = sum(m.size_bytes for m in members)
     large = [g for g in growths if 1000 * g.size_bytes >= size_bytes and g.kind in _MADE]
     return min(large or members, key=lambda g: (not g.changed, g.contributor.order))
+
+
+def changed_elsewhere(growths: Iterable[Difference], places: Sequence[Source]) -> str:
+    """Return ``; changed since: train.py:26``, for a cause whose own line has not changed.
+
+    A list that keeps losses, or a larger number in a configuration, makes no memory itself. Where
+    more than a few places have changed, those in the files count that made what grew.
+    """
+    files = {g.contributor.source.file for g in growths if g.contributor.source}
+    near = [place for place in places if place.file in files]
+    told = next((some for some in (places, near) if 0 < len(some) <= _FEW_CHANGES), ())
+    return f"; changed since: {', '.join(map(str, told))}" if told else ""
 
 
 def origin(contributor: Contributor, key: str = "total") -> str:

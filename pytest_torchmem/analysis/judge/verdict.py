@@ -11,6 +11,7 @@ from typing import Final
 from pytest_torchmem.analysis.judge.causes import (
     LostByOrigin,
     cause_of,
+    changed_elsewhere,
     lost_by_origin,
     most_telling_first,
     origin,
@@ -42,7 +43,21 @@ from pytest_torchmem.values.units import format_apart, format_change, format_sha
 # Numbers that memory of another thread would be part of, whatever it is for.
 _MAY_LACK: Final = ("total", "retained", "net_retained", Category.UNKNOWN.value)
 
-IsChanged = Callable[[Source], bool]
+
+@dataclass(frozen=True, slots=True)
+class CodeChanges:
+    """The changes of code since a baseline was stored; each is looked up when it is asked for.
+
+    Attributes:
+        is_changed: Whether a line is not as it was.
+        places: The first line of each change.
+    """
+
+    is_changed: Callable[[Source], bool] = lambda source: False
+    places: Callable[[], Sequence[Source]] = tuple
+
+
+NOTHING_KNOWN: Final = CodeChanges()
 
 
 def judge_limits(result: Result, limits: Mapping[str, int]) -> tuple[Finding, ...]:
@@ -66,12 +81,12 @@ def judge_baseline(
     entry: BaselineEntry,
     allowance: Allowance,
     environment: str = "",
-    is_changed: IsChanged = lambda source: False,
+    code: CodeChanges = NOTHING_KNOWN,
 ) -> Verdict:
     """Compare the peak, each category's own peak and what was retained with a stored entry.
 
     ``environment`` names where the entry comes from if that is not where the result does.
-    ``is_changed`` says of a line whether it has changed since; it is called only for what grew.
+    ``code`` says which lines have changed since; it is asked only about what grew.
     """
     if result.peak.total == 0 and entry.total > 0:
         missing = _nothing_read(result, f"the baseline has {format_size(entry.total)}")
@@ -79,7 +94,7 @@ def judge_baseline(
     allowance = allowance.at(entry.total)
     changes: set[Change] = set()
     findings: list[Finding] = []
-    sides = _Sides(result, entry, is_changed)
+    sides = _Sides(result, entry, code)
     reference = f"the baseline{f' for {environment}' if environment else ''} of {{}}"
     for key, measured_bytes, baseline_bytes in _differing(result, entry):
         change = allowance.compare(measured_bytes, baseline_bytes)
@@ -97,7 +112,8 @@ def judge_baseline(
             findings.append(_with_cause(finding, result))
     change = overall(changes)
     notice = _largest_saving(result, entry) if change is Change.SHRUNK else ""
-    return Verdict(result, rank(findings), change, entry.total, notice, environment)
+    ranked = _with_changes(rank(findings), code)
+    return Verdict(result, ranked, change, entry.total, notice, environment)
 
 
 def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
@@ -293,7 +309,7 @@ class _Sides:
 
     result: Result
     entry: BaselineEntry
-    is_changed: IsChanged
+    code: CodeChanges
 
     @cached_property
     def now(self) -> BaselineEntry:
@@ -320,7 +336,19 @@ class _Sides:
 
     def _marked(self, growth: Difference) -> Difference:
         source = growth.contributor.source
-        return replace(growth, changed=True) if source and self.is_changed(source) else growth
+        return replace(growth, changed=True) if source and self.code.is_changed(source) else growth
+
+
+def _with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Finding, ...]:
+    """Say in the first sentence what has changed, where that is not the line of its cause."""
+    if not findings or not findings[0].causes:
+        return findings
+    first, *others = findings
+    source = first.causes[0].source
+    if source and code.is_changed(source):
+        return findings
+    told = first.others + changed_elsewhere(first.growths, code.places())
+    return (replace(first, others=told), *others)
 
 
 def _with_cause(finding: Finding, result: Result) -> Finding:
