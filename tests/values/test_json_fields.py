@@ -38,8 +38,9 @@ def test_a_value_comes_back_from_its_json():
 
 def test_an_origin_is_a_contributor_without_its_labels():
     source = Source("net.py", 3, "forward")
-    words = {"operator": "aten::mm", "module": "net", "source": source, "labels": ("step",)}
-    full = Contributor(Category.ACTIVATION, 8, 2, phase=Phase.FORWARD, claimed="why", **words)
+    full = Contributor(
+        Category.ACTIVATION, 8, 2, "aten::mm", "net", source, Phase.FORWARD, ("step",), 1, "why"
+    )
     assert full.as_origin() == without(full.to_json(), "labels", "claimed")
     assert Contributor.from_json(full.as_origin()) == replace(full, labels=(), claimed="")
 
