@@ -33,6 +33,7 @@ from pytest_torchmem.values.static_graph import (
     StaticNode,
     StaticRun,
 )
+from pytest_torchmem.values.units import format_apart
 
 Releasable = Callable[[StaticNode], bool]
 
@@ -324,9 +325,10 @@ def _bounded(run: StaticRun, peak_bytes: int) -> tuple[str, ...]:
     at_most, node = largest_possible(run)
     if node is None or at_most <= peak_bytes * (1 + _NEGLIGIBLE):
         return ()
-    place = f" at {node.source.location}" if node.source else ""
+    place = f" at {node.source}" if node.source else ""
+    least, most = format_apart(peak_bytes, at_most)
     return (
-        f"the estimated peak is between {format_bytes(peak_bytes)} and {format_bytes(at_most)}: "
+        f"the estimated peak is between {least} and {most}: "
         f"how much memory {node.operator} takes for itself{place} depends on the processor",
     )
 

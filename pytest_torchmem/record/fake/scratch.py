@@ -9,6 +9,7 @@ takes none: the samples that torch's own tests have for its operators were measu
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,8 @@ def kept_bytes(call: Call) -> tuple[int, int] | None:
     """Return an output's place and size where its storage is larger than a fake tensor knows."""
     if call.name in _REDUCED_IN_PLACE and not call.outputs[0].dim():
         return 0, _broadcast_elements(call) * int(call.outputs[0].element_size())
-    if call.name == "aten::mkldnn_rnn_layer" and call.outputs[0].device.type == "cpu":
+    # Without a graph nothing is kept.
+    if call.name == "aten::mkldnn_rnn_layer" and torch.is_grad_enabled():
         return len(call.outputs) - 1, onednn.workspace_bytes(call.args)
     return None
 
@@ -210,7 +212,7 @@ def _batch_norm(call: Call) -> int:
     if not call.args[5]:
         return 0
     by_channels = _layout(call.args[0]) is torch.channels_last
-    return (2 + torch.get_num_threads() * by_channels) * call.args[0].shape[1] * _WIDE_BYTES
+    return (2 + torch.get_num_threads() * by_channels) * int(call.args[0].shape[1]) * _WIDE_BYTES
 
 
 def _batch_norm_backward(call: Call) -> int:
@@ -227,14 +229,12 @@ _LAYOUTS: Final = {
 
 
 def _group_norm(call: Call) -> int:
-    x = call.args[0]
-    by_channels = _layout(x) is torch.channels_last
-    return 2 * x.shape[0] * x.shape[1] * _WIDE_BYTES * by_channels
+    by_channels = _layout(call.args[0]) is torch.channels_last
+    return 2 * math.prod(map(int, call.args[0].shape[:2])) * _WIDE_BYTES * by_channels
 
 
 def _group_norm_backward(call: Call) -> int:
-    x = call.args[1]
-    return 2 * x.shape[0] * x.shape[1] * _WIDE_BYTES
+    return 2 * math.prod(map(int, call.args[1].shape[:2])) * _WIDE_BYTES
 
 
 _WIDE_BYTES: Final = 4
@@ -259,7 +259,7 @@ def _upsample(points: int) -> Callable[[Call], int]:
                 return 0
             if sum(spatial) <= _SMALL_PICTURE:
                 return _nbytes(x) + _nbytes(out)
-        return sum(spatial) * points * (8 + max(_WIDE_BYTES, x.element_size()))
+        return int(sum(spatial)) * points * (8 + max(_WIDE_BYTES, int(x.element_size())))
 
     return rule
 
@@ -274,14 +274,14 @@ def _flash_attention(call: Call) -> int:
     rows, columns = _blocks(query, key)
     floats = rows * columns + 2 * rows + rows * int(query.shape[-1])
     halves = 0 if query.element_size() >= _WIDE_BYTES else 2 * rows * columns
-    wide = max(_WIDE_BYTES, query.element_size())
+    wide = max(_WIDE_BYTES, int(query.element_size()))
     return torch.get_num_threads() * (floats * wide + halves)
 
 
 def _flash_attention_backward(call: Call) -> int:
     grad, query, key = call.args[:3]
     rows, columns = _blocks(query, key)
-    wide = max(_WIDE_BYTES, query.element_size())
+    wide = max(_WIDE_BYTES, int(query.element_size()))
     scores = 2 * rows * columns * wide
     halves = 0 if query.element_size() >= _WIDE_BYTES else 2 * 2 * rows * columns
     return _nbytes(grad) + torch.get_num_threads() * (scores + halves) + rows * wide
@@ -304,9 +304,7 @@ def _fft(call: Call) -> int:
     """The other dimensions become one, if they can without a copy."""
     x, dims = call.args[0], [d % call.args[0].dim() for d in call.args[1]]
     others = sorted((d for d in range(x.dim()) if d not in dims), key=lambda d: -x.stride(d))
-    merge = all(
-        x.stride(a) == x.stride(b) * x.shape[b] for a, b in zip(others, others[1:], strict=False)
-    )
+    merge = all(x.stride(a) == x.stride(b) * x.shape[b] for a, b in itertools.pairwise(others))
     return 0 if merge else _nbytes(x)
 
 
@@ -362,7 +360,9 @@ def _safe_softmax(call: Call) -> int:
 
 
 def _broadcast_elements(call: Call) -> int:
-    return math.prod(torch.broadcast_shapes(*(t.shape for t in call.inputs[:2])))
+    left, right = (list(map(int, t.shape)) for t in call.inputs[:2])
+    dims = itertools.zip_longest(reversed(left), reversed(right), fillvalue=1)
+    return math.prod(max(a, b) for a, b in dims)
 
 
 def _elements(tensor: torch.Tensor) -> int:

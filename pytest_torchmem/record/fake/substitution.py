@@ -115,7 +115,7 @@ class Substitution:
     """
 
     def __init__(self, fake_mode: fake_tensors.FakeTensorMode, device: torch.device | None) -> None:
-        self._fake_mode = fake_mode
+        self.mode = fake_mode
         self._device = device
         # Real tensors stay referenced: their ``id`` is the key. Their fakes do not: what a program
         # replaces is gone, as it would be where nobody else has the real one.
@@ -123,6 +123,7 @@ class Substitution:
             int, tuple[torch.Tensor, torch.Tensor | None, weakref.ref[torch.Tensor]]
         ] = {}
         self._captured: dict[int, torch.Tensor] = {}
+        self._leaves: list[weakref.ref[torch.Tensor]] = []
         self._undo: list[Callable[[], None]] = []
 
     def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -177,7 +178,7 @@ class Substitution:
         # What an input was computed from is no part of the program.
         own = tensor if tensor.is_leaf else tensor.detach().requires_grad_()
         try:
-            fake = self._fake_mode.from_tensor(own)
+            fake = self.mode.from_tensor(own)
         except fake_tensors.OPERATOR_ERRORS as error:
             raise EstimateError(
                 f"a {type(tensor).__name__} of layout {tensor.layout} has no fake counterpart: "
@@ -223,12 +224,11 @@ class Substitution:
                 lambda t: self._fake(t, move=t.dim() > 0), values
             )
 
-    def in_holder(self, holder: object) -> list[torch.Tensor]:
-        """Fake the leaves that a function, a container or an object holds; return the fakes.
+    def in_holder(self, holder: object) -> None:
+        """Fake the leaves that a function, a container or an object holds.
 
         Otherwise autograd would leave the gradients at the real ones, where no optimizer looks.
         """
-        found = []
         for value, put in _slots(holder):
             if not any(map(_gets_gradients, fake_tensors.leaves(value))):
                 continue
@@ -237,8 +237,12 @@ class Substitution:
                 faked = self.in_tree(value)
                 put(faked)
                 self._undo.append(functools.partial(_put_again, put, value))
-                found += fake_tensors.tensors_in(faked)
-        return found
+                self._leaves += map(weakref.ref, fake_tensors.tensors_in(faked))
+
+    def leaves(self) -> list[torch.Tensor]:
+        """Return the fakes that `in_holder` made, as far as somebody holds them."""
+        found = map(fake_tensors.from_weak, self._leaves)
+        return [leaf for leaf in found if leaf is not None]
 
     def restore(self) -> None:
         """Put every real tensor back, gradients included, and hold none of them any longer."""
