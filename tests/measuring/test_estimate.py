@@ -236,7 +236,7 @@ def test_gradients_are_added_up_in_place_as_with_real_tensors():
 def test_a_peak_that_depends_on_the_processor_is_an_interval():
     model, x = MODELS["convolutions"]()
     result = estimate(model, x)
-    assert result.at_most > result.peak.total
+    assert (result.at_most or 0) > result.peak.total
     (spot,) = result.blind_spots
     assert "the estimated peak is between" in spot
     assert "aten::convolution" in spot
