@@ -308,7 +308,9 @@ def _those_of(classes: tuple[type[_T], ...], objects: Sequence[Any]) -> list[_T]
     A few have a few types. All classes below ``torch.nn.Module`` are many, and to find them takes
     longer than a look at what a small test has made.
     """
-    return _selected(objects, {kind for kind in set(map(type, objects)) if issubclass(kind, classes)})
+    return _selected(
+        objects, {kind for kind in set(map(type, objects)) if issubclass(kind, classes)}
+    )
 
 
 def with_subclasses(classes: Iterable[type[_T]]) -> set[type[_T]]:
