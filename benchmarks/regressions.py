@@ -7,8 +7,9 @@ A project holds one module and one test for each program of `benchmarks.regressi
 baselines are stored before the edit, and everything is committed as a user's project would be. Then
 all edits are made, and the project's tests run once. Of each failure only the first line is read:
 it is right in a column if category, operator, line or bytes are those of one of the answers that
-were written down with the edit; a row is right if one answer has all four. The last column says
-whether the message names who keeps what was retained.
+were written down with the edit; a row is right if one answer has all four. *holder* says whether
+the message names who keeps what was retained, and *edit* whether the first line names a line that
+was edited, which may be another one than that which makes the memory.
 
 A false alarm is a failure of a test whose memory did not change: the project as it was stored, with
 its tests in reverse, with every line moved down, and with edits that rename and rearrange.
@@ -43,7 +44,7 @@ _CATEGORY: Final = re.compile(
     r"|workspace|unknown)s?\b"
 )
 _OPERATOR: Final = re.compile(r"\bfrom ([\w:.|]+)")
-_PLACE: Final = re.compile(r"\((\w+\.py):(\d+)\)")
+_PLACE: Final = re.compile(r"\b(\w+\.py):(\d+)\b")
 _CAUSE: Final = re.compile(r"\bbaseline of [^:]*: (.*)$")
 _MOVED: Final = "# One.\n# Two.\n# Three.\n\n"
 
@@ -75,7 +76,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What is right in one message; ``holder`` is None where nobody keeps anything."""
+    """What is right in one message; ``holder`` is None where nobody keeps anything.
+
+    ``edit`` is True where the first line names an edited line.
+    """
 
     regression: Regression
     text: str
@@ -84,6 +88,7 @@ class Score:
     line: bool
     size: bool
     holder: bool | None
+    edit: bool
 
     @property
     def sentence(self) -> str:
@@ -99,7 +104,9 @@ def score(regression: Regression, text: str) -> Score:
     answer = Answer.read(text.partition("\n")[0])
     graded = [_grade(regression, blame, answer) for blame in regression.blames]
     holder = regression.holder in text if regression.holder else None
-    return Score(regression, text, *max(graded, key=sum), holder)
+    places = _PLACE.findall(text.partition("\n")[0])
+    edited = {(f"{regression.name}.py", str(line)) for line in regression.edited_lines}
+    return Score(regression, text, *max(graded, key=sum), holder, not edited.isdisjoint(places))
 
 
 def _grade(regression: Regression, blame: Blame, answer: Answer) -> tuple[bool, bool, bool, bool]:
@@ -236,13 +243,15 @@ def table(outcome: Outcome) -> Iterable[str]:
         yield f"- {column}: {_share(sum(s.columns[place] for s in outcome.scores), count)}"
     held = [s.holder for s in outcome.scores if s.holder is not None]
     yield f"- holder, where something is kept: {_share(sum(held), len(held))}"
+    yield f"- an edited line is named: {_share(sum(s.edit for s in outcome.scores), count)}"
     alarms = f"{len(outcome.alarms)} of {outcome.quiet_count}"
     yield f"- false alarms: {alarms} tests without a change\n"
-    yield "| regression | category | operator | line | bytes | holder | first line |"
-    yield "|---|:-:|:-:|:-:|:-:|:-:|---|"
+    yield "| regression | category | operator | line | bytes | holder | edit | first line |"
+    yield "|---|:-:|:-:|:-:|:-:|:-:|:-:|---|"
     for each in outcome.scores:
         marks = ["yes" if right else "**no**" for right in each.columns]
         marks.append("" if each.holder is None else "yes" if each.holder else "**no**")
+        marks.append("yes" if each.edit else "**no**")
         said = each.sentence.replace("|", "\\|").replace("*", "\\*") or "(passed)"
         yield f"| {each.regression.name} | {' | '.join(marks)} | {said} |"
     for what, sentence in outcome.alarms:

@@ -16,6 +16,7 @@ SOME = (
     "amsgrad",
     "moving_average",
     "distances",
+    "retained_losses",
 )
 
 DOUBLED = Regression(
@@ -84,6 +85,20 @@ def test_the_holder_may_stand_below_the_first_line() -> None:
     line = said("1.0 MiB", "aten::mul", LINE)
     assert score(DOUBLED, line).holder is False
     assert score(DOUBLED, line + "still held by doubled.KEPT[*]").holder is True
+
+
+def test_an_edited_line_may_be_named_after_the_one_that_makes_the_memory() -> None:
+    assert score(DOUBLED, said("1.0 MiB", "aten::mul", LINE)).edit
+    elsewhere = said("1.0 MiB", "aten::mul", LINE - 1)
+    assert not score(DOUBLED, elsewhere).edit
+    more = f"; changed since: doubled.py:{LINE}"
+    assert score(DOUBLED, said("1.0 MiB", "aten::mul", LINE - 1, more)).edit
+
+
+def test_the_line_after_one_that_is_gone_is_edited() -> None:
+    gone = Regression("gone", "  a = 1\n- b = 2\n  c = 3\n", "", ())
+    (line,) = gone.edited_lines
+    assert gone.after.splitlines()[line - 1] == "c = 3"
 
 
 def test_growth_that_no_line_is_to_blame_for_needs_none() -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.regression_programs import attention, caches, diffuse, layers, losses, training
+from benchmarks.regression_programs import (
+    attention,
+    caches,
+    diffuse,
+    elsewhere,
+    layers,
+    losses,
+    training,
+)
 from benchmarks.regression_programs.harmless import EDITS
 
 REGRESSIONS: Final = (
@@ -14,5 +22,6 @@ REGRESSIONS: Final = (
     *losses.REGRESSIONS,
     *training.REGRESSIONS,
     *diffuse.REGRESSIONS,
+    *elsewhere.REGRESSIONS,
 )
 HARMLESS: Final = EDITS

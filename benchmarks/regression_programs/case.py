@@ -85,6 +85,16 @@ class Regression:
         return frozenset(n for n, line in enumerate(after, first) if line[:1] in ("+", "*"))
 
     @property
+    def edited_lines(self) -> frozenset[int]:
+        """The numbers of the lines that were edited, or follow one that is gone."""
+        number, edited = _IMPORTS.count("\n") + 1, set()
+        for line in self._lines():
+            if line[:1] in ("+", "-"):
+                edited.add(number)
+            number += not line.startswith("-")
+        return frozenset(edited)
+
+    @property
     def test(self) -> str:
         """The test module."""
         imports = f"import pytest\nimport torch\nfrom torch import nn\n\nimport {self.name}\n"

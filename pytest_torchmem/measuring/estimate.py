@@ -26,7 +26,7 @@ from pytest_torchmem.record.fake.graphs import (
     read_pair,
     with_fx_nodes,
 )
-from pytest_torchmem.record.fake.run import record_fake_run
+from pytest_torchmem.record.fake.run import Program, record_fake_run
 from pytest_torchmem.values.errors import (
     DeviceNameError,
     EstimateError,
@@ -83,9 +83,7 @@ def estimate(
     _require_options(backward, optimizer)
     name = _device_name(device)
     try:
-        run = record_fake_run(
-            module_or_fn, args, kwargs, backward=backward, optimizer=optimizer, device=name
-        )
+        run = record_fake_run(Program(module_or_fn, args, kwargs, backward, optimizer), name)
     except TypeError:
         _require_arguments(module_or_fn, args, kwargs)
         raise

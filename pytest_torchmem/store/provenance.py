@@ -9,7 +9,7 @@ import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -24,6 +24,9 @@ _GIT_SECONDS: Final = 10
 _NUMBER: Final = re.compile(r"\d{1,9}")
 _HUNK: Final = re.compile(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@")
 _FILE: Final = "+++ b/"
+_NO_FILE: Final = "--- /dev/null"
+# Of a line that is gone or that came, but for comments.
+_CODE: Final = re.compile(r"[-+]\s*[^\s#]")
 
 
 def stamped(run: RunReport, folder: Path, rank: Rank) -> RunReport:
@@ -79,7 +82,22 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-Changes: TypeAlias = Mapping[str, list[tuple[int, int]]]
+@dataclass(frozen=True, slots=True)
+class Hunk:
+    """Lines of a file that are not as they were.
+
+    Attributes:
+        first: The first line that was changed or added; the one that follows, where lines are gone.
+        last: The last one; the one before ``first`` where lines are gone.
+        is_code: They are more than comments and empty lines, of a file that was there and still is.
+    """
+
+    first: int
+    last: int
+    is_code: bool = False
+
+
+Changes: TypeAlias = Mapping[str, list[Hunk]]
 
 
 class ChangedLines:
@@ -96,35 +114,50 @@ class ChangedLines:
 
     def has_changed(self, baseline: Path, source: Source) -> bool:
         """Return whether a line was changed or added since the baseline was last committed."""
+        hunks = self._since(baseline).get(source.file, ())
+        return any(hunk.first <= source.line <= hunk.last for hunk in hunks)
+
+    def places(self, baseline: Path) -> tuple[Source, ...]:
+        """Return the first line of each change of code since the baseline was last committed."""
+        since = self._since(baseline).items()
+        return tuple(Source(file, h.first, "") for file, some in since for h in some if h.is_code)
+
+    def _since(self, baseline: Path) -> Changes:
         if baseline not in self._of_baseline:
             self._of_baseline[baseline] = self._read(self._commit(baseline))
-        changes = self._of_baseline[baseline].get(source.file, ())
-        return any(first <= source.line <= last for first, last in changes)
+        return self._of_baseline[baseline]
 
     def _commit(self, baseline: Path) -> str:
         """Return the commit that stored a baseline; the newest of all for one that is not in."""
         return _git(self._folder, "log", "-1", "--format=%H", "--", str(baseline)).strip() or "HEAD"
 
     def _read(self, commit: str) -> Changes:
-        """Return the first and last line of each change by file, named from the folder."""
+        """Return the changes by file, named from the folder."""
         plain = ("--no-color", "--no-ext-diff", "--no-renames", "--relative", "--unified=0")
         text = _git(
             self._folder, "diff", *plain, "--src-prefix=a/", "--dst-prefix=b/", commit, "--", "*.py"
         )
-        found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        file = ""
-        for line in text.splitlines():
-            if line.startswith("+++ "):
-                file = line.removeprefix(_FILE).strip()
+        found: dict[str, list[Hunk]] = defaultdict(list)
+        is_known, hunks = False, found[""]
+        for line in text.split("\n"):
+            if line.startswith("--- "):
+                is_known = line != _NO_FILE
+            elif line.startswith("+++ "):
+                is_known = is_known and line.startswith(_FILE)
+                hunks = found[line.removeprefix(_FILE).strip()]
             elif hunk := _HUNK.match(line):
                 first, count = int(hunk[1]), int(hunk[2] or 1)
-                found[file].append((first, first + count - 1))
+                gone = not count
+                hunks.append(Hunk(first + gone, first + gone + count - 1))
+            elif hunks and is_known and _CODE.match(line):
+                hunks[-1] = replace(hunks[-1], is_code=True)
         return found
 
 
 def _git(folder: Path, *arguments: str) -> str:
     """Return what git says; nothing where there is no git or no repository, and where it fails."""
-    command = ["git", "-C", str(folder), "--no-optional-locks", *arguments]
+    plain = ("--no-optional-locks", "-c", "core.quotePath=false")
+    command = ["git", "-C", str(folder), *plain, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_GIT_SECONDS, check=False)
     except (OSError, subprocess.SubprocessError):

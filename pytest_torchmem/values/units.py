@@ -121,12 +121,19 @@ def parse_floor(value: object) -> tuple[int, float]:
     return parse_size(value), math.inf
 
 
+# Each unit with the smallest size that is told in it: 1023.96 KiB would round to "1024.0 KiB",
+# which reads as a larger unit.
+_SHOWN_IN: Final = tuple(
+    (name, factor, -(-factor * 102395 // 102400))
+    for name, factor in (("TiB", 1024 * GiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB))
+)
+
+
 def format_size(size_bytes: int) -> str:
     """Return a size for people: ``214.1 MiB``; below one KiB the exact ``17 B``."""
     magnitude = abs(size_bytes)
-    for name, factor in (("TiB", 1024 * GiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
-        # 1023.96 KiB would round to "1024.0 KiB", which reads as a larger unit.
-        if magnitude >= factor or round(magnitude / factor * 1024, 1) >= 1024:
+    for name, factor, smallest in _SHOWN_IN:
+        if magnitude >= smallest:
             return f"{size_bytes / factor:.1f} {name}"
     return f"{size_bytes} B"
 

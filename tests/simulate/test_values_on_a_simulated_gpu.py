@@ -90,6 +90,81 @@ def test_a_small_tensor_has_the_values_that_the_cpu_computes(name):
     torch.testing.assert_close(on_gpu, CALLS[name](values), rtol=1e-4, atol=1e-5)
 
 
+def of_a_bag(weight):
+    indices = torch.tensor([0, 3, 3, 1], device=weight.device)
+    bags = torch.tensor([0, 1], device=weight.device)
+    return functional.embedding_bag(indices, weight, bags, mode="sum")
+
+
+def of_a_cell(kind):
+    def call(x):
+        torch.manual_seed(0)
+        out = kind(6, 5).to(x.device)(x)
+        return out[0] if kind is nn.LSTMCell else out
+
+    return call
+
+
+DIFFERENTIATED = {
+    "depthwise convolution": lambda x: functional.conv2d(
+        x.view(1, 2, 3, 4), x.view(-1)[:8].view(2, 1, 2, 2), groups=2
+    ),
+    "batch norm": lambda x: nn.BatchNorm1d(6).to(x.device)(x),
+    "attention": lambda x: functional.scaled_dot_product_attention(
+        x.view(1, 2, 3, 4), x.view(1, 2, 3, 4), x.view(1, 2, 3, 4), is_causal=True
+    ),
+    "bag of embeddings": of_a_bag,
+    "LSTM cell": of_a_cell(nn.LSTMCell),
+    "GRU cell": of_a_cell(nn.GRUCell),
+}
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_gradients_of_small_tensors_are_those_that_the_cpu_computes(name):
+    def outcome(device):
+        x = torch.linspace(-2, 3, 24).view(4, 6).to(device).requires_grad_()
+        out = DIFFERENTIATED[name](x)
+        out.pow(3).sum().backward()
+        return out.detach().cpu(), x.grad.cpu()
+
+    torch.testing.assert_close(outcome(CUDA), outcome("cpu"), rtol=1e-3, atol=1e-4)
+
+
+SPARSE = {
+    "product": lambda x: torch.sparse.mm(x.to_sparse(), x.T),
+    "dense again": lambda x: x.to_sparse().to_dense(),
+    "scaled": lambda x: (x.to_sparse() * 3).to_dense(),
+    "softmax": lambda x: torch.sparse.softmax(x.to_sparse(), 1).to_dense(),
+    "rows": lambda x: x.to_sparse_csr() @ x.T,
+    "rows and a vector": lambda x: x.to_sparse_csr() @ x[0],
+}
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_small_sparse_tensor_has_the_values_that_the_cpu_computes(name):
+    values = torch.linspace(-2, 3, 24).view(4, 6).relu()
+    on_gpu = SPARSE[name](values.to(CUDA)).cpu()
+    torch.testing.assert_close(on_gpu, SPARSE[name](values), rtol=1e-4, atol=1e-5)
+
+
+def test_a_sparse_product_that_is_not_computed_is_not_exact():
+    x = torch.eye(3, device=CUDA).to_sparse()
+    before = inexact_reads()
+    torch.sparse.mm(x, unknown(3, 3)).sum().item()
+    assert inexact_reads() > before
+
+
+def test_a_padded_batch_takes_the_fast_path_of_an_encoder():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1).eval().to(CUDA)
+    padding = torch.tensor([[False, False, True]], device=CUDA)
+    with torch.inference_mode():
+        out = encoder(torch.ones(1, 3, 8, device=CUDA), src_key_padding_mask=padding)
+    assert out.shape == (1, 3, 8)
+
+
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])

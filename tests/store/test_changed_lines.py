@@ -87,6 +87,44 @@ def test_a_project_below_the_repository_names_files_from_its_own_root(folder: Pa
     assert lines.has_changed(folder / BASELINE, Source("net.py", 2, "f"))
 
 
+def places(folder: Path) -> list[str]:
+    return [str(place) for place in ChangedLines(folder).places(folder / BASELINE)]
+
+
+def test_each_change_of_code_has_a_place(folder: Path) -> None:
+    put(folder, "src/net.py", AFTER)
+    assert places(folder) == ["net.py:2"]
+
+
+def test_lines_that_are_gone_have_the_place_of_the_next_one_and_have_not_changed(
+    folder: Path,
+) -> None:
+    put(folder, "src/net.py", BEFORE.replace("    y = x + 1\n", ""))
+    assert places(folder) == ["net.py:2"]
+    assert changed(folder) == []
+
+
+def test_comments_and_files_that_came_or_went_are_no_places(folder: Path) -> None:
+    put(folder, "src/old.py", BEFORE)
+    put(folder, BASELINE, "{} ")
+    commit(folder)
+    put(folder, "src/net.py", f"# one\n\n{BEFORE}")
+    put(folder, "src/new.py", BEFORE)
+    (folder / "src/old.py").unlink()
+    git(folder, "add", "-A")
+    assert places(folder) == []
+
+
+def test_a_file_with_an_umlaut_is_known_by_its_name(folder: Path) -> None:
+    put(folder, "src/größe.py", BEFORE)
+    put(folder, BASELINE, "{} ")
+    commit(folder)
+    put(folder, "src/größe.py", AFTER)
+    assert places(folder) == ["größe.py:2"]
+    lines = ChangedLines(folder)
+    assert lines.has_changed(folder / BASELINE, Source("src/größe.py", 2, "f"))
+
+
 def test_without_a_repository_nothing_has_changed(tmp_path: Path) -> None:
     put(tmp_path, "src/net.py", AFTER)
     assert changed(tmp_path) == []

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from pytest_torchmem.analysis.judge.differences import common_module, origin_of
-from pytest_torchmem.values.baseline import BaselineEntry
-from pytest_torchmem.values.contributors import Category, Contributor
+from pytest_torchmem.values.contributors import Category, Contributor, Source
 from pytest_torchmem.values.errors import MarkerError
 from pytest_torchmem.values.findings import (
     RETAINED,
@@ -29,11 +28,13 @@ _SCRATCH: Final = (
     Category.UNKNOWN,
 )
 _SCRATCH_FACTOR: Final = 4
+_KINDS: Final = tuple(DifferenceKind)
 _MADE: Final = (DifferenceKind.NEW, DifferenceKind.GROWN)
 _EXPLAINS: Final = 4
 _ABOUT: Final = 1.2
 _FEW_PLACES: Final = 4
 _FEW_MODULES: Final = 3
+_FEW_CHANGES: Final = 3
 _NEGLIGIBLE: Final = 200
 """The part of a growth that is not worth a word, as one in so many."""
 
@@ -44,7 +45,8 @@ def most_telling_first(growths: Iterable[Difference], excess_bytes: int) -> tupl
     What the body made comes before what lives longer or is merely read, if it explains a fourth of
     the whole. The largest leads, but for one of these that is larger than half of it: one whose
     line has changed, then one that is new. Of several the largest leads again, and of those about
-    as large as that the one that was made first.
+    as large as that the one that was made first. A line that has changed and made half of the whole
+    leads in any case: what is larger took the place of something.
 
     Scratch often grows as a consequence: a state kept in fp32 makes the scratch of all that reads
     it wider, too. So it counts for a fourth of its size, unless it was made before the rest: what
@@ -56,7 +58,11 @@ def most_telling_first(growths: Iterable[Difference], excess_bytes: int) -> tupl
     if not candidates:
         return ()
     largest = max(candidates, key=_weight)
-    comparable = [g for g in candidates if _is_comparable(g, largest)]
+    comparable = [
+        g
+        for g in candidates
+        if _is_comparable(g, largest) or (g.changed and 2 * g.size_bytes >= excess_bytes)
+    ]
     best = min(map(_evidence, comparable))
     comparable = [g for g in comparable if _evidence(g) == best]
     size_bytes = max(g.size_bytes for g in comparable)
@@ -73,7 +79,7 @@ def _is_comparable(growth: Difference, largest: Difference) -> bool:
 
 def _evidence(growth: Difference) -> tuple[bool, int]:
     """Return how little speaks for a cause beside its size."""
-    return (not growth.changed, list(DifferenceKind).index(growth.kind))
+    return (not growth.changed, _KINDS.index(growth.kind))
 
 
 def _when(growth: Difference) -> tuple[int, int]:
@@ -95,6 +101,9 @@ def precedes(one: Contributor, other: Contributor) -> bool:
         return False
     same = (one.source.file, one.source.function) == (other.source.file, other.source.function)
     return same and 0 < one.source.line < other.source.line
+
+
+LostByOrigin: TypeAlias = dict[tuple[Hashable, ...], dict[Category, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +204,18 @@ def _first(members: Sequence[Difference], growths: Sequence[Difference]) -> Diff
     return min(large or members, key=lambda g: (not g.changed, g.contributor.order))
 
 
+def changed_elsewhere(growths: Iterable[Difference], places: Sequence[Source]) -> str:
+    """Return ``; changed since: train.py:26``, for a cause whose own line has not changed.
+
+    A list that keeps losses, or a larger number in a configuration, makes no memory itself. Where
+    more than a few places have changed, those in the files count that made what grew.
+    """
+    files = {g.contributor.source.file for g in growths if g.contributor.source}
+    near = [place for place in places if place.file in files]
+    told = next((some for some in (places, near) if 0 < len(some) <= _FEW_CHANGES), ())
+    return f"; changed since: {', '.join(map(str, told))}" if told else ""
+
+
 def origin(contributor: Contributor, key: str = "total") -> str:
     """Return ``from aten::mm in model.fc (net.py:12)``; names the category unless ``key`` does."""
     parts = []
@@ -211,32 +232,28 @@ def origin(contributor: Contributor, key: str = "total") -> str:
     return " ".join(parts) or "of unknown origin"
 
 
-def tell_labels(
-    growths: Iterable[Difference], now: Sequence[Contributor], before: BaselineEntry
-) -> list[Difference]:
-    """Return growth of a category in which what only got another label is told as such.
+def lost_by_origin(now: Iterable[Contributor], then: Iterable[Contributor]) -> LostByOrigin:
+    """Return the bytes of each origin that a category held before, and holds no longer.
 
-    ``now`` is what all categories hold at their own peaks.
+    A side is what all categories hold at their own peaks.
     """
-    told = []
-    for growth in growths:
-        was = _former(growth.contributor, growth.size_bytes, now, before.live)
-        kind = DifferenceKind.RELABELLED if was else growth.kind
-        told.append(replace(growth, kind=kind, was=was))
-    return told
-
-
-def _former(
-    one: Contributor, size_bytes: int, now: Iterable[Contributor], then: Iterable[Contributor]
-) -> Category | None:
-    """Return the category that held as much of the same origin before, and does no longer."""
-    origin = origin_of(one)
-    lost: dict[Category, int] = {}
+    lost: LostByOrigin = {}
     for side, sign in ((then, 1), (now, -1)):
         for c in side:
-            if c.category is not one.category and origin_of(c) == origin:
-                lost[c.category] = lost.get(c.category, 0) + sign * c.size_bytes
-    return next((category for category, gone in lost.items() if gone >= size_bytes), None)
+            of_origin = lost.setdefault(origin_of(c), {})
+            of_origin[c.category] = of_origin.get(c.category, 0) + sign * c.size_bytes
+    return lost
+
+
+def tell_labels(growths: Iterable[Difference], lost: LostByOrigin) -> list[Difference]:
+    """Return growth of a category in which what only got another label is told as such."""
+    told = []
+    for growth in growths:
+        of_origin = lost.get(origin_of(growth.contributor), {}).items()
+        others = (pair for pair in of_origin if pair[0] is not growth.contributor.category)
+        was = next((category for category, gone in others if gone >= growth.size_bytes), None)
+        told.append(replace(growth, kind=DifferenceKind.RELABELLED, was=was) if was else growth)
+    return told
 
 
 _BECAUSE: Final = " because "

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from pytest_torchmem.analysis.judge.causes import explain_retained
 from pytest_torchmem.analysis.judge.known_holders import judge_unknown
 from pytest_torchmem.analysis.judge.verdict import (
+    CodeChanges,
     judge_baseline,
     judge_blind_spots,
     judge_limits,
@@ -244,6 +245,11 @@ class Baselines:
         path = self.store.path(self.module, self.environment())
         return self.store.changed_lines.has_changed(path, source)
 
+    def changed_places(self) -> Sequence[Source]:
+        """Return the first line of each change of code since the baseline was committed."""
+        path = self.store.path(self.module, self.environment())
+        return self.store.changed_lines.places(path)
+
     def nearest(self, name: str) -> str:
         """Return the nearest environment that has an entry for a window; ``""`` without one."""
         key = entry_key(self.nodeid, name)
@@ -345,7 +351,7 @@ class Judge:
             reference.entry,
             allowance,
             reference.environment,
-            self.baselines.has_changed,
+            CodeChanges(self.baselines.has_changed, self.baselines.changed_places),
         )
         accepted = ""
         if compared.change in settings.accepted and not reference.environment:

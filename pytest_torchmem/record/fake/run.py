@@ -17,10 +17,10 @@ import torch
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.fake import missing_device
 from pytest_torchmem.record.fake.leftovers import put_back
+from pytest_torchmem.record.fake.libraries import uncounted_on_gpus
 from pytest_torchmem.record.fake.missing_device import GradientsWanted
 from pytest_torchmem.record.fake.origin import is_user_file, names_of
 from pytest_torchmem.record.fake.recorder import FakeRunRecorder
-from pytest_torchmem.record.fake.scratch import uncounted
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
 from pytest_torchmem.record.fake.unknown import UnknownValueError, let_values_be_shown
 from pytest_torchmem.record.patches import Installed
@@ -80,8 +80,8 @@ _ADVICE_BY_TEXT = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Program:
-    """A program to run, with fake tensors in the place of real ones."""
+class Program:
+    """What is estimated: a call, its backward pass if that is wanted, and an optimizer's step."""
 
     target: Callable[..., object]
     args: Sequence[object]
@@ -112,56 +112,40 @@ class _Program:
             self.optimizer.step()
 
 
-def record_fake_run(
-    target: Callable[..., object],
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-    *,
-    backward: bool,
-    optimizer: Any,
-    device: str | None,
-) -> StaticRun:
-    """Return what one call of ``target`` does with memory, optionally as a training step.
+def record_fake_run(program: Program, device: str | None) -> StaticRun:
+    """Return what one call of the program does with memory, optionally as a training step.
 
     With an optimizer, a first step creates its state and the second one is recorded. Modules,
     optimizers and tensors are left as they were. Raises `EstimateError` if the program cannot run
     without data.
     """
-    found = find_reachable(target, args, kwargs, optimizer)
-    tensors = _tensors_of(found, (args, kwargs))
+    given = program.args, program.kwargs
+    found = find_reachable(program.target, *given, program.optimizer)
+    tensors = _tensors_of(found, given)
     shown, fake_mode = _shown_device(tensors, device), _fake_mode_of(tensors)
-    call = _Call(target, args, kwargs, backward, optimizer, device, fake_mode)
+
+    def recorded(runs_on: torch.device) -> StaticRun:
+        moved_to = None if device is None and shown == runs_on else runs_on
+        return _recorded(program, found, Substitution(fake_mode, moved_to), shown, runs_on)
+
     # Whatever a program puts away of its caller's own fake tensors is the caller's affair.
     own = any(isinstance(tensor, fake_tensors.FakeTensor) for tensor in tensors)
     with contextlib.nullcontext() if own else put_back(found.holders, fake_mode):
         try:
-            return _recorded(call, found, shown, _runnable_device(shown, backward))
+            return recorded(_runnable_device(shown, program.backward))
         except GradientsWanted:
-            return _recorded(call, found, shown, torch.device("cpu"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """The arguments of a call of `estimate`."""
-
-    target: Callable[..., object]
-    args: Sequence[object]
-    kwargs: Mapping[str, object]
-    backward: bool
-    optimizer: Any
-    device: str | None
-    fake_mode: fake_tensors.FakeTensorMode
+            return recorded(torch.device("cpu"))
 
 
 def _recorded(
-    call: _Call, found: Reachable, shown: torch.device, runs_on: torch.device
+    program: Program,
+    found: Reachable,
+    fakes: Substitution,
+    shown: torch.device,
+    runs_on: torch.device,
 ) -> StaticRun:
     """Return the run for the device that is shown, with fakes that are said to be on another."""
-    args, kwargs, backward = call.args, call.kwargs, call.backward
-    fakes = Substitution(
-        call.fake_mode, None if call.device is None and shown == runs_on else runs_on
-    )
-    without_grad = backward and not torch.is_grad_enabled()
+    without_grad = program.backward and not torch.is_grad_enabled()
     with contextlib.ExitStack() as stack:
         # A collection in the middle would come at a time that nobody can predict.
         gc.collect()
@@ -170,36 +154,38 @@ def _recorded(
         stack.enter_context(_explained())
         patches = stack.enter_context(Installed())
         _let_optimizers_take_fakes(patches, cpu_stands_in=runs_on != shown)
-        if backward:
+        if program.backward:
             stack.enter_context(torch.enable_grad())
         notes: set[str] = set()
         let_values_be_shown(patches, notes)
         missing_device.watch(patches, shown=shown, runs_on=runs_on)
-        given = _substituted(fakes, found, args, kwargs)
-        stack.enter_context(call.fake_mode)
-        made = _optimizer_for(call.optimizer, found)
-        program = _Program(call.target, given[0], given[1], backward, made)
+        for holder in found.holders:
+            fakes.in_holder(holder)
+        args, kwargs = _substituted(fakes, found, program)
+        stack.enter_context(fakes.mode)
+        made = _optimizer_for(program.optimizer, found)
+        program = replace(program, args=args, kwargs=kwargs, optimizer=made)
         recorder = _run(program, fakes, found, None if runs_on == shown else (shown, runs_on))
         graph, lifetimes = recorder.recorded
     notes |= recorder.notes | _notes(shown, runs_on, graph, program, found)
     if without_grad:
         notes.add(_WITHOUT_GRAD)
-    return StaticRun(_on_device(graph, runs_on, shown), lifetimes, str(shown), tuple(sorted(notes)))
+    named = _on_device(graph, runs_on, shown)
+    spots = uncounted_on_gpus(graph) if shown.type != "cpu" else ()
+    return StaticRun(named, lifetimes, str(shown), tuple(sorted(notes)), spots)
 
 
-def _substituted(
-    fakes: Substitution, found: Reachable, args: Sequence[object], kwargs: Mapping[str, object]
-) -> Any:
+def _substituted(fakes: Substitution, found: Reachable, program: Program) -> Any:
     """The arguments with fake tensors; what the program reaches otherwise is changed in place."""
     for _, module in found.modules.values():
         fakes.in_module(module)
     for optimizer in found.optimizers.values():
         fakes.in_optimizer(optimizer)
-    return fakes.in_tree((tuple(args), dict(kwargs)))
+    return fakes.in_tree((tuple(program.args), dict(program.kwargs)))
 
 
 def _run(
-    program: _Program, fakes: Substitution, found: Reachable, stand_in: _StandIn
+    program: Program, fakes: Substitution, found: Reachable, stand_in: _StandIn
 ) -> FakeRunRecorder:
     """Run the program once, or a second time where the first makes an optimizer's state."""
     # By now the modules hold the fakes, so these have the modules' paths.
@@ -210,7 +196,9 @@ def _run(
             program.step(first)
         program.optimizer.zero_grad(set_to_none=True)
     recorder = _recorder(fakes, names, found, stand_in)
-    _name_owners(recorder, found, (program.args, program.kwargs), program.optimizer, names)
+    given = (program.args, program.kwargs, fakes.leaves())
+    _name_owners(recorder, found, given, program.optimizer, names)
+    del given
     with _recording(recorder):
         held = program.step(recorder)
     # What the caller would still hold is alive while this is asked.
@@ -270,7 +258,7 @@ def _notes(
     shown: torch.device,
     runs_on: torch.device,
     graph: StaticGraph,
-    program: _Program,
+    program: Program,
     found: Reachable,
 ) -> set[str]:
     notes = set()
@@ -279,14 +267,8 @@ def _notes(
             f"estimated for {shown} with the operators of {runs_on}, because autograd needs the "
             "device itself: fused attention and dropout masks may differ"
         )
-    scratch = uncounted((n.operator for n in graph.nodes), shown.type)
-    if scratch:
-        notes.add(scratch)
     if program.backward and not any(n.phase is Phase.BACKWARD for n in graph.nodes):
         notes.add("nothing in the output requires a gradient, so there is no backward in it")
-    modules = [inner for _, m in found.modules.values() for inner in m.modules()]
-    if any(isinstance(m, torch.nn.RNNBase) for m in modules):
-        notes.add("recurrent layers are estimated cell by cell; library kernels hold other memory")
     if any(compiler.is_compiled(m) for _, m in found.modules.values()):
         notes.add("torch.compile is not followed: this is the eager program")
     if program.optimizer is not None:
@@ -369,7 +351,8 @@ def _name_owners(
     ]
     modules = [module for _, module in found.modules.values()]
     owners.append((Category.BUFFER, [b for m in modules for b in m.buffers()]))
-    owners.append((Category.GRADIENT, [p.grad for p in parameters if p.grad is not None]))
+    trained = [*parameters, *(t for t in inputs if t.is_leaf)]
+    owners.append((Category.GRADIENT, [p.grad for p in trained if p.grad is not None]))
     owners.append((Category.PARAMETER, parameters))
     for category, tensors in owners:
         for tensor in fake_tensors.tensors_in(tensors):

@@ -16,6 +16,8 @@ long torchmem_writes();
 // Until `torchmem_end_answers`, this thread's reads of a number from the device give this one.
 void torchmem_answer_reads(long number, int exact);
 void torchmem_end_answers();
+// While it is on, what this thread reads from the device is not counted.
+void torchmem_overlook_reads(int on);
 // How many graphs are being captured, and whether a stream's work is captured into one of them.
 int torchmem_captures();
 int torchmem_is_capturing(void* stream);

@@ -8,17 +8,14 @@
 
 #include "device_memory.h"
 #include "rules.h"
+#include "sparse.h"
 #include "tensors.h"
+#include "unobserved.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/_coalesce_ops.h>
-#include <ATen/ops/_sparse_coo_tensor_unsafe_ops.h>
 #include <ATen/ops/copy_ops.h>
-#include <ATen/record_function.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <dlfcn.h>
@@ -139,19 +136,6 @@ class HostGeneratorKept {
 
 // --- a call -------------------------------------------------------------------------------------------
 
-// While it lives, this thread computes for the GPU: nobody observes it, and nothing is cast.
-class Unobserved {
- public:
-  Unobserved() { torchmem_compute(1); }
-  ~Unobserved() { torchmem_compute(0); }
-
- private:
-  at::RecordFunctionGuard observers_{false};
-  at::AutoDispatchBelowADInplaceOrView below_autograd_;
-  c10::impl::ExcludeDispatchKeyGuard no_modes_{c10::python_ks};
-  c10::impl::ExcludeDispatchKeyGuard no_casts_{c10::autocast_dispatch_keyset};
-};
-
 bool says_out_of_bounds(const std::string& error) {
   return error.find("out of bounds") != std::string::npos ||
          error.find("out of range") != std::string::npos;
@@ -165,7 +149,7 @@ class Call {
       for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
         if (device_ < 0) device_ = tensor.device().index();
         count(tensor);
-        const bool counts = !op_.out[at] && !(at == 0 && leaves_self_out());
+        const bool counts = !op_.out[at] && !(at == 0 && leaves_self_out(*op_.schema, arguments_));
         if (small_ && counts) exact_ = exact_ && is_exact(tensor);
       });
       if (arguments_[at].isDevice() && device_ < 0) device_ = arguments_[at].toDevice().index();
@@ -207,17 +191,6 @@ class Call {
     const size_t bytes = bytes_of(tensor);
     total_ += bytes;
     small_ = small_ && bytes <= op_.rule.most_bytes(tensor.scalar_type()) && total_ <= 8 * kMiB;
-  }
-
-  // `beta * self + ...` with a beta of 0: what the tensor holds does not count.
-  bool leaves_self_out() const {
-    const auto& declared = op_.schema->arguments();
-    for (size_t at = 0; at < arguments_.size(); ++at) {
-      if (declared[at].name() != "beta" || !arguments_[at].isScalar()) continue;
-      const at::Scalar beta = arguments_[at].toScalar();
-      return beta.equal(0);
-    }
-    return false;
   }
 
   IValue given_generator() const {
@@ -407,43 +380,6 @@ void run(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
               call.failed_assertion(), " (a real GPU says so later, and works no more after that)");
 }
 
-// --- sparse tensors: how many elements are left is read by the host ------------------------------------
-
-bool is_small_and_exact(const at::Tensor& tensor, const Rule& rule) {
-  return bytes_of(tensor) <= rule.most_bytes(tensor.scalar_type()) && is_exact(tensor);
-}
-
-at::Tensor coalesced_on_host(const at::Tensor& sparse) {
-  const Unobserved unobserved;
-  const at::Tensor seen = at::_ops::_sparse_coo_tensor_unsafe::call(
-      on_host(sparse._indices()), on_host(sparse._values()), sparse.sym_sizes(), std::nullopt,
-      std::nullopt, at::Device(at::kCPU), std::nullopt, false);
-  return at::_ops::_coalesce::call(seen);
-}
-
-// A number of elements that is not known is the largest that it may be.
-void run_coalesce(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  const Operator& op = operators.find(&handle.schema())->second;
-  const at::Tensor sparse = stack->back().toTensor();
-  const bool known = is_small_and_exact(sparse._indices(), op.rule);
-  const at::Tensor computed = known ? coalesced_on_host(sparse) : at::Tensor();
-  torchmem_answer_reads((known ? computed : sparse)._nnz(), known);
-  op.kernel.callBoxed(handle, keys, stack);
-  torchmem_end_answers();
-  const at::Tensor made = stack->back().toTensor();
-  if (made.unsafeGetTensorImpl() == sparse.unsafeGetTensorImpl()) return;
-  const Unobserved unobserved;
-  const auto deliver = [&](const at::Tensor& from, const at::Tensor& to, bool exact) {
-    if (!from.defined() || from.sizes() != to.sizes()) return forget_values(to);
-    at::Tensor there = on_host(to);
-    at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), there, from, false);
-    note_values(to, exact);
-  };
-  const bool exact = known && is_exact(sparse._values());
-  deliver(known ? computed._indices() : computed, made._indices(), true);
-  deliver(known ? computed._values() : computed, made._values(), exact);
-}
-
 // --- putting it there ---------------------------------------------------------------------------------
 
 // An operator's entry, which its handle keeps to itself.
@@ -453,6 +389,43 @@ struct Entry {
 };
 auto& entry_of(const Handle& handle);
 template struct Entry<&Handle::operatorDef_>;
+
+bool is_wanted(const Handle& handle) {
+  const c10::OperatorName& name = handle.operator_name();
+  if (name.name.rfind("aten::", 0) || !handle.hasSchema()) return false;
+  if (!handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA) && name.name != "aten::copy_") {
+    return false;
+  }
+  const bool tells_values = rule_of(name.name).host_reads;
+  return (tells_values || writes_values(handle.schema())) && !leaves_values_alone(name.name);
+}
+
+Operator described(const Handle& handle) {
+  Operator op;
+  op.schema = &handle.schema();
+  op.kernel = kernel_of(handle, c10::DispatchKey::CUDA);
+  op.rule = rule_of(handle.operator_name().name);
+  if (op.rule.stand_in) {
+    op.on_cpu = c10::Dispatcher::singleton().findSchema({op.rule.stand_in, ""});
+  } else if (handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    op.on_cpu = handle;
+  }
+  // Attention counts among them for its dropout, with which it is not computed.
+  op.random = handle.hasTag(at::Tag::nondeterministic_seeded) && !op.rule.stand_in && !op.rule.compute;
+  for (const auto& argument : handle.schema().arguments()) {
+    op.written.push_back(argument.alias_info() && argument.alias_info()->isWrite());
+    op.out.push_back(argument.is_out() || (op.rule.overwrites && op.written.back()));
+  }
+  for (size_t at : op.rule.written) op.written[at] = true;
+  for (size_t at : op.rule.unread) op.out[at] = true;
+  return op;
+}
+
+struct Silent : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+}  // namespace
 
 // Whether an operator leaves values in a tensor.
 bool writes_values(const c10::FunctionSchema& schema) {
@@ -467,41 +440,10 @@ bool writes_values(const c10::FunctionSchema& schema) {
   return writes;
 }
 
-bool is_wanted(const Handle& handle) {
-  const c10::OperatorName& name = handle.operator_name();
-  if (name.name.rfind("aten::", 0) || !handle.hasSchema()) return false;
-  if (!handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA) && name.name != "aten::copy_") {
-    return false;
-  }
-  const bool tells_values = rule_of(name.name).host_reads;
-  return (tells_values || writes_values(handle.schema())) && !leaves_values_alone(name.name);
+c10::KernelFunction kernel_of(const Handle& handle, c10::DispatchKey key) {
+  return entry_of(handle).lookup(c10::DispatchKeySet(key));
 }
 
-Operator described(const Handle& handle, c10::DispatchKey key = c10::DispatchKey::CUDA) {
-  Operator op;
-  op.schema = &handle.schema();
-  op.kernel = entry_of(handle).lookup(c10::DispatchKeySet(key));
-  op.rule = rule_of(handle.operator_name().name);
-  if (op.rule.stand_in) {
-    op.on_cpu = c10::Dispatcher::singleton().findSchema({op.rule.stand_in, ""});
-  } else if (handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
-    op.on_cpu = handle;
-  }
-  // Attention counts among them for its dropout, with which it is not computed.
-  op.random = handle.hasTag(at::Tag::nondeterministic_seeded) && !op.rule.stand_in && !op.rule.compute;
-  for (const auto& argument : handle.schema().arguments()) {
-    op.written.push_back(argument.alias_info() && argument.alias_info()->isWrite());
-    op.out.push_back(argument.is_out() || (op.rule.overwrites && op.written.back()));
-  }
-  for (size_t at : op.rule.written) op.written[at] = true;
-  return op;
-}
-
-struct Silent : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
-}  // namespace
 }  // namespace simulated
 
 extern "C" void torchmem_compute_small_values() {
@@ -519,10 +461,5 @@ extern "C" void torchmem_compute_small_values() {
                                            c10::KernelFunction::makeFromBoxedFunction<&run>(),
                                            std::nullopt, nullptr, "torchmem"));
   }
-  constexpr auto kSparse = c10::DispatchKey::SparseCUDA;
-  const auto coalesce = dispatcher.findSchema({"aten::_coalesce", ""});
-  operators.emplace(&coalesce->schema(), described(*coalesce, kSparse));
-  kept.push_back(dispatcher.registerImpl(coalesce->operator_name(), kSparse,
-                                         c10::KernelFunction::makeFromBoxedFunction<&run_coalesce>(),
-                                         std::nullopt, nullptr, "torchmem"));
+  compute_small_sparse_values(kept);
 }

@@ -1,5 +1,6 @@
 #include "rules.h"
 
+#include "composed.h"
 #include "recurrent.h"
 #include "tensors.h"
 
@@ -69,6 +70,18 @@ Arguments of_masked(const Arguments& given) {
   return {given[0], given[1], given[2], given[5], given[6], given[3], given.back()};
 }
 
+// Input, weight, the kernel's size, bias, stride, padding, dilation: each channel has its own kernel.
+Arguments of_depthwise(const Arguments& given) {
+  const std::vector<int64_t> none(given[4].toIntVector().size(), 0);
+  return {given[0], given[1], given[3], given[4], given[5], given[6], false, none,
+          given[0].toTensor().size(1)};
+}
+
+Arguments of_batch_norm_backward(const Arguments& given) {
+  return {given[1], given[0], given[2], given[3], given[4], given[5], given[6], true, given[7],
+          c10::List<bool>({true, true, true})};
+}
+
 // On the CPU it counts floating-point numbers only.
 Arguments of_histc(const Arguments& given) {
   Arguments taken = given;
@@ -86,7 +99,10 @@ struct StandIn {
 constexpr StandIn kStandIns[] = {
     {"cudnn_convolution", "aten::convolution", of_convolution},
     {"cudnn_convolution_transpose", "aten::convolution", of_transposed},
+    {"_conv_depthwise2d", "aten::convolution", of_depthwise},
+    {"conv_depthwise3d", "aten::convolution", of_depthwise},
     {"cudnn_batch_norm", "aten::native_batch_norm", as_given},
+    {"cudnn_batch_norm_backward", "aten::native_batch_norm_backward", of_batch_norm_backward},
     {"histc", "aten::histc", of_histc},
     {"_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
      of_flash},
@@ -94,6 +110,29 @@ constexpr StandIn kStandIns[] = {
      "aten::_scaled_dot_product_flash_attention_for_cpu", of_masked},
     {"_scaled_dot_product_cudnn_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
      of_masked},
+};
+
+struct Composed {
+  const char* name;
+  Arguments (*compute)(const Arguments&);
+  std::vector<size_t> unread = {};
+};
+
+// Backward of attention begins with what forward was given, and not with what it left for it.
+const Composed kComposed[] = {
+    {"_cudnn_rnn", recurrent},
+    {"_cudnn_rnn_backward", recurrent_backward},
+    {"_thnn_fused_lstm_cell", lstm_cell},
+    {"_thnn_fused_lstm_cell_backward_impl", lstm_cell_backward},
+    {"_thnn_fused_gru_cell", gru_cell},
+    {"_thnn_fused_gru_cell_backward", gru_cell_backward},
+    {"_scaled_dot_product_flash_attention_backward", flash_attention_backward,
+     {4, 5, 6, 7, 12, 13}},
+    {"_scaled_dot_product_efficient_attention_backward", efficient_attention_backward, {5, 6, 7, 8}},
+    {"_scaled_dot_product_cudnn_attention_backward", cudnn_attention_backward, {4, 5, 6, 7, 9, 10}},
+    {"_embedding_bag", embedding_bag},
+    {"_embedding_bag_forward_only", embedding_bag},
+    {"cudnn_convolution_relu", convolution_relu},
 };
 
 // The rows of a tensor along an axis, each as the index of its first element, in order.
@@ -161,8 +200,11 @@ Rule rule_of(const std::string& name) {
   if (is_one_of(name, {"topk"})) rule.axis_argument = 2;
   if (is_one_of(name, {"argmax", "max"})) rule.axis_argument = 1;
   if (is_one_of(name, {"native_batch_norm", "cudnn_batch_norm"})) rule.written = {3, 4};
-  if (is_one_of(name, {"_cudnn_rnn"})) rule.compute = recurrent;
-  if (is_one_of(name, {"_cudnn_rnn_backward"})) rule.compute = recurrent_backward;
+  for (const Composed& other : kComposed) {
+    if (!is_one_of(name, {other.name})) continue;
+    rule.compute = other.compute;
+    rule.unread = other.unread;
+  }
   for (const StandIn& other : kStandIns) {
     if (!is_one_of(name, {other.name})) continue;
     rule.stand_in = other.cpu_name;
@@ -172,6 +214,14 @@ Rule rule_of(const std::string& name) {
 }
 
 bool leaves_values_alone(const std::string& name) { return is_one_of(name, kLeftAlone); }
+
+bool leaves_self_out(const c10::FunctionSchema& schema, const Arguments& arguments) {
+  const auto& declared = schema.arguments();
+  for (size_t at = 0; at < arguments.size(); ++at) {
+    if (declared[at].name() == "beta" && arguments[at].isScalar()) return arguments[at].toScalar().equal(0);
+  }
+  return false;
+}
 
 void make_finite(const at::Tensor& values) {
   constexpr double kInfinite = std::numeric_limits<double>::infinity();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/function_schema.h>
 #include <ATen/core/stack.h>
 
 #include <string>
@@ -20,6 +21,7 @@ struct Rule {
   // Looks for what overflowed: what is not exact did not, and its second argument stays as it is.
   bool looks_for_overflow = false;
   std::vector<size_t> written;    // arguments that it writes and does not declare so
+  std::vector<size_t> unread;     // arguments whose values do not count
   // Has a kernel for the CPU under another name, and with other arguments.
   const char* stand_in = nullptr;
   Arguments (*for_stand_in)(const Arguments& arguments) = nullptr;
@@ -40,6 +42,9 @@ Rule rule_of(const std::string& name);
 
 // Whether an operator only makes, looks at or describes tensors.
 bool leaves_values_alone(const std::string& name);
+
+// `beta * self + ...` with a beta of 0: what the first argument holds does not count.
+bool leaves_self_out(const c10::FunctionSchema& schema, const Arguments& arguments);
 
 // Values that are not exact are no NaN: programs look for it, to leave a step out.
 void make_finite(const at::Tensor& values);

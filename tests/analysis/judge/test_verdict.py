@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_torchmem.analysis.judge.verdict import (
+    CodeChanges,
     judge_baseline,
     judge_blind_spots,
     judge_limits,
@@ -54,8 +55,11 @@ def measured(*at_peak, retained=(), **changes):
     return Result(**fields)
 
 
-def against(before, after, allowance=ALLOWANCE):
-    return judge_baseline(after, BaselineEntry.of(before), allowance)
+def against(before, after, allowance=ALLOWANCE, changed=()):
+    """Judge against a baseline, since which these lines of ``net.py`` have changed."""
+    places = tuple(Source("net.py", line, "") for line in changed)
+    code = CodeChanges(lambda source: source.line in changed, lambda: places)
+    return judge_baseline(after, BaselineEntry.of(before), allowance, code=code)
 
 
 def test_the_first_line_has_both_numbers_and_the_cause():
@@ -194,14 +198,43 @@ def test_of_equal_causes_the_one_whose_line_has_changed_leads():
     after = measured(
         live(4 * MiB), live(8 * MiB, operator="aten::bmm", line=3), live(9 * MiB, line=30)
     )
-    verdict = judge_baseline(
-        after, BaselineEntry.of(before), ALLOWANCE, is_changed=lambda source: source.line == 30
-    )
+    verdict = against(before, after, changed=[30])
     assert "from aten::mm in net.fc (net.py:30)" in verdict.sentence
-    verdict = judge_baseline(
-        after, BaselineEntry.of(before), ALLOWANCE, is_changed=lambda source: source.line == 3
-    )
+    verdict = against(before, after, changed=[3])
     assert "from aten::bmm in net.fc (net.py:3)" in verdict.sentence
+
+
+def test_a_changed_line_that_explains_the_whole_leads_before_what_took_a_place():
+    before = measured(live(8 * MiB, "temporary", "aten::clone"))
+    swapped, cast = (
+        live(8 * MiB, "temporary", "aten::relu", line=13),
+        live(2 * MiB, "temporary", "aten::_to_copy", line=12),
+    )
+    sentence = against(before, measured(swapped, cast), changed=[12]).sentence
+    assert sentence.endswith(
+        "+2.0 MiB of temporary from aten::_to_copy in net.fc (net.py:12), "
+        "+8.0 MiB from others, -8.0 MiB elsewhere"
+    )
+
+
+def test_where_the_cause_itself_is_as_it_was_the_lines_that_changed_are_named():
+    before, after = measured(live(2 * MiB)), measured(live(8 * MiB))
+    sentence = against(before, after, changed=[26, 40]).sentence
+    assert sentence.endswith("in net.fc (net.py:7); changed since: net.py:26, net.py:40")
+    assert "changed since" not in against(before, after, changed=[7, 26]).sentence
+    assert "changed since" not in against(before, after, changed=[26, 40, 50, 60]).sentence
+
+
+def test_of_many_changes_those_in_the_files_that_made_the_memory_are_named():
+    places = [Source("net.py", 26, ""), *(Source(f"m{n}.py", 1, "") for n in range(9))]
+    before, after = BaselineEntry.of(measured(live(2 * MiB))), measured(live(8 * MiB))
+    verdict = judge_baseline(after, before, ALLOWANCE, code=CodeChanges(places=lambda: places))
+    assert verdict.sentence.endswith("; changed since: net.py:26")
+
+
+def test_only_the_first_sentence_says_what_has_changed():
+    findings = against(measured(live(2 * MiB)), measured(live(8 * MiB)), changed=[26]).findings
+    assert [finding.sentence.count("changed since") for finding in findings] == [1, 0]
 
 
 def test_growth_of_a_whole_model_is_told_as_such():

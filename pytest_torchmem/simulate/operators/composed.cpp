@@ -1,0 +1,124 @@
+#include "composed.h"
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+namespace simulated {
+
+using Stack = torch::jit::Stack;
+
+namespace {
+
+at::Tensor tensor_or_none(const c10::IValue& value) {
+  return value.isTensor() ? value.toTensor() : at::Tensor();
+}
+
+// --- attention: the gradients, from the start, as each kernel keeps other things from forward ---------
+
+Stack attention_backward(const Stack& given, const at::Tensor& mask, const c10::IValue& dropout,
+                         const c10::IValue& causal) {
+  TORCH_CHECK(!dropout.toDouble(), "what is left out is not known");
+  const at::Tensor query = given[1].toTensor(), key = given[2].toTensor(), value = given[3].toTensor();
+  const auto used = mask.defined() && mask.numel() ? std::make_optional(mask) : std::nullopt;
+  const auto scale = given.back().isNone() ? std::nullopt : std::make_optional(given.back().toDouble());
+  const auto [out, sums] = at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0,
+                                                                          causal.toBool(), used, scale);
+  const auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      given[0].toTensor(), query, key, value, out, sums, 0.0, causal.toBool(), used, scale);
+  return {of_query, of_key, of_value, at::Tensor()};
+}
+
+// --- cells: their gates stand beside each other, each as wide as the state ----------------------------
+
+at::Tensor gates_of(const Stack& given, size_t of_gates, size_t of_bias) {
+  const at::Tensor gates = given[of_gates].toTensor(), bias = tensor_or_none(given[of_bias]);
+  return bias.defined() ? gates + bias : gates;
+}
+
+at::Tensor or_zero(const c10::IValue& gradient, const at::Tensor& like) {
+  const at::Tensor found = tensor_or_none(gradient);
+  return found.defined() ? found : at::zeros_like(like);
+}
+
+at::Tensor of_bias(const at::Tensor& of_gates, bool has_bias) {
+  return has_bias ? of_gates.sum(0) : at::Tensor();
+}
+
+}  // namespace
+
+Stack flash_attention_backward(const Stack& given) {
+  return attention_backward(given, at::Tensor(), given[10], given[11]);
+}
+Stack efficient_attention_backward(const Stack& given) {
+  return attention_backward(given, tensor_or_none(given[4]), given[9], given[11]);
+}
+Stack cudnn_attention_backward(const Stack& given) {
+  return attention_backward(given, tensor_or_none(given[8]), given[13], given[14]);
+}
+
+Stack lstm_cell(const Stack& given) {
+  const auto gates = (gates_of(given, 0, 3) + gates_of(given, 1, 4)).chunk(4, 1);
+  const at::Tensor in = gates[0].sigmoid(), kept = gates[1].sigmoid(), next = gates[2].tanh(),
+                   out = gates[3].sigmoid();
+  const at::Tensor cells = kept * given[2].toTensor() + in * next;
+  return {out * cells.tanh(), cells, at::cat({in, kept, next, out}, 1)};
+}
+
+Stack lstm_cell_backward(const Stack& given) {
+  const at::Tensor before = given[2].toTensor(), after = given[3].toTensor().tanh();
+  const auto gates = given[4].toTensor().chunk(4, 1);
+  const at::Tensor &in = gates[0], &kept = gates[1], &next = gates[2], &out = gates[3];
+  const at::Tensor of_state = or_zero(given[0], before);
+  const at::Tensor of_cells = or_zero(given[1], before) + of_state * out * (1 - after * after);
+  const at::Tensor of_gates = at::cat(
+      {of_cells * next * in * (1 - in), of_cells * before * kept * (1 - kept),
+       of_cells * in * (1 - next * next), of_state * after * out * (1 - out)},
+      1);
+  return {of_gates, of_cells * kept, of_bias(of_gates, given[5].toBool())};
+}
+
+Stack gru_cell(const Stack& given) {
+  const auto of_input = gates_of(given, 0, 3).chunk(3, 1), of_state = gates_of(given, 1, 4).chunk(3, 1);
+  const at::Tensor state = given[2].toTensor();
+  const at::Tensor reset = (of_input[0] + of_state[0]).sigmoid();
+  const at::Tensor kept = (of_input[1] + of_state[1]).sigmoid();
+  const at::Tensor next = (of_input[2] + reset * of_state[2]).tanh();
+  return {next + kept * (state - next), at::cat({reset, kept, next, state, of_state[2]}, 1)};
+}
+
+Stack gru_cell_backward(const Stack& given) {
+  const at::Tensor of_new = given[0].toTensor();
+  const auto saved = given[1].toTensor().chunk(5, 1);
+  const at::Tensor &reset = saved[0], &kept = saved[1], &next = saved[2], &state = saved[3];
+  const at::Tensor of_kept = of_new * (state - next) * (1 - kept) * kept;
+  const at::Tensor of_next = of_new * (1 - kept) * (1 - next * next);
+  const at::Tensor of_reset = of_next * saved[4] * (1 - reset) * reset;
+  const at::Tensor of_input_gates = at::cat({of_reset, of_kept, of_next}, 1);
+  const at::Tensor of_state_gates = at::cat({of_reset, of_kept, of_next * reset}, 1);
+  const bool has_bias = given[2].toBool();
+  return {of_input_gates, of_state_gates, of_new * kept, of_bias(of_input_gates, has_bias),
+          of_bias(of_state_gates, has_bias)};
+}
+
+// The GPU's keeps the bag of each index for backward; the CPU's does so where it needs them itself.
+Stack embedding_bag(const Stack& given) {
+  const at::Tensor indices = given[1].toTensor(), offsets = given[2].toTensor();
+  auto [out, bags, sizes, largest] = at::_embedding_bag(
+      given[0].toTensor(), indices, offsets, given[3].toBool(), given[4].toInt(), given[5].toBool(),
+      tensor_or_none(given[6]), given[7].toBool(), given[8].toInt());
+  const int64_t count = offsets.numel() - (given[7].toBool() ? 1 : 0);
+  const at::Tensor places = at::arange(indices.numel(), offsets.options());
+  bags = at::searchsorted(offsets.slice(0, 0, count), places, false, true) - 1;
+  return {out, bags.to(indices.scalar_type()), sizes, largest};
+}
+
+Stack convolution_relu(const Stack& given) {
+  const std::vector<int64_t> none(given[3].toIntVector().size(), 0);
+  return {at::convolution(given[0].toTensor(), given[1].toTensor(), tensor_or_none(given[2]),
+                          given[3].toIntVector(), given[4].toIntVector(), given[5].toIntVector(), false,
+                          none, given[6].toInt())
+              .relu()};
+}
+
+}  // namespace simulated

@@ -1,0 +1,20 @@
+// Operators of the GPU alone that are computed with several of the CPU's.
+#pragma once
+
+#include <ATen/core/stack.h>
+
+namespace simulated {
+
+// Each returns what the operator of its name does, given what it is given as tensors of the host.
+// They raise where something is left out in training: it is drawn inside of a kernel.
+torch::jit::Stack flash_attention_backward(const torch::jit::Stack& given);
+torch::jit::Stack efficient_attention_backward(const torch::jit::Stack& given);
+torch::jit::Stack cudnn_attention_backward(const torch::jit::Stack& given);
+torch::jit::Stack lstm_cell(const torch::jit::Stack& given);
+torch::jit::Stack lstm_cell_backward(const torch::jit::Stack& given);
+torch::jit::Stack gru_cell(const torch::jit::Stack& given);
+torch::jit::Stack gru_cell_backward(const torch::jit::Stack& given);
+torch::jit::Stack embedding_bag(const torch::jit::Stack& given);
+torch::jit::Stack convolution_relu(const torch::jit::Stack& given);
+
+}  // namespace simulated

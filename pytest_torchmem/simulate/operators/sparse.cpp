@@ -1,0 +1,247 @@
+#include "sparse.h"
+
+#include "rules.h"
+#include "tensors.h"
+#include "unobserved.h"
+
+#include <ATen/ops/_coalesce_ops.h>
+#include <ATen/ops/_sparse_compressed_tensor_unsafe_ops.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe_ops.h>
+#include <ATen/ops/col_indices_ops.h>
+#include <ATen/ops/copy_ops.h>
+#include <ATen/ops/crow_indices_ops.h>
+#include <ATen/ops/equal_ops.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace simulated {
+namespace {
+
+using c10::DispatchKey;
+using c10::IValue;
+using Stack = torch::jit::Stack;
+using Handle = c10::OperatorHandle;
+
+struct SparseOperator {
+  c10::KernelFunction kernel;
+  bool on_cpu;
+};
+
+using Operators = std::unordered_map<const c10::FunctionSchema*, SparseOperator>;
+
+template <DispatchKey key>
+Operators& operators_of() {
+  static Operators& operators = *new Operators();
+  return operators;
+}
+
+// What only makes, describes or moves sparse tensors, whose parts are tensors of other operators.
+const std::vector<std::string> kOnlyMade = {
+    "aten::_sparse_coo_tensor", "aten::_sparse_compressed_tensor", "aten::sparse_resize",
+    "aten::_coalesce", "aten::clone", "aten::copy_", "aten::zero_", "aten::resize",
+};
+
+bool is_only_made(const std::string& name) {
+  for (const std::string& start : kOnlyMade) {
+    if (!name.compare(0, start.size(), start)) return true;
+  }
+  return leaves_values_alone(name);
+}
+
+bool is_compressed(const at::Tensor& tensor) {
+  return tensor.layout() == at::kSparseCsr || tensor.layout() == at::kSparseBsr;
+}
+
+// The strided tensors that a tensor is made of, its values first; none of a tensor of the host.
+std::vector<at::Tensor> parts_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_cuda()) return {};
+  if (is_on_gpu(tensor)) return {tensor};
+  if (tensor.layout() == at::kSparse) return {tensor._values(), tensor._indices()};
+  if (is_compressed(tensor)) {
+    return {tensor.values(), at::_ops::crow_indices::call(tensor), at::_ops::col_indices::call(tensor)};
+  }
+  return {};
+}
+
+// The same tensor on the host, with memory of its own: what the GPU's kernel changes stays as it was.
+at::Tensor copied(const at::Tensor& tensor) {
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& part : parts_of(tensor)) parts.push_back(on_host(part).clone());
+  if (parts.empty()) return tensor;
+  if (parts.size() == 1) return parts[0];
+  const at::Device host(at::kCPU);
+  if (parts.size() == 2) {
+    return at::_ops::_sparse_coo_tensor_unsafe::call(parts[1], parts[0], tensor.sym_sizes(), std::nullopt,
+                                                     std::nullopt, host, std::nullopt,
+                                                     tensor.is_coalesced());
+  }
+  return at::_ops::_sparse_compressed_tensor_unsafe::call(parts[1], parts[2], parts[0],
+                                                          tensor.sym_sizes(), std::nullopt,
+                                                          tensor.layout(), host, std::nullopt);
+}
+
+IValue copied(const IValue& value) {
+  if (value.isTensor()) return copied(value.toTensor());
+  if (value.isDevice() && value.toDevice().is_cuda()) return at::Device(at::kCPU);
+  if (!value.isTensorList()) return value;
+  c10::List<at::Tensor> list;
+  for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(copied(tensor));
+  return list;
+}
+
+std::vector<at::Tensor> tensors_of(const IValue& value) {
+  if (value.isTensor()) return {value.toTensor()};
+  return value.isTensorList() ? value.toTensorVector() : std::vector<at::Tensor>();
+}
+
+void deliver(const at::Tensor& from, const at::Tensor& to, bool exact) {
+  if (!from.defined() || from.sizes() != to.sizes()) return forget_values(to);
+  at::Tensor there = on_host(to);
+  at::_ops::copy_::redispatch(c10::DispatchKeySet(DispatchKey::CPU), there, from, false);
+  if (!exact) make_finite(there);
+  note_values(to, exact);
+}
+
+// One call: computed on the host before the GPU's kernel runs, which may change what it is given.
+class SparseCall {
+ public:
+  SparseCall(const Handle& handle, bool on_cpu, DispatchKey host_key, const Stack& arguments) {
+    bool small = on_cpu;
+    const Rule rule = rule_of(handle.operator_name().name);
+    for (size_t at = 0; at < arguments.size(); ++at) {
+      const bool counts = !handle.schema().arguments()[at].is_out() &&
+                          !(at == 0 && leaves_self_out(handle.schema(), arguments));
+      for (const at::Tensor& tensor : tensors_of(arguments[at])) {
+        for (const at::Tensor& part : parts_of(tensor)) {
+          small = small && bytes_of(part) <= rule.most_bytes(part.scalar_type());
+          exact_ = exact_ && small && (!counts || is_exact(part));
+          given_.push_back(part.const_data_ptr());
+        }
+      }
+    }
+    if (small) compute(handle, host_key, arguments);
+  }
+
+  bool is_computed() const { return !results_.empty(); }
+
+  void finish(const Stack& returned) const {
+    const Unobserved unobserved;
+    for (size_t at = 0; at < returned.size(); ++at) {
+      const auto targets = tensors_of(returned[at]);
+      const auto computed = at < results_.size() ? tensors_of(results_[at]) : std::vector<at::Tensor>();
+      for (size_t number = 0; number < targets.size(); ++number) {
+        settle(number < computed.size() ? computed[number] : at::Tensor(), targets[number]);
+      }
+    }
+  }
+
+ private:
+  void compute(const Handle& handle, DispatchKey host_key, const Stack& arguments) {
+    const Unobserved unobserved;
+    try {
+      Stack results;
+      for (const IValue& argument : arguments) results.push_back(copied(argument));
+      handle.redispatchBoxed(c10::DispatchKeySet(host_key), &results);
+      results_ = std::move(results);
+    } catch (const std::exception&) {  // it does not take these on the CPU
+    }
+  }
+
+  // Without a result the places of the elements are those that the kernel has left there.
+  void settle(const at::Tensor& result, const at::Tensor& target) const {
+    const auto parts = parts_of(target);
+    if (parts.empty()) return;
+    if (!result.defined() || result.layout() != target.layout()) return forget_values(parts[0]);
+    const auto computed = parts_of_host(result);
+    // The GPU's kernel kept the places that it was given; on the CPU they may be in another order.
+    const bool ordered = parts.size() == 1 || !was_given(parts[1]) ||
+                         at::_ops::equal::call(computed[1], on_host(parts[1]));
+    if (!ordered) return forget_values(parts[0]);
+    for (size_t at = 0; at < parts.size(); ++at) deliver(computed[at], parts[at], exact_);
+  }
+
+  bool was_given(const at::Tensor& part) const {
+    return std::find(given_.begin(), given_.end(), part.const_data_ptr()) != given_.end();
+  }
+
+  static std::vector<at::Tensor> parts_of_host(const at::Tensor& tensor) {
+    if (tensor.layout() == at::kSparse) return {tensor._values(), tensor._indices()};
+    if (!is_compressed(tensor)) return {tensor};
+    return {tensor.values(), at::_ops::crow_indices::call(tensor), at::_ops::col_indices::call(tensor)};
+  }
+
+  Stack results_;
+  std::vector<const void*> given_;
+  bool exact_ = true;
+};
+
+// While it lives, what this thread reads from the device is not counted.
+class Overlooked {
+ public:
+  explicit Overlooked(bool overlooks) { torchmem_overlook_reads(overlooks); }
+  ~Overlooked() { torchmem_overlook_reads(0); }
+};
+
+template <DispatchKey key, DispatchKey host_key>
+void run_sparse(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const SparseOperator& op = operators_of<key>().find(&handle.schema())->second;
+  const size_t count = handle.schema().arguments().size(), below = stack->size() - count;
+  const SparseCall call(handle, op.on_cpu, host_key, Stack(stack->end() - count, stack->end()));
+  // What the host reads on the way is read of the kernel, whose result is not used.
+  const Overlooked reads(call.is_computed());
+  op.kernel.callBoxed(handle, keys, stack);
+  call.finish(Stack(stack->begin() + below, stack->end()));
+}
+
+// --- how many elements are left when a tensor is coalesced is read by the host ----------------------
+
+at::Tensor coalesced_on_host(const at::Tensor& sparse) {
+  const Unobserved unobserved;
+  return at::_ops::_coalesce::call(copied(sparse));
+}
+
+// A number of elements that is not known is the largest that it may be.
+void run_coalesce(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const SparseOperator& op = operators_of<DispatchKey::SparseCUDA>().find(&handle.schema())->second;
+  const at::Tensor sparse = stack->back().toTensor();
+  const at::Tensor places = sparse._indices();
+  const bool known = bytes_of(places) <= Rule().most_bytes(at::kLong) && is_exact(places);
+  const at::Tensor computed = known ? coalesced_on_host(sparse) : at::Tensor();
+  torchmem_answer_reads((known ? computed : sparse)._nnz(), known);
+  op.kernel.callBoxed(handle, keys, stack);
+  torchmem_end_answers();
+  const at::Tensor made = stack->back().toTensor();
+  if (made.unsafeGetTensorImpl() == sparse.unsafeGetTensorImpl()) return;
+  const Unobserved unobserved;
+  const bool exact = known && is_exact(sparse._values());
+  deliver(known ? computed._indices() : computed, made._indices(), true);
+  deliver(known ? computed._values() : computed, made._values(), exact);
+}
+
+template <DispatchKey key, DispatchKey host_key>
+void put_there(std::vector<c10::RegistrationHandleRAII>& kept) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto handle = dispatcher.findSchema(name);
+    if (!handle || name.name.rfind("aten::", 0) || !handle->hasKernelForDispatchKey(key)) continue;
+    const bool counts = name.name == "aten::_coalesce" && key == DispatchKey::SparseCUDA;
+    if (!counts && (is_only_made(name.name) || !writes_values(handle->schema()))) continue;
+    operators_of<key>().emplace(
+        &handle->schema(),
+        SparseOperator{kernel_of(*handle, key), handle->hasKernelForDispatchKey(host_key)});
+    auto run = counts ? c10::KernelFunction::makeFromBoxedFunction<&run_coalesce>()
+                      : c10::KernelFunction::makeFromBoxedFunction<&run_sparse<key, host_key>>();
+    kept.push_back(
+        dispatcher.registerImpl(name, key, std::move(run), std::nullopt, nullptr, "torchmem"));
+  }
+}
+
+}  // namespace
+
+void compute_small_sparse_values(std::vector<c10::RegistrationHandleRAII>& kept) {
+  put_there<DispatchKey::SparseCUDA, DispatchKey::SparseCPU>(kept);
+  put_there<DispatchKey::SparseCsrCUDA, DispatchKey::SparseCsrCPU>(kept);
+}
+
+}  // namespace simulated
