@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from functools import cache
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -85,6 +87,9 @@ class Recorder:
     body runs goes to ``say``, between two sessions.
     """
 
+    #: The one that records now.
+    now: ClassVar[Recorder | None] = None
+
     def __init__(self, device: torch.device, say: Callable[[str], None] = lambda _: None) -> None:
         self._device = device
         self._say = say
@@ -135,6 +140,7 @@ class Recorder:
                 "be; measure outside it"
             )
         begin_ns = time.perf_counter_ns()
+        _leave_forks_alone()
         settle(self._device)
         settle_collector(collect=holds_memory(self._device))
         with _collector_as_after_a_collection():
@@ -153,6 +159,7 @@ class Recorder:
                 self._restore()
                 raise
             atexit.register(self._cancel_at_exit)
+            Recorder.now = self
 
     def _install(self) -> None:
         self._watch.install(self._following)
@@ -280,7 +287,16 @@ class Recorder:
         if profiler.profiler_is_active():
             self.cancel()
 
+    def leave_to_parent(self) -> None:
+        """Record no more than allocations, in a process that was forked from the recording's.
+
+        A data loader's worker would become slower and larger with each of its calls.
+        """
+        if self._profiler is not None:
+            self._profiler.leave_to_parent()
+
     def _restore(self) -> None:
+        Recorder.now = None
         atexit.unregister(self._cancel_at_exit)
         self._points.end()
         self._count.remove()
@@ -395,7 +411,7 @@ class Recorder:
             self._history.end()
             seconds = time.thread_time() - self._session_began_s
             result = session.stop()
-            tables = self._reader.read(result, len(self._segments), is_cut=is_cut)
+            tables = self._reader.read(result, is_cut=is_cut)
             self._foresee(seconds, tables.read_count)
             self._segments.append(self._with_lost(tables))
             self._weigh(self._segments[-1])
@@ -425,7 +441,6 @@ class Recorder:
             tables,
             self._reader.device_names.number(str(self._device)),
             entries,
-            segment=len(self._segments),
             unnamed=self._reader.strings.number(""),
         )
 
@@ -523,3 +538,15 @@ def _collector_as_after_a_collection() -> Iterator[None]:
             yield
         finally:
             gc.collect(0)
+
+
+@cache
+def _leave_forks_alone() -> None:
+    """Have each process that is forked from now on leave a recording to its parent."""
+
+    def forked() -> None:
+        if Recorder.now is not None:
+            Recorder.now.leave_to_parent()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=forked)

@@ -7,7 +7,6 @@ order.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from pytest_torchmem.store.baseline_rows import (
     old_entry,
     row_line,
     rows_of,
+    sentence_row,
 )
 from pytest_torchmem.store.files import locked, remove_litter, replace_file
 from pytest_torchmem.store.origins import (
@@ -150,7 +150,7 @@ def _check_same(key: str, one: Numbers, other: Numbers, path: Path) -> None:
 
 def _check_sentences(key: str, rows: list[Row], numbers: Numbers) -> None:
     """Raise `ValueError` where people read another thing than what is compared."""
-    expected = json.loads(entry_lines(key, numbers)[-1 - len(COLUMNS)][:-1])
+    expected = sentence_row(key, numbers)
     for row in rows:
         if len(row) == 2 and row != expected:
             raise ValueError(f"it says {row[1]!r}, and its numbers are {expected[1]!r}")

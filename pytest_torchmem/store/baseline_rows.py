@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from pytest_torchmem.values.baseline import BaselineEntry
@@ -25,6 +26,8 @@ STATE: Final = ("retained", "parameter", "gradient", "optimizer_state", "buffer"
 COLUMNS: Final = {"work": WORK, "state": STATE}
 """The numbers in the rows of each kind. Most changes of code change one row of the two: what a step
 works with, or what a model holds."""
+
+_PEAKS: Final = {kind: attrgetter(*columns[1:]) for kind, columns in COLUMNS.items()}
 
 WIDTH: Final = 120
 """The longest line, in characters."""
@@ -68,8 +71,8 @@ class Numbers:
 
     def columns(self, kind: str) -> list[int]:
         """Return the numbers of a row."""
-        own = {"total": self.total, "retained": self.retained}
-        return [own[name] if name in own else getattr(self.peaks, name) for name in COLUMNS[kind]]
+        own = self.total if kind == "work" else self.retained
+        return [own, *_PEAKS[kind](self.peaks)]
 
     def sentence(self, room: int = WIDTH) -> str:
         """Return the sizes for people: ``17.3 MiB: activation 12.0 MiB, ...; 4.0 MiB retained``.
@@ -78,10 +81,10 @@ class Numbers:
         """
         end = f"; {format_size(self.retained)} retained" if self.retained else ""
         text, between = format_size(self.total), ": "
-        ranked = sorted(self.peaks.items(), key=lambda pair: -pair[1])
-        for category, size_bytes in ranked:
+        sizes = (pair for pair in self.peaks.items() if pair[1])
+        for category, size_bytes in sorted(sizes, key=lambda pair: -pair[1]):
             more = f"{between}{category.value.replace('_', ' ')} {format_size(size_bytes)}"
-            if not size_bytes or len(text) + len(more) + len(end) > room:
+            if len(text) + len(more) + len(end) > room:
                 break
             text, between = text + more, ", "
         return text + end
@@ -104,16 +107,19 @@ def entry_lines(key: str, numbers: Numbers) -> list[str]:
 
     The sentence begins with the whole key, if it has room for it. A longer key has rows of its own.
     """
-    name = title = name_of(key)
-    lines = []
-    if len(_escaped(key)) <= _TITLE_WIDTH:
-        title = key
-    else:
+    name = name_of(key)
+    rows: list[Row] = [sentence_row(key, numbers)]
+    if rows[0][0] != key:
         pieces = enumerate(_pieces(key, name), 1)
-        lines = [row_line([name, "id", number, text]) for number, text in pieces]
-    sentence = numbers.sentence(WIDTH - len(row_line([title, ""])))
-    rows = ([name, kind, *numbers.columns(kind)] for kind in COLUMNS)
-    return [*lines, row_line([title, sentence]), *map(row_line, rows)]
+        rows = [*([name, "id", number, text] for number, text in pieces), *rows]
+    rows += ([name, kind, *numbers.columns(kind)] for kind in COLUMNS)
+    return [*map(row_line, rows)]
+
+
+def sentence_row(key: str, numbers: Numbers) -> Row:
+    """Return the row that people read of an entry."""
+    title = key if len(_escaped(key)) <= _TITLE_WIDTH else name_of(key)
+    return [title, numbers.sentence(WIDTH - len(row_line([title, ""])))]
 
 
 def row_line(row: Row) -> str:

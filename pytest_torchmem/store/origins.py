@@ -8,7 +8,7 @@ used. So a file that is missing, damaged or merged costs the names of causes, ne
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from json.decoder import scanstring  # type: ignore[attr-defined]
@@ -29,7 +29,6 @@ FORMATS: Final = {1: "0.1.0: an entry in each line"}
 _HEAD: Final = '{"format": 1}'
 _WRONG: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _START: Final = '["'
-_NOT_KEPT: Final = ("labels", "claimed")
 _DECODER: Final = json.JSONDecoder()
 
 
@@ -70,10 +69,10 @@ def origin_line(key: str, entry: BaselineEntry) -> str:
     parts = {
         "at_peak": entry.at_peak.to_json(),
         "retained": entry.retained.to_json(),
-        "at_peak_live": [_to_json(c) for c in entry.at_peak_live],
+        "at_peak_live": [c.as_origin() for c in entry.at_peak_live],
         # Most of them are the same at both moments.
-        "live": [places[c] if c in places else _to_json(c) for c in entry.live],
-        "retained_live": [_to_json(c) for c in entry.retained_live],
+        "live": [c.as_origin() if (at := places.get(c)) is None else at for c in entry.live],
+        "retained_live": [c.as_origin() for c in entry.retained_live],
     }
     return encode([key, _all(Numbers.of(entry)), parts])
 
@@ -171,6 +170,9 @@ class _Contributors(Sequence[Contributor]):
     def __getitem__(self, place: int | slice) -> Contributor | tuple[Contributor, ...]:
         return self._decoded()[place]
 
+    def __iter__(self) -> Iterator[Contributor]:
+        return iter(self._decoded())
+
     def __len__(self) -> int:
         return len(self._decoded())
 
@@ -186,9 +188,3 @@ class _Contributors(Sequence[Contributor]):
 
 def _all(numbers: Numbers) -> list[int]:
     return [number for kind in COLUMNS for number in numbers.columns(kind)]
-
-
-def _to_json(contributor: Contributor) -> dict[str, Json]:
-    """Return what is kept of a contributor: all but its labels, and nothing that is empty."""
-    data = contributor.to_json().items()
-    return {key: value for key, value in data if value not in ("", None) and key not in _NOT_KEPT}

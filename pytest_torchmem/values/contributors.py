@@ -187,11 +187,30 @@ class Contributor(JsonFields):
             data = {**data, "source": [data["file"], data["line"], data["function"]]}
         return read_fields(cls, {**_UNSAID, **data})
 
+    def as_origin(self) -> dict[str, Json]:
+        """Return plain builtins that `from_json` reads, without labels and what is empty.
+
+        A file of origins has some twenty for each entry; so this one names its fields itself.
+        """
+        found: dict[str, Json] = {
+            "category": self.category._value_,
+            "bytes": self.size_bytes,
+            "count": self.count,
+        }
+        if self.operator:
+            found["operator"] = self.operator
+        if self.module:
+            found["module"] = self.module
+        if self.source:
+            found["source"] = self.source.to_json()
+        found["phase"] = self.phase._value_
+        return found
+
     @property
     def identity(self) -> tuple[str, ...]:
         """The part that stays when a line is inserted above the code: it has no line number."""
         where = (self.source.file, self.source.function) if self.source else ("", "")
-        return (self.category.value, self.operator, self.module, *where, self.phase.value)
+        return (self.category._value_, self.operator, self.module, *where, self.phase._value_)
 
     @property
     def told_as(self) -> tuple[object, ...]:

@@ -77,6 +77,7 @@ class StaticNode:
         writes: Those among ``uses`` that it changes in place.
         scope: The evaluation of a node of the backward graph that it belongs to; ``""`` outside the
             backward, and where a traced graph does not say.
+        unknown_bytes: The most that its kernel may hold for itself beside what it makes.
     """
 
     name: str
@@ -89,6 +90,7 @@ class StaticNode:
     uses: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
     scope: str = ""
+    unknown_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +135,11 @@ class StaticRun:
     Attributes:
         device: The device that is reported on.
         notes: Sentences the reader of the numbers must know.
+        blind_spots: What the figures do not contain, and nobody can bound, in a sentence each.
     """
 
     graph: StaticGraph
     lifetimes: Lifetimes
     device: str
     notes: tuple[str, ...] = ()
+    blind_spots: tuple[str, ...] = ()

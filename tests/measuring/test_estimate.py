@@ -233,15 +233,36 @@ def test_gradients_are_added_up_in_place_as_with_real_tensors():
     assert abs(result.peak.total - real.peak.total) <= SCALARS
 
 
-def test_scratch_that_is_not_in_the_estimate_is_named():
+def test_a_peak_that_depends_on_the_processor_is_an_interval():
     model, x = MODELS["convolutions"]()
-    notes = estimate(model, x).notes
-    assert any(
-        "operators allocate: aten::convolution, aten::convolution_backward" in n for n in notes
-    )
-    assert not estimate(Mlp(), torch.randn(8, 64)).notes
-    recurrent = estimate(nn.LSTM(4, 4), torch.randn(2, 3, 4)).notes
-    assert any("recurrent layers" in n for n in recurrent)
+    result = estimate(model, x)
+    assert (result.at_most or 0) > result.peak.total
+    (spot,) = result.blind_spots
+    assert "the estimated peak is between" in spot
+    assert "aten::convolution" in spot
+
+    def step() -> None:
+        model(x).sum().backward()
+
+    real = measured(step, model.zero_grad)
+    assert result.peak.total - SCALARS <= real.peak.total <= (result.at_most or 0)
+
+
+def test_scratch_that_cannot_matter_at_the_peak_is_not_spoken_of():
+    layers = [nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 4096), nn.Linear(4096, 1024)]
+    # The optimizer's step has the peak.
+    x = torch.randn(1, 3, 8, 8)
+    result = estimate(nn.Sequential(*layers), x, optimizer=torch.optim.AdamW)
+    assert result.at_most == result.peak.total
+    assert result.blind_spots == ()
+
+
+def test_libraries_of_a_gpu_that_take_unknown_memory_make_a_lower_bound():
+    result = estimate(nn.LSTM(4, 4), torch.randn(2, 3, 4), device="cuda")
+    assert result.at_most is None
+    assert any("cuDNN" in spot for spot in result.blind_spots)
+    elementwise = estimate(nn.ReLU(), torch.randn(8, requires_grad=True), device="cuda")
+    assert elementwise.blind_spots == ()
 
 
 # What it works on.

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._C import _autograd as autograd_of_torch
 from torch._dynamo.utils import counters
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -258,6 +259,35 @@ def test_a_forked_child_works_and_changes_no_number() -> None:
     assert measured(lambda: body(True)).peak.by_category == (
         measured(lambda: body(False)).peak.by_category
     )
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_calls_and_operators_of_a_forked_child_are_not_recorded() -> None:
+    """A data loader's workers would become slower and larger all the time."""
+
+    def in_child() -> bool:
+        events = list[str]()
+        body_of_child = torch.ones(1000).mul(3)
+        waiting = list(autograd_of_torch._disable_profiler().experimental_event_tree())
+        while waiting:
+            event = waiting.pop()
+            waiting += event.children
+            events.append(profiler.name_of(event))
+        assert body_of_child.sum() == 3000
+        return sys.getprofile() is None and "aten::add" in events and "aten::mul" not in events
+
+    def body() -> None:
+        torch.ones(1000) + 1
+        if (child := os.fork()) == 0:
+            good = False
+            try:
+                good = in_child()
+            finally:
+                os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+    measured(body)
 
 
 def total_of(queue: Any, count: int) -> None:

@@ -18,6 +18,7 @@ from pytest_torchmem.analysis.estimated.static import (
     contributors,
     estimate_result,
     grouped,
+    largest_possible,
     storages_here,
 )
 from pytest_torchmem.analysis.estimated.static_facts import decide_categories, settle_categories
@@ -59,6 +60,15 @@ class Estimate(Result, GpuQuestions):
         result = estimate_result(run, name)
         values = {f.name: getattr(result, f.name) for f in fields(result)}
         return cls(**values, run=run)
+
+    @property
+    def at_most(self) -> int | None:
+        """The most that the peak can be, in bytes; None where nobody can bound it.
+
+        `Peak.total` is the least. Both are equal unless the kernel of some operator takes memory
+        for itself that depends on the processor, and that could matter at the peak.
+        """
+        return None if self.run.blind_spots else largest_possible(self.run)[0]
 
     def picture(self) -> Picture:
         """The timeline, sampled."""

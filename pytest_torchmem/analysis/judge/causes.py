@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from pytest_torchmem.analysis.judge.differences import common_module, origin_of
-from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.contributors import Category, Contributor, Source
 from pytest_torchmem.values.errors import MarkerError
 from pytest_torchmem.values.findings import (
@@ -29,6 +28,7 @@ _SCRATCH: Final = (
     Category.UNKNOWN,
 )
 _SCRATCH_FACTOR: Final = 4
+_KINDS: Final = tuple(DifferenceKind)
 _MADE: Final = (DifferenceKind.NEW, DifferenceKind.GROWN)
 _EXPLAINS: Final = 4
 _ABOUT: Final = 1.2
@@ -79,7 +79,7 @@ def _is_comparable(growth: Difference, largest: Difference) -> bool:
 
 def _evidence(growth: Difference) -> tuple[bool, int]:
     """Return how little speaks for a cause beside its size."""
-    return (not growth.changed, list(DifferenceKind).index(growth.kind))
+    return (not growth.changed, _KINDS.index(growth.kind))
 
 
 def _when(growth: Difference) -> tuple[int, int]:
@@ -101,6 +101,9 @@ def precedes(one: Contributor, other: Contributor) -> bool:
         return False
     same = (one.source.file, one.source.function) == (other.source.file, other.source.function)
     return same and 0 < one.source.line < other.source.line
+
+
+LostByOrigin: TypeAlias = dict[tuple[Hashable, ...], dict[Category, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,32 +232,28 @@ def origin(contributor: Contributor, key: str = "total") -> str:
     return " ".join(parts) or "of unknown origin"
 
 
-def tell_labels(
-    growths: Iterable[Difference], now: Sequence[Contributor], before: BaselineEntry
-) -> list[Difference]:
-    """Return growth of a category in which what only got another label is told as such.
+def lost_by_origin(now: Iterable[Contributor], then: Iterable[Contributor]) -> LostByOrigin:
+    """Return the bytes of each origin that a category held before, and holds no longer.
 
-    ``now`` is what all categories hold at their own peaks.
+    A side is what all categories hold at their own peaks.
     """
-    told = []
-    for growth in growths:
-        was = _former(growth.contributor, growth.size_bytes, now, before.live)
-        kind = DifferenceKind.RELABELLED if was else growth.kind
-        told.append(replace(growth, kind=kind, was=was))
-    return told
-
-
-def _former(
-    one: Contributor, size_bytes: int, now: Iterable[Contributor], then: Iterable[Contributor]
-) -> Category | None:
-    """Return the category that held as much of the same origin before, and does no longer."""
-    origin = origin_of(one)
-    lost: dict[Category, int] = {}
+    lost: LostByOrigin = {}
     for side, sign in ((then, 1), (now, -1)):
         for c in side:
-            if c.category is not one.category and origin_of(c) == origin:
-                lost[c.category] = lost.get(c.category, 0) + sign * c.size_bytes
-    return next((category for category, gone in lost.items() if gone >= size_bytes), None)
+            of_origin = lost.setdefault(origin_of(c), {})
+            of_origin[c.category] = of_origin.get(c.category, 0) + sign * c.size_bytes
+    return lost
+
+
+def tell_labels(growths: Iterable[Difference], lost: LostByOrigin) -> list[Difference]:
+    """Return growth of a category in which what only got another label is told as such."""
+    told = []
+    for growth in growths:
+        of_origin = lost.get(origin_of(growth.contributor), {}).items()
+        others = (pair for pair in of_origin if pair[0] is not growth.contributor.category)
+        was = next((category for category, gone in others if gone >= growth.size_bytes), None)
+        told.append(replace(growth, kind=DifferenceKind.RELABELLED, was=was) if was else growth)
+    return told
 
 
 _BECAUSE: Final = " because "

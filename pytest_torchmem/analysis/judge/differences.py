@@ -120,6 +120,8 @@ def _paired_lines(now: list[Contributor], then: list[Contributor]) -> list[_Pair
     on one line first: of two equal calls the one on the old line is the old one. What remains is
     paired by the nearest size.
     """
+    if len(now) == len(then) == 1:
+        return [(now.pop(), then.pop())]
     pairs: list[_Pair] = []
 
     def take(one: Contributor, twin: Contributor) -> None:
@@ -164,6 +166,8 @@ def _without_labels(found: list[Difference]) -> list[Difference]:
     for difference in found:
         side = come if difference.size_bytes > 0 else gone
         side[origin_of(difference.contributor)] += abs(difference.size_bytes)
+    if not gone or not come:
+        return found
     moved = {origin: min(size, gone[origin]) for origin, size in come.items()}
     budgets = moved.copy(), moved.copy()
     left = []
@@ -208,6 +212,9 @@ def _merged(found: Iterable[Difference]) -> list[Difference]:
         groups[line].append(difference)
     merged = []
     for group in groups.values():
+        if len(group) == 1:
+            merged += group
+            continue
         contributors = [difference.contributor for difference in group]
         modules = {contributor.module for contributor in contributors}
         one = replace(
@@ -298,10 +305,15 @@ def retained_differences(after: BaselineEntry, before: BaselineEntry) -> tuple[D
 
 def whole_entry(result: Result) -> BaselineEntry:
     """Return a result as the entry it would be stored as, with every contributor it names."""
-    live = result.peak.live_by_category or result.peak.live
-    entry = BaselineEntry.of(result)
-    return replace(
-        entry, live=live, at_peak_live=result.peak.live, retained_live=result.retained.live
+    peak, retained = result.peak, result.retained
+    return BaselineEntry(
+        total=peak.total,
+        at_peak=peak.at_peak,
+        peaks=peak.by_category,
+        live=peak.live_by_category or peak.live,
+        retained=retained.by_category,
+        retained_live=retained.live,
+        at_peak_live=peak.live,
     )
 
 

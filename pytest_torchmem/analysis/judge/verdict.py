@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
 from pytest_torchmem.analysis.judge.causes import (
+    LostByOrigin,
     cause_of,
     changed_elsewhere,
+    lost_by_origin,
     most_telling_first,
     origin,
     tell_labels,
@@ -91,19 +94,21 @@ def judge_baseline(
     allowance = allowance.at(entry.total)
     changes: set[Change] = set()
     findings: list[Finding] = []
-    of_other = f" for {environment}" if environment else ""
-    for key, measured_bytes, baseline_bytes in _compared(result, entry):
-        if measured_bytes == baseline_bytes:
-            continue
+    sides = _Sides(result, entry, code)
+    reference = f"the baseline{f' for {environment}' if environment else ''} of {{}}"
+    for key, measured_bytes, baseline_bytes in _differing(result, entry):
         change = allowance.compare(measured_bytes, baseline_bytes)
         changes.add(change)
         if change is Change.GROWN:
-            reference = f"the baseline{of_other} of {{}}"
-            numbers = _exceeds(result, key, measured_bytes, baseline_bytes, reference)
             excess_bytes = measured_bytes - baseline_bytes
-            growths = _growths(result, entry, key, excess_bytes, code)
-            finding = Finding(FindingKind.GROWN, key, numbers, excess_bytes, growths)
-            finding = replace(finding, allowed=allowance.text_for(baseline_bytes))
+            finding = Finding(
+                FindingKind.GROWN,
+                key,
+                _exceeds(result, key, measured_bytes, baseline_bytes, reference),
+                excess_bytes,
+                sides.growths(key, excess_bytes),
+                allowed=allowance.text_for(baseline_bytes),
+            )
             findings.append(_with_cause(finding, result))
     change = overall(changes)
     notice = _largest_saving(result, entry) if change is Change.SHRUNK else ""
@@ -122,7 +127,7 @@ def _largest_saving(result: Result, entry: BaselineEntry) -> str:
     """Return ``activation peaked at 70.0 MiB, 30 % below the baseline of 100.0 MiB``."""
     # The first of equal savings, which is the total where that shrank as much as a part of it.
     key, measured_bytes, baseline_bytes = max(
-        _compared(result, entry), key=lambda numbers: numbers[2] - numbers[1]
+        _differing(result, entry), key=lambda numbers: numbers[2] - numbers[1]
     )
     measured, baseline = format_apart(measured_bytes, baseline_bytes)
     share = f"{(baseline_bytes - measured_bytes) / baseline_bytes:.0%}".replace("%", " %")
@@ -161,12 +166,16 @@ def _tier(finding: Finding) -> int:
     return 3 if finding.key in COUNTERS else 2
 
 
-def _compared(result: Result, entry: BaselineEntry) -> Iterable[tuple[str, int, int]]:
-    yield "total", result.peak.total, entry.total
+def _differing(result: Result, entry: BaselineEntry) -> Iterable[tuple[str, int, int]]:
+    """Yield the numbers that are not the same on both sides: key, measured and stored bytes."""
+    if result.peak.total != entry.total:
+        yield "total", result.peak.total, entry.total
     pairs = zip(result.peak.by_category.items(), entry.peaks.items(), strict=True)
     for (category, measured_bytes), (_, stored_bytes) in pairs:
-        yield category._value_, measured_bytes, stored_bytes
-    yield "retained", result.retained.total, entry.retained.total
+        if measured_bytes != stored_bytes:
+            yield category._value_, measured_bytes, stored_bytes
+    if result.retained.total != entry.retained.total:
+        yield "retained", result.retained.total, entry.retained.total
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,27 +303,40 @@ def _at_own_peaks(result: Result) -> tuple[Contributor, ...]:
     return result.peak.live_by_category or result.peak.live
 
 
-def _growths(
-    result: Result, entry: BaselineEntry, key: str, excess_bytes: int, code: CodeChanges
-) -> tuple[Difference, ...]:
-    """Return what grew, the most telling first; nothing for an entry without contributors."""
-    now = whole_entry(result)
-    found: Sequence[Difference] = ()
-    if entry.total and not entry.live:
-        return ()
-    if key == "retained":
-        found = retained_differences(now, entry)
-    elif key == "total":
-        found = peak_differences(now, entry)
-    else:
-        found = tell_labels(category_differences(now, entry, Category(key)), now.live, entry)
-    grown = (_marked(d, code) for d in found if d.size_bytes > 0)
-    return most_telling_first(grown, excess_bytes)
+@dataclass(frozen=True)
+class _Sides:
+    """A result and its baseline, with what the comparisons of several numbers share."""
 
+    result: Result
+    entry: BaselineEntry
+    code: CodeChanges
 
-def _marked(growth: Difference, code: CodeChanges) -> Difference:
-    source = growth.contributor.source
-    return replace(growth, changed=source is not None and code.is_changed(source))
+    @cached_property
+    def now(self) -> BaselineEntry:
+        return whole_entry(self.result)
+
+    @cached_property
+    def lost(self) -> LostByOrigin:
+        return lost_by_origin(self.now.live, self.entry.live)
+
+    def growths(self, key: str, excess_bytes: int) -> tuple[Difference, ...]:
+        """Return what grew, the most telling first; nothing for an entry without contributors."""
+        now, entry = self.now, self.entry
+        found: Sequence[Difference] = ()
+        if entry.total and not entry.live:
+            return ()
+        if key == "retained":
+            found = retained_differences(now, entry)
+        elif key == "total":
+            found = peak_differences(now, entry)
+        else:
+            found = tell_labels(category_differences(now, entry, Category(key)), self.lost)
+        grown = (self._marked(d) for d in found if d.size_bytes > 0)
+        return most_telling_first(grown, excess_bytes)
+
+    def _marked(self, growth: Difference) -> Difference:
+        source = growth.contributor.source
+        return replace(growth, changed=True) if source and self.code.is_changed(source) else growth
 
 
 def _with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Finding, ...]:

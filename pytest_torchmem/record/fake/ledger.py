@@ -56,6 +56,11 @@ class Ledger:
         self.entries.append(entry)
         return len(self.entries) - 1
 
+    def ended(self, size_bytes: int, device: str, category: Category) -> int:
+        """Add a storage from before the run that no operator touched, and that dies now."""
+        self.before_death()
+        return self.append(LedgerEntry(size_bytes, device, category, 0, 2 * self.operator_count))
+
     def resized(self, tensor: torch.Tensor, number: int, row: int) -> int | None:
         """The number of a known storage's new memory, if an operator gave it another size.
 

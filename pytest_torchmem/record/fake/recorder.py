@@ -19,7 +19,7 @@ import torch
 
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import recomputes, starts_backward, user_line
-from pytest_torchmem.record.fake.scratch import scratch_bytes
+from pytest_torchmem.record.fake.scratch import Call, kept_bytes, scratch_of
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
 from pytest_torchmem.record.torch_api import autograd, dispatcher, fake_tensors, memory
 from pytest_torchmem.values.static_graph import (
@@ -80,6 +80,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._made_in_backward: dict[int, StaticNode] = {}
         self._forward_origins: dict[int, _CallSite] = {}
         self._freed: set[int] = set()
+        self._finished = False
 
     # What happened.
 
@@ -87,6 +88,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         """Stop watching. What is alive now counts as never released."""
         self._note_end_of_backward()
         self._ledger.watches.clear()
+        self._finished = True
 
     @property
     def recorded(self) -> tuple[StaticGraph, Lifetimes]:
@@ -108,12 +110,18 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         key = memory.storage_key(tensor)
         self._owned_before[key] = category
         self._paths[key] = path
+        storage = tensor.untyped_storage()
+        size = fake_tensors.size_hint(storage.nbytes())
         # Once it is gone, another storage may be found in its place.
-        weakref.finalize(tensor.untyped_storage(), self._disown, key)
+        weakref.finalize(storage, self._disown, key, size, str(tensor.device))
 
-    def _disown(self, key: int) -> None:
-        self._owned_before.pop(key, None)
-        self._paths.pop(key, None)
+    def _disown(self, key: int, size_bytes: int, device: str) -> None:
+        """Let go of an owned storage. One that dies in the run had been there until then."""
+        category = self._owned_before.pop(key, None)
+        path = self._paths.pop(key, "")
+        if category is not None and not self._finished:
+            number = self._ledger.ended(size_bytes, device, category)
+            self._give(number, path)
 
     def label(self, tensor: torch.Tensor, category: Category) -> None:
         """Say what a tensor is for. The first word about a storage stands."""
@@ -181,12 +189,21 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         out = func(*args, **kwargs)
         tensors = fake_tensors.tensors_in(out)
         self._require_runnable(tensors)
+        call = Call(func, _name_of(func), args, kwargs, tensors)
+        self._enlarge(call)
         makes = self._made(tensors)
         summed = self._note_in_place_for_real(func, args, makes)
-        if tensors:
-            makes += self._scratch(func, args, tensors[0])
+        scratch, unknown_bytes = self._scratch(call)
         writes = self._numbers(tensors) if dispatcher.writes_in_place(func) else ()
-        self._append(_name_of(func), sys._getframe().f_back, makes, uses, writes, summed=summed)
+        self._append(
+            call.name,
+            sys._getframe().f_back,
+            (*makes, *scratch),
+            uses,
+            writes,
+            summed=summed,
+            unknown_bytes=unknown_bytes,
+        )
         self._label_made(tensors)
         return out
 
@@ -229,12 +246,15 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         if known is not None:
             return known
         key = memory.storage_key(tensor)
-        number = self._ledger.add(tensor, self._owned_before.get(key, Category.INPUT), 0)
-        path = self._paths.get(key, "")
+        number = self._ledger.add(tensor, self._owned_before.pop(key, Category.INPUT), 0)
+        self._give(number, self._paths.get(key, ""))
+        return number
+
+    def _give(self, number: int, path: str) -> None:
+        """Record a storage that was there before the run."""
         self._given.append(
             StaticNode(path or f"given_{number}", NodeKind.INPUT, module=path, makes=(number,))
         )
-        return number
 
     def _made(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         row = 2 * self._ledger.operator_count + 1
@@ -277,15 +297,26 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             self._ledger.may_take_over(old, makes[0])
         return adds
 
-    def _scratch(
-        self, func: dispatcher.Operator, args: tuple[Any, ...], beside: torch.Tensor
-    ) -> tuple[int, ...]:
-        size = scratch_bytes(_name_of(func), args)
-        if not size:
-            return ()
+    def _enlarge(self, call: Call) -> None:
+        """Give an output the storage that the kernel leaves it."""
+        kept = kept_bytes(call) if call.outputs else None
+        if kept is not None:
+            place, size_bytes = kept
+            fake_tensors.enlarge(call.outputs[place], size_bytes)
+
+    def _scratch(self, call: Call) -> tuple[tuple[int, ...], int]:
+        """Record what an operator takes for itself; return it, and how much more that may be."""
+        if not call.outputs:
+            return (), 0
+        beside = call.outputs[0].device
+        on_cpu = beside.type == "cpu" and self._stand_in is None
+        scratch = scratch_of(call, on_cpu=on_cpu)
+        unknown_bytes = scratch.at_most_bytes - scratch.bytes_
+        if not scratch.bytes_:
+            return (), unknown_bytes
         row = 2 * self._ledger.operator_count + 1
-        entry = LedgerEntry(size, str(beside.device), Category.TEMPORARY, row, row + 1)
-        return (self._ledger.append(entry),)
+        entry = LedgerEntry(scratch.bytes_, str(beside), Category.TEMPORARY, row, row + 1)
+        return (self._ledger.append(entry),), unknown_bytes
 
     def _numbers(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         found = (self._ledger.number(t) for t in tensors)
@@ -300,6 +331,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         writes: tuple[int, ...] = (),
         *,
         summed: bool = False,
+        unknown_bytes: int = 0,
     ) -> None:
         phase = self._phase(frame)
         origin = self._origin(phase, frame)
@@ -322,6 +354,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                 uses=uses if scope or phase is not Phase.BACKWARD else (),
                 writes=writes,
                 scope=scope,
+                unknown_bytes=unknown_bytes,
             )
         )
         self._ledger.operator_count += 1
@@ -399,6 +432,7 @@ def _adds_alike(args: Sequence[Any]) -> bool:
         return False
     left, right = args
     alike = left.shape == right.shape and left.dtype == right.dtype
-    # A view of a part, or of one row repeated, is no place for a whole sum.
+    # A view of a part, or of one row repeated, is no place for a whole sum; and any view keeps the
+    # tensor that it looks into, so that nobody holds the memory alone (``t()`` after ``mm``).
     whole = left.numel() * left.element_size() == left.untyped_storage().nbytes()
-    return bool(alike and whole)
+    return bool(alike and whole and left._base is None)

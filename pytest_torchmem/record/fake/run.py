@@ -17,10 +17,10 @@ import torch
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.fake import missing_device
 from pytest_torchmem.record.fake.leftovers import put_back
+from pytest_torchmem.record.fake.libraries import uncounted_on_gpus
 from pytest_torchmem.record.fake.missing_device import GradientsWanted
 from pytest_torchmem.record.fake.origin import is_user_file, names_of
 from pytest_torchmem.record.fake.recorder import FakeRunRecorder
-from pytest_torchmem.record.fake.scratch import uncounted
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
 from pytest_torchmem.record.fake.unknown import UnknownValueError, let_values_be_shown
 from pytest_torchmem.record.patches import Installed
@@ -159,6 +159,8 @@ def _recorded(
         notes: set[str] = set()
         let_values_be_shown(patches, notes)
         missing_device.watch(patches, shown=shown, runs_on=runs_on)
+        for holder in found.holders:
+            fakes.in_holder(holder)
         args, kwargs = _substituted(fakes, found, program)
         stack.enter_context(fakes.mode)
         made = _optimizer_for(program.optimizer, found)
@@ -168,7 +170,9 @@ def _recorded(
     notes |= recorder.notes | _notes(shown, runs_on, graph, program, found)
     if without_grad:
         notes.add(_WITHOUT_GRAD)
-    return StaticRun(_on_device(graph, runs_on, shown), lifetimes, str(shown), tuple(sorted(notes)))
+    named = _on_device(graph, runs_on, shown)
+    spots = uncounted_on_gpus(graph) if shown.type != "cpu" else ()
+    return StaticRun(named, lifetimes, str(shown), tuple(sorted(notes)), spots)
 
 
 def _substituted(fakes: Substitution, found: Reachable, program: Program) -> Any:
@@ -192,7 +196,9 @@ def _run(
             program.step(first)
         program.optimizer.zero_grad(set_to_none=True)
     recorder = _recorder(fakes, names, found, stand_in)
-    _name_owners(recorder, found, (program.args, program.kwargs), program.optimizer, names)
+    given = (program.args, program.kwargs, fakes.leaves())
+    _name_owners(recorder, found, given, program.optimizer, names)
+    del given
     with _recording(recorder):
         held = program.step(recorder)
     # What the caller would still hold is alive while this is asked.
@@ -261,14 +267,8 @@ def _notes(
             f"estimated for {shown} with the operators of {runs_on}, because autograd needs the "
             "device itself: fused attention and dropout masks may differ"
         )
-    scratch = uncounted((n.operator for n in graph.nodes), shown.type)
-    if scratch:
-        notes.add(scratch)
     if program.backward and not any(n.phase is Phase.BACKWARD for n in graph.nodes):
         notes.add("nothing in the output requires a gradient, so there is no backward in it")
-    modules = [inner for _, m in found.modules.values() for inner in m.modules()]
-    if any(isinstance(m, torch.nn.RNNBase) for m in modules):
-        notes.add("recurrent layers are estimated cell by cell; library kernels hold other memory")
     if any(compiler.is_compiled(m) for _, m in found.modules.values()):
         notes.add("torch.compile is not followed: this is the eager program")
     if program.optimizer is not None:
@@ -351,7 +351,8 @@ def _name_owners(
     ]
     modules = [module for _, module in found.modules.values()]
     owners.append((Category.BUFFER, [b for m in modules for b in m.buffers()]))
-    owners.append((Category.GRADIENT, [p.grad for p in parameters if p.grad is not None]))
+    trained = [*parameters, *(t for t in inputs if t.is_leaf)]
+    owners.append((Category.GRADIENT, [p.grad for p in trained if p.grad is not None]))
     owners.append((Category.PARAMETER, parameters))
     for category, tensors in owners:
         for tensor in fake_tensors.tensors_in(tensors):

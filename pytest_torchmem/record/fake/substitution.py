@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,7 +122,8 @@ class Substitution:
         self._fakes: dict[
             int, tuple[torch.Tensor, torch.Tensor | None, weakref.ref[torch.Tensor]]
         ] = {}
-        self._captured: list[torch.Tensor] = []
+        self._captured: dict[int, torch.Tensor] = {}
+        self._leaves: list[weakref.ref[torch.Tensor]] = []
         self._undo: list[Callable[[], None]] = []
 
     def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -129,9 +131,19 @@ class Substitution:
         return self._fake(tensor, move=True)
 
     def captured(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The fake tensor for a real one that the program itself holds, to the end of the run."""
-        fake = self.fake_of(tensor)
-        self._captured.append(fake)
+        """The fake tensor for a real one that the program itself holds, to the end of the run.
+
+        Raises `EstimateError` where autograd would leave a gradient at the real one, although the
+        module or the optimizer that it belongs to has the fake.
+        """
+        replaced = id(tensor) in self._fakes and id(tensor) not in self._captured
+        if replaced and _gets_gradients(tensor) and torch.is_grad_enabled():
+            raise EstimateError(
+                "the program uses a parameter that it holds where nobody can replace it (in a "
+                "functools.partial, a set or an object with __slots__); let it be an argument of "
+                "the program, or a part of a module"
+            )
+        fake = self._captured[id(tensor)] = self.fake_of(tensor)
         return fake
 
     def _fake(self, tensor: torch.Tensor, *, move: bool) -> torch.Tensor:
@@ -212,6 +224,26 @@ class Substitution:
                 lambda t: self._fake(t, move=t.dim() > 0), values
             )
 
+    def in_holder(self, holder: object) -> None:
+        """Fake the leaves that a function, a container or an object holds.
+
+        Otherwise autograd would leave the gradients at the real ones, where no optimizer looks.
+        """
+        for value, put in _slots(holder):
+            if not any(map(_gets_gradients, fake_tensors.leaves(value))):
+                continue
+            # What has no fake counterpart is refused where the program uses it.
+            with contextlib.suppress(EstimateError):
+                faked = self.in_tree(value)
+                put(faked)
+                self._undo.append(functools.partial(_put_again, put, value))
+                self._leaves += map(weakref.ref, fake_tensors.tensors_in(faked))
+
+    def leaves(self) -> list[torch.Tensor]:
+        """Return the fakes that `in_holder` made, as far as somebody holds them."""
+        found = map(fake_tensors.from_weak, self._leaves)
+        return [leaf for leaf in found if leaf is not None]
+
     def restore(self) -> None:
         """Put every real tensor back, gradients included, and hold none of them any longer."""
         while self._undo:
@@ -222,6 +254,49 @@ class Substitution:
         # What recorded the run is part of a cycle: it must not keep the caller's tensors alive.
         self._fakes.clear()
         self._captured.clear()
+
+
+_Slot = tuple[object, Callable[[object], None]]
+
+
+def _slots(holder: object) -> Iterator[_Slot]:
+    """Yield each tensor, or tuple, that a holder has, with a function that replaces it."""
+    if isinstance(holder, types.FunctionType):
+        for cell in holder.__closure__ or ():
+            with contextlib.suppress(ValueError):
+                yield from _slot(
+                    cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
+                )
+        yield from _slot(holder.__defaults__, functools.partial(setattr, holder, "__defaults__"))
+        names = [n for n in holder.__code__.co_names if n in holder.__globals__]
+        inside: Any = {name: holder.__globals__[name] for name in names}
+        owner: Any = holder.__globals__
+    elif isinstance(holder, list):
+        inside, owner = dict(enumerate(holder)), holder
+    elif isinstance(holder, MutableMapping):
+        inside, owner = dict(holder), holder
+    elif isinstance(holder, type | types.ModuleType | torch.Tensor):
+        return
+    else:
+        owner = getattr(holder, "__dict__", {})
+        inside = dict(owner)
+    for key, value in inside.items():
+        yield from _slot(value, functools.partial(operator.setitem, owner, key))
+
+
+def _slot(value: object, put: Callable[[object], None]) -> Iterator[_Slot]:
+    if isinstance(value, torch.Tensor) or type(value) is tuple:
+        yield value, put
+
+
+def _put_again(put: Callable[[object], None], value: object) -> None:
+    # The program may have taken the slot away.
+    with contextlib.suppress(IndexError):
+        put(value)
+
+
+def _gets_gradients(leaf: object) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_leaf and leaf.requires_grad
 
 
 def _holds_tensors(value: object) -> bool:

@@ -170,6 +170,13 @@ def from_weak(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
     return tensor
 
 
+def enlarge(fake: torch.Tensor, size_bytes: int) -> None:
+    """Let a fake tensor's storage be as large as a kernel leaves that of a real one."""
+    storage = fake.untyped_storage()
+    if storage.nbytes() < size_bytes:
+        storage.resize_(size_bytes)
+
+
 def move_fake(fake: Any, device: torch.device) -> None:
     """Put a fake tensor on another device; nothing is copied, as it has no data."""
     fake.fake_device = device

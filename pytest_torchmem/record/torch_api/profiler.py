@@ -242,6 +242,16 @@ class Profiler:
             and type(_profile_function()) is self._tracer
         )
 
+    def leave_to_parent(self) -> None:
+        """Record no calls and operators any more, in a process that was forked from the session's.
+
+        To end the session there would take as long as to read it.
+        """
+        observe_operators(False)
+        if type(_profile_function()) is self._tracer:
+            sys.setprofile(None)
+            self._profile_function.give_back()
+
     def stop(self) -> ProfilerResult:
         """End, and return the kineto result with the event tree.
 

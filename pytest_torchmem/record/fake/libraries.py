@@ -1,0 +1,24 @@
+"""The libraries of a GPU that take memory nobody can bound without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pytest_torchmem.values.static_graph import StaticGraph
+
+_CUBLAS: Final = "a workspace of cuBLAS for each stream (8 MiB, 32 MiB from Hopper on)"
+_CUDNN: Final = "the workspaces of cuDNN"
+_CUDNN_KEEPS: Final = "the workspaces of cuDNN, and what its recurrent layers keep for the backward"
+_USED_BY: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"), _CUBLAS),
+    **dict.fromkeys(("aten::convolution", "aten::convolution_backward"), _CUDNN),
+    **dict.fromkeys(("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::lstm"), _CUDNN_KEEPS),
+    **dict.fromkeys(("aten::linalg_inv_ex", "aten::_linalg_svd"), "the workspaces of cuSOLVER"),
+}
+
+
+def uncounted_on_gpus(graph: StaticGraph) -> tuple[str, ...]:
+    """Return a sentence for each library that the operators of a graph use on a GPU."""
+    used = {_USED_BY[n.operator] for n in graph.nodes if n.operator in _USED_BY}
+    return tuple(f"the estimate is a lower bound: it leaves out {each}" for each in sorted(used))

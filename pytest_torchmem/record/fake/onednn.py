@@ -1,0 +1,165 @@
+"""The memory of kernels from oneDNN and LAPACK: what they keep, and bounds of what they take.
+
+oneDNN works on layouts of its own, which it chooses by processor and shape, so how much a
+convolution copies is known only as a bound. ``tests/record/fake/test_scratch_is_measured.py``
+holds the bounds over random shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from pytest_torchmem.record.torch_api import fake_tensors
+
+_BLOCK: Final = 16  # channels of a block
+_PAGE_BYTES: Final = 4096
+_LINE_BYTES: Final = 64
+_SMALL_BYTES: Final = 1 << 16
+_WIDE_BYTES: Final = 4
+_HALVES: Final = (torch.bfloat16, torch.float16)
+
+_Arguments = Sequence[Any]
+# At least and at most.
+_Bounds = tuple[int, int]
+
+
+def bounds(name: str, args: _Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds | None:
+    """Return what an operator takes for itself at least and at most; None where it is known."""
+    rule = _RULES.get(name)
+    return rule(args, outputs) if rule is not None else None
+
+
+def _convolution(args: _Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds:
+    """Input, weight and result in blocks of channels; 16 bits are computed in 32."""
+    x, weight = args[:2]
+    blocked = _blocked(x, 1) + _blocked(weight, 2) + _blocked(outputs[0], 1)
+    return 0, 2 * blocked * _widened(x) + _SMALL_BYTES // 4
+
+
+def _convolution_backward(args: _Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds:
+    grad, x, weight = args[:3]
+    blocked = _blocked(x, 1) + _blocked(weight, 2) + _blocked(grad, 1)
+    # Each thread sums up the gradient of the weight by itself.
+    threads = torch.get_num_threads() * _blocked(weight, 2)
+    return 0, (2 * blocked + threads) * _widened(x) + _SMALL_BYTES
+
+
+def _blocked(tensor: torch.Tensor, leading: int) -> int:
+    """The bytes of a tensor whose channels are filled up to whole blocks."""
+    if leading == 1:
+        sizes = [int(tensor.shape[0]), _filled(tensor.shape[1]), *map(int, tensor.shape[2:])]
+    else:
+        sizes = [*map(_filled, tensor.shape[:2]), *map(int, tensor.shape[2:])]
+    return math.prod(sizes) * int(tensor.element_size())
+
+
+def _filled(channels: int) -> int:
+    return -(-int(channels) // _BLOCK) * _BLOCK
+
+
+def _widened(tensor: torch.Tensor) -> int:
+    return max(1, _WIDE_BYTES // int(tensor.element_size()))
+
+
+def _product(args: _Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds | None:
+    """Products of 16 bits are oneDNN's where the processor has instructions for them."""
+    tensors = [*fake_tensors.tensors_in(list(args)), *outputs]
+    if outputs[0].dtype not in _HALVES:
+        return None
+    return 0, 3 * sum(map(_nbytes, tensors)) // 2 + _SMALL_BYTES // 4
+
+
+def _several(factor: int) -> Callable[[_Arguments, Sequence[torch.Tensor]], _Bounds]:
+    """Copies for a library, as large as what goes in and comes out, some times over."""
+
+    def rule(args: _Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds:
+        tensors = [*fake_tensors.tensors_in(list(args)), *outputs]
+        return 0, factor * sum(map(_nbytes, tensors)) + _SMALL_BYTES
+
+    return rule
+
+
+# Recurrent layers.
+
+
+def workspace_bytes(args: _Arguments) -> int:
+    """Return what one layer of an LSTM keeps for its backward.
+
+    Gates and hidden states of each step, both states before and after each step with their
+    gradients: ``set_workspace_sizes`` in oneDNN's ``src/cpu/rnn/rnn_utils.hpp``.
+    """
+    x, hidden = args[0], int(args[10])
+    steps, batch, width = (int(size) for size in x.shape)
+    item = int(x.element_size())
+    rows, states = steps * batch, 2 * (steps + 1) * batch
+    widest = max(width, hidden)
+    parts = (
+        rows * _row(4 * hidden, item) * item,
+        rows * _row(hidden, item) * item,
+        states * _row(widest, item) * item,
+        states * _row(widest, item) * item,
+        states * _row(widest, _WIDE_BYTES) * _WIDE_BYTES,
+        states * hidden * _WIDE_BYTES,
+        states * hidden * _WIDE_BYTES,
+    )
+    return sum(-(-part // _PAGE_BYTES) * _PAGE_BYTES for part in parts)
+
+
+def _row(elements: int, item: int) -> int:
+    """Rows fill whole lines of the cache, but not a multiple of 256 elements."""
+    line = _LINE_BYTES // item
+    filled = -(-elements // line) * line
+    return filled + line if filled % 256 == 0 else filled
+
+
+def _lstm(args: _Arguments, _: Sequence[torch.Tensor]) -> _Bounds:
+    """Copies of the weights, and the gates of each step."""
+    weights = sum(map(_nbytes, args[1:3]))
+    at_least = weights + _gates(args[0], int(args[10]))
+    return at_least, 2 * at_least + workspace_bytes(args) + _SMALL_BYTES
+
+
+def _lstm_backward(args: _Arguments, _: Sequence[torch.Tensor]) -> _Bounds:
+    weights = sum(map(_nbytes, args[1:3]))
+    at_least = weights + _gates(args[0], int(args[2].shape[1]))
+    widened = 2 * _widened(args[0]) * at_least
+    return at_least, widened + _nbytes(args[-1]) + weights // 4 + _SMALL_BYTES
+
+
+def _gates(x: torch.Tensor, hidden: int) -> int:
+    steps, batch, item = int(x.shape[0]), int(x.shape[1]), int(x.element_size())
+    return steps * batch * _row(4 * hidden, item) * item
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return fake_tensors.size_hint(tensor.numel()) * int(tensor.element_size())
+
+
+_RULES: Final[dict[str, Callable[[_Arguments, Sequence[torch.Tensor]], _Bounds | None]]] = {
+    "aten::convolution": _convolution,
+    "aten::convolution_backward": _convolution_backward,
+    "aten::mkldnn_rnn_layer": _lstm,
+    "aten::mkldnn_rnn_layer_backward": _lstm_backward,
+    "aten::mm": _product,
+    "aten::addmm": _product,
+    "aten::bmm": _product,
+    "aten::baddbmm": _product,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _product,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _product,
+    "aten::_ctc_loss_backward": _several(1),
+    "aten::_embedding_bag": _several(1),
+    "aten::_linalg_det": _several(3),
+    "aten::_linalg_eigh": _several(4),
+    "aten::_linalg_slogdet": _several(3),
+    "aten::_linalg_solve_ex": _several(3),
+    "aten::_linalg_svd": _several(4),
+    "aten::_trilinear": _several(4),
+    "aten::linalg_cholesky_ex": _several(3),
+    "aten::linalg_inv_ex": _several(3),
+    "aten::linalg_matrix_exp": _several(16),
+    "aten::linalg_qr": _several(4),
+}

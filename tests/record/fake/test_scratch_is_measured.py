@@ -1,0 +1,271 @@
+"""Scratch inside operators, rule by rule and beside what the operators allocate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
+
+from pytest_torchmem.record.fake.scratch import Call, Scratch, kept_bytes, scratch_of
+from pytest_torchmem.record.torch_api import fake_tensors
+
+aten = torch.ops.aten
+BF16, F32 = torch.bfloat16, torch.float32
+Made = tuple[Any, tuple[Any, ...], dict[str, Any]]
+# Sizes and moments of means: numbers that C++ wraps in tensors.
+SCALARS = 64
+
+
+def call_of(func: Any, *args: Any, **kwargs: Any) -> Call:
+    outputs = fake_tensors.tensors_in(func(*args, **kwargs))
+    return Call(func, func._schema.name, args, kwargs, outputs)
+
+
+def ruled(func: Any, *args: Any, on_cpu: bool = True, **kwargs: Any) -> Scratch:
+    return scratch_of(call_of(func, *args, **kwargs), on_cpu=on_cpu)
+
+
+def measured(func: Any, *args: Any, **kwargs: Any) -> int:
+    """The bytes that a call holds at its peak beyond those that it has at its end."""
+    func(*args, **kwargs)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        held = func(*args, **kwargs)
+    sizes: list[tuple[int, int]] = []
+
+    def walk(event: Any) -> None:
+        if event.name == "[memory]":
+            sizes.append((event.start_time_ns, event.typed[1].alloc_size))
+        for child in event.children:
+            walk(child)
+
+    kineto = recorded.profiler.kineto_results
+    for event in kineto.experimental_event_tree():
+        walk(event)
+    del held
+    level = peak = 0
+    for _, size in sorted(sizes):
+        level += size
+        peak = max(peak, level)
+    return peak - level
+
+
+# The rules.
+
+
+def test_a_matrix_that_blas_can_read_is_not_copied():
+    a, b = torch.ones(4, 6), torch.ones(6, 8)
+    assert ruled(aten.mm.default, a, b).bytes_ == 0
+    assert ruled(aten.mm.default, a, torch.ones(8, 6).t()).bytes_ == 0
+    assert ruled(aten.mm.default, torch.ones(4, 12)[:, :6], b).bytes_ == 0
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_an_expanded_matrix_is_copied_on_every_device(on_cpu):
+    expanded, bias = torch.ones(()).expand(4, 6), torch.ones(8)
+    b = torch.ones(6, 8)
+    assert ruled(aten.mm.default, expanded, b, on_cpu=on_cpu).bytes_ == 4 * 6 * 4
+    assert ruled(aten.addmm.default, bias, expanded, b, on_cpu=on_cpu).bytes_ == 4 * 6 * 4
+
+
+def test_only_kernels_of_the_cpu_cast_their_inputs_beforehand():
+    x, mask = torch.ones(4, 6), torch.ones(4, 6, dtype=torch.bool)
+    assert ruled(aten.mul.Tensor, x, mask).bytes_ == 4 * 6 * 4
+    assert ruled(aten.mul.Tensor, x, mask, on_cpu=False).bytes_ == 0
+
+
+def test_operators_without_a_rule_take_none():
+    assert ruled(aten.relu.default, torch.ones(()).expand(4, 6)) == Scratch(0, 0)
+
+
+# Beside measured memory.
+
+
+def floats(*shape: int, dtype: torch.dtype = F32) -> torch.Tensor:
+    return torch.randn(*shape).to(dtype)
+
+
+def norm_backward(n: int, m: int, dtype: torch.dtype) -> Made:
+    x, weight = floats(n, m, dtype=dtype), floats(m, dtype=dtype)
+    _, mean, rstd = torch.native_layer_norm(x, [m], weight, weight, 1e-5)
+    args = (x, x, [m], mean, rstd, weight, weight, [True, True, True])
+    return aten.native_layer_norm_backward.default, args, {}
+
+
+def batch_norm_backward(n: int, m: int, dtype: torch.dtype) -> Made:
+    x, weight, zeros, ones = floats(n, m, 3, 4), floats(m), torch.zeros(m), torch.ones(m)
+    if n % 2:
+        x = x.to(memory_format=torch.channels_last)
+    _, mean, rstd = torch.native_batch_norm(x, weight, weight, zeros, ones, True, 0.1, 1e-5)
+    args = (x, x, weight, zeros, ones, mean, rstd, True, 1e-5, [True, True, True])
+    return aten.native_batch_norm_backward.default, args, {}
+
+
+def attention(n: int, m: int, dtype: torch.dtype, *, backward: bool) -> Made:
+    query, key = floats(2, 3, 8 * n, 16), floats(2, 3, 8 * m, 16)
+    out, sums = aten._scaled_dot_product_flash_attention_for_cpu(query, key, key)
+    if not backward:
+        return aten._scaled_dot_product_flash_attention_for_cpu.default, (query, key, key), {}
+    args = (out, query, key, key, out, sums, 0.0, False)
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward.default, args, {}
+
+
+def gradient_of_gelu(n: int, m: int, dtype: torch.dtype, *, expanded: bool) -> Made:
+    x = floats(n, m)
+    grad = floats(m).expand(n, m) if expanded else floats(m, n).t()
+    return aten.gelu_backward.default, (grad, x), {}
+
+
+def of_padding(n: int, m: int, dtype: torch.dtype) -> Made:
+    x, grad = floats(n, 2, m + 2, 5), floats(5 + 4).expand(n, 2, m + 6, 9)
+    return aten.reflection_pad2d_backward.default, (grad, x, [2, 2, 2, 2]), {}
+
+
+def of_pooling(n: int, m: int, dtype: torch.dtype) -> Made:
+    x, grad = floats(n, 4, 2 * m, 8), floats(n, 4, m, 4)
+    if m % 2:
+        x = x.to(memory_format=torch.channels_last)
+    args = (grad, x, [2, 2], [2, 2], [0, 0], False, True, None)
+    return aten.avg_pool2d_backward.default, args, {}
+
+
+def upsampled(n: int, m: int, dtype: torch.dtype, *, operator: Any) -> Made:
+    x = floats(2, n, m + 1, 7)
+    if n % 3 == 0:
+        x = x.to(memory_format=torch.channels_last)
+    args = (x, [5 * m, 9 * n]) + (() if "nearest" in str(operator) else (False,))
+    return operator, args, {}
+
+
+def transformed(n: int, m: int, dtype: torch.dtype) -> Made:
+    return aten._fft_r2c.default, (floats(n, m + 1, 6), [m % 3], 0, True), {}
+
+
+def product_of_batches(n: int, m: int, dtype: torch.dtype) -> Made:
+    return aten.bmm.default, (floats(16).expand(n, 4 * m, 16), floats(n, 16, 8)), {}
+
+
+def sorted_along(n: int, m: int, dtype: torch.dtype) -> Made:
+    return aten.sort.default, (floats(n, m + 1), -1), {}
+
+
+def loss(n: int, m: int, dtype: torch.dtype, *, operator: Any) -> Made:
+    return operator, (torch.rand(n, m), torch.rand(n, m)), {}
+
+
+def with_logits(n: int, m: int, dtype: torch.dtype) -> Made:
+    operator = aten.binary_cross_entropy_with_logits.default
+    return operator, (floats(n, m), torch.rand(n, m), None, None, n % 3), {}
+
+
+MADE: dict[str, Callable[[int, int, torch.dtype], Made]] = {
+    "float and bfloat16": lambda n, m, t: (
+        aten.mul.Tensor,
+        (floats(n, m), floats(n, m, dtype=t)),
+        {},
+    ),
+    "written in 16 bits": lambda n, m, t: (
+        aten.mul_.Tensor,
+        (floats(n, m, dtype=t), floats(n, m)),
+        {},
+    ),
+    "compared": lambda n, m, t: (aten.gt.Tensor, (floats(n, m), floats(n, m, dtype=t)), {}),
+    "whole numbers divided": lambda n, m, t: (
+        aten.div.Tensor,
+        (torch.ones(n, m, dtype=torch.int64), torch.ones(n, m, dtype=torch.int64)),
+        {},
+    ),
+    "a mask counted": lambda n, m, t: (aten.sum.default, (torch.ones(n, m) > 0,), {}),
+    "summed in 32 bits": lambda n, m, t: (
+        aten.sum.dim_IntList,
+        (floats(n, m, dtype=t), [0]),
+        {"dtype": F32},
+    ),
+    "indices of 32 bits": lambda n, m, t: (
+        aten.gather.default,
+        (floats(n, m), 1, torch.zeros(n, 1, dtype=torch.int32)),
+        {},
+    ),
+    "logsumexp": lambda n, m, t: (aten.logsumexp.default, (floats(n, m), [n % 2]), {}),
+    "layer_norm, backward": norm_backward,
+    "batch_norm, backward": batch_norm_backward,
+    "attention": lambda n, m, t: attention(n, m, t, backward=False),
+    "attention, backward": lambda n, m, t: attention(n, m, t, backward=True),
+    "gelu, backward, expanded": lambda n, m, t: gradient_of_gelu(n, m, t, expanded=True),
+    "gelu, backward, transposed": lambda n, m, t: gradient_of_gelu(n, m, t, expanded=False),
+    "padding, backward": of_padding,
+    "pooling, backward": of_pooling,
+    "bilinear": lambda n, m, t: upsampled(n, m, t, operator=aten.upsample_bilinear2d.default),
+    "nearest": lambda n, m, t: upsampled(n, m, t, operator=aten.upsample_nearest2d.default),
+    "bicubic": lambda n, m, t: upsampled(n, m, t, operator=aten.upsample_bicubic2d.default),
+    "rfft": transformed,
+    "bmm": product_of_batches,
+    "sort": sorted_along,
+    "mse_loss": lambda n, m, t: loss(n, m, t, operator=aten.mse_loss.default),
+    "smooth_l1_loss": lambda n, m, t: loss(n, m, t, operator=aten.smooth_l1_loss.default),
+    "huber_loss": lambda n, m, t: loss(n, m, t, operator=aten.huber_loss.default),
+    "with logits": with_logits,
+    "columns": lambda n, m, t: (
+        aten.im2col.default,
+        (floats(n, 2, m + 3, 8), [3, 3], [1, 1], [0, 0], [1 + m % 2, 1]),
+        {},
+    ),
+}
+SIZES = st.integers(2, 40)
+
+
+@pytest.mark.parametrize("name", MADE)
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(n=SIZES, m=SIZES)
+def test_the_rule_of_an_operator_is_what_it_takes(name, n, m):
+    func, args, kwargs = MADE[name](n, m, BF16)
+    assert abs(ruled(func, *args, **kwargs).bytes_ - measured(func, *args, **kwargs)) <= SCALARS
+
+
+@pytest.mark.parametrize("operator", ["mse_loss", "smooth_l1_loss", "binary_cross_entropy"])
+def test_a_reduced_loss_keeps_the_memory_of_each_elements_loss(operator):
+    func = getattr(aten, operator).default
+    call = call_of(func, torch.rand(8, 4), torch.rand(8, 4))
+    assert kept_bytes(call) == (0, call.outputs[0].untyped_storage().nbytes())
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 90), st.integers(1, 70))
+def test_the_workspace_of_an_lstm_is_known(steps, batch, width, hidden):
+    x, state = floats(steps, batch, width), torch.zeros(batch, hidden)
+    weights = (p.detach() for p in torch.nn.LSTM(width, hidden).parameters())
+    rest = (state, state, False, [], 2, hidden, 1, True, False, False, True)
+    call = call_of(aten.mkldnn_rnn_layer.default, x, *weights, *rest)
+    assert kept_bytes(call) == (3, call.outputs[3].untyped_storage().nbytes())
+    scratch = scratch_of(call, on_cpu=True)
+    assert scratch.bytes_ <= measured(call.func, *call.args) <= scratch.at_most_bytes
+    with torch.no_grad():
+        assert measured(call.func, *call.args) <= scratch.at_most_bytes
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@settings(max_examples=12, deadline=None)
+@given(
+    st.sampled_from([1, 3, 8, 20, 64]),
+    st.sampled_from([1, 4, 16, 24]),
+    st.sampled_from([1, 3, 5]),
+    st.integers(1, 2),
+    st.booleans(),
+)
+def test_a_convolution_takes_no_more_than_its_bound(
+    dtype, inner, outer, kernel, stride, transposed
+):
+    x = floats(2, inner, 9, 16, dtype=dtype)
+    shape = (inner, outer) if transposed else (outer, inner)
+    weight = floats(*shape, kernel, kernel, dtype=dtype)
+    how = ([stride] * 2, [0, 0], [1, 1], transposed, [0, 0], 1)
+    call = call_of(aten.convolution.default, x, weight, None, *how)
+    assert measured(call.func, *call.args) <= scratch_of(call, on_cpu=True).at_most_bytes
+    grad = torch.randn_like(call.outputs[0])
+    wanted = [True, True, False]
+    back = call_of(aten.convolution_backward.default, grad, x, weight, None, *how, wanted)
+    assert measured(back.func, *back.args) <= scratch_of(back, on_cpu=True).at_most_bytes
