@@ -422,7 +422,7 @@ def test_a_kernel_of_triton_is_run_program_by_program(pytester):
     pytest.importorskip("triton")
     pytester.makepyfile(kernel_of_a_test=KERNEL)
     pytester.syspathinsert()
-    from kernel_of_a_test import product  # type: ignore[import-not-found]
+    from kernel_of_a_test import product
 
     x, y = torch.linspace(-1, 1, 512).view(16, 32), torch.linspace(2, -2, 512).view(32, 16)
     out, total = torch.empty(16, 16, device=CUDA), torch.zeros((), device=CUDA)
