@@ -26,7 +26,8 @@ MOST_BYTES: Final = 1 << 30
 
 _PART_BYTES: Final = 1 << 20
 
-_LARGEST: Final = 1 << 62
+LARGEST: Final = 1 << 62
+"""No file has a larger number, and no machine so many bytes."""
 """No machine has so many bytes; a file that says so is damaged."""
 
 
@@ -35,7 +36,7 @@ class _Short(reprlib.Repr):
         """Return a number; Python refuses to write down one of some thousand digits."""
         return (
             super().repr_int(x, level)
-            if abs(x) <= _LARGEST
+            if abs(x) <= LARGEST
             else f"a number of {x.bit_length()} bits"
         )
 
@@ -89,7 +90,7 @@ def told_damage(error: Exception) -> str:
 
 def whole_number(value: object) -> int:
     """Return a number of bytes or storages that a file holds. Raises `ValueError` for others."""
-    if type(value) is not int or not 0 <= value <= _LARGEST:
+    if type(value) is not int or not 0 <= value <= LARGEST:
         text = "a larger one" if type(value) is int and value > 0 else shown(value)
         raise ValueError(f"expected a whole number of bytes, found {text}")
     return value
@@ -97,7 +98,7 @@ def whole_number(value: object) -> int:
 
 def checked_number(value: object) -> int:
     """Return a whole number that may be below zero. Raises `ValueError` for others."""
-    if type(value) is not int or not -_LARGEST <= value <= _LARGEST:
+    if type(value) is not int or not -LARGEST <= value <= LARGEST:
         raise ValueError(f"expected a whole number, found {shown(value)}")
     return value
 
@@ -115,7 +116,7 @@ def checked_numbers(values: object) -> tuple[int, ...]:
     found = checked_list(values)
     if not _INTEGERS.issuperset(map(type, found)):
         raise ValueError(f"expected whole numbers, found {shown(values)}")
-    if found and not (min(found) >= -_LARGEST and max(found) <= _LARGEST):
+    if found and not (min(found) >= -LARGEST and max(found) <= LARGEST):
         raise ValueError("expected whole numbers, found one that is too large")
     return tuple(found)
 

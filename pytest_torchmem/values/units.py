@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from numbers import Integral
 from typing import Final
 
 from pytest_torchmem.values.errors import SizeError, is_torchmem_error
-from pytest_torchmem.values.json_values import shown
+from pytest_torchmem.values.json_values import LARGEST, shown
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -54,19 +55,19 @@ def parse_size(value: object) -> int:
     1000s. A fraction of a byte is dropped. Raises `SizeError` for anything else, a bare number in
     text and a negative one included.
     """
-    if isinstance(value, int) and not isinstance(value, bool):
+    # Numpy's integers are such numbers, too.
+    if isinstance(value, Integral) and not isinstance(value, bool):
         if value < 0:
             raise SizeError(f"a size cannot be negative, got {shown(value)}")
-        if value >= 10**_MOST_DIGITS:
-            raise SizeError(f"{shown(value)} bytes are more than any machine has")
-        return value
+        return _possible(int(value), value)
     if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
         number, unit = match.groups()
         if len(number) > _MOST_DIGITS:
             raise SizeError(f"a number of {len(number)} digits is more than any machine has")
+        factor = _FACTORS[unit.lower()]
         if "." not in number:
-            return int(number) * _FACTORS[unit.lower()]
-        size_bytes = int(float(number) * _FACTORS[unit.lower()])
+            return _possible(int(number) * factor, value)
+        size_bytes = _possible(int(float(number) * factor), value)
         if not size_bytes and float(number):
             raise SizeError(f"{shown(value)} is less than a byte")
         return size_bytes
@@ -74,6 +75,13 @@ def parse_size(value: object) -> int:
         f"cannot read {shown(value)} as a size; give an int in bytes or text such as '64MiB' or "
         "'2GB'"
     )
+
+
+def _possible(size_bytes: int, value: object) -> int:
+    """Return a size that a machine can have. Raises `SizeError` for a larger one."""
+    if size_bytes > LARGEST:
+        raise SizeError(f"{shown(value)} is more than any machine has; for no limit, give None")
+    return size_bytes
 
 
 def _finite(fraction: float) -> float:

@@ -1,7 +1,9 @@
 """Sizes as people write and read them."""
 
 import math
+import sys
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,7 @@ from pytest_torchmem.values.units import (
     [
         (0, 0),
         (17, 17),
+        (numpy.int64(17), 17),
         ("0B", 0),
         ("1KiB", 1024),
         ("2GiB", 2 * GiB),
@@ -41,6 +44,12 @@ def test_a_size_is_read(text, size):
 @pytest.mark.parametrize("value", ["", "1", "GiB", "-1MiB", "1 Gibibyte", -1, 1.0, True, None])
 def test_anything_else_is_refused_with_its_slug(value):
     with pytest.raises(SizeError, match=r"\[bad-size\]$"):
+        parse_size(value)
+
+
+@pytest.mark.parametrize("value", [sys.maxsize, 10**30, "99999999TiB", "99999999.5TiB"])
+def test_more_than_a_report_can_carry_is_refused(value):
+    with pytest.raises(SizeError, match="more than any machine has; for no limit, give None"):
         parse_size(value)
 
 
