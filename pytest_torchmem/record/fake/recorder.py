@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from pytest_torchmem.record.fake.kernels.scratch import Call, kept_bytes, scratch_of
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import recomputes, starts_backward, user_line
-from pytest_torchmem.record.fake.scratch import Call, kept_bytes, scratch_of
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
 from pytest_torchmem.record.torch_api import autograd, dispatcher, fake_tensors, memory
 from pytest_torchmem.values.static_graph import (

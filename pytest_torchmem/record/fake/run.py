@@ -16,9 +16,9 @@ import torch
 
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.fake import missing_device
-from pytest_torchmem.record.fake.cuda_operators import take_cudas_operators
+from pytest_torchmem.record.fake.kernels.cuda_operators import take_cudas_operators
+from pytest_torchmem.record.fake.kernels.libraries import uncounted_on_gpus
 from pytest_torchmem.record.fake.leftovers import put_back
-from pytest_torchmem.record.fake.libraries import uncounted_on_gpus
 from pytest_torchmem.record.fake.missing_device import GradientsWanted
 from pytest_torchmem.record.fake.origin import is_user_file, names_of
 from pytest_torchmem.record.fake.recorder import FakeRunRecorder

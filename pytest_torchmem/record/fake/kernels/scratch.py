@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchmem.record.fake import onednn
+from pytest_torchmem.record.fake.kernels import onednn
 from pytest_torchmem.record.torch_api import dispatcher, fake_tensors
 
 
