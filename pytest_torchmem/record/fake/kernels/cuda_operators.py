@@ -19,6 +19,7 @@ from pytest_torchmem.record.torch_api import fake_tensors
 _aten = torch.ops.aten
 _Tensor = torch.Tensor
 _Optional = torch.Tensor | None
+_Function = Callable[..., Any]
 _HALVES: Final = (torch.float16, torch.bfloat16)
 _WIDEST_FLASH_HEAD: Final = 256
 _ALIGNED: Final = 16
@@ -26,7 +27,7 @@ _ALIGNED: Final = 16
 
 def take_cudas_operators(patches: Installed) -> None:
     """Let functions of the program use the operators that they use on CUDA."""
-    replacements: tuple[Callable[..., Any], ...] = (
+    replacements: tuple[_Function, ...] = (
         _attention,
         _dropout,
         _lstm_cell,
@@ -37,18 +38,18 @@ def take_cudas_operators(patches: Installed) -> None:
         patches.replace(name, _bound_to(replacement))
 
 
-def _bound_to(replacement: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+def _bound_to(replacement: _Function) -> Callable[[_Function], Any]:
     return lambda plain: partial(replacement, plain)
 
 
-def _dropout(plain: Callable[..., Any], input: _Tensor, p: float, train: bool) -> Any:
+def _dropout(plain: _Function, input: _Tensor, p: float, train: bool) -> object:
     """The mask has a byte for each element, where that of the CPU has the input's type."""
     if not train or not 0 < p < 1 or not input.numel():
         return plain(input, p, train)
     return torch.native_dropout(input, p, train)[0]
 
 
-def _group_norm(plain: Callable[..., Any], input: _Tensor, *rest: Any, **named: Any) -> Any:
+def _group_norm(plain: _Function, input: _Tensor, *rest: object, **named: object) -> object:
     return plain(input.contiguous(), *rest, **named)
 
 
@@ -56,7 +57,7 @@ def _group_norm(plain: Callable[..., Any], input: _Tensor, *rest: Any, **named: 
 
 
 def _attention(
-    plain: Callable[..., Any],
+    plain: _Function,
     query: _Tensor,
     key: _Tensor,
     value: _Tensor,
@@ -66,7 +67,7 @@ def _attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> object:
     """See ``sdp_utils.cpp``: flash attention if it can, memory-efficient attention if that can."""
     sixteen_bits = query.dtype in _HALVES
     whole = all(t.dim() == 4 and t.stride(-1) == 1 for t in (query, key, value))
@@ -103,7 +104,7 @@ def _flash(
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
-) -> Any:
+) -> object:
     width = query.shape[-1]
     scale = width**-0.5 if scale is None else scale
     missing = -width % 8
@@ -123,7 +124,7 @@ def _efficient(
     dropout_p: float,
     is_causal: bool,
     scale: float | None,
-) -> Any:
+) -> object:
     wanted = [t.requires_grad for t in (query, key, value)]
     keeps_sums = torch.is_grad_enabled() and any(wanted)
     if mask is not None:
@@ -148,27 +149,27 @@ def _bias_of(mask: _Tensor, query: _Tensor, key: _Tensor) -> _Tensor:
 
 
 def _lstm_cell(
-    plain: Callable[..., Any],
+    plain: _Function,
     input: _Tensor,
     hx: tuple[_Tensor, _Tensor],
     w_ih: _Tensor,
     w_hh: _Tensor,
     b_ih: _Optional = None,
     b_hh: _Optional = None,
-) -> Any:
+) -> object:
     gates = torch.mm(input, w_ih.t()), torch.mm(hx[0], w_hh.t())
     return _aten._thnn_fused_lstm_cell(*gates, hx[1], b_ih, b_hh)[:2]
 
 
 def _gru_cell(
-    plain: Callable[..., Any],
+    plain: _Function,
     input: _Tensor,
     hx: _Tensor,
     w_ih: _Tensor,
     w_hh: _Tensor,
     b_ih: _Optional = None,
     b_hh: _Optional = None,
-) -> Any:
+) -> object:
     gates = torch.mm(input, w_ih.t()), torch.mm(hx, w_hh.t())
     biases = (b_ih, b_hh) if b_ih is not None else (None, None)
     return _FusedGru.apply(*gates, hx, *biases)  # type: ignore[no-untyped-call]
@@ -189,7 +190,7 @@ class _FusedGru(torch.autograd.Function):
         return made
 
     @staticmethod
-    def backward(ctx: Any, grad: _Tensor) -> Any:
+    def backward(ctx: Any, grad: _Tensor) -> object:
         kept, *_ = ctx.saved_tensors
         rows, width = kept.shape[0], kept.shape[1] // 5 * 3
         of_inner, of_outer = kept.new_empty(rows, width), kept.new_empty(rows, width)
