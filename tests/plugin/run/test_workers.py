@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ MEASURED = MeasuredTest(
 )
 
 
-def report(**attributes: object) -> pytest.TestReport:
+def report(**attributes: Any) -> pytest.TestReport:
     place = ("test_net.py", 0, "test_step")
     return pytest.TestReport(
         "test_net.py::test_step", place, {}, "passed", None, "call", **attributes
