@@ -71,24 +71,28 @@ print(json.dumps(printed))
 def run_examples(folder: Path, examples: Iterable[str]) -> dict[str, str]:
     """Run examples and return what each script printed, by its text.
 
-    All scripts run in one process, and all tests in two: their baselines are stored, and then
-    compared with.
+    All scripts run in one process, and all tests in another. Those with a baseline, which that one
+    stores, are compared with it in a third.
     """
     ini = "[pytest]\naddopts = -p no:cacheprovider\ntorchmem_device = cpu\n"
     (folder / "pytest.ini").write_text(ini)
     scripts: dict[str, str] = {}
-    tests = []
+    tests, with_baseline = list[str](), list[str]()
     for number, example in enumerate(examples):
         kind = "test" if "def test_" in example else "script"
         name = f"{kind}_{number}.py"
         (folder / name).write_text(example, encoding="utf-8")
         if kind == "test":
             tests.append(name)
+            if re.search(r"memory_baseline|torchmem\.check\(", example):
+                with_baseline.append(name)
         else:
             scripts[example] = name
     done = run(folder, "-c", RUN_SCRIPTS, *scripts.values())
     assert done.returncode == 0, done.stderr
-    for option in ("--torchmem-update-baseline", "--torchmem-require-baseline"):
-        tested = run(folder, "-m", "pytest", option, *tests)
+    for option, files in (("update", tests), ("require", with_baseline)):
+        tested = run(folder, "-m", "pytest", f"--torchmem-{option}-baseline", *files)
         assert tested.returncode == 0, tested.stdout + tested.stderr
+    stored = {path.stem for path in folder.glob("__torchmem__/*/*.json")}
+    assert stored <= {Path(name).stem for name in with_baseline}
     return dict(zip(scripts, json.loads(done.stdout), strict=True))
