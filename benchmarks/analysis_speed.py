@@ -137,7 +137,7 @@ _TENSOR = attrgetter("allocation_id")
 _READERS: dict[Any, Callable[[Any], Any]] = {
     profiler.TorchOpFields: attrgetter("name", "sequence_number"),
     profiler.AllocationFields: attrgetter(
-        "id", "allocation_id", "device", "ptr", "alloc_size", "total_allocated", "total_reserved"
+        "id", "allocation_id", "device", "ptr", "alloc_size", "total_allocated"
     ),
     profiler.PyCallFields: attrgetter("module", "optimizer", "caller.line_number"),
     profiler.PyCCallFields: attrgetter("caller.line_number"),

@@ -411,7 +411,7 @@ class Recorder:
             self._history.end()
             seconds = time.thread_time() - self._session_began_s
             result = session.stop()
-            tables = self._reader.read(result, len(self._segments), is_cut=is_cut)
+            tables = self._reader.read(result, is_cut=is_cut)
             self._foresee(seconds, tables.read_count)
             self._segments.append(self._with_lost(tables))
             self._weigh(self._segments[-1])
@@ -441,7 +441,6 @@ class Recorder:
             tables,
             self._reader.device_names.number(str(self._device)),
             entries,
-            segment=len(self._segments),
             unnamed=self._reader.strings.number(""),
         )
 

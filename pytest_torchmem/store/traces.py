@@ -27,9 +27,12 @@ from pytest_torchmem.values.json_values import (
     whole_numbers,
 )
 from pytest_torchmem.values.trace import (
+    ALLOCATION,
     DEVICE_EVENT,
+    EVENT,
     FORMAT,
     TABLES,
+    TENSOR,
     DeviceEventKind,
     EventKind,
     MarkKind,
@@ -47,12 +50,27 @@ if TYPE_CHECKING:
 __tracebackhide__ = is_torchmem_error
 
 # The tables that each format does not have.
-_MISSING: Final = {1: ("overloads", "details"), 2: ("details",), FORMAT: ()}
+_MISSING: Final = {1: ("overloads", "details"), 2: ("details",), 3: (), FORMAT: ()}
+
+
+def _with_wide_ids(dtype: np.dtype[np.void]) -> list[tuple[str, object]]:
+    wide = {"id": "i8", "allocation_id": "i8"}
+    return [(name, wide.get(name, dtype[name])) for name in dtype.names or ()]
+
+
+_FORMAT_3: Final = {
+    **TABLES,
+    # Behind the thread, as it was.
+    "events": np.dtype([*EVENT.descr[:4], ("segment", "i4"), *EVENT.descr[4:]]),
+    "tensors": np.dtype(_with_wide_ids(TENSOR)),
+    "allocations": np.dtype([*_with_wide_ids(ALLOCATION), ("total_reserved", "i8")]),
+}
 _COLUMNS_BEFORE_3: Final = ("kind", "correlation", "start_ns", "end_ns")
 _BEFORE_3: Final = {
-    **TABLES,
+    **_FORMAT_3,
     "device_events": np.dtype([(name, DEVICE_EVENT[name]) for name in _COLUMNS_BEFORE_3]),
 }
+_LAYOUTS: Final = {1: _BEFORE_3, 2: _BEFORE_3, 3: _FORMAT_3, FORMAT: TABLES}
 
 _HEADER: Final = "header"
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -125,16 +143,14 @@ def load_trace(path: str | os.PathLike[str]) -> Trace:
 def _read(archive: zipfile.ZipFile, path: object) -> Trace:
     _check_sizes(archive)
     header = _header(_content(archive, _HEADER, np.dtype("u1")))
-    missing = _MISSING.get(whole_number(header["format"]))
-    if missing is None:
+    number = whole_number(header["format"])
+    if number not in _LAYOUTS:
         raise TraceError(f"{path} has trace format {header['format']}, this version reads {FORMAT}")
-    before = TABLES if header["format"] == FORMAT else _BEFORE_3
     tables = {
-        name: np.frombuffer(bytearray(_content(archive, name, dtype)), dtype)
-        for name, dtype in before.items()
-        if name not in missing
+        name: _as_now(name, np.frombuffer(bytearray(_content(archive, name, dtype)), dtype))
+        for name, dtype in _LAYOUTS[number].items()
+        if name not in _MISSING[number]
     }
-    tables["device_events"] = _with_all_columns(tables["device_events"], DEVICE_EVENT)
     return Trace(
         **tables,
         strings=checked_texts(header["strings"]),
@@ -187,11 +203,15 @@ def _content(
     return content
 
 
-def _with_all_columns(table: NDArray[np.void], dtype: np.dtype[np.void]) -> NDArray[np.void]:
-    """Return a table of an earlier format; -1 in the columns that it did not have."""
-    filled = np.full(len(table), -1, dtype)
-    for name in table.dtype.names or ():
-        filled[name] = table[name]
+def _as_now(name: str, table: NDArray[np.void]) -> NDArray[np.void]:
+    """Return a table of any format as this one has it; -1 in the columns that it did not have."""
+    if table.dtype == TABLES[name]:
+        return table
+    filled = np.full(len(table), -1, TABLES[name])
+    for column in set(filled.dtype.names or ()).intersection(table.dtype.names or ()):
+        filled[column] = table[column]
+        if (filled[column] != table[column]).any():
+            raise ValueError(f"{column!r} of {name!r} is larger than any id")
     return filled
 
 

@@ -28,7 +28,9 @@ __tracebackhide__ = is_torchmem_error
 # 1: first format.
 # 2: with `Trace.overloads`, which is empty in what a trace of format 1 gives.
 # 3: with `Trace.details`; device events have names, devices and streams.
-FORMAT: Final = 3
+# 4: without what nobody reads: the session of an event, and the total that is reserved. Ids are
+#    those of one session, and 32 bits are enough.
+FORMAT: Final = 4
 
 # The text of a BACKWARD_BEGIN mark when the backward pass itself is differentiated.
 CREATE_GRAPH: Final = "create_graph"
@@ -145,7 +147,6 @@ EVENT: Final = np.dtype(
         ("scope", "u1"),
         ("is_operator", "?"),
         ("thread", "i4"),
-        ("segment", "i4"),
         ("parent", "i4"),
         ("end", "i4"),
         ("name", "i4"),
@@ -165,8 +166,8 @@ TENSOR: Final = np.dtype(
         ("keyed", "?"),
         ("device", "i2"),
         ("name", "i4"),
-        ("id", "i8"),
-        ("allocation_id", "i8"),
+        ("id", "i4"),
+        ("allocation_id", "i4"),
         ("ptr", "u8"),
         ("size_bytes", "i8"),
     ]
@@ -176,13 +177,12 @@ ALLOCATION: Final = np.dtype(
         ("event", "i4"),
         ("keyed", "?"),
         ("device", "i2"),
-        ("id", "i8"),
-        ("allocation_id", "i8"),
+        ("id", "i4"),
+        ("allocation_id", "i4"),
         ("ptr", "u8"),
         ("size_bytes", "i8"),
         ("requested_bytes", "i8"),
         ("total_allocated", "i8"),
-        ("total_reserved", "i8"),
     ]
 )
 OVERLOAD: Final = np.dtype([("event", "i4"), ("names", "i4"), ("writes", "i4")])

@@ -361,16 +361,74 @@ def test_what_computes_values_is_not_seen_by_the_profiler():
     assert not any(event.cpu_memory_usage for event in events)
 
 
+def several(x, w):
+    """What makes pointwise kernels, reductions, scans and indices."""
+    y = torch.relu(x @ w + 1) * 2
+    chosen = y.argmax(-1)
+    return y.softmax(-1), y.cumsum(0), chosen, w[chosen].half() * 3, functional.layer_norm(y, (16,))
+
+
 @pytest.mark.slow
-def test_what_a_compiled_kernel_may_have_written_is_not_exact():
-    x, w, apart = (torch.eye(16, device=CUDA) for _ in range(3))
+@pytest.mark.usefixtures("exact")
+def test_compiled_code_has_the_values_that_the_cpu_computes():
+    x, w = torch.linspace(-2, 3, 192).view(12, 16), torch.linspace(1, -1, 256).view(16, 16)
+    compiled = torch.compile(several)(x.to(CUDA), w.to(CUDA))
+    for on_gpu, on_cpu in zip(compiled, several(x, w), strict=True):
+        torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("exact")
+def test_a_graph_of_compiled_code_computes_at_each_launch():
+    step = torch.compile(lambda x: (x * 2 + 1).sum(), mode="reduce-overhead")
+    for value in range(5):
+        assert step(torch.full((4,), float(value), device=CUDA)).item() == 4 * (2 * value + 1)
+
+
+@pytest.mark.slow
+def test_compiled_code_is_as_exact_as_what_it_reads_and_not_if_it_takes_too_long():
+    torch.compiler.reset()
+    plus_one = torch.compile(lambda x: x + 1)
     before = inexact_reads()
-    compiled = torch.compile(lambda: torch.relu(x @ w + 1) * 2)()
+    assert plus_one(torch.zeros(16, device=CUDA))[3].item() == 1.0
     assert inexact_reads() == before
-    compiled[0, 0].item()
+    plus_one(unknown(16))[3].item()
     assert inexact_reads() == before + 1
-    assert apart[0, 0].item() == 1.0
-    assert inexact_reads() == before + 1
+    plus_one(torch.zeros(16 * MiB, device=CUDA))[3].item()
+    assert inexact_reads() == before + 2
+
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def product(x, y, out, total, inner, SIZE: tl.constexpr):
+    row, column = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    sums = tl.zeros((SIZE, SIZE), tl.float32)
+    for start in range(0, inner, SIZE):
+        a = tl.load(x + row * inner + start + column)
+        b = tl.load(y + (start + row) * SIZE + column)
+        sums += tl.dot(a, b)
+    tl.store(out + row * SIZE + column, sums)
+    if tl.program_id(0) == 1:
+        tl.atomic_add(total, tl.sum(tl.sum(sums, 0), 0))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("exact")
+def test_a_kernel_of_triton_is_run_program_by_program(pytester):
+    pytest.importorskip("triton")
+    pytester.makepyfile(kernel_of_a_test=KERNEL)
+    pytester.syspathinsert()
+    from kernel_of_a_test import product
+
+    x, y = torch.linspace(-1, 1, 512).view(16, 32), torch.linspace(2, -2, 512).view(32, 16)
+    out, total = torch.empty(16, 16, device=CUDA), torch.zeros((), device=CUDA)
+    product[(3,)](x.to(CUDA), y.to(CUDA), out, total, 32, SIZE=16)
+    torch.testing.assert_close(out.cpu(), x @ y, rtol=1e-3, atol=1e-3)
+    assert total.item() == pytest.approx((x @ y).sum().item(), rel=1e-3, abs=1e-2)
 
 
 def test_a_program_sees_no_mode_and_no_other_tensor():

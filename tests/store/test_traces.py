@@ -15,6 +15,7 @@ from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.errors import TraceError
 from pytest_torchmem.values.trace import FORMAT, Ownership, Trace
 from tests.builders import TraceBuilder
+from tests.earlier_traces import THIRD, rewrite_as
 
 
 @pytest.fixture
@@ -64,17 +65,26 @@ def test_a_trace_of_another_format_says_both_numbers(saved: Path) -> None:
 
 
 def test_a_trace_of_the_first_format_has_no_overloads_or_details(trace: Trace, saved: Path) -> None:
-    with np.load(saved) as archive:
-        later = ("overloads", "details")
-        arrays = {name: archive[name] for name in archive if name not in later}
-        header = json.loads(archive["header"].tobytes())
-    times = [("start_ns", "i8"), ("end_ns", "i8")]
-    arrays["device_events"] = np.zeros(0, [("kind", "u1"), ("correlation", "i8"), *times])
-    arrays["header"] = np.frombuffer(json.dumps({**header, "format": 1}).encode(), np.uint8)
-    np.savez(saved, **arrays)
+    rewrite_as(1, saved)
     again = load_trace(saved)
     assert (len(again.events), len(again.overloads)) == (len(trace.events), 0)
     assert len(again.details) == 0
+
+
+def test_a_trace_of_the_third_format_has_the_same_rows(trace: Trace, saved: Path) -> None:
+    rewrite_as(3, saved)
+    again = load_trace(saved)
+    for name in THIRD:
+        assert np.array_equal(getattr(again, name), getattr(trace, name)), name
+
+
+def test_an_id_of_an_earlier_format_that_is_too_large_is_refused(saved: Path) -> None:
+    rewrite_as(3, saved)
+    with np.load(saved) as archive:
+        tensors = archive["tensors"]
+    tensors["id"][0] = 2**32
+    with pytest.raises(TraceError, match=r"body\.npz .* 'id' of 'tensors' is larger"):
+        load_trace(rewritten(saved, tensors=tensors))
 
 
 def test_a_table_of_another_layout_is_refused(saved: Path) -> None:

@@ -32,9 +32,6 @@ class OpTree:
 
     Attributes:
         trace: The trace the rows belong to.
-        parent: int32, shape (E,); the row around each event, or -1: the events' column, without the
-            others between its entries.
-        depth: int32, shape (E,); 0 for a root.
         rank: int32, shape (E,); position of each event in the order of start times. Unlike times,
             ranks are unique.
         leaf: int32, shape (E,); row of the outermost operator at or above each event (the unit of
@@ -45,12 +42,21 @@ class OpTree:
     """
 
     trace: Trace
-    parent: NDArray[np.int32]
-    depth: NDArray[np.int32]
     rank: NDArray[np.int32]
     leaf: NDArray[np.int32]
     backward_node: NDArray[np.int32]
     phase: NDArray[np.uint8]
+
+    @property
+    def parent(self) -> NDArray[np.int32]:
+        """The row around each event, or -1: int32, shape (E,)."""
+        parent: NDArray[np.int32] = self.trace.events["parent"]
+        return parent
+
+    @cached_property
+    def depth(self) -> NDArray[np.int32]:
+        """The number of events around each: int32, shape (E,)."""
+        return _depths(self.trace.events["end"])
 
     def innermost(self, condition: NDArray[np.bool_]) -> NDArray[np.int32]:
         """For each event the row of the nearest event at or above it that meets ``condition``."""
@@ -94,17 +100,16 @@ class OpTree:
 def build_op_tree(trace: Trace) -> OpTree:
     """Return the operator tree of a trace."""
     events = trace.events
-    parent = np.ascontiguousarray(events["parent"])
-    depth = _depths(parent, events["end"])
     rank = np.empty(len(events), np.int32)
     rank[np.argsort(events["start_ns"], kind="stable")] = np.arange(len(events))
     is_backward = _called_by_engine(events)
     leaf = _outermost(
-        parent, (events["kind"] == EventKind.TORCH_OP) & (events["is_operator"] | is_backward)
+        events["parent"],
+        (events["kind"] == EventKind.TORCH_OP) & (events["is_operator"] | is_backward),
     )
-    backward_node = _innermost(parent, is_backward)
+    backward_node = _innermost(events["parent"], is_backward)
     phase = np.zeros(len(events), np.uint8)
-    tree = OpTree(trace, parent, depth, rank, leaf, backward_node, phase)
+    tree = OpTree(trace, rank, leaf, backward_node, phase)
     tree.phase[:] = _phases(tree)
     return tree
 
@@ -116,15 +121,15 @@ def _called_by_engine(events: NDArray[np.void]) -> NDArray[np.bool_]:
     return is_backward & ~nested
 
 
-def _depths(parents: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int32]:
+def _depths(ends: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return the number of open subtrees before each row: a row opens one, and each ends at a row.
 
     A root (rows 0 to 2) with two children. Before each row [0, 0, 1] subtrees have ended:
 
-    >>> _depths(np.array([-1, 0, 0]), np.array([3, 2, 3])).tolist()
+    >>> _depths(np.array([3, 2, 3])).tolist()
     [0, 1, 1]
     """
-    count = len(parents)
+    count = len(ends)
     closed = np.bincount(ends, minlength=count + 1)[: count + 1] if count else np.zeros(1, np.int64)
     depth: NDArray[np.int32] = (np.arange(count) - np.cumsum(closed)[:count]).astype(np.int32)
     return depth
@@ -138,7 +143,11 @@ def _innermost(parents: NDArray[np.int32], condition: NDArray[np.bool_]) -> NDAr
     rows, each within the one before, of which the first meets the condition::
 
         [0, 0, 1, 2, -1]    [0, 0, 0, 1, -1]    [0, 0, 0, 0, -1]
+
+    Where no row meets it, the result takes no memory, and must not be written to.
     """
+    if not condition.any():
+        return np.broadcast_to(np.int32(-1), len(parents))
     own = np.arange(len(parents), dtype=np.int32)
     found = np.append(np.where(condition, own, parents), np.int32(-1))
     while not np.array_equal(further := found[found], found):
@@ -257,13 +266,18 @@ class Annotations:
         return tuple(reversed(rows))
 
     @cached_property
-    def _nesting(self) -> tuple[NDArray[np.int64], dict[int, int]]:
-        """The innermost annotation at each rank, -1 for none; and the one around each, by row."""
+    def _nesting(self) -> tuple[NDArray[np.int32], dict[int, int]]:
+        """The innermost annotation at each rank, -1 for none; and the one around each, by row.
+
+        Without any the first is empty.
+        """
         events, rank = self.tree.trace.events, self.tree.rank
-        innermost = np.full(len(events), -1, np.int64)
         outer: dict[int, int] = {}
         rows = self._rows(events)
-        starts = np.sort(events["start_ns"]) if len(rows) else events["start_ns"]
+        if not len(rows):
+            return np.empty(0, np.int32), outer
+        innermost = np.full(len(events), -1, np.int32)
+        starts = np.sort(events["start_ns"])
         ends = np.searchsorted(starts, events["end_ns"][rows], side="right")
         for row, end in sorted(
             zip(rows.tolist(), ends.tolist(), strict=True), key=lambda pair: int(rank[pair[0]])

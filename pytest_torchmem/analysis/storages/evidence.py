@@ -35,12 +35,12 @@ class Operands(NamedTuple):
 
     Attributes:
         event: int32, row of the operator.
-        storage: int64, the storage that it was called with, or -1.
+        storage: int32, the storage that it was called with, or -1.
         written: bool, whether it writes to it.
     """
 
     event: NDArray[np.int32]
-    storage: NDArray[np.int64]
+    storage: NDArray[np.int32]
     written: NDArray[np.bool_]
 
 
@@ -280,8 +280,8 @@ class Evidence:
         return outlives
 
     @cached_property
-    def _tensor_ranks(self) -> NDArray[np.int64]:
-        ranks: NDArray[np.int64] = self.tree.rank[self.tree.trace.tensors["event"]]
+    def _tensor_ranks(self) -> NDArray[np.int32]:
+        ranks: NDArray[np.int32] = self.tree.rank[self.tree.trace.tensors["event"]]
         return ranks
 
     @cached_property
@@ -292,7 +292,7 @@ class Evidence:
     def _of_tensors(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return self._mask(self.storages.of_tensor[rows])
 
-    def _mask(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _mask(self, indices: NDArray[np.int32]) -> NDArray[np.bool_]:
         mask = np.zeros(len(self.storages), np.bool_)
         mask[indices[indices >= 0]] = True
         return mask

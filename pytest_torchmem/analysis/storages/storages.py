@@ -33,8 +33,8 @@ class Storages:
         born: float64, rank at which it was allocated, or `BEFORE`.
         died: float64, rank at which it was freed, or `NEVER`.
         event: int32, row of the allocation event, or -1.
-        of_tensor: int64, shape (N,), the storage that each row of ``trace.tensors`` mentions.
-        of_owner: int64, shape (O,), the storage that each row of ``trace.owners`` is about, or -1
+        of_tensor: int32, shape (N,), the storage that each row of ``trace.tensors`` mentions.
+        of_owner: int32, shape (O,), the storage that each row of ``trace.owners`` is about, or -1
             if that storage plays no part in the recording.
     """
 
@@ -44,8 +44,8 @@ class Storages:
     born: NDArray[np.float64]
     died: NDArray[np.float64]
     event: NDArray[np.int32]
-    of_tensor: NDArray[np.int64]
-    of_owner: NDArray[np.int64]
+    of_tensor: NDArray[np.int32]
+    of_owner: NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.ptr)
@@ -54,30 +54,22 @@ class Storages:
 def find_storages(tree: OpTree) -> Storages:
     """Return every storage that the recording allocated, freed or mentioned."""
     trace = tree.trace
-    mark_rank = tree.mark_ranks
     places = _places(trace.allocations, trace.tensors, trace.owners)
     allocation_place, tensor_place, owner_place = places.of
-    freed = trace.marks["kind"][trace.owners["mark"]] == MarkKind.STORAGE_FREED
+    tensor_rank = tree.rank[trace.tensors["event"]]
+    owner_rank = tree.mark_ranks[trace.owners["mark"]]
+    changes = _changes(tree, allocation_place, owner_place)
 
-    rank = tree.rank[trace.allocations["event"]].astype(np.float64)
-    size = _asked_for(trace.allocations)
-    rank = np.concatenate([rank, mark_rank[trace.owners["mark"]][freed]])
-    size = np.concatenate([size, -trace.owners["size_bytes"][freed]])
-    event = np.concatenate([trace.allocations["event"], np.full(int(freed.sum()), -1, np.int32)])
-    place = np.concatenate([allocation_place, owner_place[freed]])
-
-    tensor_rank = tree.rank[trace.tensors["event"]].astype(np.float64)
     first_birth = np.full(len(places), NEVER)
-    births = size > 0
-    np.minimum.at(first_birth, place[births], rank[births])
-    owner_rank = mark_rank[trace.owners["mark"]]
+    births = changes.size > 0
+    np.minimum.at(first_birth, changes.place[births], changes.rank[births])
     # A storage that was alive at the start counts only if an operator mentions it, or a module, an
     # optimizer or a graph owns it.
     held = ~are_among(trace.owners["kind"], (Ownership.LIVE, Ownership.SURVIVOR))
     owned = held & (owner_rank < first_birth[owner_place])
     mentioned = tensor_rank < first_birth[tensor_place]
     early = np.unique(np.concatenate([tensor_place[mentioned], owner_place[owned]]))
-    lives = _lifetimes(place, rank, size, event, early)
+    lives = _lifetimes(changes, early)
 
     of_tensor = lives.at(tensor_place, tensor_rank)
     # A mark stands after the events that led to it, so it speaks of the last storage at the place.
@@ -92,6 +84,32 @@ def find_storages(tree: OpTree) -> Storages:
         of_tensor=of_tensor,
         of_owner=of_owner,
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Changes:
+    """Allocations and frees, sorted by place, then by rank. A free has a negative size."""
+
+    place: NDArray[np.int32]
+    rank: NDArray[np.float64]
+    size: NDArray[np.int64]
+    event: NDArray[np.int32]
+
+
+def _changes(
+    tree: OpTree, allocation_place: NDArray[np.int32], owner_place: NDArray[np.int32]
+) -> _Changes:
+    """Return what the allocator did, and what was seen to be freed."""
+    allocations, owners, marks = tree.trace.allocations, tree.trace.owners, tree.trace.marks
+    freed = marks["kind"][owners["mark"]] == MarkKind.STORAGE_FREED
+    freed_at = tree.mark_ranks[owners["mark"]][freed]
+    place = np.concatenate([allocation_place, owner_place[freed]])
+    rank = np.concatenate([tree.rank[allocations["event"]], freed_at])
+    order = np.lexsort((rank, place))
+    place, rank = place[order], rank[order]
+    size = np.concatenate([_asked_for(allocations), -owners["size_bytes"][freed]])[order]
+    event = np.concatenate([allocations["event"], np.full(len(freed_at), -1, np.int32)])[order]
+    return _Changes(place, rank, size, event)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,13 +136,14 @@ def _places(*tables: NDArray[np.void]) -> _Places:
         distinct, sorted    [50, 70]    first met at rows [1, 0]    rows [1, 0, 1]
         by first meeting    [70, 50]                                rows [0, 1, 0]
     """
-    device = np.concatenate([table["device"] for table in tables])
     pointers, at = _distinct(np.concatenate([table["ptr"] for table in tables]))
+    devices, on = _distinct(np.concatenate([table["device"] for table in tables]))
     # A place is a pointer and a device; nearly always there is one device.
-    devices, on = _distinct(device)
-    keys, places = _distinct(at * np.int64(len(devices)) + on)
-    first = np.zeros(len(keys), np.int64)
-    first[places[::-1]] = np.arange(len(places))[::-1]
+    keys = np.arange(len(pointers))
+    if len(devices) > 1:
+        keys, at = _distinct(at * np.int64(len(devices)) + on)
+    first = np.zeros(len(keys), np.int32)
+    first[at[::-1]] = np.arange(len(at), dtype=np.int32)[::-1]
     order = np.argsort(first)
     number = np.empty(len(keys), np.int32)
     number[order] = np.arange(len(keys))
@@ -133,16 +152,13 @@ def _places(*tables: NDArray[np.void]) -> _Places:
     return _Places(
         devices[keys % max(1, len(devices))],
         pointers[keys // max(1, len(devices))],
-        np.split(number[places], split),
+        np.split(number[at], split),
     )
 
 
 def _distinct(values: NDArray[_Number]) -> tuple[NDArray[_Number], NDArray[np.int32]]:
     """Return the distinct values, ascending, and the place of each value among them."""
-    ordered = np.sort(values)
-    is_new = np.ones(len(ordered), np.bool_)
-    is_new[1:] = ordered[1:] != ordered[:-1]
-    distinct = ordered[is_new]
+    distinct = np.unique(values)
     return distinct, np.searchsorted(distinct, values).astype(np.int32)
 
 
@@ -156,7 +172,9 @@ class _Lives:
     size: NDArray[np.int64]
     event: NDArray[np.int32]
 
-    def at(self, place: NDArray[np.int32], rank: NDArray[np.float64]) -> NDArray[np.int64]:
+    def at(
+        self, place: NDArray[np.int32], rank: NDArray[np.float64 | np.int32]
+    ) -> NDArray[np.int32]:
         """Return the storage that was born last, at or before each rank, at each place; or -1.
 
         Place 0 holds two storages one after the other, born at ranks 3 and 8; place 1 holds one,
@@ -169,19 +187,17 @@ class _Lives:
         """
         # Ranks are below 2**31, so place and rank pack into one sortable number.
         keys = self.place * 2.0**32 + self.born
-        found = np.searchsorted(keys, place * 2.0**32 + rank, side="right") - 1
+        wanted = place * 2.0**32
+        wanted += rank
+        found = np.searchsorted(keys, wanted, side="right").astype(np.int32)
+        found -= 1
         right = found >= 0
         right[right] = self.place[found[right]] == place[right]
-        return np.where(right, found, -1)
+        found[~right] = -1
+        return found
 
 
-def _lifetimes(
-    place: NDArray[np.int32],
-    rank: NDArray[np.float64],
-    size: NDArray[np.int64],
-    event: NDArray[np.int32],
-    early: NDArray[np.int32],
-) -> _Lives:
+def _lifetimes(changes: _Changes, early: NDArray[np.int32]) -> _Lives:
     """Pair allocations with frees. ``early`` are places that were in use before the recording.
 
     Three events at place 0, which is early, and what they say about it::
@@ -190,9 +206,8 @@ def _lifetimes(
         rank 4   +24   a second storage is born
         rank 7   +32   a third one in its place: the second one's free went unseen
 
-    >>> events = {"rank": [2.0, 4, 7], "size": [-16, 24, 32], "event": [0, 1, 2]}
-    >>> place, early = np.zeros(3, np.int32), np.array([0], np.int32)
-    >>> lives = _lifetimes(place, *map(np.array, events.values()), early)
+    >>> columns = [0, 0, 0], [2.0, 4, 7], [-16, 24, 32], [0, 1, 2]
+    >>> lives = _lifetimes(_Changes(*map(np.array, columns)), np.array([0]))
     >>> lives.born.tolist(), lives.died.tolist(), lives.size.tolist()
     ([-1.0, 4.0, 7.0], [2.0, 7.0, inf], [16, 24, 32])
 
@@ -200,8 +215,7 @@ def _lifetimes(
     there before if the place is early, or if its first event is a free. A free after another one
     is the same, reported twice.
     """
-    order = np.lexsort((rank, place))
-    place, rank, size, event = place[order], rank[order], size[order], event[order]
+    place, rank, size, event = changes.place, changes.rank, changes.size, changes.event
     is_first = np.diff(place, prepend=-1) != 0
     next_rank = np.full(len(place), NEVER)
     next_rank[:-1][~is_first[1:]] = rank[1:][~is_first[1:]]
@@ -235,7 +249,7 @@ def _asked_for(allocations: NDArray[np.void]) -> NDArray[np.int64]:
 
 
 def _sizes(
-    tree: OpTree, lives: _Lives, of_tensor: NDArray[np.int64], of_owner: NDArray[np.int64]
+    tree: OpTree, lives: _Lives, of_tensor: NDArray[np.int32], of_owner: NDArray[np.int32]
 ) -> NDArray[np.int64]:
     """Return the bytes of each storage: from its allocation, its owner, or the widest mention."""
     trace = tree.trace

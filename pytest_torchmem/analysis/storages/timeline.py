@@ -75,6 +75,21 @@ def build_timeline(
     Changes at one rank are one row: those at the beginning, and the end of a storage in whose place
     another one is born.
     """
+    ranks, amounts, columns = _changes(evidence, labels)
+    last = np.append(np.flatnonzero(np.diff(ranks)), len(ranks) - 1)
+    ranks = ranks[last]
+    times_ns = times_of(evidence, ranks)
+    # Most categories stay at zero; by columns, nothing is written to these.
+    levels = np.zeros((len(ranks), len(Category)), np.int64, order="F")
+    for column in np.unique(columns).tolist():
+        levels[:, column] = np.cumsum(np.where(columns == column, amounts, 0))[last]
+    return Timeline(times_ns, levels), ranks
+
+
+def _changes(
+    evidence: Evidence, labels: NDArray[np.uint8]
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.uint8]]:
+    """Return rank, bytes and category of each change of the footprint, in their order."""
     storages, window = evidence.storages, evidence.window
     counted = np.flatnonzero(evidence.counted)
     begin = np.maximum(storages.born[counted], window.begin)
@@ -85,23 +100,16 @@ def build_timeline(
     amounts = np.concatenate([[0], sizes, -sizes[freed]])
     columns = np.concatenate([[0], labels[counted], labels[counted][freed]]).astype(np.uint8)
     order = np.argsort(ranks, kind="stable")
-    ranks, amounts, columns = ranks[order], amounts[order], columns[order]
-    last = np.append(np.flatnonzero(np.diff(ranks)), len(ranks) - 1)
-    ranks = ranks[last]
-    # Most categories stay at zero; by columns, nothing is written to these.
-    levels = np.zeros((len(ranks), len(Category)), np.int64, order="F")
-    for column in np.unique(columns).tolist():
-        levels[:, column] = np.cumsum(np.where(columns == column, amounts, 0))[last]
-    return Timeline(times_of(evidence, ranks), levels), ranks
+    return ranks[order], amounts[order], columns[order]
 
 
 def times_of(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return ranks as nanoseconds since the first event: int64, of the same shape."""
-    starts: NDArray[np.void] = np.sort(evidence.tree.trace.events["start_ns"])
+    starts: NDArray[np.int64] = np.sort(evidence.tree.trace.events["start_ns"])
     if not len(starts):
         return np.zeros(len(ranks), np.int64)
-    rows = np.clip(np.floor(ranks), 0, len(starts) - 1).astype(np.int64)
-    times: NDArray[np.int64] = (starts[rows] - starts[0]).astype(np.int64)
+    times: NDArray[np.int64] = starts[np.clip(ranks, 0, len(starts) - 1).astype(np.int32)]
+    times -= starts[0]
     return times
 
 
@@ -145,11 +153,12 @@ class Reconciliation:
         others = ptr[is_mine & (size > 0) & (total == 0)]
         if len(others):
             is_mine &= ~np.isin(ptr, others)
-        rows = np.flatnonzero(is_mine)
+        rows = np.argsort(tree.rank[table["event"]])
+        rows = rows[is_mine[rows]]
         if not len(rows):
             return 0
-        rows = rows[np.argsort(tree.rank[table["event"][rows]])]
-        drift = total[rows] - np.cumsum(size[rows])
+        drift = total[rows]
+        drift -= np.cumsum(size[rows])
         return int(drift.max() - drift.min())
 
     @cached_property

@@ -181,13 +181,12 @@ class Census:
 
     def _known_and_young(self) -> list[object]:
         """Return the survivors of the last look, and what is young."""
-        wanted = with_subclasses(self._classes)
-        young = [thing for g in (0, 1) for thing in _selected(gc.get_objects(g), wanted)]
+        young = [thing for g in (0, 1) for thing in _those_of(self._classes, gc.get_objects(g))]
         found = _each_once(_alive(self._known), young)
         if self._references is None:
             return found
         holders = [*found, *_alive(self._holders)]
-        found = _each_once(found, _held(holders, with_subclasses(self._released)))
+        found = _each_once(found, _held(holders, self._released))
         return _each_once(found, self._beside(found))
 
 
@@ -239,15 +238,15 @@ def _each_once(*lists: list[object]) -> list[object]:
     return list({id(thing): thing for things in lists for thing in things}.values())
 
 
-def _held(holders: list[object], kinds: set[type[object]]) -> list[object]:
+def _held(holders: list[object], classes: tuple[type[object], ...]) -> list[object]:
     """Return what some objects hold in attributes and in containers there, of some classes."""
     found, seen, front = [], set(map(id, holders)), holders
     for _ in range(_DEEPEST_HELD):
         within = {id(thing): thing for part in _parts(front) for thing in referents(*part)}
         fresh = [thing for key, thing in within.items() if key not in seen]
         seen |= within.keys()
-        found += [thing for thing in fresh if type(thing) in kinds]
-        front = [thing for thing in fresh if is_a(thing, _CONTAINERS)]
+        found += _those_of(classes, fresh)
+        front = _those_of(_CONTAINERS, fresh)
     return found
 
 
@@ -301,6 +300,17 @@ def _where_others_stand() -> dict[int, tuple[FrameType, int]]:
 def _selected(objects: Sequence[Any], wanted: set[type[_T]]) -> list[_T]:
     # No step of this loop is in Python.
     return list(compress(objects, map(wanted.__contains__, map(type, objects))))
+
+
+def _those_of(classes: tuple[type[_T], ...], objects: Sequence[Any]) -> list[_T]:
+    """Return the instances of some classes among a few objects.
+
+    A few have a few types. All classes below ``torch.nn.Module`` are many, and to find them takes
+    longer than a look at what a small test has made.
+    """
+    return _selected(
+        objects, {kind for kind in set(map(type, objects)) if issubclass(kind, classes)}
+    )
 
 
 def with_subclasses(classes: Iterable[type[_T]]) -> set[type[_T]]:

@@ -7,10 +7,12 @@ place before a recording begins or after it has ended. The last that came is the
 from __future__ import annotations
 
 import pkgutil
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
+from functools import reduce
 from types import TracebackType
 from typing import Any, Final
 
@@ -139,6 +141,10 @@ PATCHES: Final = (
         during=_ESTIMATED,
     ),
     *(Patch(name, _CASTS, during=_ESTIMATED) for name in _AUTOCAST),
+    *(
+        Patch(name, "Uses CUDA's operators where the CPU stands for it.", during=_ESTIMATED)
+        for name in fake_tensors.DIFFERENT_ON_CUDA
+    ),
 )
 _LISTED: Final = frozenset(patch.name for patch in PATCHES)
 
@@ -157,7 +163,7 @@ class Installed:
         """Put what ``make`` returns for the original in the place of a name of the table."""
         _require_listed(name)
         where, _, attribute = name.rpartition(".")
-        owner = pkgutil.resolve_name(where)
+        owner = _found(where)
         # As it stands there: what a class gives for it may be bound, or come from a base class.
         before = vars(owner).get(attribute, _MISSING)
         replacement = make(getattr(owner, attribute))
@@ -174,7 +180,7 @@ class Installed:
     def hook(self, name: str, function: Callable[..., Any], **options: bool) -> None:
         """Register a function by a name of the table, which returns a handle."""
         _require_listed(name)
-        self.note(name, pkgutil.resolve_name(name)(function, **options).remove)
+        self.note(name, _found(name)(function, **options).remove)
 
     def note(self, name: str, undo: Callable[[], object]) -> None:
         """Say that what a name of the table stands for is put in place, and how to undo it."""
@@ -204,6 +210,15 @@ class Installed:
 
 
 _MISSING: Final = object()
+
+
+def _found(name: str) -> Any:
+    """Return what a dotted name stands for; ``pkgutil`` would try to import each part of it."""
+    root, *rest = name.split(".")
+    try:
+        return reduce(getattr, rest, sys.modules[root])
+    except (KeyError, AttributeError):
+        return pkgutil.resolve_name(name)
 
 
 def _require_listed(name: str) -> None:

@@ -42,7 +42,7 @@ _thread = profiler.reader(profiler.ProfilerEvent, "start_tid")
 _scope = profiler.reader(profiler.TorchOpFields, "scope")
 _sequence = profiler.reader(profiler.TorchOpFields, "sequence_number")
 _allocation: Callable[[profiler.AllocationFields], Allocation] = attrgetter(
-    "allocation_id", "id", "device", "ptr", "alloc_size", "total_allocated", "total_reserved"
+    "allocation_id", "id", "device", "ptr", "alloc_size", "total_allocated"
 )
 _line = attrgetter("caller.line_number")
 _module = profiler.reader(profiler.PyCallFields, "module")
@@ -70,7 +70,7 @@ class EventTree:
         sequences: For each operator autograd's sequence number, or -1.
         scopes: The ``RecordScope`` of each operator whose name and inputs fit no schema.
         allocations: For each allocation event allocation id, id, device, pointer, bytes, and the
-            allocator's totals of allocated and reserved bytes.
+            allocator's total of allocated bytes.
         python: The Python calls themselves, not yet read.
         operators: The operators themselves, not yet read, where more of them is wanted.
         owners: Which of the Python calls (by its place in ``python``) is one of a module or of an

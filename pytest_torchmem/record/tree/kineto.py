@@ -78,7 +78,6 @@ class TreeReader:
     def read(
         self,
         result: profiler.ProfilerResult,
-        segment: int = 0,
         whole: bool = False,
         *,
         is_cut: bool = False,
@@ -91,18 +90,15 @@ class TreeReader:
         # Reading makes many small objects and no cycles: looking for some on the way would cost
         # as much as the reading itself.
         with gc_paused():
-            return self._read(result, segment, whole, is_cut)
+            return self._read(result, whole, is_cut)
 
-    def _read(
-        self, result: profiler.ProfilerResult, segment: int, whole: bool, is_cut: bool
-    ) -> Tables:
+    def _read(self, result: profiler.ProfilerResult, whole: bool, is_cut: bool) -> Tables:
         sizes = InputSizes(self.strings) if whole else None
         mentions = Mentions(self._shapes, sizes)
         tree = read_tree(result.experimental_event_tree(), mentions, whole)
         kept = find_kept(tree, whole)
         calls = [tree.python[number] for number in kept.calls.tolist()]
         events = _events(tree, kept, calls)
-        events["segment"] = segment
         self._fill_operators(tree, events)
         texts, call_details = self._fill_python(kept, tree, calls, events)
         seams = self._seams(events)
@@ -233,7 +229,7 @@ class TreeReader:
         table = np.zeros(len(rows), ALLOCATION)
         if not len(rows):
             return table
-        allocation_ids, ids, devices, pointers, sizes, allocated, reserved = zip(
+        allocation_ids, ids, devices, pointers, sizes, allocated = zip(
             *tree.allocations, strict=True
         )
         table["event"] = rows
@@ -244,7 +240,6 @@ class TreeReader:
         table["ptr"] = pointers
         table["size_bytes"] = sizes
         table["total_allocated"] = allocated
-        table["total_reserved"] = reserved
         return table
 
     def _overloads(self, operators: NDArray[np.int64], tree: EventTree) -> NDArray[np.void]:

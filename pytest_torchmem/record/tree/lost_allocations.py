@@ -34,7 +34,6 @@ class _Lost:
     size_bytes: int
     time_ns: int
     allocated: int = 0
-    reserved: int = 0
 
 
 def with_lost(
@@ -42,13 +41,12 @@ def with_lost(
     device: int,
     entries: Sequence[HistoryEntry],
     *,
-    segment: int = 0,
     unnamed: int = 0,
 ) -> Tables:
     """Return the tables with a row for each allocation and free that the tree lacks.
 
     ``device`` is the device's number in the tables, ``entries`` its allocator's history, oldest
-    first. New events get ``segment``, and ``unnamed`` as the number of their name.
+    first. New events get ``unnamed`` as the number of their name.
     """
     rows = np.flatnonzero(tables.allocations["device"] == device)
     if len(rows) == len(entries):
@@ -60,7 +58,7 @@ def with_lost(
         return tables
     events, allocations = _rows(tables, lost)
     allocations["device"] = device
-    events["segment"], events["name"] = segment, unnamed
+    events["name"] = unnamed
     return replace(
         tables,
         events=np.concatenate([tables.events, events]),
@@ -75,7 +73,7 @@ def _lost(
     event_of = _events_of(entries, seen, times)
     blocks: dict[int, int] = {}
     waiting: list[_Lost] = []
-    now = reserved = 0
+    now = 0
     allocated: int | None = None
     for number, entry in enumerate(entries):
         row = event_of.get(number)
@@ -89,11 +87,11 @@ def _lost(
         if size > 0:
             blocks[entry.pointer] = size
         before = int(seen["total_allocated"][row]) - size
-        yield from _settled(waiting, allocated, reserved, before)
+        yield from _settled(waiting, allocated, before)
         waiting = []
-        allocated, reserved = before + size, int(seen["total_reserved"][row])
+        allocated = before + size
         now = max(now, times[row])
-    yield from _settled(waiting, allocated, reserved, None)
+    yield from _settled(waiting, allocated, None)
 
 
 def _events_of(
@@ -116,12 +114,10 @@ def _events_of(
     return found
 
 
-def _settled(
-    lost: Sequence[_Lost], allocated: int | None, reserved: int, before: int | None
-) -> Iterator[_Lost]:
-    """Fill in the allocator's totals: after the last event, and ``before`` the next one.
+def _settled(lost: Sequence[_Lost], allocated: int | None, before: int | None) -> Iterator[_Lost]:
+    """Fill in the allocator's total: after the last event, and ``before`` the next one.
 
-    A block may be larger than its request rounded up. What the totals say beyond that belongs to
+    A block may be larger than its request rounded up. What the total says beyond that belongs to
     one of those that were lost.
     """
     change = sum(one.size_bytes for one in lost)
@@ -134,7 +130,7 @@ def _settled(
                 break
     for one in lost:
         allocated += one.size_bytes
-        one.allocated, one.reserved = allocated, reserved
+        one.allocated = allocated
         yield one
 
 
@@ -158,5 +154,4 @@ def _rows(tables: Tables, lost: Sequence[_Lost]) -> tuple[NDArray[np.void], NDAr
     allocations["ptr"] = [one.pointer for one in lost]
     allocations["size_bytes"] = [one.size_bytes for one in lost]
     allocations["total_allocated"] = [one.allocated for one in lost]
-    allocations["total_reserved"] = [one.reserved for one in lost]
     return events, allocations

@@ -21,8 +21,8 @@ from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.trace import LETTERS, OVERLOADS_JOIN, Mutable, Role
 from pytest_torchmem.values.trace import TENSOR as TENSOR_ROW
 
-#: Allocation id, id, device, pointer, bytes, and the allocator's totals of allocated and reserved.
-Allocation: TypeAlias = tuple[int, int | None, torch.device, int, int, int, int]
+#: Allocation id, id, device, pointer, bytes, and the allocator's total of allocated bytes.
+Allocation: TypeAlias = tuple[int, int | None, torch.device, int, int, int]
 
 TENSOR = "tensor"
 TENSORS = "tensors"

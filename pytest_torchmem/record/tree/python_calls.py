@@ -218,8 +218,7 @@ class _FullPaths(dict[str, str]):
         folders = tuple(sys.path)
         if folders not in self.found:
             self.found.clear()
-        is_anywhere = all(Path(folder).is_absolute() for folder in folders)
-        self._known = self.found.setdefault(folders, {}) if is_anywhere else {}
+        self._known = self.found.setdefault(folders, {}) if _are_absolute(folders) else {}
 
     def __missing__(self, name: str) -> str:
         path = self._known.get(name)
@@ -229,6 +228,11 @@ class _FullPaths(dict[str, str]):
                 self._known[name] = path
         self[name] = path
         return path
+
+
+@lru_cache(maxsize=4)
+def _are_absolute(folders: tuple[str, ...]) -> bool:
+    return all(Path(folder).is_absolute() for folder in folders)
 
 
 def library_paths() -> list[str]:

@@ -170,9 +170,7 @@ def joined(parts: list[Tables], *, last: bool = False) -> Tables:
     events = np.empty(count, EVENT)
     for number, place in enumerate(places, 1):
         place.fill(events)
-        place.let_go("events")
-        if number % _BETWEEN_TRIMS == 0:
-            _trim()
+        place.let_go("events", number)
     for place in places:
         place.lengthen(events)
     tables = {name: _moved(places, name, dtype) for name, dtype in _ABOUT_EVENTS.items()}
@@ -292,9 +290,11 @@ class _NewRows:
         np.compress(self.staying(name), table, out=found)
         found["event"] = self.rows[found["event"]]
 
-    def let_go(self, name: str) -> None:
-        """Give a table back."""
+    def let_go(self, name: str, number: int) -> None:
+        """Give a table back; it is the one with that ``number`` among those of all sessions."""
         self.part = replace(self.part, **{name: getattr(self.part, name)[:0].copy()})
+        if number % _BETWEEN_TRIMS == 0:
+            _trim()
 
 
 def _number(group: Sequence[_NewRows], start: int) -> int:
@@ -328,12 +328,10 @@ def _moved(places: Sequence[_NewRows], name: str, dtype: np.dtype[np.void]) -> N
     counts = [np.count_nonzero(place.staying(name)) for place in places]
     table = np.empty(sum(counts), dtype)
     start = 0
-    for place, count in zip(places, counts, strict=True):
+    for number, (place, count) in enumerate(zip(places, counts, strict=True), 1):
         place.move(name, table[start : start + count])
-        place.let_go(name)
+        place.let_go(name, number)
         start += count
-    if len(places) >= _BETWEEN_TRIMS:
-        _trim()
     if np.all(table["event"][:-1] <= table["event"][1:]):
         return table
     return np.take(table, np.argsort(table["event"], kind="stable"))

@@ -39,7 +39,8 @@ const Names kHostReads = {
 };
 
 const Names kRuntimeWrites = {"copy_", "fill_", "zero_"};
-const Names kOverwrites = {"copy_", "fill_", "zero_", "_cummax_helper", "_cummin_helper"};
+const Names kOverwrites = {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_",
+                           "_cummax_helper", "_cummin_helper"};
 
 bool is_one_of(const std::string& full_name, const Names& names) {
   const std::string name = full_name.substr(full_name.find("::") + 2);

@@ -128,6 +128,8 @@ CUresult cuFuncGetAttribute(int* out, CUfunction_attribute attribute, CUfunction
   return CUDA_SUCCESS;
 }
 
+CUresult cuFuncSetCacheConfig(CUfunction, CUfunc_cache) { return CUDA_SUCCESS; }
+
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, CUfunction, int, size_t) {
   *out = 2;
   return CUDA_SUCCESS;

@@ -186,14 +186,16 @@ void make_zero(uintptr_t start, uintptr_t end) {
 
 }  // namespace
 
-bool is_device(const void* pointer) {
+bool is_device_range(const void* start, size_t bytes) {
   Lock lock(guard);
-  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  const auto address = reinterpret_cast<uintptr_t>(start);
   auto after = ranges.upper_bound(address);
   if (after == ranges.begin()) return false;
-  const auto& [start, range] = *std::prev(after);
-  return address < start + range.bytes;
+  const auto& [first, range] = *std::prev(after);
+  return address + bytes <= first + range.bytes;
 }
+
+bool is_device(const void* pointer) { return is_device_range(pointer, 1); }
 
 bool is_known(const void* start, size_t bytes) {
   Lock lock(guard);

@@ -1,13 +1,14 @@
 // Values that are not exact and that the host has read: how often, and in which lines of the program.
 //
 // A line is looked up in Python's own frames. They are read, and nothing of Python is run, so that a
-// profiler sees nothing of it. torch's files and those of this package are passed over.
+// profiler sees nothing of it. torch's files, what its compiler made, and those of this package are passed over.
 
 #include "shared.h"
 
 #include <dlfcn.h>
 
 #include <atomic>
+#include <cstring>
 #include <deque>
 #include <mutex>
 #include <string>
@@ -56,8 +57,14 @@ const std::string& folder_of_torch() {
   return folder;
 }
 
+// inductor writes the programs that it makes into a folder of its own.
+bool is_compiled(const std::string& file) {
+  const char* folder = std::getenv("TORCHINDUCTOR_CACHE_DIR");
+  return folder && !file.compare(0, std::strlen(folder), folder);
+}
+
 bool is_of_the_program(const std::string& file) {
-  return !file.empty() && file[0] != '<' && file.compare(0, folder_of_torch().size(), folder_of_torch()) &&
+  return !file.empty() && !is_compiled(file) && file[0] != '<' && file.compare(0, folder_of_torch().size(), folder_of_torch()) &&
          file.find("/pytest_torchmem/") == std::string::npos;
 }
 

@@ -56,6 +56,8 @@ void note_values(void* start, size_t bytes, bool exact);
 // Writes on a stream, see `do_or_capture`; it counts as a write of this thread.
 void write_on(cudaStream_t stream, std::function<void()> work);
 bool is_device(const void* pointer);
+// Whether all of it was allocated at once.
+bool is_device_range(const void* start, size_t bytes);
 // A kernel may have written from here to the end of the block that torch handed out.
 void doubt_block(const void* start);
 // Whether every byte was copied or set, or computed from such; host memory always is.

@@ -36,6 +36,7 @@ from tests.analysis.events.recorded_metrics import (
     Profile,
     made_up,
 )
+from tests.earlier_traces import rewrite_as
 
 RECORDED: dict[str, dict[str, list[int]]] = json.loads(FILE.read_text())["profiles"]
 KINDS = {
@@ -256,17 +257,7 @@ def test_a_trace_of_the_first_format_still_has_its_kernels(tmp_path: Path) -> No
     trace = trace_from(PROFILES["made up 1"])
     file = tmp_path / "old.trace"
     trace.save(file)
-    with np.load(file) as archive:
-        tables = dict(archive)
-    header = json.loads(tables["header"].tobytes()) | {"format": 1}
-    tables["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    del tables["details"], tables["overloads"]
-    columns = ["kind", "correlation", "start_ns", "end_ns"]
-    old = np.zeros(len(trace.device_events), [(c, DEVICE_EVENT[c]) for c in columns])
-    for column in columns:
-        old[column] = trace.device_events[column]
-    np.savez(file, **{**tables, "device_events": old})
-    (tmp_path / "old.trace.npz").rename(file)
+    rewrite_as(1, file)
     read = load_trace(file)
     assert read.device_events.dtype == DEVICE_EVENT
     ranked = [event.row for event in read_events(read).ranked(10)]

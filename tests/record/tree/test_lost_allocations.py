@@ -59,12 +59,11 @@ def told(found: Tables) -> list[tuple[int, int]]:
     "seen", [(0, 5), (0, 1), (1, 2, 5), (3, 4), (0, 1, 4), (0, 3), (0, 2, 3, 5), (5,), ()]
 )
 def test_every_allocation_is_there_once_in_its_place(seen: tuple[int, ...], delay_ns: int) -> None:
-    found = with_lost(tables(*seen, delay_ns=delay_ns), GPU, entries(), segment=2, unnamed=7)
+    found = with_lost(tables(*seen, delay_ns=delay_ns), GPU, entries(), unnamed=7)
     assert told(found) == [(pointer, size) for _, pointer, size in STORY]
     assert (found.allocations["device"] == GPU).all()
     new = found.events[len(seen) :]
     assert (new["parent"] == -1).all()
-    assert (new["segment"] == 2).all()
     assert (new["name"] == 7).all()
     assert new["end"].tolist() == list(range(len(seen) + 1, len(STORY) + 1))
 
