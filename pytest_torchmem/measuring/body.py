@@ -315,6 +315,8 @@ class BodyMeasurement(GpuQuestions):
     def _recording(self) -> Recorder:
         if self._recorder is None:
             raise RecordingError("nothing is being measured now")
+        # Another thread would end a session that is none of its own, and nobody could end it then.
+        running()
         return self._recorder
 
 

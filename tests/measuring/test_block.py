@@ -396,6 +396,25 @@ def test_another_thread_is_told_so_while_a_recording_begins_or_ends(moment, monk
     assert [text.partition(",")[0] for text in said] == ["another thread is being measured"]
 
 
+def test_a_region_of_another_thread_is_refused_and_spoils_nothing(torchmem):
+    said = []
+
+    def work():
+        try:
+            with torchmem.measure("there"):
+                pass
+        except RecordingError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    with torchmem.measure("here") as here:
+        torch.ones(1000)
+    assert here.peak.total == 4000
+    assert [text.partition(",")[0] for text in said] == ["another thread is being measured"]
+
+
 def test_in_a_measured_test_it_is_a_region_of_the_body(torchmem):
     with measure("library") as library:
         make(1)
