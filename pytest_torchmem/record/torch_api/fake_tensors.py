@@ -34,6 +34,7 @@ CHECKED: Final[Checked] = {
     "torch._VF.dropout": ("2.6.0", "2.15.0"),
     "torch._VF.gru_cell": ("2.6.0", "2.15.0"),
     "torch._VF.lstm_cell": ("2.6.0", "2.15.0"),
+    "torch.Tensor._base": ("2.13.0", "2.13.0"),
     "torch.Tensor._fix_weakref": ("2.6.0", "2.13.0"),
     "torch.ops.aten._local_scalar_dense": ("2.6.0", "2.15.0"),
     "torch.utils._python_dispatch.TorchDispatchMode": ("2.6.0", "2.15.0"),
@@ -190,6 +191,11 @@ def from_weak(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
     if tensor is not None:
         tensor._fix_weakref()  # type: ignore[attr-defined]
     return tensor
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor looks into another one and keeps it."""
+    return tensor._base is not None
 
 
 def enlarge(fake: torch.Tensor, size_bytes: int) -> None:
