@@ -35,6 +35,7 @@ from pytest_torchmem.plugin.run.workers import (
     ran_partially,
     reported_nodeid,
     trace_with,
+    unpacked,
 )
 from pytest_torchmem.report.text.github import cause_lines, error_commands, line_commands
 from pytest_torchmem.report.text.markdown import step_summary
@@ -123,7 +124,7 @@ class Collector:
         self._selection = selection
         self.run = run
         self.summary = RunSummary()
-        self._tests: dict[str, MeasuredTest] = {}
+        self._tests: dict[str, bytes] = {}
         self._traces: dict[str, bytes] = {}
         self._seen: set[str] = set()
         self._passed: set[str] = set()
@@ -155,7 +156,7 @@ class Collector:
             self._skipped.add(test)
         if trace := trace_with(report):
             self._traces[test] = trace
-        if (measured := detach(report)) is not None:
+        if measured := detach(report):
             self._tests[test] = measured
 
     @pytest.hookimpl(optionalhook=True)
@@ -167,7 +168,7 @@ class Collector:
         self._partial = self._partial or bool(session.shouldstop or session.shouldfail)
         self._partial = self._partial or self._selection.partial
         self._partial = self._partial or session.exitstatus not in _WHOLE
-        self.summary += RunSummary(tests=tuple(self._tests.values()))
+        self.summary += RunSummary(tests=tuple(map(unpacked, self._tests.values())))
         self._update()
         self._lines += notices(self._as_typed().summary, self.run.settings.accepted)
         self._lines += known_lines(self.summary, self.run.settings.known_holders, self._whole)

@@ -7,7 +7,9 @@ when the worker dies later. Without xdist the report takes the same way within o
 from __future__ import annotations
 
 import base64
+import json
 import re
+import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -37,17 +39,22 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
         setattr(report, _ATTRIBUTE, payload)
 
 
-def detach(report: pytest.TestReport) -> MeasuredTest | None:
-    """Take what came with a report off it; return None where nothing was measured.
+def detach(report: pytest.TestReport) -> bytes:
+    """Take what came with a report off it; return it packed, and nothing where none came.
 
-    pytest keeps the reports of all tests until its run is over.
+    pytest keeps the reports of all tests until its run is over. So are their results kept, and as
+    values they would take ten times as much memory, of the process that is measured.
     """
-    payload: Mapping[str, Json] | None = vars(report).pop(_ATTRIBUTE, None)
-    if payload is None:
-        return None
+    payload: Mapping[str, Json] = vars(report).pop(_ATTRIBUTE, {})
+    kept = {name: value for name, value in payload.items() if name != TRACE}
+    return zlib.compress(json.dumps(kept).encode(), level=1) if kept else b""
+
+
+def unpacked(packed: bytes) -> MeasuredTest:
+    """Return what `detach` has packed."""
     from pytest_torchmem.values.measured import MeasuredTest  # a run that measures nothing does not
 
-    return MeasuredTest.from_json(payload)
+    return MeasuredTest.from_json(json.loads(zlib.decompress(packed)))
 
 
 def trace_with(report: pytest.TestReport) -> bytes:
