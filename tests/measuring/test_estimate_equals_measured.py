@@ -130,3 +130,64 @@ def test_a_leaf_that_nobody_can_replace_is_refused_in_words(held):
         estimate(step, backward=False)
     step()
     assert type(weight.grad) is torch.Tensor
+
+
+# For CUDA, the numbers of a simulated H100 without cuBLAS's workspaces.
+
+
+def attends(mask: torch.Tensor | None, dropout: float) -> Step:
+    project = nn.Linear(64, 3 * 64)
+    x = torch.randn(4, 32, 64)
+
+    def loss_of() -> torch.Tensor:
+        parts = project(x).view(4, 32, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        query, key, value = parts
+        out = nn.functional.scaled_dot_product_attention(query, key, value, mask, dropout)
+        return out.square().mean()
+
+    return training(project.parameters(), loss_of)
+
+
+def unrolled(cell: nn.Module) -> Step:
+    x = torch.randn(6, 8, 32)
+
+    def loss_of() -> torch.Tensor:
+        state = None
+        for row in x:
+            state = cell(row, state)
+        return (state[0] if isinstance(state, tuple) else state).square().mean()
+
+    return training(cell.parameters(), loss_of)
+
+
+def dropped() -> Step:
+    layer, x = nn.Linear(64, 64), torch.randn(32, 64)
+    return training(layer.parameters(), lambda: nn.functional.dropout(layer(x), 0.1).mean())
+
+
+def in_groups() -> Step:
+    layers: Any = nn.Sequential(nn.Conv2d(4, 16, 3), nn.GroupNorm(4, 16), nn.SiLU())
+    layers.to(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
+    return training(layers.parameters(), lambda: layers(x).square().mean())
+
+
+ON_AN_H100: dict[str, tuple[Callable[[], Step], int]] = {
+    "attention": (lambda: attends(None, 0.0), 743944),
+    "attention, masked": (lambda: attends(torch.ones(32, 32, dtype=torch.bool), 0.0), 749064),
+    "attention, dropout": (lambda: attends(None, 0.1), 743944),
+    "LSTMCell": (lambda: unrolled(nn.LSTMCell(32, 64)), 665608),
+    "GRUCell": (lambda: unrolled(nn.GRUCell(32, 64)), 512008),
+    "dropout": (dropped, 91392),
+    "GroupNorm, channels last": (in_groups, 41864),
+}
+
+
+@pytest.mark.parametrize("name", ON_AN_H100)
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="has CUDA's own operators")
+def test_training_for_cuda_has_the_operators_of_cuda(name):
+    made, needed = ON_AN_H100[name]
+    step = made()
+    step()
+    peak = estimate(step, backward=False, device="cuda").peak
+    assert abs(peak.total - needed) <= SCALARS

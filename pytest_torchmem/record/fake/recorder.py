@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from pytest_torchmem.record.fake.kernels.scratch import Call, kept_bytes, scratch_of
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import recomputes, starts_backward, user_line
-from pytest_torchmem.record.fake.scratch import Call, kept_bytes, scratch_of
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
 from pytest_torchmem.record.torch_api import autograd, dispatcher, fake_tensors, memory
 from pytest_torchmem.values.static_graph import (
@@ -299,7 +299,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
 
     def _enlarge(self, call: Call) -> None:
         """Give an output the storage that the kernel leaves it."""
-        kept = kept_bytes(call) if call.outputs else None
+        kept = kept_bytes(call, on_cpu=self._on_cpu(call)) if call.outputs else None
         if kept is not None:
             place, size_bytes = kept
             fake_tensors.enlarge(call.outputs[place], size_bytes)
@@ -308,15 +308,17 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         """Record what an operator takes for itself; return it, and how much more that may be."""
         if not call.outputs:
             return (), 0
-        beside = call.outputs[0].device
-        on_cpu = beside.type == "cpu" and self._stand_in is None
-        scratch = scratch_of(call, on_cpu=on_cpu)
+        scratch = scratch_of(call, on_cpu=self._on_cpu(call))
         unknown_bytes = scratch.at_most_bytes - scratch.bytes_
         if not scratch.bytes_:
             return (), unknown_bytes
         row = 2 * self._ledger.operator_count + 1
-        entry = LedgerEntry(scratch.bytes_, str(beside), Category.TEMPORARY, row, row + 1)
+        beside = str(call.outputs[0].device)
+        entry = LedgerEntry(scratch.bytes_, beside, Category.TEMPORARY, row, row + 1)
         return (self._ledger.append(entry),), unknown_bytes
+
+    def _on_cpu(self, call: Call) -> bool:
+        return call.outputs[0].device.type == "cpu" and self._stand_in is None
 
     def _numbers(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
         found = (self._ledger.number(t) for t in tensors)
@@ -435,4 +437,4 @@ def _adds_alike(args: Sequence[Any]) -> bool:
     # A view of a part, or of one row repeated, is no place for a whole sum; and any view keeps the
     # tensor that it looks into, so that nobody holds the memory alone (``t()`` after ``mm``).
     whole = left.numel() * left.element_size() == left.untyped_storage().nbytes()
-    return bool(alike and whole and left._base is None)
+    return bool(alike and whole and not fake_tensors.is_view(left))

@@ -16,8 +16,9 @@ import torch
 
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.fake import missing_device
+from pytest_torchmem.record.fake.kernels.cuda_operators import take_cudas_operators
+from pytest_torchmem.record.fake.kernels.libraries import uncounted_on_gpus
 from pytest_torchmem.record.fake.leftovers import put_back
-from pytest_torchmem.record.fake.libraries import uncounted_on_gpus
 from pytest_torchmem.record.fake.missing_device import GradientsWanted
 from pytest_torchmem.record.fake.origin import is_user_file, names_of
 from pytest_torchmem.record.fake.recorder import FakeRunRecorder
@@ -159,6 +160,8 @@ def _recorded(
         notes: set[str] = set()
         let_values_be_shown(patches, notes)
         missing_device.watch(patches, shown=shown, runs_on=runs_on)
+        if shown.type == "cuda" and runs_on != shown:
+            take_cudas_operators(patches)
         for holder in found.holders:
             fakes.in_holder(holder)
         args, kwargs = _substituted(fakes, found, program)
@@ -264,8 +267,8 @@ def _notes(
     notes = set()
     if runs_on != shown:
         notes.add(
-            f"estimated for {shown} with the operators of {runs_on}, because autograd needs the "
-            "device itself: fused attention and dropout masks may differ"
+            f"estimated for {shown} on a machine without one: `pytest --torchmem-simulate=H100` "
+            "has its own operators"
         )
     if program.backward and not any(n.phase is Phase.BACKWARD for n in graph.nodes):
         notes.add("nothing in the output requires a gradient, so there is no backward in it")

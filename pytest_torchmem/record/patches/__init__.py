@@ -141,6 +141,10 @@ PATCHES: Final = (
         during=_ESTIMATED,
     ),
     *(Patch(name, _CASTS, during=_ESTIMATED) for name in _AUTOCAST),
+    *(
+        Patch(name, "Uses CUDA's operators where the CPU stands for it.", during=_ESTIMATED)
+        for name in fake_tensors.DIFFERENT_ON_CUDA
+    ),
 )
 _LISTED: Final = frozenset(patch.name for patch in PATCHES)
 

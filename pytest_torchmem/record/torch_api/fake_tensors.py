@@ -31,8 +31,15 @@ CHECKED: Final[Checked] = {
     "torch.cuda._is_compiled": ("2.6.0", "2.15.0"),
     "torch.amp.grad_scaler.GradScaler._maybe_opt_step": ("2.6.0", "2.13.0"),
     "torch._C._set_grad_enabled": ("2.6.0", "2.13.0"),
+    "torch._VF.dropout": ("2.6.0", "2.15.0"),
+    "torch._VF.gru_cell": ("2.6.0", "2.15.0"),
+    "torch._VF.lstm_cell": ("2.6.0", "2.15.0"),
+    "torch.Tensor._base": ("2.13.0", "2.13.0"),
     "torch.Tensor._fix_weakref": ("2.6.0", "2.13.0"),
     "torch.ops.aten._local_scalar_dense": ("2.6.0", "2.15.0"),
+    "torch.ops.aten._scaled_dot_product_efficient_attention": ("2.13.0", "2.13.0"),
+    "torch.ops.aten._scaled_dot_product_flash_attention": ("2.13.0", "2.13.0"),
+    "torch.ops.aten._thnn_fused_lstm_cell": ("2.13.0", "2.13.0"),
     "torch.utils._python_dispatch.TorchDispatchMode": ("2.6.0", "2.15.0"),
     "torch.utils._python_dispatch._disable_current_modes": ("2.6.0", "2.13.0"),
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass": ("2.6.0", "2.15.0"),
@@ -58,6 +65,20 @@ SCALER_STEP: Final = "torch.amp.grad_scaler.GradScaler._maybe_opt_step"
 SET_GRAD: Final = "torch._C._set_grad_enabled"
 MAKE_AUTOCAST: Final = "torch.amp.autocast_mode.autocast.__init__"
 ENTER_AUTOCAST: Final = "torch.amp.autocast_mode.autocast.__enter__"
+
+# Functions that come down to other operators on CUDA than on the CPU.
+DIFFERENT_ON_CUDA: Final = (
+    "torch.nn.functional.scaled_dot_product_attention",
+    "torch._VF.dropout",
+    "torch._VF.lstm_cell",
+    "torch._VF.gru_cell",
+    "torch.group_norm",
+)
+
+# Operators that such functions come down to on CUDA alone.
+FLASH_ATTENTION: Any = torch.ops.aten._scaled_dot_product_flash_attention
+EFFICIENT_ATTENTION: Any = torch.ops.aten._scaled_dot_product_efficient_attention
+FUSED_LSTM_CELL: Any = torch.ops.aten._thnn_fused_lstm_cell
 
 LOCAL_SCALAR: Any = torch.ops.aten._local_scalar_dense.default
 # ``torch.tensor(data)`` ends in one of these: what comes out is new, although it aliases the input.
@@ -133,6 +154,16 @@ def lacks_device(kind: str) -> bool:
     return accelerator is None or accelerator.type != kind or not torch.accelerator.is_available()
 
 
+def attends_by_flash() -> bool:
+    """Return whether CUDA's flash attention is switched on."""
+    return bool(torch.backends.cuda.flash_sdp_enabled())  # type: ignore[no-untyped-call]
+
+
+def attends_efficiently() -> bool:
+    """Return whether CUDA's memory-efficient attention is switched on."""
+    return bool(torch.backends.cuda.mem_efficient_sdp_enabled())  # type: ignore[no-untyped-call]
+
+
 def set_constant(fake: Any, real: torch.Tensor) -> None:
     """Let a fake tensor know the value of a real one, so that ``.item()`` has an answer.
 
@@ -168,6 +199,11 @@ def from_weak(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
     if tensor is not None:
         tensor._fix_weakref()  # type: ignore[attr-defined]
     return tensor
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor looks into another one and keeps it."""
+    return tensor._base is not None
 
 
 def enlarge(fake: torch.Tensor, size_bytes: int) -> None:

@@ -413,3 +413,26 @@ def test_growth_in_three_modules_is_told_of_the_whole_and_in_two_by_its_line():
     three, two = ("LM.a", "LM.a", "LM.b", "LM.c"), ("LM.a", "LM.a", "LM.b", "LM.b")
     assert "throughout LM" in against(step(10, three), step(40, three)).sentence
     assert "throughout" not in against(step(10, two), step(40, two)).sentence
+
+
+def test_one_byte_is_a_reading_and_none_is_not():
+    one = BaselineEntry.of(measured(live(1)))
+    assert judge_baseline(measured(), one, ALLOWANCE).change is Change.NOT_COMPARED
+    assert judge_baseline(measured(live(1)), one, ALLOWANCE).change is Change.SAME
+    nothing = BaselineEntry.of(measured())
+    assert judge_baseline(measured(), nothing, ALLOWANCE).change is Change.SAME
+
+
+def test_growth_is_what_the_steps_left_and_all_else_what_was_live():
+    left, peak = live(6, operator="aten::cat"), live(9, operator="aten::mm")
+    result = measured(peak, steps=(2, 5, 8), grown=(left,))
+    growth, total = judge_limits(result, {"growth": 0, "total": 1})
+    if growth.key != "growth":
+        growth, total = total, growth
+    assert "aten::cat" in growth.cause
+    assert "aten::mm" in total.cause
+
+
+def test_a_spread_is_told_in_bytes():
+    (finding,) = judge_spread([measured(live(7 * MiB)), measured(live(9 * MiB))], Allowance(0, 0))
+    assert "2 runs had 7.0 MiB, 9.0 MiB, a spread of 2.0 MiB" in finding.numbers

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
-from pytest_torchmem.record.fake.scratch import Call, Scratch, kept_bytes, scratch_of
+from pytest_torchmem.record.fake.kernels.scratch import Call, Scratch, kept_bytes, scratch_of
 from pytest_torchmem.record.torch_api import fake_tensors
 
 aten = torch.ops.aten
@@ -230,7 +230,7 @@ def test_the_rule_of_an_operator_is_what_it_takes(name, n, m):
 def test_a_reduced_loss_keeps_the_memory_of_each_elements_loss(operator):
     func = getattr(aten, operator).default
     call = call_of(func, torch.rand(8, 4), torch.rand(8, 4))
-    assert kept_bytes(call) == (0, call.outputs[0].untyped_storage().nbytes())
+    assert kept_bytes(call, on_cpu=True) == (0, call.outputs[0].untyped_storage().nbytes())
 
 
 @settings(max_examples=15, deadline=None)
@@ -240,7 +240,7 @@ def test_the_workspace_of_an_lstm_is_known(steps, batch, width, hidden):
     weights = (p.detach() for p in torch.nn.LSTM(width, hidden).parameters())
     rest = (state, state, False, [], 2, hidden, 1, True, False, False, True)
     call = call_of(aten.mkldnn_rnn_layer.default, x, *weights, *rest)
-    assert kept_bytes(call) == (3, call.outputs[3].untyped_storage().nbytes())
+    assert kept_bytes(call, on_cpu=True) == (3, call.outputs[3].untyped_storage().nbytes())
     scratch = scratch_of(call, on_cpu=True)
     assert scratch.bytes_ <= measured(call.func, *call.args) <= scratch.at_most_bytes
     with torch.no_grad():

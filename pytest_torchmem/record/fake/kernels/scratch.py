@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchmem.record.fake import onednn
+from pytest_torchmem.record.fake.kernels import onednn
 from pytest_torchmem.record.torch_api import dispatcher, fake_tensors
 
 
@@ -55,6 +55,7 @@ def scratch_of(call: Call, *, on_cpu: bool) -> Scratch:
     """Return the memory that a call takes for itself on the CPU, or on a GPU."""
     known = _size_of(_EVERYWHERE, call)
     if not on_cpu:
+        known += _size_of(_ON_GPUS, call)
         return Scratch(known, known)
     known += _size_of(_ON_CPU, call) + _cast_bytes(call)
     bounded = onednn.bounds(call.name, call.args, call.outputs)
@@ -63,12 +64,12 @@ def scratch_of(call: Call, *, on_cpu: bool) -> Scratch:
     return Scratch(known + bounded[0], known + bounded[1])
 
 
-def kept_bytes(call: Call) -> tuple[int, int] | None:
+def kept_bytes(call: Call, *, on_cpu: bool) -> tuple[int, int] | None:
     """Return an output's place and size where its storage is larger than a fake tensor knows."""
     if call.name in _REDUCED_IN_PLACE and not call.outputs[0].dim():
         return 0, _broadcast_elements(call) * int(call.outputs[0].element_size())
     # Without a graph nothing is kept.
-    if call.name == "aten::mkldnn_rnn_layer" and torch.is_grad_enabled():
+    if call.name == "aten::mkldnn_rnn_layer" and on_cpu and torch.is_grad_enabled():
         return len(call.outputs) - 1, onednn.workspace_bytes(call.args)
     return None
 
@@ -189,6 +190,15 @@ def _layout(tensor: torch.Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
+def _copied_by_cudnn(call: Call) -> int:
+    """cuDNN works by channels where one of its tensors is laid out so, and the others are not."""
+    used = [t for t in call.args[:3] if isinstance(t, torch.Tensor) and t.dim() == 4]
+    if all(_layout(t) is torch.contiguous_format for t in used[-2:]):
+        return 0
+    copied = used[:-1]
+    return sum(_nbytes(t) for t in copied if not t.is_contiguous(memory_format=torch.channels_last))
+
+
 # Buffers.
 
 
@@ -294,6 +304,22 @@ def _blocks(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
     return min(block, length), min(512, int(key.shape[2]))
 
 
+def _efficient_attention_backward(call: Call) -> int:
+    """A sum for each row, and blocks of 64 rows of the query's gradient while they are added up.
+
+    See ``kernel_backward.h`` of memory-efficient attention. Floats go straight to the result where
+    the rows are whole blocks.
+    """
+    grad, query = call.args[0], call.args[1]
+    batch, heads, length, width = map(int, query.shape)
+    block = 64 if width <= 64 else 128
+    blocks = -(-length // 64) * -(-width // block) * (16 + 64 * block * _WIDE_BYTES)
+    if query.dtype == torch.float32 and length % 64 == 0:
+        blocks = 0
+    copied = 0 if grad.transpose(1, 2).is_contiguous() else _nbytes(grad)
+    return copied + batch * heads * (length * _WIDE_BYTES + blocks)
+
+
 def _sort(call: Call) -> int:
     x = call.args[0]
     dim = next((a for a in call.args[1:] if type(a) is int), call.kwargs.get("dim", -1))
@@ -384,11 +410,20 @@ _EVERYWHERE: Final[_Rules] = {
     "aten::_log_softmax_backward_data": _copied_unless_contiguous(0, 1),
     "aten::native_layer_norm_backward": _copied_unless_contiguous(0, 1),
     "aten::embedding_dense_backward": _copied_unless_contiguous(0),
-    "aten::avg_pool2d_backward": _copied_to_the_layout_of(0),
-    "aten::max_pool2d_with_indices_backward": _copied_to_the_layout_of(0, 7),
     "aten::roll": _copied_unless_contiguous(0),
 }
+_ON_GPUS: Final[_Rules] = {
+    "aten::_scaled_dot_product_efficient_attention_backward": _efficient_attention_backward,
+    # The product of gradient and output, in ``SoftMax.cu``.
+    "aten::_softmax_backward_data": lambda call: _nbytes(call.args[0]),
+    "aten::avg_pool2d_backward": _copied_unless_contiguous(0),
+    "aten::convolution": _copied_by_cudnn,
+    "aten::convolution_backward": _copied_by_cudnn,
+    "aten::max_pool2d_with_indices_backward": _copied_unless_contiguous(0),
+}
 _ON_CPU: Final[_Rules] = {
+    "aten::avg_pool2d_backward": _copied_to_the_layout_of(0),
+    "aten::max_pool2d_with_indices_backward": _copied_to_the_layout_of(0, 7),
     "aten::_embedding_bag_backward": _bags_backward,
     "aten::_fft_c2c": _fft,
     "aten::_fft_c2r": _fft_to_real,

@@ -1,0 +1,1 @@
+"""The memory of kernels: what they take for themselves, and those that CUDA has instead."""

@@ -1,0 +1,198 @@
+"""The operators that CUDA has where the CPU, which stands for it, has others.
+
+A program for a GPU that is not there runs on fake tensors of the CPU, as autograd needs a device
+that exists. Most functions come down to the same operators on both; these do not, and keep other
+memory for the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.torch_api import fake_tensors
+
+_Tensor = torch.Tensor
+_Optional = torch.Tensor | None
+_Function = Callable[..., Any]
+_HALVES: Final = (torch.float16, torch.bfloat16)
+_WIDEST_FLASH_HEAD: Final = 256
+_ALIGNED: Final = 16
+
+
+def take_cudas_operators(patches: Installed) -> None:
+    """Let functions of the program use the operators that they use on CUDA."""
+    replacements: tuple[_Function, ...] = (
+        _attention,
+        _dropout,
+        _lstm_cell,
+        _gru_cell,
+        _group_norm,
+    )
+    for name, replacement in zip(fake_tensors.DIFFERENT_ON_CUDA, replacements, strict=True):
+        patches.replace(name, _bound_to(replacement))
+
+
+def _bound_to(replacement: _Function) -> Callable[[_Function], Any]:
+    return lambda plain: partial(replacement, plain)
+
+
+def _dropout(plain: _Function, input: _Tensor, p: float, train: bool) -> object:
+    """The mask has a byte for each element, where that of the CPU has the input's type."""
+    if not train or not 0 < p < 1 or not input.numel():
+        return plain(input, p, train)
+    return torch.native_dropout(input, p, train)[0]
+
+
+def _group_norm(plain: _Function, input: _Tensor, *rest: object, **named: object) -> object:
+    return plain(input.contiguous(), *rest, **named)
+
+
+# Attention.
+
+
+def _attention(
+    plain: _Function,
+    query: _Tensor,
+    key: _Tensor,
+    value: _Tensor,
+    attn_mask: _Optional = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> object:
+    """See ``sdp_utils.cpp``: flash attention if it can, memory-efficient attention if that can."""
+    sixteen_bits = query.dtype in _HALVES
+    whole = all(t.dim() == 4 and t.stride(-1) == 1 for t in (query, key, value))
+    alike = query.shape[-1] == key.shape[-1] == value.shape[-1]
+    flash = fake_tensors.attends_by_flash() and attn_mask is None and sixteen_bits
+    if whole and alike and flash and query.shape[-1] <= _WIDEST_FLASH_HEAD:
+        heads = (query, *_with_all_heads(query, key, value, enable_gqa and key.shape[1] > 1))
+        return _flash(*heads, dropout_p, is_causal, scale)
+    efficient = fake_tensors.attends_efficiently() and not enable_gqa
+    aligned = query.shape[-1] % (8 if sixteen_bits else 4) == 0
+    if whole and efficient and aligned and (sixteen_bits or query.dtype == torch.float32):
+        return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    how = {"scale": scale, "enable_gqa": enable_gqa}
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return plain(query, key, value, attn_mask, dropout_p, is_causal, **how)
+
+
+def _with_all_heads(
+    query: _Tensor, key: _Tensor, value: _Tensor, grouped: bool
+) -> tuple[_Tensor, _Tensor]:
+    """Flash attention reads grouped heads as they are: expanded ones need no memory."""
+    if not grouped or key.shape[1] == query.shape[1]:
+        return key, value
+    times = query.shape[1] // key.shape[1]
+    return tuple(  # type: ignore[return-value]
+        t.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2) for t in (key, value)
+    )
+
+
+def _flash(
+    query: _Tensor,
+    key: _Tensor,
+    value: _Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> object:
+    width = query.shape[-1]
+    scale = width**-0.5 if scale is None else scale
+    missing = -width % 8
+    if missing:
+        query, key, value = (torch.nn.functional.pad(t, [0, missing]) for t in (query, key, value))
+    out = fake_tensors.FLASH_ATTENTION(query, key, value, dropout_p, is_causal, False, scale=scale)[
+        0
+    ]
+    return out[..., :width] if missing else out
+
+
+def _efficient(
+    query: _Tensor,
+    key: _Tensor,
+    value: _Tensor,
+    mask: _Optional,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> object:
+    wanted = [t.requires_grad for t in (query, key, value)]
+    keeps_sums = torch.is_grad_enabled() and any(wanted)
+    if mask is not None:
+        mask = _bias_of(mask, query, key)
+    return fake_tensors.EFFICIENT_ATTENTION(
+        query, key, value, mask, keeps_sums, dropout_p, is_causal, scale=scale
+    )[0]
+
+
+def _bias_of(mask: _Tensor, query: _Tensor, key: _Tensor) -> _Tensor:
+    """A mask as numbers that are added, with rows that begin at aligned addresses."""
+    if mask.dtype == torch.bool:
+        numbers = torch.zeros_like(mask, dtype=query.dtype)
+        mask = numbers.masked_fill_(mask.logical_not(), float("-inf"))
+    missing = -mask.shape[-1] % _ALIGNED
+    if missing:
+        mask = torch.nn.functional.pad(mask, [0, missing])[..., :-missing]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+# Cells.
+
+
+def _lstm_cell(
+    plain: _Function,
+    input: _Tensor,
+    hx: tuple[_Tensor, _Tensor],
+    w_ih: _Tensor,
+    w_hh: _Tensor,
+    b_ih: _Optional = None,
+    b_hh: _Optional = None,
+) -> object:
+    gates = torch.mm(input, w_ih.t()), torch.mm(hx[0], w_hh.t())
+    return fake_tensors.FUSED_LSTM_CELL(*gates, hx[1], b_ih, b_hh)[:2]
+
+
+def _gru_cell(
+    plain: _Function,
+    input: _Tensor,
+    hx: _Tensor,
+    w_ih: _Tensor,
+    w_hh: _Tensor,
+    b_ih: _Optional = None,
+    b_hh: _Optional = None,
+) -> object:
+    gates = torch.mm(input, w_ih.t()), torch.mm(hx, w_hh.t())
+    biases = (b_ih, b_hh) if b_ih is not None else (None, None)
+    return _FusedGru.apply(*gates, hx, *biases)  # type: ignore[no-untyped-call]
+
+
+class _FusedGru(torch.autograd.Function):
+    """``_thnn_fused_gru_cell``, which has no rule for fake tensors: it keeps five gates."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inner: _Tensor, outer: _Tensor, hx: _Tensor, b_ih: _Optional, b_hh: _Optional
+    ) -> _Tensor:
+        made = torch.empty_like(hx)
+        kept = hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+        # The gates are there for a second derivative.
+        ctx.save_for_backward(kept, inner, outer, hx)
+        ctx.has_biases = b_ih is not None
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, grad: _Tensor) -> object:
+        kept, *_ = ctx.saved_tensors
+        rows, width = kept.shape[0], kept.shape[1] // 5 * 3
+        of_inner, of_outer = kept.new_empty(rows, width), kept.new_empty(rows, width)
+        of_state = torch.empty_like(grad)
+        sums = (of_inner.sum(0), of_outer.sum(0)) if ctx.has_biases else (None, None)
+        return of_inner, of_outer, of_state, *sums
