@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,13 @@ ALLOWED = {
 THIRD_PARTY = {"torch": "record", "pytest": "plugin", "_pytest": "plugin"}
 
 
+# Each file of the package is asked about four times.
+parsed = cache(ast.parse)
+
+
 def imported(source: str) -> Iterator[str]:
     """Every module that a source imports, wherever the import stands."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -98,7 +103,7 @@ def in_a_circle(sources: dict[str, str]) -> set[str]:
 
 
 def test_no_module_is_in_a_circle_of_imports() -> None:
-    trees = {file: ast.parse(file.read_text()) for file in PACKAGE.rglob("*.py")}
+    trees = {file: parsed(file.read_text()) for file in PACKAGE.rglob("*.py")}
     assert not modules_in_circles(trees)
 
 
@@ -124,7 +129,7 @@ def class_names_used_twice(sources: dict[str, str]) -> set[str]:
     found = [
         node.name.lstrip("_")
         for source in sources.values()
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.ClassDef)
     ]
     return {name for name in found if found.count(name) > 1}
@@ -164,9 +169,7 @@ def test_an_early_import_would_be_noticed() -> None:
 
 def uses_of_any(source: str) -> int:
     """How often a source says that it does not know a type."""
-    return sum(
-        isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(ast.parse(source))
-    )
+    return sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(parsed(source)))
 
 
 def test_types_are_known_outside_the_room_of_torchs_private_names() -> None:

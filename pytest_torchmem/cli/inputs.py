@@ -119,8 +119,8 @@ def read_report(path: Path) -> RunReport:
 def _parsed(path: Path) -> object:
     if kind_of(path) is not None:
         raise ReportError(
-            f"{path} is a recording; torchmem report, fits and reserved read it, but this command "
-            "needs results or baselines"
+            f"{path} is a recording; torchmem report, fits and reserved read it, and explain "
+            "and show --operators a trace, but this command needs results or baselines"
         )
     return read_json(path)
 

@@ -176,14 +176,21 @@ class BodyMeasurement(GpuQuestions):
         self._kept: Mapping[tuple[str, int], Kept] | None = None
 
     def start(self) -> None:
-        """Settle the device and begin. Raises `RecordingError` if another profiler is active."""
+        """Settle the device and begin.
+
+        Raises `RecordingError` if another profiler is active, or another thread is measured.
+        """
         from pytest_torchmem.record.recorder import Recorder
 
         recorder = Recorder(self._device, self._say)
-        recorder.start()
+        before = _UnderWay.begin(self)
+        try:
+            recorder.start()
+        except BaseException:
+            _UnderWay.now = before
+            raise
         self._recorder = recorder
         self._gaps = gaps_so_far()
-        _UnderWay.now = _UnderWay(self)
 
     def region(self, name: str, steps_of: str = "") -> Around[Region]:
         """Measure the block; its numbers can be read as soon as it is over.
@@ -221,8 +228,10 @@ class BodyMeasurement(GpuQuestions):
     def stop(self) -> Result:
         """End the recording, restore everything and return the body's numbers."""
         recorder = self._recording()
-        _UnderWay.now = None
-        trace = recorder.stop()
+        try:
+            trace = recorder.stop()
+        finally:
+            _UnderWay.now = None
         self._recorder = None
         self._profile = analyze(trace, passes=self._passes)
         result = self._profile.result()
@@ -232,8 +241,10 @@ class BodyMeasurement(GpuQuestions):
     def cancel(self) -> None:
         """End the recording and restore everything; nothing is analysed."""
         recorder, self._recorder = self._recording(), None
-        _UnderWay.now = None
-        recorder.cancel()
+        try:
+            recorder.cancel()
+        finally:
+            _UnderWay.now = None
 
     def profile_so_far(self) -> MemoryProfile:
         """The analysis of what was recorded until now, or of the whole once it has stopped."""
@@ -304,6 +315,8 @@ class BodyMeasurement(GpuQuestions):
     def _recording(self) -> Recorder:
         if self._recorder is None:
             raise RecordingError("nothing is being measured now")
+        # Another thread would end a session that is none of its own, and nobody could end it then.
+        running()
         return self._recorder
 
 
@@ -315,6 +328,21 @@ class _UnderWay:
     thread: int = field(default_factory=threading.get_ident)
     process: int = field(default_factory=os.getpid)
     now: ClassVar[_UnderWay | None] = None
+
+    @classmethod
+    def begin(cls, measurement: BodyMeasurement) -> _UnderWay | None:
+        """Note one that is about to begin; return what this thread is in the middle of already.
+
+        Two sessions of torch's profiler at once end the process, and to begin one takes a while.
+        Raises `RecordingError` like `running`.
+        """
+        with _BEGINNING:
+            running()
+            before, cls.now = cls.now, cls(measurement)
+        return before
+
+
+_BEGINNING: Final = threading.Lock()
 
 
 def running() -> BodyMeasurement | None:

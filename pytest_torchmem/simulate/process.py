@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping
 
 from pytest_torchmem.simulate.gaps import GPU_VARIABLE
 from pytest_torchmem.simulate.gpus import Gpu, parse_gpu
-from pytest_torchmem.simulate.torch_builds import CHECKED, TorchBuild, cache_folder
+from pytest_torchmem.simulate.torch_builds import CHECKED, MACHINES, TorchBuild, cache_folder
 from pytest_torchmem.simulate.world import World, entry_point_folder
 
 
@@ -59,7 +60,9 @@ def _first(entry: str, path: str) -> str:
 
 
 def notice(built: TorchBuild) -> str:
-    """Return a sentence if this release of torch was not checked, or ``""``."""
+    """Return a sentence if this machine or release of torch was not checked, or ``""``."""
+    if (machine := platform.machine()) != MACHINES[0]:
+        return f"the simulated GPU is built for {machine}, and was run on {MACHINES[0]} only"
     if built.version.rpartition(".")[0] in CHECKED:
         return ""
     known = ", ".join(CHECKED)

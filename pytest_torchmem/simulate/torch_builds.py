@@ -28,6 +28,9 @@ from pytest_torchmem.values.errors import SimulationError
 CHECKED: Final = ("2.6", "2.11", "2.13")
 """The releases of torch that the simulated runtime was run with."""
 
+MACHINES: Final = ("x86_64", "aarch64")
+"""The runtime is built for these; it was run on the first alone."""
+
 SHIPPED: Final = Path(__file__).with_name("shipped")
 """A wheel for one platform has runtimes here, in a folder for each build of torch."""
 
@@ -66,9 +69,9 @@ class TorchBuild:
 def require_platform() -> None:
     """Raise `SimulationError` where no GPU can be simulated."""
     system, machine = platform.system(), platform.machine()
-    if (system, machine) != ("Linux", "x86_64"):
+    if system != "Linux" or machine not in MACHINES:
         raise SimulationError(
-            f"a GPU is simulated on Linux x86-64 only, and this is {system} {machine}: "
+            f"a GPU is simulated on Linux x86-64 and aarch64 only, and this is {system} {machine}: "
             "only there torch has the CUDA build that the runtime was made for; use a container, "
             "or a Linux runner of continuous integration"
         )

@@ -297,7 +297,9 @@ def test_a_file_of_another_kind_is_named(command, tmp_path):
     builder = TraceBuilder()
     builder.alloc(8)
     builder.build().save(trace)
-    assert "body.trace is a recording; torchmem report, fits" in command("show", trace)[2]
+    error = command("show", trace)[2]
+    assert "body.trace is a recording; torchmem report, fits" in error
+    assert "explain and show --operators a trace" in error
     code, _, err = command("fits", told, "--capacity=1GiB")
     assert code == Exit.BAD_INPUT
     assert err == f"torchmem: cannot read {told} as a trace: it is not one [bad-trace]\n"

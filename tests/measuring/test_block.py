@@ -12,6 +12,7 @@ import torch
 from pytest_torchmem import LimitError, MiB, TorchmemError, measure
 from pytest_torchmem.measuring.body import running
 from pytest_torchmem.record import devices
+from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.values.errors import DeviceError, MarkerError, RecordingError
 
@@ -365,6 +366,53 @@ def test_another_thread_is_told_that_it_is_not_recorded():
         thread.start()
         thread.join()
     assert said[0].startswith("another thread is being measured")
+
+
+@pytest.mark.parametrize("moment", ["start", "stop"])
+def test_another_thread_is_told_so_while_a_recording_begins_or_ends(moment, monkeypatch):
+    """Two sessions of torch's profiler at once end the process."""
+    said = []
+
+    def work():
+        try:
+            with measure(device="cpu"):
+                pass
+        except RecordingError as error:
+            said.append(str(error))
+
+    original = getattr(Recorder, moment)
+
+    def meanwhile(recorder):
+        if threading.current_thread() is threading.main_thread():
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        return original(recorder)
+
+    monkeypatch.setattr(Recorder, moment, meanwhile)
+    with measure(device="cpu") as block:
+        torch.ones(1000)
+    assert block.peak.total == 4000
+    assert [text.partition(",")[0] for text in said] == ["another thread is being measured"]
+
+
+def test_a_region_of_another_thread_is_refused_and_spoils_nothing(torchmem):
+    said = []
+
+    def work():
+        try:
+            with torchmem.measure("there"):
+                pass
+        except RecordingError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    with torchmem.measure("here") as here:
+        torch.ones(1000)
+    assert here.peak.total == 4000
+    assert [text.partition(",")[0] for text in said] == ["another thread is being measured"]
 
 
 def test_in_a_measured_test_it_is_a_region_of_the_body(torchmem):

@@ -35,12 +35,14 @@ def cpu_torch(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("system", "machine"), [("Darwin", "arm64"), ("Windows", "AMD64"), ("Linux", "aarch64")]
+    ("system", "machine"), [("Darwin", "arm64"), ("Windows", "AMD64"), ("Linux", "ppc64le")]
 )
 def test_another_platform_is_refused_in_words(system, machine, monkeypatch):
     monkeypatch.setattr(platform, "system", lambda: system)
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    with pytest.raises(SimulationError, match=f"Linux x86-64 only, and this is {system} {machine}"):
+    with pytest.raises(
+        SimulationError, match=f"Linux x86-64 and aarch64 only, and this is {system} {machine}"
+    ):
         torch_builds.torch_build()
 
 
@@ -147,3 +149,9 @@ def test_the_command_refuses_what_it_cannot_start(pytester):
     run = pytester.run(sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", "H100")
     assert run.ret == 2
     run.stderr.fnmatch_lines(["torchmem: a command is needed*"])
+
+
+def test_a_machine_on_which_it_was_never_run_is_said(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    said = process.notice(TorchBuild("2.13.0", "13.0", Path(), Path()))
+    assert said == "the simulated GPU is built for aarch64, and was run on x86_64 only"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_torchmem.store.baseline_file import FileChanges, read_file, write_file
-from pytest_torchmem.store.baseline_rows import Numbers
+from pytest_torchmem.store.baseline_rows import WIDTH, Numbers, entry_lines
 from pytest_torchmem.values.baseline import BaselineEntry, complete
 from pytest_torchmem.values.contributors import (
     Category,
@@ -79,3 +79,12 @@ def test_a_key_that_somebody_spelled_with_escapes_is_the_same_key(tmp_path):
     assert (entry.total, tuple(entry.live)) == (5, live)
     write_file(path, CPU, FileChanges({"test_b": BaselineEntry(5, amounts, amounts)}))
     assert all(line in path.read_text(encoding="utf-8") for line in plain.splitlines())
+
+
+def test_a_long_key_takes_as_few_rows_as_have_room_for_it():
+    key = "TestModel::test_step[" + "x" * 300 + "]"
+    numbers = Numbers(5, CategoryBytes(activation=5), 0)
+    pieces = [line for line in entry_lines(key, numbers) if '"id"' in line]
+    # A thousand pieces would have room for their numbers.
+    assert {len(line) for line in pieces[:-1]} == {WIDTH - len("000")}
+    assert len(pieces[-1]) <= WIDTH

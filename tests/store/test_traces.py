@@ -160,3 +160,30 @@ def test_an_import_of_torch_would_have_failed_there(saved: Path) -> None:
     run = without_torch(str(saved), "torch")
     assert run.returncode
     assert "there is no torch here" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("row", "parent", "end"),
+    [
+        (1, 0, 4),  # ends after its parent
+        (2, 0, 2),  # ends before it begins
+        (2, 2, 3),  # is its own parent
+        (0, -1, 9),  # goes on after the last event
+        (3, 1, 4),  # begins after its parent has ended
+        (0, -2, 3),
+    ],
+)
+def test_events_that_are_not_within_their_parents_are_refused(
+    tmp_path: Path, row: int, parent: int, end: int
+) -> None:
+    b = TraceBuilder()
+    with b.op("aten::linear"), b.op("aten::mm"):
+        b.alloc(40)
+    b.alloc(8)
+    whole = b.build()
+    assert whole.events["parent"].tolist() == [-1, 0, 1, -1, -1]
+    whole.save(tmp_path / "body.npz")
+    events = whole.events.copy()
+    events["parent"][row], events["end"][row] = parent, end
+    with pytest.raises(TraceError, match=rf"event {row} is not within its parent"):
+        load_trace(rewritten(tmp_path / "body.npz", events=events))

@@ -127,12 +127,12 @@ def explain_run(
     return in_order(explanations, category, module)
 
 
-def sketch_estimate(run: StaticRun, moments: int = MOMENTS) -> Picture:
+def sketch_estimate(run: StaticRun) -> Picture:
     """Return the picture of an estimate, in the same detail."""
     timeline = build_estimated_timeline(run)
-    held = _held_by(run, chosen_rows(timeline, moments))
+    held = _held_by(run, chosen_rows(timeline, MOMENTS))
     calls = Counter(n.operator for n in run.graph.nodes if n.kind is NodeKind.OPERATOR)
-    return with_holders(sketch_timeline(timeline, moments), held, calls, (), lambda place: ())
+    return with_holders(sketch_timeline(timeline), held, calls, (), lambda place: ())
 
 
 def _held_by(run: StaticRun, rows: NDArray[np.int64]) -> Holdings:

@@ -56,24 +56,20 @@ _DESCRIBED = {
 }
 
 
-def read_graph(graph: object, categories: Mapping[str, Category] | None = None) -> StaticGraph:
+def read_graph(graph: object) -> StaticGraph:
     """Return what a graph does with memory.
 
-    ``graph`` is a ``torch.fx.Graph``, a ``GraphModule`` or a ``torch.export.ExportedProgram``.
-    ``categories`` names what placeholders are for, by node name; for an exported program its
-    signature does. Raises `EstimateError` if the nodes carry no fake tensors.
+    ``graph`` is a ``torch.fx.Graph``, a ``GraphModule`` or a ``torch.export.ExportedProgram``,
+    whose signature says what placeholders are for. Raises `EstimateError` if the nodes carry no
+    fake tensors.
     """
-    return _read([(_graph_of(graph), Phase.FORWARD)], {**_signature(graph), **(categories or {})})[
-        0
-    ]
+    return _read([(_graph_of(graph), Phase.FORWARD)], _signature(graph))[0]
 
 
-def read_pair(
-    forward: object, backward: object, categories: Mapping[str, Category] | None = None
-) -> tuple[StaticGraph, StaticGraph]:
+def read_pair(forward: object, backward: object) -> tuple[StaticGraph, StaticGraph]:
     """Return a forward graph and its backward graph over one table of storages."""
     graphs = [(_graph_of(forward), Phase.FORWARD), (_graph_of(backward), Phase.BACKWARD)]
-    read_forward, read_backward = _read(graphs, categories or {})
+    read_forward, read_backward = _read(graphs, {})
     return read_forward, read_backward
 
 

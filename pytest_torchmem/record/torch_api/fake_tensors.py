@@ -34,8 +34,12 @@ CHECKED: Final[Checked] = {
     "torch._VF.dropout": ("2.6.0", "2.15.0"),
     "torch._VF.gru_cell": ("2.6.0", "2.15.0"),
     "torch._VF.lstm_cell": ("2.6.0", "2.15.0"),
+    "torch.Tensor._base": ("2.13.0", "2.13.0"),
     "torch.Tensor._fix_weakref": ("2.6.0", "2.13.0"),
     "torch.ops.aten._local_scalar_dense": ("2.6.0", "2.15.0"),
+    "torch.ops.aten._scaled_dot_product_efficient_attention": ("2.13.0", "2.13.0"),
+    "torch.ops.aten._scaled_dot_product_flash_attention": ("2.13.0", "2.13.0"),
+    "torch.ops.aten._thnn_fused_lstm_cell": ("2.13.0", "2.13.0"),
     "torch.utils._python_dispatch.TorchDispatchMode": ("2.6.0", "2.15.0"),
     "torch.utils._python_dispatch._disable_current_modes": ("2.6.0", "2.13.0"),
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass": ("2.6.0", "2.15.0"),
@@ -70,6 +74,11 @@ DIFFERENT_ON_CUDA: Final = (
     "torch._VF.gru_cell",
     "torch.group_norm",
 )
+
+# Operators that such functions come down to on CUDA alone.
+FLASH_ATTENTION: Any = torch.ops.aten._scaled_dot_product_flash_attention
+EFFICIENT_ATTENTION: Any = torch.ops.aten._scaled_dot_product_efficient_attention
+FUSED_LSTM_CELL: Any = torch.ops.aten._thnn_fused_lstm_cell
 
 LOCAL_SCALAR: Any = torch.ops.aten._local_scalar_dense.default
 # ``torch.tensor(data)`` ends in one of these: what comes out is new, although it aliases the input.
@@ -190,6 +199,11 @@ def from_weak(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
     if tensor is not None:
         tensor._fix_weakref()  # type: ignore[attr-defined]
     return tensor
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor looks into another one and keeps it."""
+    return tensor._base is not None
 
 
 def enlarge(fake: torch.Tensor, size_bytes: int) -> None:

@@ -25,7 +25,13 @@ from pytest_torchmem.record.tree.event_tree import (
 )
 from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
 from pytest_torchmem.record.tree.python_calls import Cuts, OpenGap, PythonCalls, find_gaps
-from pytest_torchmem.record.tree.tables import Seam, StringTable, Tables, seam_at
+from pytest_torchmem.record.tree.tables import (
+    Seam,
+    StringTable,
+    Tables,
+    in_own_memory,
+    seam_at,
+)
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     DETAIL,
@@ -98,7 +104,7 @@ class TreeReader:
         tree = read_tree(result.experimental_event_tree(), mentions, whole)
         kept = find_kept(tree, whole)
         calls = [tree.python[number] for number in kept.calls.tolist()]
-        events = _events(tree, kept, calls)
+        events = in_own_memory(_events(tree, kept, calls))
         self._fill_operators(tree, events)
         texts, call_details = self._fill_python(kept, tree, calls, events)
         seams = self._seams(events)
@@ -121,8 +127,18 @@ class TreeReader:
         self._settle_unkeyed(mentions, operators, events, tensors, overloads)
         tensors = tensors[np.argsort(tensors["event"], kind="stable")]
         count = len(tree.kinds)
-        tables = (events, tensors, allocations, module_calls, overloads, details)
-        return Tables(*tables, own, began, ended, count)
+        return Tables(
+            events,
+            in_own_memory(tensors),
+            in_own_memory(allocations),
+            module_calls,
+            in_own_memory(overloads),
+            details,
+            own,
+            began,
+            ended,
+            count,
+        )
 
     def _seams(self, events: NDArray[np.void]) -> list[Seam]:
         """Find where the session was cut, and where it could not be."""

@@ -10,8 +10,7 @@ functions. Both have the calls of the functions, and of ours that cut::
 
 from __future__ import annotations
 
-import ctypes
-import sys
+import mmap
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -135,8 +134,25 @@ _ABOUT_EVENTS: Final = {
 }
 
 
-# Sessions whose tables are given back before the operating system gets the memory.
-_BETWEEN_TRIMS: Final = 16
+# Smaller tables are few: those of a small test.
+_LARGE_BYTES: Final = 2**16
+_PRIVATE: Final = (
+    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+)
+
+
+def in_own_memory(table: NDArray[np.void]) -> NDArray[np.void]:
+    """Return a large table in memory that the operating system has back once the table is dropped.
+
+    The C library keeps pieces of a megabyte, as a session's tables are, for later. They would lie
+    between what torch needs while a session ends; and the analysis would get them and not give
+    them back.
+    """
+    if table.nbytes < _LARGE_BYTES:
+        return table
+    memory = np.frombuffer(mmap.mmap(-1, table.nbytes, **_PRIVATE), table.dtype)
+    memory[:] = table
+    return memory
 
 
 def seam_at(events: NDArray[np.void], row: int, name: int) -> Seam:
@@ -168,9 +184,9 @@ def joined(parts: list[Tables], *, last: bool = False) -> Tables:
     if last:
         parts.clear()
     events = np.empty(count, EVENT)
-    for number, place in enumerate(places, 1):
+    for place in places:
         place.fill(events)
-        place.let_go("events", number)
+        place.let_go("events")
     for place in places:
         place.lengthen(events)
     tables = {name: _moved(places, name, dtype) for name, dtype in _ABOUT_EVENTS.items()}
@@ -290,11 +306,9 @@ class _NewRows:
         np.compress(self.staying(name), table, out=found)
         found["event"] = self.rows[found["event"]]
 
-    def let_go(self, name: str, number: int) -> None:
-        """Give a table back; it is the one with that ``number`` among those of all sessions."""
+    def let_go(self, name: str) -> None:
+        """Give a table back."""
         self.part = replace(self.part, **{name: getattr(self.part, name)[:0].copy()})
-        if number % _BETWEEN_TRIMS == 0:
-            _trim()
 
 
 def _number(group: Sequence[_NewRows], start: int) -> int:
@@ -313,24 +327,14 @@ def _number(group: Sequence[_NewRows], start: int) -> int:
     return start
 
 
-def _trim() -> None:
-    """Have the C library give back to the operating system what is free.
-
-    It keeps pieces of a megabyte for later, as the tables of a session are. The tables of all
-    sessions are larger and get memory of their own.
-    """
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-        trim(0)
-
-
 def _moved(places: Sequence[_NewRows], name: str, dtype: np.dtype[np.void]) -> NDArray[np.void]:
     """Return one of the tables about events, of all sessions, in the order of the events."""
     counts = [np.count_nonzero(place.staying(name)) for place in places]
     table = np.empty(sum(counts), dtype)
     start = 0
-    for number, (place, count) in enumerate(zip(places, counts, strict=True), 1):
+    for place, count in zip(places, counts, strict=True):
         place.move(name, table[start : start + count])
-        place.let_go(name, number)
+        place.let_go(name)
         start += count
     if np.all(table["event"][:-1] <= table["event"][1:]):
         return table

@@ -8,6 +8,7 @@
 
 #include <dlfcn.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -170,7 +171,7 @@ bool answers(void* to, size_t bytes) {
 bool in_span(uintptr_t address) { return address >= span_start && address < span_end; }
 
 void make_zero(uintptr_t start, uintptr_t end) {
-  constexpr uintptr_t page = 4096;
+  static const uintptr_t page = sysconf(_SC_PAGESIZE);
   for (const auto& [from, to] : written.within(start, end)) {
     const uintptr_t first = (from + page - 1) / page * page, last = to / page * page;
     if (to - from >= 16 * page && first < last) {

@@ -15,8 +15,8 @@
 namespace simulated::triton_ir {
 namespace {
 
-// A kernel that makes more elements than this takes too long: half a second, or so.
-constexpr size_t kMostElements = size_t{1} << 25;
+// A kernel that makes more elements than this takes too long: a tenth of a second, or so.
+constexpr size_t kMostElements = size_t{1} << 23;
 
 union Cell {
   int64_t integer;

@@ -1,10 +1,14 @@
 """What differs is what is new, has grown or is gone, and not what has moved."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.judge.differences import differences
+from pytest_torchmem.analysis.judge.causes import cause_of, most_telling_first
+from pytest_torchmem.analysis.judge.differences import common_module, differences
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
+from pytest_torchmem.values.findings import Difference, DifferenceKind
 
 
 def made(size, operator="mm", module="net", function="forward", line=1, category="activation"):
@@ -135,3 +139,46 @@ def test_nothing_differs_from_itself_in_any_order(measured):
 def test_of_two_equal_calls_the_one_on_the_old_line_is_the_old_one():
     now = [made(5, line=10), made(5, line=20)]
     assert found(now, [made(5, line=20)]) == [("mm", 10, 5, "new")]
+
+
+def test_what_modules_have_in_common_is_their_path():
+    assert common_module(["net.blocks.0", "net.blocks.1"]) == "net.blocks"
+    assert common_module(["net.fc"]) == "net.fc"
+    assert common_module(["net", "head"]) == ""
+    # One module that one line makes two things in keeps its path, too.
+    two = [made(8, line=3), made(6, line=3)]
+    assert {d.contributor.module for d in differences(two, ())} == {"net"}
+
+
+def growth(size, line, function="forward", **changes):
+    return Difference(made(size, function=function, line=line), size, DifferenceKind.NEW, **changes)
+
+
+def test_of_about_as_large_ones_the_one_further_up_in_its_function_leads():
+    up, down = growth(10, line=3), growth(11, line=9)
+    assert most_telling_first([down, up], 21)[0] is up
+    much_larger = growth(13, line=9)
+    assert most_telling_first([much_larger, up], 23)[0] is much_larger
+
+
+def test_what_explains_a_fourth_of_the_whole_comes_before_what_is_only_read():
+    new, read = growth(25, line=3), Difference(there_before(75), 75, DifferenceKind.READ)
+    assert most_telling_first([read, new], 100)[0] is new
+    assert most_telling_first([read, new], 101)[0] is read
+
+
+def test_a_changed_line_that_made_half_of_the_whole_leads():
+    changed, larger = growth(50, line=3, function="step", changed=True), growth(999, line=9)
+    assert most_telling_first([larger, changed], 100)[0] is changed
+    assert most_telling_first([larger, changed], 101)[0] is larger
+
+
+def test_of_growth_all_over_a_changed_line_is_told_as_the_first():
+    def member(number, **changes):
+        contributor = replace(made(10, module=f"net.{number}", line=number), order=number)
+        return Difference(contributor, 10, DifferenceKind.NEW, **changes)
+
+    places = [member(number) for number in range(1, 5)]
+    assert cause_of(places, 40, "total").text.endswith("in net.1 (net.py:1)")
+    places[2] = member(3, changed=True)
+    assert cause_of(places, 40, "total").text.endswith("in net.3 (net.py:3)")

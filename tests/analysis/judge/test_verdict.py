@@ -232,6 +232,13 @@ def test_of_many_changes_those_in_the_files_that_made_the_memory_are_named():
     assert verdict.sentence.endswith("; changed since: net.py:26")
 
 
+def test_of_few_changes_those_in_the_files_that_made_the_memory_come_first():
+    places = [Source("config.py", 3, ""), Source("net.py", 26, "")]
+    before, after = BaselineEntry.of(measured(live(2 * MiB))), measured(live(8 * MiB))
+    verdict = judge_baseline(after, before, ALLOWANCE, code=CodeChanges(places=lambda: places))
+    assert verdict.sentence.endswith("; changed since: net.py:26, config.py:3")
+
+
 def test_only_the_first_sentence_says_what_has_changed():
     findings = against(measured(live(2 * MiB)), measured(live(8 * MiB)), changed=[26]).findings
     assert [finding.sentence.count("changed since") for finding in findings] == [1, 0]
@@ -413,3 +420,26 @@ def test_growth_in_three_modules_is_told_of_the_whole_and_in_two_by_its_line():
     three, two = ("LM.a", "LM.a", "LM.b", "LM.c"), ("LM.a", "LM.a", "LM.b", "LM.b")
     assert "throughout LM" in against(step(10, three), step(40, three)).sentence
     assert "throughout" not in against(step(10, two), step(40, two)).sentence
+
+
+def test_one_byte_is_a_reading_and_none_is_not():
+    one = BaselineEntry.of(measured(live(1)))
+    assert judge_baseline(measured(), one, ALLOWANCE).change is Change.NOT_COMPARED
+    assert judge_baseline(measured(live(1)), one, ALLOWANCE).change is Change.SAME
+    nothing = BaselineEntry.of(measured())
+    assert judge_baseline(measured(), nothing, ALLOWANCE).change is Change.SAME
+
+
+def test_growth_is_what_the_steps_left_and_all_else_what_was_live():
+    left, peak = live(6, operator="aten::cat"), live(9, operator="aten::mm")
+    result = measured(peak, steps=(2, 5, 8), grown=(left,))
+    growth, total = judge_limits(result, {"growth": 0, "total": 1})
+    if growth.key != "growth":
+        growth, total = total, growth
+    assert "aten::cat" in growth.cause
+    assert "aten::mm" in total.cause
+
+
+def test_a_spread_is_told_in_bytes():
+    (finding,) = judge_spread([measured(live(7 * MiB)), measured(live(9 * MiB))], Allowance(0, 0))
+    assert "2 runs had 7.0 MiB, 9.0 MiB, a spread of 2.0 MiB" in finding.numbers

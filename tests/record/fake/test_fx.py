@@ -304,17 +304,6 @@ def test_an_in_place_operator_makes_nothing_and_is_known_to_write():
     assert add.writes == graph.nodes[0].makes
 
 
-def test_categories_can_be_given_by_node_name():
-    module = trace(mlp, (8, 8), (8, 8), (8,), device="cpu")
-    name = read_graph(module).nodes[1].name
-    graph = read_graph(module, {name: Category.PARAMETER})
-    assert [s.category for s in graph.storages[:3]] == [
-        Category.INPUT,
-        Category.PARAMETER,
-        Category.INPUT,
-    ]
-
-
 def test_a_graph_without_fake_tensors_says_what_to_do():
     module = torch.fx.symbolic_trace(Block())
     with pytest.raises(EstimateError, match=r"no fake tensors.*FakeTensorProp.*\[not-estimated\]"):

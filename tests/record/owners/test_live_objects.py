@@ -100,6 +100,12 @@ def quiet_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         gc.enable()
 
 
+@pytest.fixture
+def quiet_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other thread runs, as one of pytest-xdist's does when the other worker reports."""
+    monkeypatch.setattr(live_objects, "_where_others_stand", dict)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_census_finds_what_a_look_at_all_objects_finds(quiet_collector: None, seed: int) -> None:
     random.seed(seed)
@@ -168,7 +174,7 @@ def looks_at_everything(census: Census, monkeypatch: pytest.MonkeyPatch) -> bool
 
 @pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
 def test_a_census_looks_at_everything_only_when_it_must(
-    quiet_collector: None, monkeypatch: pytest.MonkeyPatch
+    quiet_collector: None, quiet_threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     census = Census(Base)
     assert looks_at_everything(census, monkeypatch)
@@ -183,7 +189,7 @@ def test_a_census_looks_at_everything_only_when_it_must(
 
 @pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
 def test_what_was_let_go_of_is_found_by_its_holder_or_known_to_be_gone(
-    quiet_collector: None, monkeypatch: pytest.MonkeyPatch
+    quiet_collector: None, quiet_threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     census = Census(Base, Holder, released=Base)
     holder, gone, moved = Holder(Base()), Base(), Base()
@@ -203,7 +209,7 @@ def test_what_was_let_go_of_is_found_by_its_holder_or_known_to_be_gone(
 
 @pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
 def test_what_a_function_holds_is_looked_for_everywhere_twice(
-    quiet_collector: None, monkeypatch: pytest.MonkeyPatch
+    quiet_collector: None, quiet_threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     census = Census(Base, released=Base)
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import sys
+from pathlib import Path
 
 import numpy as np
+import pytest
 
-from pytest_torchmem.record.tree.tables import Rows
+from pytest_torchmem.record.tree.tables import Rows, in_own_memory
+from pytest_torchmem.values.trace import EVENT
 
 DTYPE = np.dtype([("kind", "u1"), ("place", "u8"), ("number", "i4")])
 
@@ -38,3 +43,32 @@ def objects_made_by(rows: Rows | list[tuple[int, ...]]) -> int:
 def test_rows_do_not_bring_a_collection_nearer() -> None:
     assert objects_made_by(Rows(DTYPE)) < 10
     assert objects_made_by([]) > 250
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_memory_of_a_dropped_table_goes_back_to_the_system() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    # Once a larger piece was freed, the C library keeps smaller ones.
+    np.ones(2**20)
+    before = resident_bytes()
+    tables, between = [], []
+    for _ in range(100):
+        tables.append(in_own_memory(np.ones(10_000, EVENT)))
+        # What stays behind a table keeps the C library from giving the table's memory back.
+        between.append(np.ones(5_000))
+    held = resident_bytes() - before
+    size = sum(table.nbytes for table in tables)
+    assert held > size
+    tables.clear()
+    assert resident_bytes() - before < held - 0.9 * size
+
+
+def test_a_table_in_memory_of_its_own_is_as_it_was() -> None:
+    table = np.zeros(10_000, EVENT)
+    table["start_ns"] = np.arange(10_000)
+    own = in_own_memory(table)
+    assert np.array_equal(own, table)
+    own["line"][3] = 5  # a later session may know the line of an operator
+    assert table["line"][3] == 0

@@ -16,7 +16,6 @@ import torch
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import fake_tensors
 
-_aten = torch.ops.aten
 _Tensor = torch.Tensor
 _Optional = torch.Tensor | None
 _Function = Callable[..., Any]
@@ -110,9 +109,9 @@ def _flash(
     missing = -width % 8
     if missing:
         query, key, value = (torch.nn.functional.pad(t, [0, missing]) for t in (query, key, value))
-    out = _aten._scaled_dot_product_flash_attention(
-        query, key, value, dropout_p, is_causal, False, scale=scale
-    )[0]
+    out = fake_tensors.FLASH_ATTENTION(query, key, value, dropout_p, is_causal, False, scale=scale)[
+        0
+    ]
     return out[..., :width] if missing else out
 
 
@@ -129,7 +128,7 @@ def _efficient(
     keeps_sums = torch.is_grad_enabled() and any(wanted)
     if mask is not None:
         mask = _bias_of(mask, query, key)
-    return _aten._scaled_dot_product_efficient_attention(
+    return fake_tensors.EFFICIENT_ATTENTION(
         query, key, value, mask, keeps_sums, dropout_p, is_causal, scale=scale
     )[0]
 
@@ -158,7 +157,7 @@ def _lstm_cell(
     b_hh: _Optional = None,
 ) -> object:
     gates = torch.mm(input, w_ih.t()), torch.mm(hx[0], w_hh.t())
-    return _aten._thnn_fused_lstm_cell(*gates, hx[1], b_ih, b_hh)[:2]
+    return fake_tensors.FUSED_LSTM_CELL(*gates, hx[1], b_ih, b_hh)[:2]
 
 
 def _gru_cell(
