@@ -253,3 +253,10 @@ def test_a_copy_of_the_model_in_a_step_is_estimated(model):
 
     assert estimate(step, optimizer=torch.optim.AdamW).peak.total > 0
     torch.testing.assert_close(copy.deepcopy(model).weight, model.weight)
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_gradients_are_refused_in_words(model, register):
+    getattr(next(model.parameters()), register)(lambda _: None)
+    with pytest.raises(EstimateError, match="hooks on their gradients"):
+        estimate(model, torch.ones(4, 8))

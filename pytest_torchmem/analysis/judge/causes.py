@@ -208,11 +208,13 @@ def changed_elsewhere(growths: Iterable[Difference], places: Sequence[Source]) -
     """Return ``; changed since: train.py:26``, for a cause whose own line has not changed.
 
     A list that keeps losses, or a larger number in a configuration, makes no memory itself. Where
-    more than a few places have changed, those in the files count that made what grew.
+    more than a few places have changed, those in the files count that made what grew; else these
+    come first.
     """
     files = {g.contributor.source.file for g in growths if g.contributor.source}
     near = [place for place in places if place.file in files]
-    told = next((some for some in (places, near) if 0 < len(some) <= _FEW_CHANGES), ())
+    nearest_first = [*near, *(place for place in places if place not in near)]
+    told = next((some for some in (nearest_first, near) if 0 < len(some) <= _FEW_CHANGES), ())
     return f"; changed since: {', '.join(map(str, told))}" if told else ""
 
 

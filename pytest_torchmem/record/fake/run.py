@@ -17,7 +17,7 @@ import torch
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.fake import missing_device
 from pytest_torchmem.record.fake.kernels.cuda_operators import take_cudas_operators
-from pytest_torchmem.record.fake.kernels.libraries import uncounted_on_gpus
+from pytest_torchmem.record.fake.kernels.libraries import uncounted_on_gpus, uncounted_on_the_cpu
 from pytest_torchmem.record.fake.leftovers import put_back
 from pytest_torchmem.record.fake.missing_device import GradientsWanted
 from pytest_torchmem.record.fake.origin import is_user_file, names_of
@@ -25,7 +25,7 @@ from pytest_torchmem.record.fake.recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
 from pytest_torchmem.record.fake.unknown import UnknownValueError, let_values_be_shown
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import compiler, fake_tensors, modules
+from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors, modules
 from pytest_torchmem.values.static_graph import (
     Category,
     EstimateError,
@@ -124,6 +124,7 @@ def record_fake_run(program: Program, device: str | None) -> StaticRun:
     found = find_reachable(program.target, *given, program.optimizer)
     tensors = _tensors_of(found, given)
     shown, fake_mode = _shown_device(tensors, device), _fake_mode_of(tensors)
+    _require_no_gradient_hooks(found)
 
     def recorded(runs_on: torch.device) -> StaticRun:
         moved_to = None if device is None and shown == runs_on else runs_on
@@ -174,8 +175,8 @@ def _recorded(
     if without_grad:
         notes.add(_WITHOUT_GRAD)
     named = _on_device(graph, runs_on, shown)
-    spots = uncounted_on_gpus(graph) if shown.type != "cpu" else ()
-    return StaticRun(named, lifetimes, str(shown), tuple(sorted(notes)), spots)
+    uncounted = uncounted_on_the_cpu if shown.type == "cpu" else uncounted_on_gpus
+    return StaticRun(named, lifetimes, str(shown), tuple(sorted(notes)), uncounted(graph))
 
 
 def _substituted(fakes: Substitution, found: Reachable, program: Program) -> Any:
@@ -208,6 +209,17 @@ def _run(
     recorder.finish()
     del held
     return recorder
+
+
+def _require_no_gradient_hooks(found: Reachable) -> None:
+    """Raise `EstimateError` for parameters whose gradients are hooked: fake ones are others."""
+    if any(autograd.hooks_its_gradient(parameter) for parameter in found.parameters):
+        raise EstimateError(
+            "parameters have hooks on their gradients (register_post_accumulate_grad_hook or "
+            "register_hook, as optimizers in the backward pass and wrappers for distributed "
+            "training have), which an estimate cannot follow; measure with "
+            "pytest_torchmem.measure instead"
+        )
 
 
 # Where it runs.

@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pytest_torchmem.record.torch_api import Checked, profiler
 
 CHECKED: Final[Checked] = {
+    "torch.Tensor._backward_hooks": ("2.6.0", "2.15.0"),
+    "torch.Tensor._post_accumulate_grad_hooks": ("2.6.0", "2.15.0"),
     "torch._C._autograd.SavedTensor": ("2.6.0", "2.15.0"),
     "torch._C._autograd._get_current_graph_task_keep_graph": ("2.6.0", "2.15.0"),
     "torch._C._autograd._get_sequence_nr": ("2.6.0", "2.15.0"),
@@ -125,6 +127,11 @@ def in_backward() -> bool:
 
 #: Whether what a node saved can be looked at without unpacking it. Since 2.10.
 READS_SAVED: bool = hasattr(torch._C._autograd.SavedTensor, "data")
+
+
+def hooks_its_gradient(leaf: torch.Tensor) -> bool:
+    """Return whether something is called when a leaf gets its gradient."""
+    return bool(leaf._backward_hooks) or bool(leaf._post_accumulate_grad_hooks)
 
 
 def raw_saved(saved: Any) -> Any:

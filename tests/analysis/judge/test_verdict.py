@@ -232,6 +232,13 @@ def test_of_many_changes_those_in_the_files_that_made_the_memory_are_named():
     assert verdict.sentence.endswith("; changed since: net.py:26")
 
 
+def test_of_few_changes_those_in_the_files_that_made_the_memory_come_first():
+    places = [Source("config.py", 3, ""), Source("net.py", 26, "")]
+    before, after = BaselineEntry.of(measured(live(2 * MiB))), measured(live(8 * MiB))
+    verdict = judge_baseline(after, before, ALLOWANCE, code=CodeChanges(places=lambda: places))
+    assert verdict.sentence.endswith("; changed since: net.py:26, config.py:3")
+
+
 def test_only_the_first_sentence_says_what_has_changed():
     findings = against(measured(live(2 * MiB)), measured(live(8 * MiB)), changed=[26]).findings
     assert [finding.sentence.count("changed since") for finding in findings] == [1, 0]

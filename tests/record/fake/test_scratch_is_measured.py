@@ -233,6 +233,7 @@ def test_a_reduced_loss_keeps_the_memory_of_each_elements_loss(operator):
     assert kept_bytes(call, on_cpu=True) == (0, call.outputs[0].untyped_storage().nbytes())
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="oneDNN kept other memory")
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 90), st.integers(1, 70))
 def test_the_workspace_of_an_lstm_is_known(steps, batch, width, hidden):
