@@ -200,13 +200,19 @@ const std::map<std::string, OfReals> kOfReals = {
     {"fdiv_rn", [](const double* x) { return x[0] / x[1]; }},
 };
 
+int64_t opposite(int64_t value) { return static_cast<int64_t>(-static_cast<uint64_t>(value)); }
+
 const std::map<std::string, OfIntegers> kOfIntegers = {
     {"arith.addi", [](const int64_t* x, int) { return static_cast<int64_t>(uint64_t(x[0]) + x[1]); }},
     {"arith.subi", [](const int64_t* x, int) { return static_cast<int64_t>(uint64_t(x[0]) - x[1]); }},
     {"arith.muli", [](const int64_t* x, int) { return static_cast<int64_t>(uint64_t(x[0]) * x[1]); }},
-    // What is divided by zero is masked, or undefined.
-    {"arith.divsi", [](const int64_t* x, int) { return x[1] ? x[0] / x[1] : 0; }},
-    {"arith.remsi", [](const int64_t* x, int) { return x[1] ? x[0] % x[1] : 0; }},
+    // What is divided by zero is masked, or undefined; the least number by -1 stops the processor.
+    {"arith.divsi",
+     [](const int64_t* x, int) {
+       if (x[1] == -1) return opposite(x[0]);
+       return x[1] ? x[0] / x[1] : 0;
+     }},
+    {"arith.remsi", [](const int64_t* x, int) { return x[1] && x[1] != -1 ? x[0] % x[1] : 0; }},
     {"arith.divui",
      [](const int64_t* x, int bits) -> int64_t {
        return x[1] ? unsigned_of(x[0], bits) / unsigned_of(x[1], bits) : 0;
