@@ -120,6 +120,11 @@ def gradient_of_gelu(n: int, m: int, dtype: torch.dtype, *, expanded: bool) -> M
     return aten.gelu_backward.default, (grad, x), {}
 
 
+def gradient_of_an_expanded_gelu(n: int, m: int, dtype: torch.dtype) -> Made:
+    grad, x = torch.ones(n, m, dtype=dtype), torch.ones(n, 1, dtype=dtype).expand(n, m)
+    return aten.gelu_backward.default, (grad, x), {}
+
+
 def of_padding(n: int, m: int, dtype: torch.dtype) -> Made:
     x, grad = floats(n, 2, m + 2, 5), floats(5 + 4).expand(n, 2, m + 6, 9)
     return aten.reflection_pad2d_backward.default, (grad, x, [2, 2, 2, 2]), {}
@@ -196,6 +201,7 @@ MADE: dict[str, Callable[[int, int, torch.dtype], Made]] = {
     "attention": lambda n, m, t: attention(n, m, t, backward=False),
     "attention, backward": lambda n, m, t: attention(n, m, t, backward=True),
     "gelu, backward, expanded": lambda n, m, t: gradient_of_gelu(n, m, t, expanded=True),
+    "gelu of what is expanded, backward": gradient_of_an_expanded_gelu,
     "gelu, backward, transposed": lambda n, m, t: gradient_of_gelu(n, m, t, expanded=False),
     "padding, backward": of_padding,
     "pooling, backward": of_pooling,

@@ -203,10 +203,11 @@ def _copied_by_cudnn(call: Call) -> int:
 
 
 def _gelu_backward(call: Call) -> int:
-    if call.kwargs.get("approximate") == "tanh":
+    """oneDNN, which takes a contiguous input only, copies gradients of another layout."""
+    if call.kwargs.get("approximate") == "tanh" or not call.args[1].is_contiguous():
         return 0
     result = sum(_nbytes(t) for t in call.outputs if not t.is_contiguous())
-    return _copied_unless_contiguous(0, 1)(call) + result
+    return _copied_unless_contiguous(0)(call) + result
 
 
 def _layer_norm_backward(call: Call) -> int:
