@@ -230,7 +230,7 @@ def npy(table: Any) -> bytes:
 
 
 def test_a_table_of_zeros_is_not_unpacked(tmp_path: Path) -> None:
-    zeros = npy(np.zeros(6_000_000, whole_trace().events.dtype))
+    zeros = npy(np.zeros(7_000_000, whole_trace().events.dtype))
     path = packed(tmp_path / "body.trace", events=zeros)
     assert len(zeros) > 300 * MiB > 500 * path.stat().st_size
     del zeros

@@ -48,17 +48,19 @@ def labelled(explanations: Iterable[Explanation]) -> Labels:
     return found
 
 
-def taken_over(run: Estimate) -> Counter[tuple[Phase, int]]:
-    """How many storages of an estimate are written over, for real, by the sum that follows them.
+def cut_otherwise(run: Estimate) -> Counter[tuple[Phase, int]]:
+    """How many storages of an estimate are no storages of their own, for real.
 
-    Their last row is the one before the sum's: an even one, where others end after an operator.
+    Some are written over by the sum that follows them. Their last row is the one before the sum's:
+    an even one, where others end after an operator. And an estimate has as one storage, which ends
+    on the row after its first, what a kernel takes for itself piece by piece.
     """
-    ends = run.run.lifetimes.end.tolist()
+    first, ends = run.run.lifetimes.first.tolist(), run.run.lifetimes.end.tolist()
     rows = run.run.graph.row_count
     return Counter(
         (e.storage.phase, e.storage.size_bytes)
         for e in run.explain()
-        if ends[e.number] % 2 and ends[e.number] < rows
+        if (ends[e.number] % 2 or ends[e.number] == first[e.number] + 1) and ends[e.number] < rows
     )
 
 
@@ -67,7 +69,7 @@ def differences(profile: MemoryProfile, estimated: Estimate) -> list[str]:
     real, expected, spare = (
         labelled(profile.explain()),
         labelled(estimated.explain()),
-        taken_over(estimated),
+        cut_otherwise(estimated),
     )
     wrong = []
     for place in sorted(real.keys() | expected.keys(), key=str):

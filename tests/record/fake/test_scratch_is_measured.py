@@ -96,6 +96,11 @@ def norm_backward(n: int, m: int, dtype: torch.dtype) -> Made:
     return aten.native_layer_norm_backward.default, args, {}
 
 
+def batch_norm_of_rows(n: int, m: int, dtype: torch.dtype) -> Made:
+    x, weight, zeros, ones = floats(n, m), floats(m), torch.zeros(m), torch.ones(m)
+    return aten.native_batch_norm.default, (x, weight, weight, zeros, ones, True, 0.1, 1e-5), {}
+
+
 def batch_norm_backward(n: int, m: int, dtype: torch.dtype) -> Made:
     x, weight, zeros, ones = floats(n, m, 3, 4), floats(m), torch.zeros(m), torch.ones(m)
     if n % 2:
@@ -197,6 +202,7 @@ MADE: dict[str, Callable[[int, int, torch.dtype], Made]] = {
     ),
     "logsumexp": lambda n, m, t: (aten.logsumexp.default, (floats(n, m), [n % 2]), {}),
     "layer_norm, backward": norm_backward,
+    "batch_norm of rows": batch_norm_of_rows,
     "batch_norm, backward": batch_norm_backward,
     "attention": lambda n, m, t: attention(n, m, t, backward=False),
     "attention, backward": lambda n, m, t: attention(n, m, t, backward=True),

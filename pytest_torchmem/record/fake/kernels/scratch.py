@@ -219,11 +219,14 @@ def _layer_norm_backward(call: Call) -> int:
 
 
 def _batch_norm(call: Call) -> int:
-    """Sums and their squares of each channel."""
+    """Sums and their squares of each channel; by channels, each thread has sums of its own."""
     if not call.args[5]:
         return 0
-    by_channels = _layout(call.args[0]) is torch.channels_last
-    return (2 + torch.get_num_threads() * by_channels) * int(call.args[0].shape[1]) * _WIDE_BYTES
+    x, threads = call.args[0], torch.get_num_threads()
+    channels = int(x.shape[1])
+    by_channels = math.prod(map(int, x.shape[2:])) == 1 or _layout(x) is torch.channels_last
+    shared = by_channels and _elements(x) // max(1, channels) > threads
+    return (2 + threads * shared) * channels * _WIDE_BYTES
 
 
 def _batch_norm_backward(call: Call) -> int:
