@@ -91,10 +91,11 @@ class CompiledGraphs:
         return self._lines.get(generated_file)
 
     def traced_at(self, stack: str, nodes: Collection[str] = ()) -> NodeOrigin:
-        """Return the origin of a stack that a compiler has stored, for any of ``nodes`` that exist.
+        """Return the origin of a stack that a compiler has stored, in the modules of ``nodes``.
 
-        What the compiler keeps on disk may be older than the source: then the same code has
-        another line number now, which the graph traced in this process knows.
+        The compiler's files may be older than the source. Then the same code has another line
+        number now, and the graph that this process traced knows it. Without ``nodes``, or where
+        the graph has none of them, the origin has the modules of all nodes traced there.
         """
         known = self._traced.get(_unnumbered(stack))
         if known is None:
@@ -115,7 +116,7 @@ class CompiledGraphs:
 class _Traced:
     """Stacks that differ in line numbers alone, and the modules of each node traced there.
 
-    The dicts have no values: they are sets in the order things were met. Module 0 is none.
+    The dicts are ordered sets: they have no values. Module 0 stands for none.
     """
 
     stacks: dict[str, None] = field(default_factory=dict)
@@ -197,7 +198,7 @@ class CompiledSources:
         self._given_up: set[int] = set()
 
     def learn(self) -> None:
-        """Note what the graphs know that are alive now: they may be gone when it is asked for."""
+        """Note what the living graphs know: they may be gone when `read` needs it."""
         self._graphs.collect()
 
     def read(self, events: NDArray[np.void]) -> NDArray[np.void]:

@@ -46,10 +46,10 @@ _FUNCTION: Final = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS
 
 
 def places_held_now() -> tuple[Ways, Ways]:
-    """Return how one gets to storages, by place: from the variables of the functions that run, and
+    """Return the way to each storage, by its place: from the variables of running functions, and
     from what closes a cycle that nobody else refers to.
 
-    Both are empty where that cannot be looked at: nobody's test fails for that.
+    Both are empty where the search raises an error: no test fails because of it.
     """
     frames = list(_frames())
     found: list[tuple[Ways, Ways]] = []
@@ -62,14 +62,14 @@ def places_held_now() -> tuple[Ways, Ways]:
         except Exception:
             found.append(({}, {}))
         finally:
-            # The thread may end long after it is waited for. Variables that die with it would not
-            # be seen to die.
+            # The thread may end long after we have gone on. If it kept the frames, nobody would
+            # see their variables die.
             frames.clear()
             done.release()
 
-    # The Python tracer would make each of the many small calls four times as slow. It does not
-    # follow into a thread that begins under it. `threading`, which our own watch of threads listens
-    # to, is not told of it.
+    # On this thread the Python tracer would make each of many small calls four times as slow; it
+    # does not follow into a new one. Our own watch of threads listens to `threading`, and does not
+    # see a thread that `_thread` starts.
     try:
         _thread.start_new_thread(look, ())
     except RuntimeError:  # the system has no thread to spare

@@ -23,7 +23,7 @@ _DEPTH: Final = 20
 # From a frame over its tracebacks and the exception to a name is not far.
 _DEPTH_ABOVE_FRAME: Final = 10
 _WIDTH: Final = 300
-# What is looked at from the containers down, for objects that are not searched for one by one.
+# `path_nearby` walks down from known containers: so many steps, and so many objects at most.
 _DEPTH_BELOW: Final = 10
 _LOOKED_AT: Final = 100_000
 _KEY_LENGTH: Final = 40
@@ -33,7 +33,7 @@ _AFTER_VARIABLE: Final = re.compile(r"(?=, (?:frame of|its variable) )")
 _SHORT_MODULE = re.compile(r"\._(?:parameters|buffers|modules)\['([^'\]]+)'\]")
 _FIRST_INDEX = re.compile(r"\[(\d+)\]")
 _FIRST_KEY = re.compile(r"\['(\w+)'\]")
-# What stops in the middle, and where its variables are.
+# Code that can stop in the middle, and the attribute with the frame that has its variables.
 _FRAME_OF: Final[dict[type, Callable[[Any], types.FrameType | None]]] = {
     types.GeneratorType: attrgetter("gi_frame"),
     types.CoroutineType: attrgetter("cr_frame"),
@@ -47,17 +47,17 @@ _CODE: Final = (
     types.CellType,
     *_FRAME_OF,
 )
-# What these refer to, they refer to because somebody else does.
+# These packages refer to an object only because the program does.
 _MACHINERY: Final = ("pytest_torchmem", "_pytest", "pytest", "pluggy")
 
 
 class Searcher:
-    """Finds the ways to objects. What leads to one of them is remembered for the next."""
+    """Finds the ways to objects, and remembers the containers on each way for the next search."""
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}
         self._keepers: dict[int, str] = {}
-        # What the ways led through first after the name, by id().
+        # The first container after the name on each way, by id().
         self._containers: dict[int, object] = {}
         self._nearby: dict[int, str] | None = None
         self._frozen = frozen_objects()

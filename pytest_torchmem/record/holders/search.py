@@ -41,9 +41,9 @@ NO_TENSOR: Final = "something of torch's that is no tensor"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Why a storage is alive: by the way to it, which in garbage begins with what closes a cycle.
+    """The reason why a storage is alive: the way to it, or in garbage the cycle and the way there.
 
-    ``by`` is ``""`` where that was not found, and None where it was not looked for.
+    ``by`` is ``""`` where the search found no way, and None where nobody searched.
     """
 
     place: Place

@@ -59,7 +59,7 @@ class GraphReader:
         return found
 
     def _names(self, node: Node) -> tuple[str, ...]:
-        """The attributes of a node in which what it saved can be looked at."""
+        """Return the attributes in which a node shows the tensors that it saved."""
         if not autograd.READS_SAVED and not surely_without(node):
             return ()
         kind = type(node)
@@ -130,12 +130,12 @@ class PackHookWatch:
         self._depth = 0
         self._begins: list[int] = []
         self._ends: list[int] = []
-        # What is known of a node of this number, and of those after it.
+        # The watch knows nodes from the first number on, and before the second.
         self._known_from = 0
         self._known_until: int | None = None
 
     def install(self, patches: Installed) -> None:
-        """Begin to note, where torch does not let be read what a node has saved."""
+        """Begin to note hooks, unless this release of torch shows what a node saved unasked."""
         if autograd.READS_SAVED:
             return
         self._thread = threading.get_ident()

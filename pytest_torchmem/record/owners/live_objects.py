@@ -66,11 +66,11 @@ class Census:
     A small test makes too little for one, and is spared a look at all that was imported. What
     ``gc.freeze`` took away is looked for again whenever it has become more or less.
 
-    After `let_go` nothing refers weakly to instances of the class ``released``. They are found
-    again in the other instances, and ``beside`` returns more that come with those. Of a few that
-    were missing twice it is asked which function, module or object leads to them. Each instance
-    refers to its class: the number of references to the class tells whether all were found, and
-    whatever else changes it costs a look at everything.
+    After `let_go` nothing refers weakly to instances of the class ``released``. The next look finds
+    them again in the other instances, and ``beside`` returns more that come with those. If it
+    misses the same few twice, it searches the functions, modules or objects that lead to them. Each
+    instance refers to its class: so the number of references to the class tells whether the look
+    found all. If anything else changes that number, a look at everything follows.
     """
 
     def __init__(

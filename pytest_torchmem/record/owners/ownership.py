@@ -183,7 +183,7 @@ class OwnershipWatch:
 
     @quiet
     def note_call(self, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> int:
-        """Log which tensors an operator is called with that is not observed; return the mark."""
+        """Log the tensors that an unobserved operator is called with; return the mark."""
         mark = self._mark(MarkKind.CALL, "")
         for tensor in read:
             self._log.owner(mark, Ownership.USED, tensor)
@@ -195,8 +195,8 @@ class OwnershipWatch:
     def sample_end(self, mark: int) -> None:
         """Log what modules and graphs hold, and what on the CPU is new since the start.
 
-        The profiler saw most of that being made, and what it did not see is found by this. What is
-        in a ``.grad`` is known from the backward pass.
+        The profiler saw the program make most of the new storages; this look finds the rest. The
+        backward pass has logged each ``.grad`` already.
         """
         self._find_unhooked(mark)
         for module in list(self._modules):
@@ -230,9 +230,9 @@ class OwnershipWatch:
 
     @untraced
     def follow_gradients(self, roots: Iterable[object]) -> list[RemovableHandle]:
-        """Log the gradients that nodes hand on, where no operator is observed; return the hooks.
+        """Log the gradients that nodes hand on within a transform; return the hooks that do so.
 
-        Elsewhere the nodes themselves are in the recording.
+        The profiler observes no operator there. Elsewhere the recording has the nodes themselves.
         """
         if not autograd.within_transform():
             return []
@@ -250,7 +250,7 @@ class OwnershipWatch:
 
     @quiet
     def _on_results(self, results: tuple[object, ...], _: tuple[object, ...]) -> None:
-        """Log what a node hands on to an input of the pass, which is no node of its own."""
+        """Log what a node hands on: an input of the backward pass has no node to receive it."""
         mark = self._mark(MarkKind.MODULE_SEEN, "")
         for gradient in results:
             self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)

@@ -67,8 +67,8 @@ class TracingPause:
 def see_returns() -> None:
     """Have tracers see that the functions on the stack return.
 
-    From Python 3.13 on, they do not see it of one that was first called while they were suspended:
-    a function learns when it is called that it is traced, unless they are.
+    A function learns that it is traced when somebody calls it. If its first call came while tracers
+    were suspended, it has not learned it, and from Python 3.13 on no tracer sees it return.
     """
     if sys.version_info >= (3, 13):
         sys.monitoring.restart_events()
@@ -77,9 +77,9 @@ def see_returns() -> None:
 def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
     """Hide what a method does from the body's function modes, from the collector and the recording.
 
-    The collector runs after so many new objects: with those of the method it would run earlier than
-    it does without us. And the recording of the method's calls takes longer than the calls. Dynamo
-    traces none of them.
+    The collector runs after a number of new objects: if it counted the method's, it would run
+    earlier than without us. The recording of the method's calls would take longer than the calls.
+    Dynamo traces none of them.
     """
 
     @wraps(method)

@@ -24,7 +24,7 @@ from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.torch_api import dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 
-# Which of how many threads it is depends on what ran before.
+# The number in a thread's name: it depends on how many threads ran before.
 _NUMBER: Final = re.compile(r"[-_]\d+")
 # A thread that called this many functions and none of torch's is left alone.
 _PATIENCE: Final = 20_000
