@@ -351,18 +351,18 @@ def test_a_block_that_outlives_the_one_around_it_has_no_numbers():
         _ = inner.peak
 
 
+def measured_elsewhere(said: list[str]) -> None:
+    try:
+        with measure(device="cpu"):
+            pass
+    except RecordingError as error:
+        said.append(str(error))
+
+
 def test_another_thread_is_told_that_it_is_not_recorded():
-    said = []
-
-    def work():
-        try:
-            with measure(device="cpu"):
-                pass
-        except RecordingError as error:
-            said.append(str(error))
-
+    said: list[str] = []
     with measure(device="cpu"):
-        thread = threading.Thread(target=work)
+        thread = threading.Thread(target=measured_elsewhere, args=[said])
         thread.start()
         thread.join()
     assert said[0].startswith("another thread is being measured")
@@ -371,20 +371,12 @@ def test_another_thread_is_told_that_it_is_not_recorded():
 @pytest.mark.parametrize("moment", ["start", "stop"])
 def test_another_thread_is_told_so_while_a_recording_begins_or_ends(moment, monkeypatch):
     """Two sessions of torch's profiler at once end the process."""
-    said = []
-
-    def work():
-        try:
-            with measure(device="cpu"):
-                pass
-        except RecordingError as error:
-            said.append(str(error))
-
+    said: list[str] = []
     original = getattr(Recorder, moment)
 
     def meanwhile(recorder):
         if threading.current_thread() is threading.main_thread():
-            thread = threading.Thread(target=work)
+            thread = threading.Thread(target=measured_elsewhere, args=[said])
             thread.start()
             thread.join()
         return original(recorder)

@@ -82,7 +82,7 @@ _ADVICE_BY_TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is estimated: a call, its backward pass if that is wanted, and an optimizer's step."""
+    """A call to estimate, with its backward pass if that is wanted, and an optimizer's step."""
 
     target: Callable[..., object]
     args: Sequence[object]

@@ -383,7 +383,7 @@ def _of_complex(call: Call) -> int:
 
 
 def _safe_softmax(call: Call) -> int:
-    """Which elements, and which rows, are all masked."""
+    """It marks the elements that are masked, and the rows that are masked whole."""
     x, dim = call.args[0], call.args[1]
     rows = _elements(x) // max(1, int(x.shape[dim])) if x.dim() else 1
     return _elements(x) + rows
