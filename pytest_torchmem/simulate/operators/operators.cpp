@@ -20,6 +20,7 @@
 
 #include <dlfcn.h>
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <unordered_map>
@@ -157,6 +158,7 @@ class Call {
     if (op_.random) exact_ = false;
     if (op_.rule.looks_for_overflow && !exact_) small_ = false;
     if (!small_) return;
+    Saved::before_writes();  // for the operator that this one is part of
     if (op_.random) generator_ = draw_like(given_generator(), std::max<int>(device_, 0));
     for (size_t at = 0; at < arguments_.size(); ++at) {
       if (!op_.written[at] || op_.out[at]) continue;
@@ -179,8 +181,9 @@ class Call {
   void finish(const Stack& returned, long writes) {
     if (op_.rule.runtime_writes && torchmem_writes() != writes) return;
     for (const IValue& value : returned) for_each_on_gpu(value, [&](auto& out) { count(out); });
-    if (small_ && (computed_ || compute())) return deliver(returned);
-    forget(returned);
+    const bool computed = small_ && (computed_ || compute());
+    saved_.clear();
+    computed ? deliver(returned) : forget(returned);
   }
 
   // What the kernel would have asserted, where an index is known to be out of bounds; "" otherwise.
@@ -294,7 +297,7 @@ class Call {
   const Operator& op_;
   const Stack arguments_;
   Stack results_;
-  std::vector<Saved> saved_;
+  std::deque<Saved> saved_;
   at::Generator generator_;
   std::string failed_assertion_;
   int device_ = -1;
@@ -355,7 +358,7 @@ void* captured_stream(const Stack& arguments) {
 void run_captured(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Stack* stack,
                   void* stream) {
   const size_t count = op.written.size(), below = stack->size() - count;
-  const auto captured = std::make_shared<Captured>(Captured{op, without_owners(last(*stack, count))});
+  const std::shared_ptr<Captured> captured(new Captured{op, without_owners(last(*stack, count))});
   torchmem_capture(stream, take, drop, new Step([captured] { captured->begin(); }));
   const long writes = torchmem_writes();
   op.kernel.callBoxed(handle, keys, stack);
@@ -462,4 +465,5 @@ extern "C" void torchmem_compute_small_values() {
                                            std::nullopt, nullptr, "torchmem"));
   }
   compute_small_sparse_values(kept);
+  torchmem_before_writes(Saved::before_writes);
 }
