@@ -186,6 +186,9 @@ class Call {
     computed ? deliver(returned) : forget(returned);
   }
 
+  // Whether all that it is given is exact, and small enough to be computed.
+  bool knows_all() const { return small_ && exact_; }
+
   // What the kernel would have asserted, where an index is known to be out of bounds; "" otherwise.
   const std::string& failed_assertion() const { return failed_assertion_; }
 
@@ -377,7 +380,10 @@ void run(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
   }
   Call call(op, arguments);
   const long writes = torchmem_writes();
-  op.kernel.callBoxed(handle, keys, stack);
+  {
+    const Overlooked reads(op.rule.reads_for_itself && call.knows_all());
+    op.kernel.callBoxed(handle, keys, stack);
+  }
   call.finish(last(*stack, stack->size() - below), writes);
   TORCH_CHECK(call.failed_assertion().empty(), "CUDA error: device-side assert triggered\n",
               call.failed_assertion(), " (a real GPU says so later, and works no more after that)");
@@ -396,9 +402,9 @@ template struct Entry<&Handle::operatorDef_>;
 bool is_wanted(const Handle& handle) {
   const c10::OperatorName& name = handle.operator_name();
   if (name.name.rfind("aten::", 0) || !handle.hasSchema()) return false;
-  if (!handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA) && name.name != "aten::copy_") {
-    return false;
-  }
+  // Of these a kernel for any device calls the GPU's, and no operator of its own.
+  const bool composed = name.name == "aten::copy_" || name.name == "aten::linalg_lstsq";
+  if (!handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA) && !composed) return false;
   const bool tells_values = rule_of(name.name).host_reads;
   return (tells_values || writes_values(handle.schema())) && !leaves_values_alone(name.name);
 }
