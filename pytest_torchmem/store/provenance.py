@@ -8,11 +8,11 @@ import platform
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
 
 from pytest_torchmem import __version__
@@ -27,6 +27,11 @@ _FILE: Final = "+++ b/"
 _NO_FILE: Final = "--- /dev/null"
 # Of a line that is gone or that came, but for comments.
 _CODE: Final = re.compile(r"[-+]\s*[^\s#]")
+_SETTINGS: Final = ("*.yaml", "*.yml", "*.json", "*.toml", "*.ini", "*.cfg")
+# Baselines, and what is hidden: the settings of tools.
+_NOT_SETTINGS: Final = tuple(
+    f":(exclude,glob)**/{name}" for name in ("__torchmem__/**", ".*/**", ".*")
+)
 
 
 def stamped(run: RunReport, folder: Path, rank: Rank) -> RunReport:
@@ -106,6 +111,9 @@ class ChangedLines:
     A failure asks, to name of several equal causes the one that somebody touched. Without git,
     without a repository or in a shallow clone no line has changed, and nobody is told. Git is asked
     once for each baseline, and only when somebody wants to know of a line.
+
+    A file of settings counts where code names it: ``"small.yaml"``, or ``"small"`` alone, as it is
+    written where a suffix is added. Others are read by other programs than the tests.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -118,7 +126,7 @@ class ChangedLines:
         return any(hunk.first <= source.line <= hunk.last for hunk in hunks)
 
     def places(self, baseline: Path) -> tuple[Source, ...]:
-        """Return the first line of each change of code since the baseline was last committed."""
+        """Return the first line of each change since the baseline was last committed."""
         since = self._since(baseline).items()
         return tuple(Source(file, h.first, "") for file, some in since for h in some if h.is_code)
 
@@ -133,13 +141,31 @@ class ChangedLines:
 
     def _read(self, commit: str) -> Changes:
         """Return the changes by file, named from the folder."""
-        plain = ("--no-color", "--no-ext-diff", "--no-renames", "--relative", "--unified=0")
+        settings = self._named_in_code(self._changed_settings(commit))
+        return self._diff(commit, "*.py", *(f":(literal){file}" for file in settings))
+
+    def _changed_settings(self, commit: str) -> list[str]:
+        names = self._git_diff(commit, "--name-only", "-z", "--", *_SETTINGS, *_NOT_SETTINGS)
+        return list(filter(None, names.split("\0")))
+
+    def _named_in_code(self, files: Sequence[str]) -> list[str]:
+        """Return those files whose names stand in some Python code of the repository."""
+        spellings = {file: _spellings(PurePosixPath(file)) for file in files}
+        patterns = [part for some in spellings.values() for text in some for part in ("-e", text)]
+        if not patterns:
+            return []
+        plain = ("--no-color", "--no-line-number", "--word-regexp", "--fixed-strings")
         text = _git(
-            self._folder, "diff", *plain, "--src-prefix=a/", "--dst-prefix=b/", commit, "--", "*.py"
+            self._folder, "grep", "-h", "--only-matching", *plain, *patterns, "--", ":/*.py"
         )
+        found = set(text.split("\n"))
+        return [file for file, some in spellings.items() if not found.isdisjoint(some)]
+
+    def _diff(self, commit: str, *files: str) -> Changes:
+        plain = ("--no-color", "--unified=0", "--src-prefix=a/", "--dst-prefix=b/")
         found: dict[str, list[Hunk]] = defaultdict(list)
         is_known, hunks = False, found[""]
-        for line in text.split("\n"):
+        for line in self._git_diff(commit, *plain, "--", *files).split("\n"):
             if line.startswith("--- "):
                 is_known = line != _NO_FILE
             elif line.startswith("+++ "):
@@ -152,6 +178,15 @@ class ChangedLines:
             elif hunks and is_known and _CODE.match(line):
                 hunks[-1] = replace(hunks[-1], is_code=True)
         return found
+
+    def _git_diff(self, commit: str, *arguments: str) -> str:
+        plain = ("--no-ext-diff", "--no-renames", "--relative")
+        return _git(self._folder, "diff", *plain, commit, *arguments)
+
+
+def _spellings(file: PurePosixPath) -> tuple[str, ...]:
+    """Return what code writes to open a file: its name, or the end of a text without its suffix."""
+    return (file.name, f'{file.stem}"', f"{file.stem}'")
 
 
 def _git(folder: Path, *arguments: str) -> str:

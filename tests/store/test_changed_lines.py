@@ -134,3 +134,42 @@ def test_without_git_nothing_has_changed(folder: Path, monkeypatch: pytest.Monke
     put(folder, "src/net.py", AFTER)
     monkeypatch.setenv("PATH", "")
     assert changed(folder) == []
+
+
+def places_after_edit(folder: Path, name: str, code: str) -> list[str]:
+    """Return the places after the second line of a file of settings changed, beside some code."""
+    put(folder, name, "[a]\nb = 1\n")
+    put(folder, "src/read.py", code)
+    put(folder, BASELINE, "{} ")
+    commit(folder)
+    put(folder, name, "[a]\nb = 2\n")
+    return places(folder)
+
+
+@pytest.mark.parametrize(
+    "code", ['load("small.toml")\n', "load('conf/small')\n", 'load("small", suffix=".toml")\n']
+)
+def test_settings_that_code_names_have_places(folder: Path, code: str) -> None:
+    assert places_after_edit(folder, "conf/small.toml", code) == ["small.toml:2"]
+
+
+@pytest.mark.parametrize("code", ["small = 1\n", 'load("smaller.toml")\n', 'load("asmall")\n'])
+def test_settings_that_no_code_names_have_none(folder: Path, code: str) -> None:
+    assert places_after_edit(folder, "conf/small.toml", code) == []
+
+
+@pytest.mark.parametrize("name", [".ci/small.toml", ".small.toml", "conf/__torchmem__/small.json"])
+def test_settings_of_tools_and_baselines_have_none(folder: Path, name: str) -> None:
+    file = Path(name).name
+    assert places_after_edit(folder, name, f'load("{file}")\n') == []
+
+
+def test_settings_with_an_odd_name_have_places(folder: Path) -> None:
+    assert places_after_edit(folder, "größe [1].ini", 'load("größe [1].ini")\n') == [
+        "größe [1].ini:2"
+    ]
+
+
+def test_settings_above_the_root_of_the_tests_are_not_looked_at(folder: Path) -> None:
+    places_after_edit(folder, "conf/small.toml", 'load("small.toml")\n')
+    assert ChangedLines(folder / "src").places(folder / BASELINE) == ()

@@ -208,13 +208,16 @@ def changed_elsewhere(growths: Iterable[Difference], places: Sequence[Source]) -
     """Return ``; changed since: train.py:26``, for a cause whose own line has not changed.
 
     A list that keeps losses, or a larger number in a configuration, makes no memory itself. Where
-    more than a few places have changed, those in the files count that made what grew; else these
-    come first.
+    more than a few places have changed, those count that are in the files that made what grew and
+    in files of settings; else the first of these come first.
     """
     files = {g.contributor.source.file for g in growths if g.contributor.source}
-    near = [place for place in places if place.file in files]
-    nearest_first = [*near, *(place for place in places if place not in near)]
-    told = next((some for some in (nearest_first, near) if 0 < len(some) <= _FEW_CHANGES), ())
+    code = [place for place in places if place.file.endswith(".py")]
+    settings = [place for place in places if place not in code]
+    near = [place for place in code if place.file in files]
+    nearest_first = [*near, *(place for place in code if place not in near)]
+    choices = ([*nearest_first, *settings], nearest_first, [*near, *settings], near)
+    told = next((some for some in choices if 0 < len(some) <= _FEW_CHANGES), ())
     return f"; changed since: {', '.join(map(str, told))}" if told else ""
 
 

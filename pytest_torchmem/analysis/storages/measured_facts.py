@@ -153,7 +153,12 @@ class _Members:
 
 
 # Operators that make a library set up its scratch space.
-_GEMM_WORDS: Final = ("mm", "linear", "conv", "matmul", "dot", "mv", "scaled")
+_GEMM_WORDS: Final = (
+    *("mm", "linear", "conv", "matmul", "dot", "mv", "scaled"),
+    *("linalg", "solve", "cholesky", "lu_"),
+)
+# They look for cuBLAS before they take memory for their result, which is one number.
+_NUMBER_LAST: Final = ("aten::dot", "aten::vdot")
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 # A node of it does so: the gradient is kept as it comes, or added to the one that is there.
 _KEEPS: Final = frozenset({"aten::detach", "aten::add_"})
@@ -291,6 +296,7 @@ class MeasuredFacts:
         tensors = tree.trace.tensors
         writes = np.zeros(len(tree.trace.events), np.bool_)
         writes[tensors["event"][tensors["mutable"] != Mutable.NO]] = True
+        writes |= tree.trace.texts_are(tree.trace.events["name"], lambda text: text in _NUMBER_LAST)
         rows = np.flatnonzero(parents >= 0)
         order = rows[np.argsort(storages.born[rows], kind="stable")]
         _, first = np.unique(parents[order], return_index=True)

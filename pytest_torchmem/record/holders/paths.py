@@ -96,8 +96,13 @@ class Searcher:
             front = following
         return ways
 
-    def _search(self, target: object, ignored: Collection[int], depth: int) -> tuple[str, str]:
-        """The way from a name; where there is none, that from the last object that was on one."""
+    def _search(
+        self, target: object, ignored: Collection[int], depth: int, in_stopped: bool = True
+    ) -> tuple[str, str]:
+        """The way from a name; where there is none, that from the last object that was on one.
+
+        ``in_stopped`` lets the way lead through variables of code that has stopped.
+        """
         names = _local_variables()
         ways: dict[int, str] = {id(target): ""}
         below: dict[int, object] = {}
@@ -122,6 +127,8 @@ class Searcher:
                 below[id(holder)] = held
                 root = self._known.get(id(holder)) or _root(holder)
                 if not root and _is_stopped_code(holder, held):
+                    if not in_stopped:
+                        continue
                     root = self._of_stopped_code(holder, {*skipped, id(above), id(following)})
                 if root:
                     return self._found(root, holder, ways, below), ""
@@ -134,9 +141,14 @@ class Searcher:
         return "", kinds[-1] if kinds else ""
 
     def _of_stopped_code(self, holder: object, ignored: Collection[int]) -> str:
-        """Name a frame or a generator after its keeper, if that has a name."""
+        """Name a frame or a generator after its keeper, if that has a name.
+
+        An exception keeps all frames that it went through, and their variables may refer to what
+        keeps the exception. So a keeper is looked for in variables of stopped code last.
+        """
         if id(holder) not in self._keepers:
-            keeper, _ = self._search(holder, ignored, _DEPTH_ABOVE_FRAME)
+            searches = (self._search(holder, ignored, _DEPTH_ABOVE_FRAME, i) for i in (False, True))
+            keeper = next((keeper for keeper, _ in searches if keeper), "")
             # The interpreter's own note of the last exception is nothing that a program keeps.
             self._keepers[id(holder)] = "" if keeper.startswith("sys.last_") else keeper
         keeper = self._keepers[id(holder)]
@@ -263,6 +275,8 @@ def _root(holder: object) -> str:
         return f"{holder.__module__}.{holder.__qualname__}" if known else ""
     if type(holder).__name__ == "FixtureDef":
         return f"the fixture {getattr(holder, 'argname', '')!r}: "
+    if type(holder).__name__ == "LogCaptureHandler":
+        return "the log that pytest captures: "
     return ""
 
 
@@ -306,7 +320,7 @@ def place_of_frame(frame: types.FrameType) -> str:
 def _holds_for_machinery(holder: object) -> bool:
     if is_a(holder, types.FrameType):
         return is_machinery(holder.f_globals.get("__name__", ""))
-    return is_machinery(type(holder).__module__) and type(holder).__name__ != "FixtureDef"
+    return is_machinery(type(holder).__module__) and not _root(holder)
 
 
 def is_machinery(module: object) -> bool:

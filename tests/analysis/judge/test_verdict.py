@@ -239,6 +239,24 @@ def test_of_few_changes_those_in_the_files_that_made_the_memory_come_first():
     assert verdict.sentence.endswith("; changed since: net.py:26, config.py:3")
 
 
+def test_settings_count_as_near_to_what_made_the_memory_and_give_way_to_code():
+    before, after = BaselineEntry.of(measured(live(2 * MiB))), measured(live(8 * MiB))
+    far, near = [Source(f"m{n}.py", 1, "") for n in range(3)], [Source("net.py", 26, "")]
+    one, many = ([Source("a.yaml", n, "") for n in range(1, count)] for count in (2, 9))
+
+    def told(*places: Source) -> str:
+        code = CodeChanges(places=lambda: places)
+        sentence = judge_baseline(after, before, ALLOWANCE, code=code).sentence
+        return sentence.partition("changed since: ")[2]
+
+    assert told(*one) == "a.yaml:1"
+    assert told(*one, *near) == "net.py:26, a.yaml:1"
+    assert told(*one, *near, *far) == "net.py:26, a.yaml:1"
+    assert told(*many, *far) == "m0.py:1, m1.py:1, m2.py:1"
+    assert told(*many, *near, *far) == "net.py:26"
+    assert told(*many) == ""
+
+
 def test_only_the_first_sentence_says_what_has_changed():
     findings = against(measured(live(2 * MiB)), measured(live(8 * MiB)), changed=[26]).findings
     assert [finding.sentence.count("changed since") for finding in findings] == [1, 0]

@@ -427,6 +427,25 @@ def test_a_product_into_a_given_tensor_has_no_output_but_a_workspace():
     assert label_of(profile, workspace) is Category.WORKSPACE
 
 
+def test_a_product_that_is_one_number_takes_its_workspace_first():
+    b = TraceBuilder()
+    with b.op("aten::dot"):
+        workspace, result = b.alloc(4096), b.alloc(4)
+    profile = analyze(workspace_trace(b))
+    assert label_of(profile, workspace) is Category.WORKSPACE
+    assert label_of(profile, result) is Category.TEMPORARY
+
+
+@pytest.mark.parametrize(
+    "name", ["aten::linalg_solve_triangular", "aten::linalg_inv_ex", "aten::cholesky_solve"]
+)
+def test_linear_algebra_has_workspaces(name):
+    b = TraceBuilder()
+    with b.op(name):
+        _, workspace = b.alloc(64), b.alloc(4096)
+    assert label_of(analyze(workspace_trace(b)), workspace) is Category.WORKSPACE
+
+
 def test_a_pass_never_edits_its_input_and_the_first_claim_counts():
     b = TraceBuilder()
     held = b.existing(8, Ownership.PARAMETER, Ownership.BUFFER, Ownership.GRADIENT)

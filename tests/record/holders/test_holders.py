@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import logging
 import re
 import sys
 import types
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import ClassVar
 
 import pytest
@@ -247,6 +248,37 @@ def test_an_exception_in_a_local_variable_is_named_with_its_function(models):
     assert way.startswith("kept in test_an_exception_in_a_local_variable")
     assert way.endswith("): tensor")
     del kept
+
+
+class Caller:
+    """Calls a function and keeps why it fails."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = []
+
+    def call(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            function(*arguments)
+        except ZeroDivisionError as error:
+            self.errors.append(error)
+
+
+def test_frames_that_know_the_keeper_of_their_exception_are_not_on_the_way(models):
+    models.sizes, models.jobs = {}, {"a": (Caller(),)}
+    models.jobs["a"][0].call(failing, models, 0)
+    (way,) = ways(find_holders(models.sizes))
+    assert way.startswith("models.jobs['a'][0].errors[0], frame of failing (test_holders.py:")
+
+
+def test_the_log_that_pytest_captures_keeps_exceptions(models, caplog):
+    models.sizes = {}
+    try:
+        failing(models, 0)
+    except ZeroDivisionError:
+        logging.getLogger(__name__).exception("failed")
+    (way,) = ways(find_holders(models.sizes))
+    assert way.startswith("the log that pytest captures: records[0].exc_info[")
+    assert re.search(r"\], frame of failing \(test_holders.py:\d+\): tensor$", way)
 
 
 def test_the_interpreter_s_note_of_an_exception_is_no_name(models, monkeypatch):
