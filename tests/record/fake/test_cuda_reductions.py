@@ -10,15 +10,15 @@ from pytest_torchmem.record.fake.kernels.call import Call
 from pytest_torchmem.record.fake.kernels.cuda_attention import flash_forward
 from pytest_torchmem.record.fake.kernels.cuda_reductions import (
     EXTREMES,
-    Kind,
     Processors,
     Read,
+    Reduction,
     partial_bytes,
 )
 from pytest_torchmem.record.torch_api import fake_tensors
 
 H100 = Processors(132, 2048)
-SUM, PLACE, MOMENTS = Kind(4, 4), Kind(16, 8), Kind(16, 4, unrolled=2)
+SUM, PLACE, MOMENTS = Reduction(4, 4), Reduction(16, 8), Reduction(16, 4, unrolled=2)
 aten = torch.ops.aten
 
 

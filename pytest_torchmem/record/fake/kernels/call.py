@@ -15,6 +15,8 @@ from pytest_torchmem.record.torch_api import dispatcher, fake_tensors
 
 WIDE_BYTES: Final = 4
 
+Arguments = Sequence[Any]
+
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
@@ -33,11 +35,11 @@ class Call:
 
     func: dispatcher.Operator
     name: str
-    args: Sequence[Any]
+    args: Arguments
     kwargs: Mapping[str, Any]
     outputs: Sequence[torch.Tensor]
 
-    def argument(self, name: str, default: Any = None) -> Any:
+    def argument(self, name: str, default: object = None) -> Any:
         """Return what was given for an argument, by its name in the schema."""
         if name in self.kwargs:
             return self.kwargs[name]

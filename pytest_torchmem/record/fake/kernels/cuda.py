@@ -28,9 +28,9 @@ from pytest_torchmem.record.fake.kernels.call import (
 )
 from pytest_torchmem.record.fake.kernels.cuda_reductions import (
     EXTREMES,
-    Kind,
     Processors,
     Read,
+    Reduction,
     partial_bytes,
     power_below,
 )
@@ -89,7 +89,7 @@ def _sum(call: Call, processors: Processors) -> int:
     cast = wanted != x.dtype and not (wanted == torch.float32 and x.dtype in _HALVES)
     read = Read.of(x, wanted if cast else None)
     copied = elements(x) * wanted.itemsize if cast else 0
-    kind = Kind(_accumulated(wanted), wanted.itemsize)
+    kind = Reduction(_accumulated(wanted), wanted.itemsize)
     return copied + partial_bytes(read, _dims(call), kind, processors)
 
 
@@ -107,7 +107,7 @@ def _extreme(count: int) -> _Rule:
 
     def rule(call: Call, processors: Processors) -> int:
         item = call.args[0].element_size()
-        return _in_order(call, Kind(count * item, item), processors)
+        return _in_order(call, Reduction(count * item, item), processors)
 
     return rule
 
@@ -116,13 +116,13 @@ def _with_index(call: Call, processors: Processors) -> int:
     """A value and its place: 16 bytes, whatever the type."""
     if call.name in _VALUE_AND_PLACE and call.argument("dim") is None:
         return _extreme(1)(call, processors)
-    return _in_order(call, Kind(2 * _INDEX_BYTES, call.outputs[0].element_size()), processors)
+    return _in_order(call, Reduction(2 * _INDEX_BYTES, call.outputs[0].element_size()), processors)
 
 
 _VALUE_AND_PLACE: Final = ("aten::max", "aten::min")
 
 
-def _in_order(call: Call, kind: Kind, processors: Processors) -> int:
+def _in_order(call: Call, kind: Reduction, processors: Processors) -> int:
     """A reduction of all that there is reads it in order, if need be as a copy."""
     x = call.args[0]
     if _dims(call) or x.is_contiguous():
@@ -135,12 +135,12 @@ def _moments(call: Call, processors: Processors) -> int:
     """Mean, sum of squares and two counts."""
     x = call.args[0]
     item = x.element_size()
-    kind = Kind(4 * max(WIDE_BYTES, item), item, unrolled=2)
+    kind = Reduction(4 * max(WIDE_BYTES, item), item, unrolled=2)
     return partial_bytes(Read.of(x), _dims(call), kind, processors)
 
 
 def _logic(call: Call, processors: Processors) -> int:
-    return partial_bytes(Read.of(call.args[0]), _dims(call), Kind(1, 1), processors)
+    return partial_bytes(Read.of(call.args[0]), _dims(call), Reduction(1, 1), processors)
 
 
 def _counted(call: Call, processors: Processors) -> int:
@@ -148,7 +148,7 @@ def _counted(call: Call, processors: Processors) -> int:
     x = call.args[0]
     marked = 0 if x.dtype == torch.bool else elements(x)
     read = Read.of(x, torch.int64)
-    kind = Kind(_INDEX_BYTES, _INDEX_BYTES)
+    kind = Reduction(_INDEX_BYTES, _INDEX_BYTES)
     summed = partial_bytes(read, _dims(call), kind, processors)
     return marked + elements(x) * _INDEX_BYTES + summed
 
@@ -156,7 +156,7 @@ def _counted(call: Call, processors: Processors) -> int:
 def _logsumexp(call: Call, processors: Processors) -> int:
     """The exponents of all, the largest of each row, and the sum."""
     x = call.args[0]
-    kind = Kind(_accumulated(x.dtype), x.element_size())
+    kind = Reduction(_accumulated(x.dtype), x.element_size())
     summed = partial_bytes(Read.of(x), _dims(call), kind, processors)
     return nbytes(x) + nbytes(call.outputs[0]) + summed
 
@@ -184,7 +184,7 @@ def _convolution_backward(call: Call, processors: Processors) -> int:
     grad, x, weight = call.args[:3]
     summed = 0
     if call.argument("output_mask")[2]:
-        kind = Kind(_accumulated(grad.dtype), grad.element_size())
+        kind = Reduction(_accumulated(grad.dtype), grad.element_size())
         dims = [0, *range(2, grad.dim())]
         summed = partial_bytes(Read.of(grad), dims, kind, processors)
     wanted = _layout_of_cudnn([x, weight])
@@ -272,7 +272,7 @@ def _of_losses(call: Call, processors: Processors) -> int:
     if not _is_reduced(call):
         return 0
     out = call.outputs[0]
-    kind = Kind(_accumulated(out.dtype), out.element_size())
+    kind = Reduction(_accumulated(out.dtype), out.element_size())
     losses = Read((broadcast_elements(call),), (1,), 0, int(out.element_size()))
     return partial_bytes(losses, (), kind, processors)
 

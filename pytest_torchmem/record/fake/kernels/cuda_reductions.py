@@ -40,7 +40,7 @@ EXTREMES: Final = (Processors(16, 1536), Processors(148, 2048))
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Reduction:
     """What a kernel reduces with.
 
     Attributes:
@@ -104,7 +104,7 @@ class _Axis:
         return self.out_step == 0
 
 
-def partial_bytes(read: Read, dims: Iterable[int], kind: Kind, processors: Processors) -> int:
+def partial_bytes(read: Read, dims: Iterable[int], kind: Reduction, processors: Processors) -> int:
     """Return what a reduction over some axes, by default all, takes for itself."""
     if not read.shape or not math.prod(read.shape):
         return 0
@@ -113,7 +113,7 @@ def partial_bytes(read: Read, dims: Iterable[int], kind: Kind, processors: Proce
     return _of_parts(axes, read, kind, processors)
 
 
-def _of_parts(axes: list[_Axis], read: Read, kind: Kind, processors: Processors) -> int:
+def _of_parts(axes: list[_Axis], read: Read, kind: Reduction, processors: Processors) -> int:
     """Reduce in halves what cannot be counted in 32 bits, one after the other."""
     largest = max(axes, key=lambda a: (a.size - 1) * a.step, default=None)
     if largest is None or _counted_in_32_bits(axes):
@@ -130,7 +130,7 @@ def _counted_in_32_bits(axes: Sequence[_Axis]) -> bool:
 # Axes, the fastest first.
 
 
-def _axes(read: Read, dims: set[int], kind: Kind) -> list[_Axis]:
+def _axes(read: Read, dims: set[int], kind: Reduction) -> list[_Axis]:
     """Return the axes as ``TensorIterator`` orders and joins them: the reduced ones come first."""
     axes: list[_Axis] = []
     out_step = kind.out_bytes
@@ -192,7 +192,7 @@ def _joined(axes: list[_Axis]) -> list[_Axis]:
 class _Launch:
     """Blocks and threads of one launch, and how it splits what it reads over them."""
 
-    def __init__(self, axes: Sequence[_Axis], read: Read, kind: Kind) -> None:
+    def __init__(self, axes: Sequence[_Axis], read: Read, kind: Reduction) -> None:
         self._kind = kind
         outer = [a for a in axes if not a.reduced]
         inner = [a for a in axes if a.reduced]
