@@ -139,10 +139,7 @@ class MemoryProfile(GpuQuestions):
         return Attribution(self.recording, self.labels, self._claims.reasons)
 
     def explain(
-        self,
-        category: Category | str | None = None,
-        module: str = "",
-        at: int | str | None = None,
+        self, category: Category | str | None = None, module: str = "", at: int | str | None = None
     ) -> tuple[Explanation, ...]:
         """Say of each storage of the footprint why it has its category, in the order of birth.
 

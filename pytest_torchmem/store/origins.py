@@ -17,10 +17,7 @@ from typing import Final, overload
 
 from pytest_torchmem.store.baseline_rows import COLUMNS, Numbers, encode
 from pytest_torchmem.values.baseline import BaselineEntry
-from pytest_torchmem.values.contributors import (
-    CategoryBytes,
-    Contributor,
-)
+from pytest_torchmem.values.contributors import CategoryBytes, Contributor
 from pytest_torchmem.values.json_values import Json
 
 FORMATS: Final = {1: "0.1.0: an entry in each line"}

@@ -165,10 +165,7 @@ _KEEPS: Final = frozenset({"aten::detach", "aten::add_"})
 _ENGINE: Final = "autograd::engine::evaluate_function"
 # As what a storage is held, and in which role Python's objects show it, for each category.
 _HOLDINGS: Final = {
-    Category.PARAMETER: (
-        Ownership.PARAMETER,
-        (Role.MODULE_PARAMETER, Role.OPTIMIZER_PARAMETER),
-    ),
+    Category.PARAMETER: (Ownership.PARAMETER, (Role.MODULE_PARAMETER, Role.OPTIMIZER_PARAMETER)),
     Category.BUFFER: (Ownership.BUFFER, ()),
     Category.OPTIMIZER_STATE: (Ownership.OPTIMIZER_STATE, (Role.OPTIMIZER_STATE,)),
     Category.GRADIENT: (Ownership.GRADIENT, (Role.MODULE_GRADIENT, Role.OPTIMIZER_GRADIENT)),

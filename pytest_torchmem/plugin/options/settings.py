@@ -19,12 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import pytest
 
 from pytest_torchmem.analysis.judge.causes import KnownHolder
-from pytest_torchmem.plugin.options.option_table import (
-    OPTIONS,
-    given,
-    ini_value,
-    place_of,
-)
+from pytest_torchmem.plugin.options.option_table import OPTIONS, given, ini_value, place_of
 from pytest_torchmem.report.writing import FOLDER, kind_of
 from pytest_torchmem.store.baselines import BaselineStore
 from pytest_torchmem.store.provenance import environment_rank, path_of_rank

@@ -17,10 +17,7 @@ from pytest_torchmem.analysis.judge.causes import holders_title
 from pytest_torchmem.analysis.judge.differences import entry_differences, whole_entry
 from pytest_torchmem.report.page.svg import COLOURS, marks_of
 from pytest_torchmem.store.results import RunReport, TestReport
-from pytest_torchmem.values.contributors import (
-    Category,
-    Contributor,
-)
+from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import NOT_COMPARED, Window
@@ -262,11 +259,7 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
     if entry := window.baseline:
         data["baseline"] = {"total": entry.total, "own": entry.peaks.to_json()}
         data["differences"] = [
-            {
-                "who": d.contributor.to_json(),
-                "bytes": d.size_bytes,
-                "kind": d.kind.value,
-            }
+            {"who": d.contributor.to_json(), "bytes": d.size_bytes, "kind": d.kind.value}
             for d in entry_differences(whole_entry(result), entry)
         ]
     return data
