@@ -230,14 +230,21 @@ class Recorder:
     @untraced
     def stop(self) -> Trace:
         """End the recording, restore everything, and return all that was recorded."""
+        session = self._profiler
         try:
             synchronize(self._device)
             autograd.await_engine(self._device)
             stop = self.mark(MarkKind.STOP)
+            session = self._profiler
             self._pause()
             self._history.stop()
             self._counters.stop()
             self._watch.sample_end(stop)
+        except BaseException:
+            # One that goes on ends the process when that exits.
+            if session is not None and session.is_undisturbed():
+                session.stop()
+            raise
         finally:
             self._restore()
         return self._assemble(last=True)
@@ -276,9 +283,11 @@ class Recorder:
         """End the recording and restore everything, without looking at what was recorded."""
         session, self._profiler = self._profiler, None
         try:
-            self._points.end()
-            if session is not None:
-                session.stop()
+            try:
+                self._points.end()
+            finally:
+                if session is not None:
+                    session.stop()
         finally:
             self._restore()
 

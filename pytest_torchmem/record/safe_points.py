@@ -26,7 +26,6 @@ import ctypes
 import functools
 import gc
 import opcode
-import os
 import re
 import sys
 import threading
@@ -34,6 +33,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import takewhile
+from os import getpid
 from pathlib import Path
 from types import BuiltinFunctionType, FrameType, GeneratorType, MethodDescriptorType
 from typing import Any, Final
@@ -80,7 +80,7 @@ class SafePoints:
         self._is_reached = False
         self._next_s: float | None = None
         #: The process that the timer is in.
-        self.process = os.getpid()
+        self.process = getpid()
         self._began: list[int] = []
 
     def begin(self) -> None:
@@ -191,7 +191,7 @@ class _PendingCall:
     def __bool__(self) -> bool:
         _ASKED.clear()
         # A forked process may have a call that its parent has asked for.
-        if _LISTENING and _LISTENING[-1].process == os.getpid():
+        if _LISTENING and _LISTENING[-1].process == getpid():
             _LISTENING[-1].reach()
         return False
 

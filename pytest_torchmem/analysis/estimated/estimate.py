@@ -64,7 +64,7 @@ class Estimate(Result, GpuQuestions):
         """The most that the peak can be, in bytes; None where nobody can bound it.
 
         `Peak.total` is the least. Both are equal unless the kernel of some operator takes memory
-        for itself that depends on the processor, and that could matter at the peak.
+        for itself that depends on the processor or the GPU, and that could matter at the peak.
         """
         return None if self.run.blind_spots else largest_possible(self.run)[0]
 

@@ -316,10 +316,11 @@ def _bounded(run: StaticRun, peak_bytes: int) -> tuple[str, ...]:
     if node is None or at_most <= peak_bytes * (1 + _NEGLIGIBLE):
         return ()
     place = f" at {node.source}" if node.source else ""
+    decides = "processor" if run.device == "cpu" else "GPU"
     least, most = format_apart(peak_bytes, at_most)
     return (
         f"the estimated peak is between {least} and {most}: "
-        f"how much memory {node.operator} takes for itself{place} depends on the processor",
+        f"how much memory {node.operator} takes for itself{place} depends on the {decides}",
     )
 
 

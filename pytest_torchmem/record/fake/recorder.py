@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.scratch import Call, kept_bytes, scratch_of
+from pytest_torchmem.record.fake.kernels.call import Call
+from pytest_torchmem.record.fake.kernels.scratch import kept_bytes, scratch_of
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import recomputes, starts_backward, user_line
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
