@@ -40,6 +40,15 @@ SCRIPTING: Final = (
     "torch.jit._script.get_jit_def",
 )
 
+#: Prepare a function for its compilation, or decide about a frame and compile it: Python that is
+#: called thousands of times around the compilation itself. All are there when `callbacks` are.
+PREPARING: Final = (
+    "torch._dynamo.backends.registry.lookup_backend",
+    "torch._dynamo.eval_frame._TorchDynamoContext.__call__",
+    "torch._dynamo.eval_frame.DisableContext.__call__",
+    "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__",
+)
+
 
 def generated_file(graph_module: object) -> str:
     """The name under which the profiler shows the code generated for a graph module."""
