@@ -20,6 +20,7 @@ from pytest_torchmem.record.fake.kernels.libraries import uncounted_on_gpus, unc
 from pytest_torchmem.record.fake.leftovers import put_back
 from pytest_torchmem.record.fake.missing_device import GradientsWanted
 from pytest_torchmem.record.fake.origin import is_user_file, names_of
+from pytest_torchmem.record.fake.real_routes import take_real_routes
 from pytest_torchmem.record.fake.recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
 from pytest_torchmem.record.fake.unknown import UnknownValueError, let_values_be_shown
@@ -158,6 +159,7 @@ def _recorded(
             stack.enter_context(torch.enable_grad())
         notes: set[str] = set()
         let_values_be_shown(patches, notes)
+        take_real_routes(patches)
         missing_device.watch(patches, shown=shown, runs_on=runs_on)
         if shown.type == "cuda" and runs_on != shown:
             take_cudas_operators(patches)
