@@ -33,6 +33,7 @@ from pytest_torchmem.record.torch_api import Checked
 from pytest_torchmem.values.errors import RecordingError
 
 CHECKED: Final[Checked] = {
+    "concurrent.futures.thread._threads_queues": ("2.6.0", "2.13.0"),
     "torch._C._autograd._KinetoEvent": ("2.6.0", "2.15.0"),
     "torch._C._autograd._ProfilerResult": ("2.6.0", "2.15.0"),
     "torch._C._autograd._disable_profiler": ("2.6.0", "2.15.0"),
@@ -288,7 +289,7 @@ _traced: Final[WeakSet[threading.Thread]] = WeakSet()
 
 def _threads_of_pools() -> set[threading.Thread]:
     pools: Any = sys.modules.get("concurrent.futures.thread")
-    return {*pools._threads_queues} if pools else set()
+    return {thread for thread in pools._threads_queues if thread.is_alive()} if pools else set()
 
 
 def _a_pool_was_traced() -> bool:
