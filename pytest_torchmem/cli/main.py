@@ -310,12 +310,7 @@ def _show(options: argparse.Namespace) -> Exit:
 
 def _explain(options: argparse.Namespace) -> Exit:
     found = explain.explanations(
-        options.trace,
-        options.device,
-        options.category,
-        options.module,
-        options.at,
-        options.passes,
+        options.trace, options.device, options.category, options.module, options.at, options.passes
     )
     _say(explain.as_json(found) if options.format == "json" else explain.as_text(found))
     return Exit.OK

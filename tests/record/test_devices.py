@@ -30,6 +30,15 @@ STATS = {
 }
 
 
+def nested(stats: dict[str, int]) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the same counters as torch keeps them: by kind, pool and what it says."""
+    counters: dict[str, dict[str, dict[str, int]]] = {}
+    for key, count in stats.items():
+        kind, pool, what = key.split(".")
+        counters.setdefault(kind, {}).setdefault(pool, {})[what] = count
+    return counters
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What torch says of a GPU; a test may change it."""
@@ -42,7 +51,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(torch, "empty", on_any_device)
     for name in ("reset_peak_memory_stats", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda d, name=name: state["calls"].append((name, d)))
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: state["stats"])
+    monkeypatch.setattr(
+        torch.cuda, "memory_stats_as_nested_dict", lambda device: nested(state["stats"])
+    )
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: state["backend"])
     return state
 

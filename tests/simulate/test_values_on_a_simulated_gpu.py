@@ -78,6 +78,8 @@ CALLS = {
     "histogram of integers": lambda x: torch.histc(
         x.int() if x.is_cuda else x.trunc(), bins=4, min=-2, max=2
     ).int(),
+    "least squares": lambda x: torch.linalg.lstsq(x.T[:, :2].sin(), x.T[:, 2:]).solution,
+    "eigenvalues": lambda x: torch.linalg.eigvals(x[:, :4].cos()).abs().sort()[0],
     "linear algebra": lambda x: torch.linalg.inv(x[:, :4] + 9 * torch.eye(4, device=x.device)),
 }
 
@@ -88,6 +90,29 @@ def test_a_small_tensor_has_the_values_that_the_cpu_computes(name):
     values = torch.linspace(-2, 3, 24).view(4, 6)
     on_gpu = CALLS[name](values.to(CUDA)).cpu()
     torch.testing.assert_close(on_gpu, CALLS[name](values), rtol=1e-4, atol=1e-5)
+
+
+def doubled(tensor):
+    torch._foreach_mul_([tensor], 2.0)
+    return tensor
+
+
+IN_PLACE = {
+    # Each is made of other operators on the GPU, which change the tensor before it is computed.
+    "foreach, one by one": lambda x: doubled(x[:, ::2]),
+    "cumulative sum": lambda x: x.cumsum_(0),
+    "index_put": lambda x: x.index_put_((x[:, 0] > 0,), x[0].clone(), accumulate=True),
+    "masked_scatter": lambda x: x.masked_scatter_(x > 0, x.flip(0).clone()),
+    "addmm": lambda x: x[:, :4].addmm_(x, x.T),
+}
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_is_changed_in_place_is_changed_once(name):
+    values = torch.linspace(-2, 3, 24).view(4, 6)
+    on_gpu = IN_PLACE[name](values.to(CUDA)).cpu()
+    torch.testing.assert_close(on_gpu, IN_PLACE[name](values.clone()), rtol=1e-4, atol=1e-5)
 
 
 def of_a_bag(weight):

@@ -144,7 +144,7 @@ def _events(root: profiler.ProfilerEvent) -> Iterator[profiler.ProfilerEvent]:
     while waiting:
         event = waiting.pop()
         yield event
-        waiting += event.children
+        waiting += reversed(event.children)
 
 
 # Linux alone tells what a thread does. Torch 2.6 gives the threads no name yet.

@@ -20,6 +20,7 @@
 
 #include <dlfcn.h>
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <unordered_map>
@@ -157,6 +158,7 @@ class Call {
     if (op_.random) exact_ = false;
     if (op_.rule.looks_for_overflow && !exact_) small_ = false;
     if (!small_) return;
+    Saved::before_writes();  // for the operator that this one is part of
     if (op_.random) generator_ = draw_like(given_generator(), std::max<int>(device_, 0));
     for (size_t at = 0; at < arguments_.size(); ++at) {
       if (!op_.written[at] || op_.out[at]) continue;
@@ -179,9 +181,13 @@ class Call {
   void finish(const Stack& returned, long writes) {
     if (op_.rule.runtime_writes && torchmem_writes() != writes) return;
     for (const IValue& value : returned) for_each_on_gpu(value, [&](auto& out) { count(out); });
-    if (small_ && (computed_ || compute())) return deliver(returned);
-    forget(returned);
+    const bool computed = small_ && (computed_ || compute());
+    saved_.clear();
+    computed ? deliver(returned) : forget(returned);
   }
+
+  // Whether all that it is given is exact, and small enough to be computed.
+  bool knows_all() const { return small_ && exact_; }
 
   // What the kernel would have asserted, where an index is known to be out of bounds; "" otherwise.
   const std::string& failed_assertion() const { return failed_assertion_; }
@@ -294,7 +300,7 @@ class Call {
   const Operator& op_;
   const Stack arguments_;
   Stack results_;
-  std::vector<Saved> saved_;
+  std::deque<Saved> saved_;
   at::Generator generator_;
   std::string failed_assertion_;
   int device_ = -1;
@@ -355,7 +361,7 @@ void* captured_stream(const Stack& arguments) {
 void run_captured(const Handle& handle, const Operator& op, c10::DispatchKeySet keys, Stack* stack,
                   void* stream) {
   const size_t count = op.written.size(), below = stack->size() - count;
-  const auto captured = std::make_shared<Captured>(Captured{op, without_owners(last(*stack, count))});
+  const std::shared_ptr<Captured> captured(new Captured{op, without_owners(last(*stack, count))});
   torchmem_capture(stream, take, drop, new Step([captured] { captured->begin(); }));
   const long writes = torchmem_writes();
   op.kernel.callBoxed(handle, keys, stack);
@@ -374,7 +380,10 @@ void run(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
   }
   Call call(op, arguments);
   const long writes = torchmem_writes();
-  op.kernel.callBoxed(handle, keys, stack);
+  {
+    const Overlooked reads(op.rule.reads_for_itself && call.knows_all());
+    op.kernel.callBoxed(handle, keys, stack);
+  }
   call.finish(last(*stack, stack->size() - below), writes);
   TORCH_CHECK(call.failed_assertion().empty(), "CUDA error: device-side assert triggered\n",
               call.failed_assertion(), " (a real GPU says so later, and works no more after that)");
@@ -393,9 +402,9 @@ template struct Entry<&Handle::operatorDef_>;
 bool is_wanted(const Handle& handle) {
   const c10::OperatorName& name = handle.operator_name();
   if (name.name.rfind("aten::", 0) || !handle.hasSchema()) return false;
-  if (!handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA) && name.name != "aten::copy_") {
-    return false;
-  }
+  // Of these a kernel for any device calls the GPU's, and no operator of its own.
+  const bool composed = name.name == "aten::copy_" || name.name == "aten::linalg_lstsq";
+  if (!handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA) && !composed) return false;
   const bool tells_values = rule_of(name.name).host_reads;
   return (tells_values || writes_values(handle.schema())) && !leaves_values_alone(name.name);
 }
@@ -462,4 +471,5 @@ extern "C" void torchmem_compute_small_values() {
                                            std::nullopt, nullptr, "torchmem"));
   }
   compute_small_sparse_values(kept);
+  torchmem_before_writes(Saved::before_writes);
 }

@@ -195,6 +195,8 @@ Rule rule_of(const std::string& name) {
   Rule rule;
   rule.heavy = is_one_of(name, kHeavy) && !is_one_of(name, kLight);
   rule.host_reads = is_one_of(name, kHostReads);
+  // Its kernel computes on the host, with what it has copied there.
+  rule.reads_for_itself = is_one_of(name, {"linalg_eig", "linalg_eigvals", "_linalg_eigvals"});
   rule.runtime_writes = is_one_of(name, kRuntimeWrites);
   rule.overwrites = is_one_of(name, kOverwrites);
   rule.looks_for_overflow = is_one_of(name, {"_amp_foreach_non_finite_check_and_unscale_"});

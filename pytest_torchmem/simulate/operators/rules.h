@@ -16,6 +16,7 @@ using Arguments = torch::jit::Stack;
 struct Rule {
   bool heavy = false;             // takes more time than it has bytes
   bool host_reads = false;        // its kernel's host part reads a number: a length, or equality
+  bool reads_for_itself = false;  // what its kernel's host part reads decides no shape
   bool runtime_writes = false;    // the runtime copies or sets what this writes, where it can
   bool overwrites = false;        // what stood where it writes does not matter
   // Looks for what overflowed: what is not exact did not, and its second argument stays as it is.

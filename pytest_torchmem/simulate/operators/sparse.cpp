@@ -176,13 +176,6 @@ class SparseCall {
   bool exact_ = true;
 };
 
-// While it lives, what this thread reads from the device is not counted.
-class Overlooked {
- public:
-  explicit Overlooked(bool overlooks) { torchmem_overlook_reads(overlooks); }
-  ~Overlooked() { torchmem_overlook_reads(0); }
-};
-
 template <DispatchKey key, DispatchKey host_key>
 void run_sparse(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
   const SparseOperator& op = operators_of<key>().find(&handle.schema())->second;

@@ -96,15 +96,30 @@ void forget_values(const at::Tensor& tensor) {
   torchmem_note_values(const_cast<void*>(tensor.const_data_ptr()), span_of(tensor), false);
 }
 
-Saved::Saved(const at::Tensor& tensor) : tensor_(tensor) {
-  bytes_.reserve(bytes_of(tensor));
-  for_each_run(tensor, [&](char* start, size_t bytes) {
-    bytes_.insert(bytes_.end(), start, start + bytes);
-  });
+namespace {
+
+thread_local std::vector<Saved*> all_saved;
+
+}  // namespace
+
+Saved::Saved(const at::Tensor& tensor) : tensor_(tensor) { all_saved.push_back(this); }
+
+Saved::~Saved() { all_saved.erase(std::find(all_saved.begin(), all_saved.end(), this)); }
+
+void Saved::before_writes() {
+  for (Saved* saved : all_saved) {
+    if (saved->bytes_) continue;
+    std::vector<char>& kept = saved->bytes_.emplace();
+    kept.reserve(bytes_of(saved->tensor_));
+    for_each_run(saved->tensor_, [&](char* start, size_t bytes) {
+      kept.insert(kept.end(), start, start + bytes);
+    });
+  }
 }
 
 void Saved::restore() const {
-  const char* from = bytes_.data();
+  if (!bytes_) return;
+  const char* from = bytes_->data();
   for_each_run(tensor_, [&](char* start, size_t bytes) {
     std::memcpy(start, from, bytes);
     from += bytes;

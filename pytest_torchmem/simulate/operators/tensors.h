@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 namespace simulated {
@@ -28,15 +29,21 @@ void note_values(const at::Tensor& tensor, bool exact);
 // Says that a kernel would have written values that are not known: they read zero.
 void forget_values(const at::Tensor& tensor);
 
-// The values of a tensor, and a way to write them back.
+// The values of a tensor, and a way to write them back. Most kernels leave them alone, so they are
+// copied when this thread is about to write to the device, and not before.
 class Saved {
  public:
   explicit Saved(const at::Tensor& tensor);
+  Saved(const Saved&) = delete;
+  ~Saved();
   void restore() const;
 
+  // Copies what all that this thread has saved held until now.
+  static void before_writes();
+
  private:
-  at::Tensor tensor_;
-  std::vector<char> bytes_;
+  const at::Tensor tensor_;
+  std::optional<std::vector<char>> bytes_;
 };
 
 }  // namespace simulated

@@ -22,4 +22,18 @@ class Unobserved {
   c10::impl::ExcludeDispatchKeyGuard no_casts_{c10::autocast_dispatch_keyset};
 };
 
+// While it lives, what this thread reads from the device is not counted.
+class Overlooked {
+ public:
+  explicit Overlooked(bool overlooks) : overlooks_(overlooks) {
+    if (overlooks_) torchmem_overlook_reads(1);
+  }
+  ~Overlooked() {
+    if (overlooks_) torchmem_overlook_reads(0);
+  }
+
+ private:
+  const bool overlooks_;
+};
+
 }  // namespace simulated

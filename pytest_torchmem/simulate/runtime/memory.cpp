@@ -151,6 +151,7 @@ auto& known = forever<Parts>();
 // the blocks that torch has handed out: start to end
 auto& blocks = forever<std::map<uintptr_t, uintptr_t>>();
 
+void (*before_writes)() = [] {};
 thread_local long writes = 0;  // copies to the device, and settings
 thread_local bool computes = false;  // for the device, see ../operators
 thread_local bool overlooks = false;  // what it reads from the device
@@ -174,7 +175,7 @@ void make_zero(uintptr_t start, uintptr_t end) {
   static const uintptr_t page = sysconf(_SC_PAGESIZE);
   for (const auto& [from, to] : written.within(start, end)) {
     const uintptr_t first = (from + page - 1) / page * page, last = to / page * page;
-    if (to - from >= 16 * page && first < last) {
+    if (to - from >= 512 * page && first < last) {
       std::memset(reinterpret_cast<void*>(from), 0, first - from);
       madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
       std::memset(reinterpret_cast<void*>(last), 0, to - last);
@@ -221,6 +222,7 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
   const bool to_device = in_span(target);
   if (!to_device && in_span(source)) return read_bytes(to, from, bytes);
   const bool overlaps = target < source + bytes && source < target + bytes;
+  if (to_device) before_writes();
   Lock lock(guard);
   writes += to_device;
   if (!to_device || !in_span(source) || overlaps) {
@@ -246,6 +248,7 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
 }
 
 void forget_bytes(void* start, size_t bytes) {
+  before_writes();
   Lock lock(guard);
   const auto address = reinterpret_cast<uintptr_t>(start);
   make_zero(address, address + bytes);
@@ -261,6 +264,7 @@ void doubt_block(const void* start) {
 }
 
 void set_bytes(void* to, int value, size_t bytes) {
+  before_writes();
   Lock lock(guard);
   const auto start = reinterpret_cast<uintptr_t>(to);
   writes += in_span(start);
@@ -536,6 +540,7 @@ void torchmem_note_values(void* start, size_t bytes, int exact) {
 }
 
 void torchmem_forget_values(void* start, size_t bytes) { forget_bytes(start, bytes); }
+void torchmem_before_writes(void (*call)()) { before_writes = call; }
 long torchmem_writes() { return writes; }
 void torchmem_answer_reads(long number, int exact) { answer = {true, exact != 0, number}; }
 void torchmem_end_answers() { answer = {}; }

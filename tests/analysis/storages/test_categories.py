@@ -8,7 +8,6 @@ from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.storages.categories import CATEGORY_PASSES, decide
 from pytest_torchmem.analysis.storages.evidence import Evidence, RankWindow
 from pytest_torchmem.analysis.storages.explanation import Explanation
-from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import MarkKind, Ownership, Role, Scope, Trace
 from tests.builders import Block, TraceBuilder
@@ -427,6 +426,25 @@ def test_a_product_into_a_given_tensor_has_no_output_but_a_workspace():
     assert label_of(profile, workspace) is Category.WORKSPACE
 
 
+def test_a_product_that_is_one_number_takes_its_workspace_first():
+    b = TraceBuilder()
+    with b.op("aten::dot"):
+        workspace, result = b.alloc(4096), b.alloc(4)
+    profile = analyze(workspace_trace(b))
+    assert label_of(profile, workspace) is Category.WORKSPACE
+    assert label_of(profile, result) is Category.TEMPORARY
+
+
+@pytest.mark.parametrize(
+    "name", ["aten::linalg_solve_triangular", "aten::linalg_inv_ex", "aten::cholesky_solve"]
+)
+def test_linear_algebra_has_workspaces(name):
+    b = TraceBuilder()
+    with b.op(name):
+        _, workspace = b.alloc(64), b.alloc(4096)
+    assert label_of(analyze(workspace_trace(b)), workspace) is Category.WORKSPACE
+
+
 def test_a_pass_never_edits_its_input_and_the_first_claim_counts():
     b = TraceBuilder()
     held = b.existing(8, Ownership.PARAMETER, Ownership.BUFFER, Ownership.GRADIENT)
@@ -434,7 +452,7 @@ def test_a_pass_never_edits_its_input_and_the_first_claim_counts():
     with b.op("aten::mm", reads=[held]):
         b.alloc(4)
     profile = analyze(b.build())
-    facts, labels = MeasuredFacts(profile.recording), profile.labels
+    facts, labels = profile.recording, profile.labels
     for category_pass in CATEGORY_PASSES:
         before = labels.copy()
         for claim in category_pass(facts, labels):
