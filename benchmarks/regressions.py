@@ -216,7 +216,8 @@ def _run(regressions: Sequence[Regression], edits: Sequence[Harmless], folder: P
     names = [r.name for r in regressions] + [e.name for e in edits]
     before = {file: text for r in regressions for file, text in r.before.items()}
     before |= {f"{e.name}.py": e.before for e in edits}
-    tests = {f"test_{each.name}.py": each.test for each in (*regressions, *edits)}
+    tests = {f"test_{r.name}.py": r.test for r in regressions}
+    tests |= {f"test_{e.name}.py": e.test for e in edits}
     project.write(before | tests)
     if failures := project.run(names, "--torchmem-update-baseline"):
         raise RuntimeError(f"before any edit: {failures}")
