@@ -6,6 +6,8 @@ one chapter measures a real body, for the reports that show operators.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_torchmem.cli.main import main
 from tests import opened_reports as opened
 from tests.chromium import launched
 
@@ -105,7 +108,9 @@ class Project:
         return done.stdout.str()
 
     def torchmem(self, *arguments: str, ends: int = 0) -> str:
-        return self.python("-m", "pytest_torchmem", *arguments, ends=ends)
+        with contextlib.redirect_stdout(io.StringIO()) as told:
+            assert main(arguments) == ends, told.getvalue()
+        return told.getvalue()
 
     def environment(self, **variables: str) -> dict[str, str]:
         return {

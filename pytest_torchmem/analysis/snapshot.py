@@ -42,20 +42,9 @@ from pytest_torchmem.analysis.sampling import (
 )
 from pytest_torchmem.analysis.sites import Site, by_site, sites_of, sites_of_start
 from pytest_torchmem.analysis.storages.timeline import Timeline
-from pytest_torchmem.values.contributors import (
-    Category,
-    CategoryBytes,
-    Contributor,
-    Phase,
-)
+from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Phase
 from pytest_torchmem.values.errors import SnapshotError
-from pytest_torchmem.values.json_values import (
-    WRONG,
-    checked_list,
-    shown,
-    told_damage,
-    whole_number,
-)
+from pytest_torchmem.values.json_values import WRONG, checked_list, shown, told_damage, whole_number
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.units import format_size

@@ -94,9 +94,7 @@ def estimate(
 
 
 def estimate_graph(
-    graph: object,
-    device: str | None = None,
-    is_releasable: Callable[[Any], bool] | None = None,
+    graph: object, device: str | None = None, is_releasable: Callable[[Any], bool] | None = None
 ) -> Estimate:
     """Return what a traced graph needs if it is run node by node, each storage released after its
     last use and the graph's inputs kept by the caller.

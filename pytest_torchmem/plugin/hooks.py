@@ -172,7 +172,8 @@ def pytest_runtest_makereport(
     if is_active(item.config):
         from pytest_torchmem.plugin.item.call import report_on
 
-        report_on(item, report)
+        with item.config.stash[RUN].originals.back():
+            report_on(item, report)
     return report
 
 

@@ -270,10 +270,7 @@ def merged(runs: Iterable[RunReport]) -> RunReport:
 
 def _named_by_rank(run: RunReport) -> RunReport:
     tests = (
-        replace(
-            test,
-            measured=replace(test.measured, test=f"{test.measured.test} [{run.rank}]"),
-        )
+        replace(test, measured=replace(test.measured, test=f"{test.measured.test} [{run.rank}]"))
         for test in run.tests
     )
     return replace(run, tests=tuple(tests), rank=Rank())

@@ -23,10 +23,7 @@ import numpy as np
 
 from pytest_torchmem.analysis.torch_view.data_flow import DataFlowGraph as Columns
 from pytest_torchmem.analysis.torch_view.torch_labels import TorchLabels
-from pytest_torchmem.analysis.torch_view.torch_timeline import (
-    Action,
-    in_snapshot,
-)
+from pytest_torchmem.analysis.torch_view.torch_timeline import Action, in_snapshot
 from pytest_torchmem.measuring.export import export_memory_timeline as _export
 from pytest_torchmem.measuring.export import write_json
 from pytest_torchmem.torch_names.tree_events import OpTreeView, TreeEvent, get_scopes

@@ -199,13 +199,7 @@ DEVICE_EVENT: Final = np.dtype(
     ]
 )
 DETAIL: Final = np.dtype(
-    [
-        ("event", "i4"),
-        ("text", "i4"),
-        ("inputs", "i4"),
-        ("overload", "i4"),
-        ("correlation", "i8"),
-    ]
+    [("event", "i4"), ("text", "i4"), ("inputs", "i4"), ("overload", "i4"), ("correlation", "i8")]
 )
 MARK: Final = np.dtype([("kind", "u1"), ("time_ns", "i8"), ("event", "i4"), ("text", "i4")])
 OWNER: Final = np.dtype(

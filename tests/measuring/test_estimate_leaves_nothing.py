@@ -24,9 +24,10 @@ def fake_tensors() -> set[int]:
     return {id(v) for v in gc.get_objects() if issubclass(type(v), FakeTensor)}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _no_fake_tensor_stays():
-    # Other tests may have left some, and these may go meanwhile.
+    # Two looks for the whole file: a look at everything takes longer than most of its tests. Other
+    # tests may have left some, and these may go meanwhile.
     before = fake_tensors()
     yield
     gc.collect()

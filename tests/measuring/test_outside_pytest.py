@@ -184,6 +184,9 @@ def test_the_examples_of_the_page_run(examples):
     assert done.returncode == 0, done.stderr
     assert "memory peaked at" in done.stdout
     assert list(load_results(examples / "mem.json")) == ["train step", "train step::first"]
+
+
+def test_the_job_of_the_page_runs(examples):
     done = run(examples, "ranks.py")
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"[01] \d+ \d+\n", done.stdout), done.stdout

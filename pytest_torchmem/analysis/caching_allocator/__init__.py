@@ -13,11 +13,7 @@ from pytest_torchmem.analysis.caching_allocator.history import (
     default_pools,
     read_history,
 )
-from pytest_torchmem.analysis.caching_allocator.layout import (
-    BlockState,
-    PlacedBlock,
-    PlacedSegment,
-)
+from pytest_torchmem.analysis.caching_allocator.layout import BlockState, PlacedBlock, PlacedSegment
 from pytest_torchmem.analysis.caching_allocator.requests import (
     DEFAULT_POOL,
     DEFAULT_STREAM,
@@ -26,16 +22,8 @@ from pytest_torchmem.analysis.caching_allocator.requests import (
     Requests,
 )
 from pytest_torchmem.analysis.caching_allocator.reserved_peak import ReservedPeak
-from pytest_torchmem.analysis.caching_allocator.run import (
-    AllocatorRun,
-    Fit,
-    fits,
-    simulate,
-)
-from pytest_torchmem.analysis.caching_allocator.settings import (
-    UNLIMITED_BYTES,
-    AllocatorSettings,
-)
+from pytest_torchmem.analysis.caching_allocator.run import AllocatorRun, Fit, fits, simulate
+from pytest_torchmem.analysis.caching_allocator.settings import UNLIMITED_BYTES, AllocatorSettings
 from pytest_torchmem.values.errors import AllocatorSettingsError, RequestError
 
 __all__ = [

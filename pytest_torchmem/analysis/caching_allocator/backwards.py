@@ -103,10 +103,7 @@ class BackwardsLayout:
     """
 
     def __init__(
-        self,
-        segments: Iterable[Mapping[str, object]],
-        settings: AllocatorSettings,
-        pools: Pools,
+        self, segments: Iterable[Mapping[str, object]], settings: AllocatorSettings, pools: Pools
     ) -> None:
         self._settings = settings
         self._pools = pools

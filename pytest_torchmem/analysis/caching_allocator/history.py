@@ -139,9 +139,7 @@ def default_pools() -> Pools:
 
 
 def read_history(
-    entries: Sequence[TraceEntry],
-    start: Iterable[PlacedSegment] = (),
-    pools: Pools | None = None,
+    entries: Sequence[TraceEntry], start: Iterable[PlacedSegment] = (), pools: Pools | None = None
 ) -> History:
     """Return the requests in one device's history, ``_snapshot()["device_traces"][device]``.
 

@@ -13,10 +13,7 @@ from pytest_torchmem.analysis.caching_allocator.device import Device, OutOfMemor
 from pytest_torchmem.analysis.caching_allocator.layout import PlacedSegment, layout_of, restore
 from pytest_torchmem.analysis.caching_allocator.requests import Request, Requests
 from pytest_torchmem.analysis.caching_allocator.reserved_peak import ReservedPeak
-from pytest_torchmem.analysis.caching_allocator.settings import (
-    UNLIMITED_BYTES,
-    AllocatorSettings,
-)
+from pytest_torchmem.analysis.caching_allocator.settings import UNLIMITED_BYTES, AllocatorSettings
 from pytest_torchmem.values.errors import AllocatorSettingsError, RequestError
 from pytest_torchmem.values.results import Counters
 from pytest_torchmem.values.units import format_size

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.caching_allocator import (
-    Requests,
-)
+from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.estimated.schedule import NodeBytes, bytes_by_node
 from pytest_torchmem.analysis.estimated.static import (
     allocation_events,
@@ -66,7 +64,7 @@ class Estimate(Result, GpuQuestions):
         """The most that the peak can be, in bytes; None where nobody can bound it.
 
         `Peak.total` is the least. Both are equal unless the kernel of some operator takes memory
-        for itself that depends on the processor, and that could matter at the peak.
+        for itself that depends on the processor or the GPU, and that could matter at the peak.
         """
         return None if self.run.blind_spots else largest_possible(self.run)[0]
 
@@ -75,10 +73,7 @@ class Estimate(Result, GpuQuestions):
         return sketch_estimate(settle_categories(self.run))
 
     def explain(
-        self,
-        category: Category | str | None = None,
-        module: str = "",
-        at: int | str | None = None,
+        self, category: Category | str | None = None, module: str = "", at: int | str | None = None
     ) -> tuple[Explanation, ...]:
         """Say of each storage why it has its category, as `MemoryProfile.explain` does.
 

@@ -18,13 +18,7 @@ from numpy.typing import NDArray
 from pytest_torchmem.analysis.estimated.static_facts import makers_of, settle_categories
 from pytest_torchmem.analysis.events.op_tree import folded
 from pytest_torchmem.analysis.storages.timeline import Timeline
-from pytest_torchmem.values.contributors import (
-    Category,
-    CategoryBytes,
-    Contributor,
-    Phase,
-    Source,
-)
+from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Phase, Source
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.static_graph import (
     Lifetimes,
@@ -123,9 +117,7 @@ class Interactions:
 
 
 def interactions(
-    forward: StaticGraph,
-    backward: StaticGraph,
-    on_device: Callable[[str], bool] = lambda _: True,
+    forward: StaticGraph, backward: StaticGraph, on_device: Callable[[str], bool] = lambda _: True
 ) -> Interactions:
     """Return how two graphs over one storage table interact; see `Interactions`."""
     inputs = [node for node in forward.nodes if node.kind is NodeKind.INPUT]
@@ -150,9 +142,7 @@ def interactions(
 
 
 def pair_peak_bytes(
-    forward: StaticGraph,
-    backward: StaticGraph,
-    on_device: Callable[[str], bool] = lambda _: True,
+    forward: StaticGraph, backward: StaticGraph, on_device: Callable[[str], bool] = lambda _: True
 ) -> int:
     """Return the peak of a pair as torch defines it in ``get_peak_memory``.
 
@@ -326,10 +316,11 @@ def _bounded(run: StaticRun, peak_bytes: int) -> tuple[str, ...]:
     if node is None or at_most <= peak_bytes * (1 + _NEGLIGIBLE):
         return ()
     place = f" at {node.source}" if node.source else ""
+    decides = "processor" if run.device == "cpu" else "GPU"
     least, most = format_apart(peak_bytes, at_most)
     return (
         f"the estimated peak is between {least} and {most}: "
-        f"how much memory {node.operator} takes for itself{place} depends on the processor",
+        f"how much memory {node.operator} takes for itself{place} depends on the {decides}",
     )
 
 

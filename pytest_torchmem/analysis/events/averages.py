@@ -240,9 +240,7 @@ def _launched(calls: CallList) -> NDArray[np.int64]:
     return lifted
 
 
-def _memory(
-    calls: CallList,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _memory(calls: CallList) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return bytes on the CPU and on GPUs while each call ran, and bytes allocated without frees.
 
     Allocations of 8 and 4 bytes at times 1 and 3, a free of the 8 at time 5, a call from 2 to 6::

@@ -181,10 +181,7 @@ def _kernel_of(launches: NDArray[np.void], kernels: NDArray[np.void]) -> NDArray
 
 
 def _idle(
-    tree: OpTree,
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    depth: NDArray[np.int64],
+    tree: OpTree, starts: NDArray[np.int64], ends: NDArray[np.int64], depth: NDArray[np.int64]
 ) -> Intervals:
     events = tree.trace.events
     pairs: list[tuple[int, int]] = []

@@ -21,12 +21,7 @@ from pytest_torchmem.values.findings import (
     sizes_now,
 )
 from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.units import (
-    format_apart,
-    format_size,
-    parse_floor,
-    parse_fraction,
-)
+from pytest_torchmem.values.units import format_apart, format_size, parse_floor, parse_fraction
 
 _OWNER: Final = "check"
 """What messages say that a bad argument was given to."""

@@ -17,11 +17,7 @@ from numpy.typing import NDArray
 from pytest_torchmem.analysis.events.op_tree import OpTree
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.analysis.torch_view.data_flow import DataFlowGraph, TensorKeys, build_data_flow
-from pytest_torchmem.analysis.torch_view.torch_labels import (
-    NOTHING,
-    TorchLabels,
-    label_versions,
-)
+from pytest_torchmem.analysis.torch_view.torch_labels import NOTHING, TorchLabels, label_versions
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import Role
 

@@ -134,11 +134,7 @@ OPTIONS: Final = (
         "fail a test that needs less than its baseline by more than the tolerance and the floor",
         False,
     ),
-    Option(
-        "require-baseline",
-        "fail a test that asks for a baseline and has none",
-        False,
-    ),
+    Option("require-baseline", "fail a test that asks for a baseline and has none", False),
     Option(
         "strict",
         "fail a test that asks to be measured and cannot be, or not wholly: another thread ran "

@@ -165,7 +165,9 @@ class Collector:
                 self._want_a_gpu.add(test)
         if trace := trace_with(report):
             self._traces[test] = trace
-        if measured := detach(report):
+        with self.run.originals.back():  # those of the test are still there
+            measured = detach(report)
+        if measured:
             self._tests[test] = measured
 
     @pytest.hookimpl(optionalhook=True)

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.scratch import Call, kept_bytes, scratch_of
+from pytest_torchmem.record.fake.kernels.call import Call
+from pytest_torchmem.record.fake.kernels.scratch import kept_bytes, scratch_of
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import recomputes, starts_backward, user_line
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
@@ -181,11 +182,8 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         uses: tuple[int, ...] = ()
         if func not in fake_tensors.LIFTS:
             args, kwargs = self._with_fakes(args, kwargs)
-            uses = tuple(
-                dict.fromkeys(
-                    self._given_or_known(t) for t in fake_tensors.tensors_in((args, kwargs))
-                )
-            )
+            given = map(self._given_or_known, fake_tensors.tensors_in((args, kwargs)))
+            uses = tuple(dict.fromkeys(given))
         out = func(*args, **kwargs)
         tensors = fake_tensors.tensors_in(out)
         self._require_runnable(tensors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import inspect
 import traceback
 import warnings
@@ -150,7 +149,6 @@ def _recorded(
     without_grad = program.backward and not torch.is_grad_enabled()
     with contextlib.ExitStack() as stack:
         # A collection in the middle would come at a time that nobody can predict.
-        gc.collect()
         stack.enter_context(gc_paused())
         stack.callback(fakes.restore)
         stack.enter_context(_explained())

@@ -216,3 +216,11 @@ def enlarge(fake: torch.Tensor, size_bytes: int) -> None:
 def move_fake(fake: Any, device: torch.device) -> None:
     """Put a fake tensor on another device; nothing is copied, as it has no data."""
     fake.fake_device = device
+
+
+def processors_here() -> tuple[int, int] | None:
+    """Return how many multiprocessors the GPU here has, and the threads of each."""
+    if lacks_device("cuda"):
+        return None
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return found.multi_processor_count, found.max_threads_per_multi_processor

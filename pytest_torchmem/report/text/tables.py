@@ -333,11 +333,7 @@ def orphan_line(module: str, entry_count: int, moved_to: str, done: bool) -> str
 
 def notices(summary: RunSummary, accepted: Collection[Change]) -> list[str]:
     """Return what a reader should know of baselines that failed nothing."""
-    return [
-        *_shrunk(summary, accepted),
-        *_nearest(summary, accepted),
-        *_fallbacks(summary),
-    ]
+    return [*_shrunk(summary, accepted), *_nearest(summary, accepted), *_fallbacks(summary)]
 
 
 def _shrunk(summary: RunSummary, accepted: Collection[Change]) -> Iterator[str]:

@@ -766,6 +766,8 @@ def draws_random_numbers_of_all_kinds():
     return random.random(), np.random.rand(2), torch.rand(2), os.urandom(0)
 
 
+# `looks_at_the_collector_after_a_while` is recorded as long, and cut as often.
+@nightly
 @program
 def runs_for_a_while():
     x, until, steps = torch.zeros(4), time.thread_time() + 0.2, 0

@@ -10,13 +10,47 @@ import torch
 from pytest_torchmem.values.static_graph import StaticGraph
 
 _CUBLAS: Final = "a workspace of cuBLAS for each stream (8 MiB, 32 MiB from Hopper on)"
+_CUFFT: Final = "the workspaces of cuFFT"
 _CUDNN: Final = "the workspaces of cuDNN"
 _CUDNN_KEEPS: Final = "the workspaces of cuDNN, and what its recurrent layers keep for the backward"
+_CUDNN_ATTENDS: Final = "the workspaces of cuDNN, whose attention Hopper and Blackwell use"
 _USED_BY: Final[Mapping[str, str]] = {
     **dict.fromkeys(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"), _CUBLAS),
     **dict.fromkeys(("aten::convolution", "aten::convolution_backward"), _CUDNN),
     **dict.fromkeys(("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::lstm"), _CUDNN_KEEPS),
-    **dict.fromkeys(("aten::linalg_inv_ex", "aten::_linalg_svd"), "the workspaces of cuSOLVER"),
+    **dict.fromkeys(
+        (
+            "aten::_scaled_dot_product_cudnn_attention",
+            "aten::_scaled_dot_product_cudnn_attention_backward",
+            "aten::_scaled_dot_product_flash_attention",
+            "aten::_scaled_dot_product_flash_attention_backward",
+        ),
+        _CUDNN_ATTENDS,
+    ),
+    **dict.fromkeys(
+        (
+            "aten::_linalg_det",
+            "aten::_linalg_eigh",
+            "aten::_linalg_slogdet",
+            "aten::_linalg_solve_ex",
+            "aten::_linalg_svd",
+            "aten::cholesky_inverse",
+            "aten::cholesky_solve",
+            "aten::linalg_cholesky_ex",
+            "aten::linalg_eig",
+            "aten::linalg_inv_ex",
+            "aten::linalg_ldl_factor_ex",
+            "aten::linalg_lstsq",
+            "aten::linalg_lu",
+            "aten::linalg_lu_factor_ex",
+            "aten::linalg_matrix_exp",
+            "aten::linalg_pinv",
+            "aten::linalg_qr",
+            "aten::linalg_solve_triangular",
+        ),
+        "the workspaces of cuSOLVER",
+    ),
+    **dict.fromkeys(("aten::_fft_c2c", "aten::_fft_c2r", "aten::_fft_r2c"), _CUFFT),
 }
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from pytest_torchmem.record.fake.kernels.call import Arguments
 from pytest_torchmem.record.torch_api import fake_tensors
 
 _BLOCK: Final = 16  # channels of a block
@@ -22,25 +23,24 @@ _SMALL_BYTES: Final = 1 << 16
 _WIDE_BYTES: Final = 4
 _HALVES: Final = (torch.bfloat16, torch.float16)
 
-_Arguments = Sequence[Any]
 # At least and at most.
 _Bounds = tuple[int, int]
 
 
-def bounds(name: str, args: _Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds | None:
+def bounds(name: str, args: Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds | None:
     """Return what an operator takes for itself at least and at most; None where it is known."""
     rule = _RULES.get(name)
     return rule(args, outputs) if rule is not None else None
 
 
-def _convolution(args: _Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds:
+def _convolution(args: Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds:
     """Input, weight and result in blocks of channels; 16 bits are computed in 32."""
     x, weight = args[:2]
     blocked = _blocked(x, 1) + _blocked(weight, 2) + _blocked(outputs[0], 1)
     return 0, 2 * blocked * _widened(x) + _SMALL_BYTES // 4
 
 
-def _convolution_backward(args: _Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds:
+def _convolution_backward(args: Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds:
     grad, x, weight = args[:3]
     blocked = _blocked(x, 1) + _blocked(weight, 2) + _blocked(grad, 1)
     # Each thread sums up the gradient of the weight by itself.
@@ -65,7 +65,7 @@ def _widened(tensor: torch.Tensor) -> int:
     return max(1, _WIDE_BYTES // int(tensor.element_size()))
 
 
-def _product(args: _Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds | None:
+def _product(args: Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds | None:
     """Products of 16 bits are oneDNN's where the processor has instructions for them."""
     tensors = [*fake_tensors.tensors_in(list(args)), *outputs]
     if outputs[0].dtype not in _HALVES:
@@ -73,10 +73,10 @@ def _product(args: _Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds | Non
     return 0, 3 * sum(map(_nbytes, tensors)) // 2 + _SMALL_BYTES // 4
 
 
-def _several(factor: int) -> Callable[[_Arguments, Sequence[torch.Tensor]], _Bounds]:
+def _several(factor: int) -> Callable[[Arguments, Sequence[torch.Tensor]], _Bounds]:
     """Copies for a library, as large as what goes in and comes out, some times over."""
 
-    def rule(args: _Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds:
+    def rule(args: Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds:
         tensors = [*fake_tensors.tensors_in(list(args)), *outputs]
         return 0, factor * sum(map(_nbytes, tensors)) + _SMALL_BYTES
 
@@ -86,7 +86,7 @@ def _several(factor: int) -> Callable[[_Arguments, Sequence[torch.Tensor]], _Bou
 # Recurrent layers.
 
 
-def workspace_bytes(args: _Arguments) -> int:
+def workspace_bytes(args: Arguments) -> int:
     """Return what one layer of an LSTM keeps for its backward.
 
     Gates and hidden states of each step, both states before and after each step with their
@@ -116,14 +116,14 @@ def _row(elements: int, item: int) -> int:
     return filled + line if filled % 256 == 0 else filled
 
 
-def _lstm(args: _Arguments, _: Sequence[torch.Tensor]) -> _Bounds:
+def _lstm(args: Arguments, _: Sequence[torch.Tensor]) -> _Bounds:
     """Copies of the weights, and the gates of each step."""
     weights = sum(map(_nbytes, args[1:3]))
     at_least = weights + _gates(args[0], int(args[10]))
     return at_least, 2 * at_least + workspace_bytes(args) + _SMALL_BYTES
 
 
-def _lstm_backward(args: _Arguments, _: Sequence[torch.Tensor]) -> _Bounds:
+def _lstm_backward(args: Arguments, _: Sequence[torch.Tensor]) -> _Bounds:
     weights = sum(map(_nbytes, args[1:3]))
     at_least = weights + _gates(args[0], int(args[2].shape[1]))
     widened = 2 * _widened(args[0]) * at_least
@@ -139,7 +139,7 @@ def _nbytes(tensor: torch.Tensor) -> int:
     return fake_tensors.size_hint(tensor.numel()) * int(tensor.element_size())
 
 
-_RULES: Final[dict[str, Callable[[_Arguments, Sequence[torch.Tensor]], _Bounds | None]]] = {
+_RULES: Final[dict[str, Callable[[Arguments, Sequence[torch.Tensor]], _Bounds | None]]] = {
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
     "aten::mkldnn_rnn_layer": _lstm,

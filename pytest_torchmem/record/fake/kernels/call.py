@@ -1,0 +1,132 @@
+"""A call of an operator, and copies that several kernels make of what they cannot read."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from pytest_torchmem.record.torch_api import dispatcher, fake_tensors
+
+WIDE_BYTES: Final = 4
+
+Arguments = Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Bytes that an operator holds beside its inputs and outputs while it runs.
+
+    ``at_most_bytes`` is larger than ``bytes_`` where the kernel decides by what is not known here.
+    """
+
+    bytes_: int = 0
+    at_most_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operator (``aten::mm``) and what it returned."""
+
+    func: dispatcher.Operator
+    name: str
+    args: Arguments
+    kwargs: Mapping[str, Any]
+    outputs: Sequence[torch.Tensor]
+
+    def argument(self, name: str, default: object = None) -> Any:
+        """Return what was given for an argument, by its name in the schema."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        names = [a.name for a in dispatcher.schema_of(self.func).arguments]
+        place = names.index(name) if name in names else len(self.args)
+        return self.args[place] if place < len(self.args) else default
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        return fake_tensors.tensors_in(list(self.args))
+
+    @property
+    def out_bytes(self) -> int:
+        return sum(map(nbytes, self.outputs))
+
+
+def elements(tensor: torch.Tensor) -> int:
+    return fake_tensors.size_hint(tensor.numel())
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    return elements(tensor) * int(tensor.element_size())
+
+
+def broadcast_elements(call: Call) -> int:
+    left, right = (list(map(int, t.shape)) for t in call.inputs[:2])
+    dims = itertools.zip_longest(reversed(left), reversed(right), fillvalue=1)
+    return math.prod(max(a, b) for a, b in dims)
+
+
+def layout(tensor: torch.Tensor) -> torch.memory_format:
+    by_channels = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    if by_channels and not tensor.is_contiguous():
+        return torch.channels_last
+    return torch.contiguous_format
+
+
+def copied_unless_contiguous(*positions: int) -> Callable[[Call], int]:
+    """The operator copies what is not contiguous, such as an expanded gradient."""
+
+    def rule(call: Call) -> int:
+        tensors = [call.args[i] for i in positions if i < len(call.args)]
+        return sum(nbytes(t) for t in tensors if hasattr(t, "stride") and not t.is_contiguous())
+
+    return rule
+
+
+def copied_matrices(operands: Sequence[torch.Tensor]) -> int:
+    return sum(nbytes(m) for m in operands if not blas_takes(m))
+
+
+def blas_takes(matrix: torch.Tensor) -> bool:
+    """Return whether a BLAS can read a matrix in place, as rows or as columns.
+
+    It cannot read an expanded one (the gradient of ``.sum()``), so torch copies that first:
+    ``addmm_impl_cpu_`` in ``aten/src/ATen/native/LinearAlgebra.cpp``, ``prepare_matrix_for_cublas``
+    in ``aten/src/ATen/native/cuda/Blas.cpp``.
+    """
+    (rows, columns), (row_step, column_step) = matrix.shape[-2:], matrix.stride()[-2:]
+    by_columns = row_step == 1 and column_step >= max(1, rows)
+    by_rows = column_step == 1 and row_step >= max(1, columns)
+    return bool(by_columns or by_rows)
+
+
+def copied_for_fft(call: Call, strides: Sequence[int] | None = None) -> int:
+    """The other dimensions become one, if they can without a copy."""
+    x, dims = call.args[0], [d % call.args[0].dim() for d in call.args[1]]
+    steps = x.stride() if strides is None else strides
+    others = sorted((d for d in range(x.dim()) if d not in dims), key=lambda d: -steps[d])
+    merge = all(steps[a] == steps[b] * x.shape[b] for a, b in itertools.pairwise(others))
+    return 0 if merge else nbytes(x)
+
+
+def contiguous_strides(tensor: torch.Tensor) -> list[int]:
+    """Return the strides that a contiguous copy would have."""
+    sizes = [int(size) for size in tensor.shape[1:]]
+    return [*itertools.accumulate(reversed(sizes), operator.mul, initial=1)][::-1][: tensor.dim()]
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether each element has an address of its own, without gaps between them."""
+    step = 1
+    for dim in sorted(range(tensor.dim()), key=tensor.stride):
+        if tensor.shape[dim] != 1 and tensor.stride(dim) != step:
+            return False
+        step *= int(tensor.shape[dim])
+    return True
+
+
+Rules = Mapping[str, Callable[[Call], int]]

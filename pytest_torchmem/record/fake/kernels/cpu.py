@@ -1,0 +1,291 @@
+"""What kernels of the CPU take for themselves: casts, copies, and buffers for each thread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from pytest_torchmem.record.fake.kernels.call import (
+    WIDE_BYTES,
+    Call,
+    Rules,
+    blas_takes,
+    broadcast_elements,
+    copied_for_fft,
+    copied_unless_contiguous,
+    elements,
+    layout,
+    nbytes,
+)
+from pytest_torchmem.record.torch_api import dispatcher, fake_tensors
+
+# Casts before an operator: kernels of the CPU work in one type.
+
+
+def cast_bytes(call: Call) -> int:
+    """Bytes of the inputs that an elementwise kernel or a sum of the CPU casts beforehand.
+
+    ``TensorIterator::compute_types``: each tensor that has not the common type is copied into it,
+    and so is what is written in place.
+    """
+    tensors = [t for t in call.inputs if t.dim()]
+    if not tensors or not call.outputs:
+        return 0
+    if call.name in _SUMS:
+        working = torch.float32 if call.name == "aten::mean" else call.outputs[0].dtype
+        return sum(elements(t) * working.itemsize for t in tensors[:1] if _narrower(t, working))
+    if not dispatcher.is_elementwise(call.func):
+        return 0
+    values = [t for t in tensors if not (call.name in _MASKED and t.dtype == torch.bool)]
+    working = _common_type(call, values)
+    cast = sum(elements(t) * working.itemsize for t in values if t.dtype != working)
+    written = call.outputs[0]
+    if dispatcher.writes_in_place(call.func) and written.dtype != working:
+        cast += elements(written) * working.itemsize
+    return cast
+
+
+def _narrower(tensor: torch.Tensor, working: torch.dtype) -> bool:
+    return tensor.dtype != working and not tensor.dtype.is_complex
+
+
+def _common_type(call: Call, tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    found = tensors[0].dtype if tensors else call.outputs[0].dtype
+    for tensor in tensors[1:]:
+        found = torch.promote_types(found, tensor.dtype)
+    result = call.outputs[0].dtype
+    grows = result.is_floating_point and not (found.is_floating_point or found.is_complex)
+    return result if grows else found
+
+
+_SUMS: Final = frozenset({"aten::sum", "aten::mean", "aten::cumsum", "aten::prod"})
+_MASKED: Final = frozenset({"aten::where", "aten::masked_fill", "aten::masked_fill_"})
+
+
+# Copies of what a kernel cannot read as it is.
+
+
+def _copied_of_a_batch(call: Call) -> int:
+    """Matrices that a BLAS cannot read are copied one by one; small products need no BLAS."""
+    left, right = call.inputs[-2:]
+    if left.shape[-2] * left.shape[-1] * right.shape[-1] < _SMALL_PRODUCT:
+        return 0
+    return sum(nbytes(m) // max(1, m.shape[0]) for m in (left, right) if not blas_takes(m))
+
+
+_SMALL_PRODUCT: Final = 400
+
+
+def _copied_to_the_layout_of(place: int, *others: int) -> Callable[[Call], int]:
+    """A pooling works in the layout of one argument; others, and the result, are copied into it."""
+
+    def rule(call: Call) -> int:
+        wanted = layout(call.args[place])
+        used = [call.args[place], *(call.args[i] for i in others), call.outputs[0]]
+        return sum(nbytes(t) for t in used if not t.is_contiguous(memory_format=wanted))
+
+    return rule
+
+
+# Buffers.
+
+
+def _gelu_backward(call: Call) -> int:
+    """oneDNN, which takes a contiguous input only, copies gradients of another layout."""
+    if call.kwargs.get("approximate") == "tanh" or not call.args[1].is_contiguous():
+        return 0
+    result = sum(nbytes(t) for t in call.outputs if not t.is_contiguous())
+    return copied_unless_contiguous(0)(call) + result
+
+
+def _layer_norm_backward(call: Call) -> int:
+    """Each thread sums up the gradients of both parameters by itself."""
+    weight, wanted = call.args[5], call.args[7]
+    if weight is None or not any(wanted[1:]):
+        return 0
+    return 2 * torch.get_num_threads() * nbytes(weight)
+
+
+def _batch_norm(call: Call) -> int:
+    """Sums and their squares of each channel; by channels, each thread has sums of its own."""
+    if not call.args[5]:
+        return 0
+    x, threads = call.args[0], torch.get_num_threads()
+    channels = int(x.shape[1])
+    by_channels = math.prod(map(int, x.shape[2:])) == 1 or layout(x) is torch.channels_last
+    shared = by_channels and elements(x) // max(1, channels) > threads
+    return (2 + threads * shared) * channels * WIDE_BYTES
+
+
+def _batch_norm_backward(call: Call) -> int:
+    """A first gradient is thrown away where both tensors have the same layout."""
+    grad, x, wanted = call.args[0], call.args[1], call.args[9]
+    alike = any(all(t.is_contiguous(memory_format=f) for t in (grad, x)) for f in _LAYOUTS[x.dim()])
+    return nbytes(x) if alike and wanted[0] else 0
+
+
+_LAYOUTS: Final = {
+    dims: (torch.contiguous_format, *((torch.channels_last,) if dims == 4 else ()))
+    for dims in range(1, 6)
+}
+
+
+def _group_norm(call: Call) -> int:
+    by_channels = layout(call.args[0]) is torch.channels_last
+    return 2 * math.prod(map(int, call.args[0].shape[:2])) * WIDE_BYTES * by_channels
+
+
+def _group_norm_backward(call: Call) -> int:
+    return 2 * math.prod(map(int, call.args[1].shape[:2])) * WIDE_BYTES
+
+
+def _logsumexp(call: Call) -> int:
+    return nbytes(call.args[0]) + call.out_bytes
+
+
+def _upsample(points: int) -> Callable[[Call], int]:
+    """A small picture is copied to channels-last and back; others need indices and weights.
+
+    See ``_use_vectorized_kernel_cond_2d`` in ``aten/src/ATen/native/cpu/UpSampleKernel.cpp``.
+    """
+
+    def rule(call: Call) -> int:
+        x, out = call.args[0], call.outputs[0]
+        spatial = out.shape[2:]
+        by_channels = layout(x) is torch.channels_last
+        if points < _CUBIC and x.dim() == 4:
+            if by_channels and (x.shape[1] > 3 or sum(spatial) <= _SMALL_PICTURE):
+                return 0
+            if sum(spatial) <= _SMALL_PICTURE:
+                return nbytes(x) + nbytes(out)
+        return int(sum(spatial)) * points * (8 + max(WIDE_BYTES, int(x.element_size())))
+
+    return rule
+
+
+_SMALL_PICTURE: Final = 128
+_CUBIC: Final = 4
+
+
+def _flash_attention(call: Call) -> int:
+    """A block of scores, its sums and its results for each thread; and once more in 16 bits."""
+    query, key = call.args[0], call.args[1]
+    rows, columns = _blocks(query, key)
+    floats = rows * columns + 2 * rows + rows * int(query.shape[-1])
+    halves = 0 if query.element_size() >= WIDE_BYTES else 2 * rows * columns
+    wide = max(WIDE_BYTES, int(query.element_size()))
+    return torch.get_num_threads() * (floats * wide + halves)
+
+
+def _flash_attention_backward(call: Call) -> int:
+    grad, query, key = call.args[:3]
+    rows, columns = _blocks(query, key)
+    wide = max(WIDE_BYTES, int(query.element_size()))
+    scores = 2 * rows * columns * wide
+    halves = 0 if query.element_size() >= WIDE_BYTES else 2 * 2 * rows * columns
+    return nbytes(grad) + torch.get_num_threads() * (scores + halves) + rows * wide
+
+
+def _blocks(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
+    """The rows and columns of a block; see ``FlashAttentionKernel.cpp``."""
+    length = int(query.shape[2])
+    block = 256 if length >= 768 else 64 if length >= 192 else 32
+    return min(block, length), min(512, int(key.shape[2]))
+
+
+def _sort(call: Call) -> int:
+    x = call.args[0]
+    dim = next((a for a in call.args[1:] if type(a) is int), call.kwargs.get("dim", -1))
+    return 8 * int(x.shape[dim]) if x.dim() else 0
+
+
+def _fft_to_real(call: Call) -> int:
+    """All but the last dimension are transformed first, into a tensor of its own."""
+    return 2 * nbytes(call.args[0]) if len(call.args[1]) > 1 else copied_for_fft(call)
+
+
+def _im2col(call: Call) -> int:
+    """The result grows out of one that is as large as the input."""
+    return nbytes(call.args[0]) if nbytes(call.args[0]) < call.out_bytes else 0
+
+
+def _wide_indices(place: int) -> Callable[[Call], int]:
+    """Indices of 32 bits are copied into 64."""
+
+    def rule(call: Call) -> int:
+        given = fake_tensors.tensors_in(call.args[place])
+        return sum(8 * elements(t) for t in given if t.dtype == torch.int32)
+
+    return rule
+
+
+def _bags_backward(call: Call) -> int:
+    """Indices are sorted, and the rows of bags looked up, for the sum and the mean."""
+    indices, bag_of = call.args[1], call.args[3]
+    unknown_bags = 0 if bag_of.numel() else elements(indices) + 1
+    return 8 * (3 * elements(indices) + unknown_bags) + copied_unless_contiguous(0)(call)
+
+
+def _with_logits(call: Call) -> int:
+    """One more tensor as large as the loss of each element, which a reduction keeps until then."""
+    size = broadcast_elements(call) * int(call.outputs[0].element_size())
+    return size if call.outputs[0].dim() else 2 * size
+
+
+def _elements_once(call: Call) -> int:
+    if call.outputs[0].dim():
+        return 0
+    return elements(call.args[0]) * int(call.outputs[0].element_size())
+
+
+RULES: Final[Rules] = {
+    "aten::_softmax_backward_data": copied_unless_contiguous(0, 1),
+    "aten::avg_pool2d_backward": _copied_to_the_layout_of(0),
+    "aten::max_pool2d_with_indices_backward": _copied_to_the_layout_of(0, 7),
+    "aten::_embedding_bag_backward": _bags_backward,
+    "aten::_fft_c2c": copied_for_fft,
+    "aten::_fft_c2r": _fft_to_real,
+    "aten::_fft_r2c": copied_for_fft,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _flash_attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _flash_attention_backward,
+    "aten::baddbmm": _copied_of_a_batch,
+    "aten::binary_cross_entropy_with_logits": _with_logits,
+    "aten::bmm": _copied_of_a_batch,
+    "aten::col2im": copied_unless_contiguous(0),
+    "aten::gather": _wide_indices(2),
+    "aten::gelu_backward": _gelu_backward,
+    "aten::huber_loss": _elements_once,
+    "aten::im2col": _im2col,
+    "aten::index": _wide_indices(1),
+    "aten::index_put": _wide_indices(1),
+    "aten::index_put_": _wide_indices(1),
+    "aten::logsumexp": _logsumexp,
+    "aten::mse_loss": _elements_once,
+    "aten::native_batch_norm": _batch_norm,
+    "aten::native_batch_norm_backward": _batch_norm_backward,
+    "aten::native_group_norm": _group_norm,
+    "aten::native_group_norm_backward": _group_norm_backward,
+    "aten::native_layer_norm_backward": _layer_norm_backward,
+    "aten::reflection_pad1d_backward": copied_unless_contiguous(0),
+    "aten::reflection_pad2d_backward": copied_unless_contiguous(0),
+    "aten::replication_pad2d_backward": copied_unless_contiguous(0),
+    "aten::scatter": _wide_indices(2),
+    "aten::scatter_add": _wide_indices(2),
+    "aten::smooth_l1_loss": _elements_once,
+    "aten::sort": _sort,
+    "aten::tril": copied_unless_contiguous(0),
+    "aten::triu": copied_unless_contiguous(0),
+    "aten::upsample_bicubic2d": _upsample(4),
+    "aten::upsample_bilinear2d": _upsample(2),
+    "aten::upsample_bilinear2d_backward": copied_unless_contiguous(0),
+    "aten::upsample_bicubic2d_backward": copied_unless_contiguous(0),
+    "aten::upsample_linear1d": _upsample(2),
+    "aten::upsample_nearest1d": _upsample(1),
+    "aten::upsample_nearest2d": _upsample(1),
+    "aten::upsample_nearest2d_backward": copied_unless_contiguous(0),
+    "aten::upsample_nearest3d": _upsample(1),
+    "aten::upsample_trilinear3d": _upsample(2),
+}

@@ -1,0 +1,413 @@
+"""What kernels of CUDA take for themselves.
+
+Some of it depends on the number of processors: without a GPU at hand the smallest and the largest
+that is known give an interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import torch
+
+from pytest_torchmem.record.fake.kernels import cuda_attention as attention
+from pytest_torchmem.record.fake.kernels import cuda_sorting as sorting
+from pytest_torchmem.record.fake.kernels.call import (
+    WIDE_BYTES,
+    Call,
+    blas_takes,
+    broadcast_elements,
+    contiguous_strides,
+    copied_for_fft,
+    copied_unless_contiguous,
+    elements,
+    is_dense,
+    layout,
+    nbytes,
+)
+from pytest_torchmem.record.fake.kernels.cuda_reductions import (
+    EXTREMES,
+    Processors,
+    Read,
+    Reduction,
+    partial_bytes,
+    power_below,
+)
+from pytest_torchmem.record.fake.kernels.cuda_sorting import Bounds
+from pytest_torchmem.record.torch_api import fake_tensors
+
+_Rule = Callable[[Call, Processors], int]
+_HALVES: Final = (torch.float16, torch.bfloat16)
+_INDEX_BYTES: Final = 8
+
+
+def bounds(call: Call) -> Bounds:
+    """Return what a call takes for itself at least and at most, on the GPU here or on any."""
+    if call.name in _BOUNDED:
+        return _BOUNDED[call.name](call)
+    rule = _RULES.get(call.name)
+    if rule is None:
+        return 0, 0
+    found = [rule(call, processors) for processors in _gpus()]
+    least = 0 if call.name in _UNLESS_CUDNN and len(found) > 1 else min(found)
+    return least, max(found)
+
+
+# cuDNN's attention takes their place on Hopper and on Blackwell.
+_UNLESS_CUDNN: Final = (
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_backward",
+)
+
+
+def _gpus() -> Sequence[Processors]:
+    here = fake_tensors.processors_here()
+    return (Processors(*here),) if here is not None else EXTREMES
+
+
+def _alike(rule: Callable[[Call], int]) -> _Rule:
+    """What is the same on every GPU."""
+    return lambda call, _: rule(call)
+
+
+# Reductions.
+
+
+def _dims(call: Call) -> list[int]:
+    dim = call.argument("dim")
+    if dim is None:
+        return []
+    return [dim] if isinstance(dim, int) else list(dim)
+
+
+def _sum(call: Call, processors: Processors) -> int:
+    """Whole numbers are added up in 64 bits, what has 16 bits in 32."""
+    x = call.args[0]
+    wanted = call.outputs[0].dtype
+    # Halves that become floats are cast as they are read.
+    cast = wanted != x.dtype and not (wanted == torch.float32 and x.dtype in _HALVES)
+    read = Read.of(x, wanted if cast else None)
+    copied = elements(x) * wanted.itemsize if cast else 0
+    kind = Reduction(_accumulated(wanted), wanted.itemsize)
+    return copied + partial_bytes(read, _dims(call), kind, processors)
+
+
+def _cast(call: Call, _: Processors) -> int:
+    wanted, x = call.outputs[0].dtype, call.args[0]
+    return elements(x) * wanted.itemsize if wanted != x.dtype else 0
+
+
+def _accumulated(dtype: torch.dtype) -> int:
+    return max(WIDE_BYTES, dtype.itemsize)
+
+
+def _extreme(count: int) -> _Rule:
+    """The largest or smallest values alone, which are compared in their own type."""
+
+    def rule(call: Call, processors: Processors) -> int:
+        item = call.args[0].element_size()
+        return _in_order(call, Reduction(count * item, item), processors)
+
+    return rule
+
+
+def _with_index(call: Call, processors: Processors) -> int:
+    """A value and its place: 16 bytes, whatever the type."""
+    if call.name in _VALUE_AND_PLACE and call.argument("dim") is None:
+        return _extreme(1)(call, processors)
+    return _in_order(call, Reduction(2 * _INDEX_BYTES, call.outputs[0].element_size()), processors)
+
+
+_VALUE_AND_PLACE: Final = ("aten::max", "aten::min")
+
+
+def _in_order(call: Call, kind: Reduction, processors: Processors) -> int:
+    """A reduction of all that there is reads it in order, if need be as a copy."""
+    x = call.args[0]
+    if _dims(call) or x.is_contiguous():
+        return partial_bytes(Read.of(x), _dims(call), kind, processors)
+    copy = Read((elements(x),), (1,), 0, x.element_size())
+    return nbytes(x) + partial_bytes(copy, (), kind, processors)
+
+
+def _moments(call: Call, processors: Processors) -> int:
+    """Mean, sum of squares and two counts."""
+    x = call.args[0]
+    item = x.element_size()
+    kind = Reduction(4 * max(WIDE_BYTES, item), item, unrolled=2)
+    return partial_bytes(Read.of(x), _dims(call), kind, processors)
+
+
+def _logic(call: Call, processors: Processors) -> int:
+    return partial_bytes(Read.of(call.args[0]), _dims(call), Reduction(1, 1), processors)
+
+
+def _counted(call: Call, processors: Processors) -> int:
+    """Where it is not zero, as whole numbers, which are added up."""
+    x = call.args[0]
+    marked = 0 if x.dtype == torch.bool else elements(x)
+    read = Read.of(x, torch.int64)
+    kind = Reduction(_INDEX_BYTES, _INDEX_BYTES)
+    summed = partial_bytes(read, _dims(call), kind, processors)
+    return marked + elements(x) * _INDEX_BYTES + summed
+
+
+def _logsumexp(call: Call, processors: Processors) -> int:
+    """The exponents of all, the largest of each row, and the sum."""
+    x = call.args[0]
+    kind = Reduction(_accumulated(x.dtype), x.element_size())
+    summed = partial_bytes(Read.of(x), _dims(call), kind, processors)
+    return nbytes(x) + nbytes(call.outputs[0]) + summed
+
+
+# Copies and buffers.
+
+
+def _copied_by_cudnn(call: Call) -> int:
+    """cuDNN works by channels where input or weight is laid out so, and copies the others."""
+    used = [t for t in call.args[:3] if isinstance(t, torch.Tensor) and t.dim() > 1]
+    return _copied_to(_layout_of_cudnn(used[-2:]), used)
+
+
+def _layout_of_cudnn(used: Sequence[torch.Tensor]) -> torch.memory_format:
+    plain = all(layout(t) is torch.contiguous_format for t in used)
+    return torch.contiguous_format if plain else torch.channels_last
+
+
+def _copied_to(wanted: torch.memory_format, tensors: Sequence[torch.Tensor]) -> int:
+    return sum(nbytes(t) for t in tensors if not t.is_contiguous(memory_format=wanted))
+
+
+def _convolution_backward(call: Call, processors: Processors) -> int:
+    """The gradient of the bias is a sum, after the others."""
+    grad, x, weight = call.args[:3]
+    summed = 0
+    if call.argument("output_mask")[2]:
+        kind = Reduction(_accumulated(grad.dtype), grad.element_size())
+        dims = [0, *range(2, grad.dim())]
+        summed = partial_bytes(Read.of(grad), dims, kind, processors)
+    wanted = _layout_of_cudnn([x, weight])
+    # The copy of the weight is gone before its gradient comes, which is by channels too.
+    of_weight = 2 * _copied_to(wanted, [weight]) * bool(call.argument("transposed"))
+    return max(_copied_to(wanted, [grad, x]) + of_weight, summed)
+
+
+def _copied_in_the_layout_of(place: int) -> _Rule:
+    """A pooling works in the layout of its input, and copies a gradient of another one."""
+
+    def rule(call: Call, _: Processors) -> int:
+        grad = call.args[0]
+        fits = grad.is_contiguous(memory_format=layout(call.args[place]))
+        return 0 if fits else nbytes(grad)
+
+    return rule
+
+
+def _copied_unless_dense(call: Call) -> int:
+    """A gradient is read in the layout that it has, unless that has gaps."""
+    grad = call.args[0]
+    return 0 if grad.is_contiguous(memory_format=layout(grad)) else nbytes(grad)
+
+
+def _pooled_to_a_size(call: Call) -> int:
+    """By channels it reads gradients of any layout."""
+    by_channels = layout(call.args[1]) is torch.channels_last
+    return 0 if by_channels else copied_unless_contiguous(0)(call)
+
+
+def _pooled_by_largest(call: Call) -> int:
+    """All that it reads and makes is contiguous."""
+    made = 0 if call.args[0].is_contiguous() else call.out_bytes
+    return copied_unless_contiguous(0, 1, 2)(call) + made * ("backward" not in call.name)
+
+
+def _scattered_by_mask(call: Call) -> int:
+    """Places of what is chosen, and the mask for each element."""
+    return 9 * elements(call.outputs[0]) + copied_unless_contiguous(2)(call)
+
+
+def _transformed_to_real(call: Call) -> int:
+    x = call.args[0]
+    return nbytes(x) + copied_for_fft(call, contiguous_strides(x))
+
+
+def _transformed_from_real(call: Call) -> int:
+    x = call.args[0]
+    if len(call.args[1]) > 1:
+        return call.out_bytes
+    return copied_for_fft(call) if is_dense(x) else nbytes(x)
+
+
+def _copied_batches(*places: int) -> _Rule:
+    """cuBLAS needs a whole batch of matrices as rows or columns."""
+
+    def rule(call: Call, _: Processors) -> int:
+        return sum(nbytes(call.args[p]) for p in places if not blas_takes(call.args[p]))
+
+    return rule
+
+
+def _copied_columns(call: Call, _: Processors) -> int:
+    x = call.args[0]
+    return nbytes(x) * (1 if x.is_contiguous() else 2)
+
+
+def _loss(call: Call, processors: Processors) -> int:
+    """The loss of each element, and the partial results of its sum."""
+    size = broadcast_elements(call) * int(call.outputs[0].element_size())
+    if call.name in _IN_THE_RESULT:
+        size = 0
+    return (size if _is_reduced(call) else 0) + _of_losses(call, processors)
+
+
+def _is_reduced(call: Call) -> bool:
+    return not call.outputs[0].dim() and bool(call.inputs[0].dim())
+
+
+_IN_THE_RESULT: Final = ("aten::binary_cross_entropy", "aten::soft_margin_loss")
+
+
+def _of_losses(call: Call, processors: Processors) -> int:
+    if not _is_reduced(call):
+        return 0
+    out = call.outputs[0]
+    kind = Reduction(_accumulated(out.dtype), out.element_size())
+    losses = Read((broadcast_elements(call),), (1,), 0, int(out.element_size()))
+    return partial_bytes(losses, (), kind, processors)
+
+
+def _with_logits(call: Call, processors: Processors) -> int:
+    size = broadcast_elements(call) * int(call.outputs[0].element_size())
+    weight = call.argument("pos_weight")
+    weighted = nbytes(weight) if weight is not None else 0
+    each = 2 * size if _is_reduced(call) else size
+    return each + weighted + _of_losses(call, processors)
+
+
+def _group_norm(call: Call, _: Processors) -> int:
+    """Scale and shift of each channel, and in 16 bits mean and deviation of each group."""
+    x = call.args[0]
+    batch, channels, groups = int(call.args[3]), int(call.args[4]), int(call.args[6])
+    narrow = x.element_size() < WIDE_BYTES
+    return 2 * batch * (channels + (groups if narrow else 0)) * WIDE_BYTES
+
+
+def _group_norm_backward(call: Call, _: Processors) -> int:
+    batch, channels, groups = int(call.args[5]), int(call.args[6]), int(call.args[8])
+    return batch * (3 * channels + 2 * groups) * WIDE_BYTES
+
+
+def _batch_norm(call: Call, _: Processors) -> int:
+    """By channels, in 16 bits, blocks of threads have their own sums: ``Normalization.cuh``."""
+    x, training = call.args[0], call.args[5]
+    if not training or layout(x) is not torch.channels_last or x.dtype not in _HALVES:
+        return 0
+    channels = int(x.shape[1])
+    rows = elements(x) // channels
+    wide = min(power_below(channels), 32)
+    high = min(power_below(-(-rows // 16)), 512 // wide)
+    wide = min(power_below(channels), 512 // high) if wide * high != _THREADS else wide
+    blocks = min(-(-rows // (16 * high)), 128)
+    return 0 if blocks < _SHARED_BLOCKS else 4 * channels * blocks * WIDE_BYTES
+
+
+_THREADS: Final = 512
+_SHARED_BLOCKS: Final = 8
+
+
+_Bounded = Callable[[Call], Bounds]
+_BOUNDED: Final[Mapping[str, _Bounded]] = {
+    **dict.fromkeys(("aten::sort", "aten::argsort"), sorting.sorted_along),
+    **dict.fromkeys(("aten::median", "aten::nanmedian"), sorting.middle),
+    **dict.fromkeys(
+        ("aten::index_put", "aten::index_put_", "aten::_index_put_impl_"), sorting.added_at
+    ),
+    "aten::_embedding_bag_backward": sorting.bags_backward,
+    "aten::embedding_dense_backward": sorting.rows_backward,
+    "aten::multinomial": lambda call: (nbytes(call.args[0]), 2 * nbytes(call.args[0])),
+    "aten::randperm": sorting.shuffled,
+    "aten::_trilinear": lambda call: (0, 4 * sum(map(nbytes, (*call.inputs, *call.outputs)))),
+}
+_RULES: Final[Mapping[str, _Rule]] = {
+    **dict.fromkeys(
+        ("aten::sum", "aten::nansum", "aten::prod", "aten::mean", "aten::linalg_vector_norm"), _sum
+    ),
+    **dict.fromkeys(("aten::amax", "aten::amin"), _extreme(1)),
+    "aten::aminmax": _extreme(2),
+    **dict.fromkeys(("aten::max", "aten::min", "aten::argmax", "aten::argmin"), _with_index),
+    **dict.fromkeys(("aten::var", "aten::std", "aten::var_mean", "aten::std_mean"), _moments),
+    **dict.fromkeys(("aten::any", "aten::all"), _logic),
+    "aten::count_nonzero": _counted,
+    "aten::cumsum": _cast,
+    "aten::cumprod": _cast,
+    "aten::logsumexp": _logsumexp,
+    **dict.fromkeys(
+        (
+            "aten::mse_loss",
+            "aten::smooth_l1_loss",
+            "aten::huber_loss",
+            "aten::binary_cross_entropy",
+            "aten::soft_margin_loss",
+        ),
+        _loss,
+    ),
+    "aten::binary_cross_entropy_with_logits": _with_logits,
+    "aten::_ctc_loss_backward": _alike(lambda call: nbytes(call.args[6])),
+    "aten::_scaled_dot_product_efficient_attention": _alike(attention.efficient_forward),
+    "aten::_scaled_dot_product_efficient_attention_backward": attention.efficient_backward,
+    "aten::_scaled_dot_product_flash_attention": attention.flash_forward,
+    "aten::_scaled_dot_product_flash_attention_backward": _alike(attention.flash_backward),
+    # The product of gradient and output, in ``SoftMax.cu``.
+    "aten::_softmax_backward_data": _alike(lambda call: nbytes(call.args[0])),
+    "aten::convolution": _alike(_copied_by_cudnn),
+    "aten::convolution_backward": _convolution_backward,
+    "aten::native_batch_norm": _batch_norm,
+    "aten::native_group_norm": _group_norm,
+    "aten::native_group_norm_backward": _group_norm_backward,
+    "aten::_adaptive_avg_pool2d_backward": _alike(_pooled_to_a_size),
+    "aten::avg_pool2d_backward": _copied_in_the_layout_of(1),
+    "aten::max_pool2d_with_indices_backward": _copied_in_the_layout_of(1),
+    "aten::bmm": _copied_batches(0, 1),
+    "aten::baddbmm": _copied_batches(1, 2),
+    "aten::im2col": _copied_columns,
+    "aten::_fft_c2c": _alike(copied_for_fft),
+    "aten::_fft_c2r": _alike(_transformed_to_real),
+    "aten::_fft_r2c": _alike(_transformed_from_real),
+    "aten::masked_scatter": _alike(_scattered_by_mask),
+    "aten::topk": sorting.largest,
+    **dict.fromkeys(
+        ("aten::adaptive_max_pool2d", "aten::adaptive_max_pool2d_backward"),
+        _alike(_pooled_by_largest),
+    ),
+    **dict.fromkeys(
+        (
+            "aten::_upsample_nearest_exact2d_backward",
+            "aten::upsample_bilinear2d_backward",
+            "aten::upsample_nearest2d_backward",
+        ),
+        _alike(_copied_unless_dense),
+    ),
+    **dict.fromkeys(
+        (
+            "aten::_adaptive_avg_pool3d_backward",
+            "aten::adaptive_max_pool3d_backward",
+            "aten::_upsample_bicubic2d_aa_backward",
+            "aten::_upsample_bilinear2d_aa_backward",
+            "aten::_upsample_nearest_exact1d_backward",
+            "aten::_upsample_nearest_exact3d_backward",
+            "aten::avg_pool3d_backward",
+            "aten::col2im",
+            "aten::max_pool3d_with_indices_backward",
+            "aten::reflection_pad1d_backward",
+            "aten::reflection_pad2d",
+            "aten::reflection_pad2d_backward",
+            "aten::upsample_bicubic2d_backward",
+            "aten::upsample_linear1d_backward",
+            "aten::upsample_nearest1d_backward",
+            "aten::upsample_nearest3d_backward",
+            "aten::upsample_trilinear3d_backward",
+        ),
+        _alike(copied_unless_contiguous(0)),
+    ),
+}

@@ -1,0 +1,253 @@
+"""Partial results of CUDA's reductions: what ``sum``, ``norm`` or ``max`` take for themselves.
+
+A reduction with few results and much to read is split over blocks of threads. Their partial
+results, and a counter for each group of blocks, are memory of its own, which can be larger than
+the input: a matrix of 4096 rows summed up by columns takes 64 rows of 128 partial results for each
+column. This follows ``setReduceConfig`` in ``aten/src/ATen/native/cuda/Reduce.cuh``, and the axes
+that ``TensorIterator`` hands to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from pytest_torchmem.record.torch_api import fake_tensors
+
+_WARP: Final = 32
+_COUNTER_BYTES: Final = 4
+_FEWEST_VALUES: Final = 16
+_MOST_VALUES: Final = 256
+_WORTH_A_VECTOR: Final = 128
+_LARGEST_OFFSET: Final = 2**31 - 1
+_WIDEST: Final = 16  # complex numbers of 128 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Processors:
+    """How many multiprocessors a GPU has, and how many threads run on each at a time."""
+
+    count: int
+    threads: int
+
+
+# As few and as many as GPUs have, from Ampere on: a GeForce RTX 3050 and a B200.
+EXTREMES: Final = (Processors(16, 1536), Processors(148, 2048))
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What a kernel reduces with.
+
+    Attributes:
+        partial_bytes: The size of one partial result: a sum in 32 bits, a mean with its variance.
+        out_bytes: The size of an element of the result.
+        unrolled: How many values a thread reads at a time.
+    """
+
+    partial_bytes: int
+    out_bytes: int
+    unrolled: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a reduction reads: a tensor, or its copy of another type. Steps are in elements."""
+
+    shape: tuple[int, ...]
+    steps: tuple[int, ...]
+    offset: int
+    item_bytes: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Read:
+        """Return the tensor as it is, or as it is copied into another type."""
+        if dtype is None or dtype == tensor.dtype:
+            steps, offset = list(tensor.stride()), tensor.storage_offset()
+        else:
+            steps, offset = _dense(tensor), 0
+        item_bytes = (dtype or tensor.dtype).itemsize
+        return cls(_whole(tensor.shape), _whole(steps), int(offset), item_bytes)
+
+
+def _whole(numbers: Iterable[int | torch.SymInt]) -> tuple[int, ...]:
+    return tuple(map(fake_tensors.size_hint, numbers))
+
+
+def _dense(tensor: torch.Tensor) -> list[int]:
+    """Return the steps of a copy without gaps, in the order of the tensor's own steps."""
+    steps, step = [0] * tensor.dim(), 1
+    places = list(range(tensor.dim()))[::-1]
+    # An expanded axis has no order.
+    if all(tensor.stride()):
+        places.sort(key=tensor.stride)
+    for place in places:
+        steps[place] = step
+        step *= int(tensor.shape[place])
+    return steps
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """An axis of what is read: its length, and its steps in bytes in the input and the result."""
+
+    size: int
+    step: int
+    out_step: int
+
+    @property
+    def reduced(self) -> bool:
+        return self.out_step == 0
+
+
+def partial_bytes(read: Read, dims: Iterable[int], kind: Reduction, processors: Processors) -> int:
+    """Return what a reduction over some axes, by default all, takes for itself."""
+    if not read.shape or not math.prod(read.shape):
+        return 0
+    all_dims = range(len(read.shape))
+    axes = _axes(read, {all_dims[d] for d in dims} or set(all_dims), kind)
+    return _of_parts(axes, read, kind, processors)
+
+
+def _of_parts(axes: list[_Axis], read: Read, kind: Reduction, processors: Processors) -> int:
+    """Reduce in halves what cannot be counted in 32 bits, one after the other."""
+    largest = max(axes, key=lambda a: (a.size - 1) * a.step, default=None)
+    if largest is None or _counted_in_32_bits(axes):
+        return _Launch(axes, read, kind).taken_bytes(processors)
+    halved = [_Axis(-(-a.size // 2), a.step, a.out_step) if a is largest else a for a in axes]
+    return _of_parts(halved, read, kind, processors)
+
+
+def _counted_in_32_bits(axes: Sequence[_Axis]) -> bool:
+    furthest = 1 + sum((a.size - 1) * max(a.step, a.out_step) for a in axes)
+    return max(furthest, math.prod(a.size for a in axes)) <= _LARGEST_OFFSET
+
+
+# Axes, the fastest first.
+
+
+def _axes(read: Read, dims: set[int], kind: Reduction) -> list[_Axis]:
+    """Return the axes as ``TensorIterator`` orders and joins them: the reduced ones come first."""
+    axes: list[_Axis] = []
+    out_step = kind.out_bytes
+    for place in reversed(range(len(read.shape))):
+        size, step = read.shape[place], read.steps[place] * read.item_bytes
+        reduced = place in dims
+        axes.append(_Axis(size, step, 0 if reduced else out_step))
+        out_step *= 1 if reduced else size
+    return _joined(_ordered(axes))
+
+
+def _ordered(axes: list[_Axis]) -> list[_Axis]:
+    """Sort by insertion, as torch does: some pairs have no order."""
+    found = list(axes)
+    for start in range(1, len(found)):
+        place = start
+        for other in reversed(range(start)):
+            order = _order(found[other], found[place])
+            if order > 0:
+                found[other], found[place] = found[place], found[other]
+                place = other
+            elif order < 0:
+                break
+    return found
+
+
+def _order(left: _Axis, right: _Axis) -> int:
+    """Return 1 if the left axis belongs behind the right one, -1 if ahead of it, 0 if neither."""
+    if left.reduced != right.reduced:
+        return 1 if right.reduced else -1
+    for mine, others in ((left.out_step, right.out_step), (left.step, right.step)):
+        if not mine or not others:
+            continue
+        if mine != others:
+            return 1 if mine > others else -1
+        if left.size > right.size:
+            return 1
+    return 0
+
+
+def _joined(axes: list[_Axis]) -> list[_Axis]:
+    """Join neighbours that are one axis in memory, and drop those of one element."""
+    found = axes[:1]
+    for axis in axes[1:]:
+        last = found[-1]
+        follows = last.size * last.step == axis.step and last.size * last.out_step == axis.out_step
+        if last.size == 1:
+            found[-1] = axis
+        elif axis.size == 1 or follows:
+            found[-1] = _Axis(last.size * axis.size, last.step, last.out_step)
+        else:
+            found.append(axis)
+    return found
+
+
+# The split.
+
+
+class _Launch:
+    """Blocks and threads of one launch, and how it splits what it reads over them."""
+
+    def __init__(self, axes: Sequence[_Axis], read: Read, kind: Reduction) -> None:
+        self._kind = kind
+        outer = [a for a in axes if not a.reduced]
+        inner = [a for a in axes if a.reduced]
+        self._outputs = math.prod(a.size for a in outer)
+        self._inputs = math.prod(a.size for a in inner)
+        self._reduces_fastest = not outer or bool(inner and inner[0].step < outer[0].step)
+        self._vector = 1
+        along = (self._inputs, self._outputs)
+        wide, high = along if self._reduces_fastest else along[::-1]
+        fastest = (inner or outer)[0] if self._reduces_fastest else outer[0]
+        if axes and fastest.step == read.item_bytes:
+            if not self._reduces_fastest:
+                self._vector = _vector_of_outputs(axes, read)
+                wide //= self._vector
+            elif wide >= _WORTH_A_VECTOR and len(inner) == 1:
+                wide //= kind.unrolled
+        self._set_block(read, wide, high)
+
+    def _set_block(self, read: Read, wide: int, high: int) -> None:
+        most = (256 if read.item_bytes == _WIDEST else 512) // self._vector
+        wide, high = (min(power_below(n), most) for n in (wide, high))
+        width = min(wide, _WARP)
+        self._height = min(high, most // width)
+        self._width = min(wide, most // self._height)
+
+    def taken_bytes(self, processors: Processors) -> int:
+        """Return the bytes of partial results and counters; 0 if no output is split over blocks."""
+        read_at_once = self._width if self._reduces_fastest else 1
+        made_at_once = 1 if self._reduces_fastest else self._width
+        values = -(-self._inputs // read_at_once)
+        if values < min(self._height * _FEWEST_VALUES, _MOST_VALUES):
+            return 0
+        values = -(-self._inputs // (read_at_once * self._height))
+        grid = -(-(self._outputs // self._vector) // made_at_once)
+        wanted = processors.count * (processors.threads // (self._width * self._height))
+        if values < _MOST_VALUES or grid > wanted:
+            return 0
+        blocks = max(
+            min(-(-wanted // grid), -(-values // _FEWEST_VALUES)), -(-values // _MOST_VALUES)
+        )
+        if blocks == 1:
+            return 0
+        partial = self._kind.partial_bytes * self._outputs * blocks
+        if not self._reduces_fastest:
+            partial *= self._width * self._vector
+        return partial + _COUNTER_BYTES * grid
+
+
+def _vector_of_outputs(axes: Sequence[_Axis], read: Read) -> int:
+    """Return how many outputs a thread makes: 4 if all steps and the first address allow it."""
+    output = next(a for a in axes if not a.reduced)
+    steps = [a.step // read.item_bytes for a in axes if a is not output]
+    return math.gcd(4, read.offset, output.size, *steps)
+
+
+def power_below(number: int) -> int:
+    """Return the largest power of two up to a number, and 1 for 0."""
+    return 1 << max(0, number.bit_length() - 1)
