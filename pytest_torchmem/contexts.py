@@ -1,4 +1,4 @@
-"""Context managers without a generator, and the one switch of Python's garbage collector.
+"""Context managers without a generator: the one switch of Python's garbage collector, and others.
 
 `contextlib.contextmanager` calls ``next``, which is written in C. Torch before 2.8 loses count of a
 program's calls where a session of the profiler begins or ends below a call of C.
@@ -7,9 +7,11 @@ program's calls where a session of the profiler begins or ends below a call of C
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 _T = TypeVar("_T")
 
@@ -45,3 +47,52 @@ def _pause_gc() -> bool:
 def _resume_gc(was_enabled: bool) -> None:
     if was_enabled:
         gc.enable()
+
+
+_BORROWED: Final = (
+    *("builtins", "gc", "inspect", "io", "json", "numpy", "os", "os.path", "pathlib", "platform"),
+    *("subprocess", "tempfile", "threading", "time", "weakref", "zlib"),
+)
+
+
+class Originals:
+    """The functions of other libraries, as they are between two tests.
+
+    A test replaces some for its body, such as ``os.path.exists``, ``open`` or ``time.monotonic``,
+    and its fixtures put them back when the body has been judged. What we do meanwhile must not
+    call the test's.
+    """
+
+    def __init__(self) -> None:
+        self._functions: dict[object, Mapping[str, object]] = {}
+
+    def note(self) -> None:
+        """Note the functions of libraries that were imported since the last time."""
+        modules = (sys.modules[name] for name in _BORROWED if name in sys.modules)
+        for owner in (*modules, pathlib.PurePath, pathlib.Path):
+            if owner not in self._functions:
+                functions = ((n, v) for n, v in vars(owner).items() if _is_function(v))
+                self._functions[owner] = dict(functions)
+
+    def back(self) -> Around[list[tuple[object, str, object]]]:
+        """Have them in their places in the block, and what took these places again after it."""
+        return Around(self._put_back, _replace_again)
+
+    def _put_back(self) -> list[tuple[object, str, object]]:
+        replaced = []
+        for owner, functions in self._functions.items():
+            now = vars(owner)
+            for name, function in functions.items():
+                if (value := now.get(name, function)) is not function:
+                    replaced.append((owner, name, value))
+                    setattr(owner, name, function)
+        return replaced
+
+
+def _is_function(value: object) -> bool:
+    return callable(value) or isinstance(value, (classmethod, staticmethod, property))
+
+
+def _replace_again(replaced: list[tuple[object, str, object]]) -> None:
+    for owner, name, value in replaced:
+        setattr(owner, name, value)

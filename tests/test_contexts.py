@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.contexts import Around
+from pytest_torchmem.contexts import Around, Originals
 
 
 def test_the_end_gets_what_the_beginning_returned_also_after_an_exception() -> None:
@@ -60,3 +63,20 @@ def test_no_call_of_c_stands_between_the_block_and_its_ends() -> None:
 
     assert calls_of_c_around(lambda note: Around(note, note)) == [0, 0]
     assert calls_of_c_around(generator) == [1, 1]
+
+
+def test_originals_are_back_in_the_block_and_what_replaced_them_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    originals, real = Originals(), (os.getpid, Path.exists, time.monotonic)
+    originals.note()
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(Path, "exists", lambda self: False)
+    originals.note()
+    with originals.back():
+        assert (os.getpid, Path.exists, time.monotonic) == real
+        with originals.back():
+            assert (os.getpid, Path.exists) == real[:2]
+        assert (os.getpid, Path.exists) == real[:2]
+    assert os.getpid() == 1
+    assert not Path(__file__).exists()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import abc
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from os import PathLike, getpid
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pytest_torchmem.analysis.caching_allocator import Requests
@@ -302,7 +302,7 @@ class BodyMeasurement(GpuQuestions):
             self._kept = {kept.place: kept for kept in found}
         return self._kept
 
-    def save_trace(self, path: str | os.PathLike[str]) -> None:
+    def save_trace(self, path: str | PathLike[str]) -> None:
         """Write what was recorded until now to a file that `load_trace` reads."""
         self.profile_so_far().tree.trace.save(path)
 
@@ -326,7 +326,7 @@ class _UnderWay:
 
     measurement: BodyMeasurement
     thread: int = field(default_factory=threading.get_ident)
-    process: int = field(default_factory=os.getpid)
+    process: int = field(default_factory=getpid)
     now: ClassVar[_UnderWay | None] = None
 
     @classmethod
@@ -354,7 +354,7 @@ def running() -> BodyMeasurement | None:
     now = _UnderWay.now
     if now is None:
         return None
-    if now.process != os.getpid():
+    if now.process != getpid():
         raise RecordingError(
             "this process was forked while its parent was measured, and holds half of that "
             "recording; start it with multiprocessing's method 'spawn', or fork before measuring"

@@ -32,6 +32,7 @@ from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collect
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.functorch import OPERATOR_NAME, FunctorchWatch
+from pytest_torchmem.record.patches.open_ranges import OpenRanges
 from pytest_torchmem.record.patches.python_tracing import (
     CompilationWatch,
     CompiledRegions,
@@ -40,7 +41,7 @@ from pytest_torchmem.record.patches.python_tracing import (
     quiet,
 )
 from pytest_torchmem.record.patches.threads import GlooWatch, ThreadWatch
-from pytest_torchmem.record.safe_points import KeptCount, OpenRanges, SafePoints
+from pytest_torchmem.record.safe_points import KeptCount, SafePoints
 from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.record.tree.kineto import CUT, TreeReader
@@ -230,14 +231,21 @@ class Recorder:
     @untraced
     def stop(self) -> Trace:
         """End the recording, restore everything, and return all that was recorded."""
+        session = self._profiler
         try:
             synchronize(self._device)
             autograd.await_engine(self._device)
             stop = self.mark(MarkKind.STOP)
+            session = self._profiler
             self._pause()
             self._history.stop()
             self._counters.stop()
             self._watch.sample_end(stop)
+        except BaseException:
+            # One that goes on ends the process when that exits.
+            if session is not None and session.is_undisturbed():
+                session.stop()
+            raise
         finally:
             self._restore()
         return self._assemble(last=True)
@@ -276,9 +284,11 @@ class Recorder:
         """End the recording and restore everything, without looking at what was recorded."""
         session, self._profiler = self._profiler, None
         try:
-            self._points.end()
-            if session is not None:
-                session.stop()
+            try:
+                self._points.end()
+            finally:
+                if session is not None:
+                    session.stop()
         finally:
             self._restore()
 

@@ -119,11 +119,23 @@ class ChangedLines:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._of_baseline: dict[Path, Changes] = {}
+        self._untracked: dict[str, bool] = {}
 
     def has_changed(self, baseline: Path, source: Source) -> bool:
-        """Return whether a line was changed or added since the baseline was last committed."""
-        hunks = self._since(baseline).get(source.file, ())
+        """Return whether a line was changed or added since the baseline was last committed.
+
+        All lines of a file that git was not told of yet were added.
+        """
+        hunks = self._since(baseline).get(source.file)
+        if hunks is None:
+            return self._is_untracked(source.file)
         return any(hunk.first <= source.line <= hunk.last for hunk in hunks)
+
+    def _is_untracked(self, file: str) -> bool:
+        if file not in self._untracked:
+            options = ("ls-files", "--others", "--exclude-standard", "--", f":(literal){file}")
+            self._untracked[file] = bool(_git(self._folder, *options))
+        return self._untracked[file]
 
     def places(self, baseline: Path) -> tuple[Source, ...]:
         """Return the first line of each change since the baseline was last committed."""

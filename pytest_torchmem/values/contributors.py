@@ -97,7 +97,7 @@ class CategoryBytes:
 
     def to_json(self) -> dict[str, int]:
         """Return plain builtins, without the categories of zero bytes."""
-        return {category.value: amount for category, amount in self.items() if amount}
+        return {category._value_: amount for category, amount in self.items() if amount}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> CategoryBytes:

@@ -12,6 +12,7 @@ import torch
 from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.measuring.body import BodyMeasurement
 from pytest_torchmem.record.recorder import Recorder
+from pytest_torchmem.record.safe_points import SafePoints
 from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.errors import RecordingError, TraceError
@@ -46,6 +47,29 @@ def test_everything_is_restored_at_the_end(end: str) -> None:
     assert installed() != before
     torch.ones(10)
     getattr(recorder, end)()
+    assert installed() == before
+
+
+@pytest.mark.parametrize("end", ["stop", "cancel"])
+def test_everything_is_restored_where_the_end_itself_fails(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that goes on ends the process when that exits."""
+    calls: list[str] = []
+
+    def fail_once(self: SafePoints) -> None:
+        calls.append("hold")
+        if len(calls) == 1:
+            raise ZeroDivisionError
+
+    before = installed()
+    recorder = Recorder(CPU)
+    recorder.start()
+    torch.ones(10)
+    for name in ("hold", "end"):
+        monkeypatch.setattr(SafePoints, name, fail_once)
+    with pytest.raises(ZeroDivisionError):
+        getattr(recorder, end)()
     assert installed() == before
 
 

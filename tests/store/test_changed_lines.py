@@ -65,6 +65,25 @@ def test_lines_of_later_commits_have_changed_too(folder: Path) -> None:
     assert changed(folder) == [2, 3]
 
 
+def test_all_lines_of_a_new_file_have_changed_before_git_is_told_of_it_and_after(
+    folder: Path,
+) -> None:
+    put(folder, "src/layers.py", BEFORE)
+    new = Source("src/layers.py", 2, "f")
+    assert ChangedLines(folder).has_changed(folder / BASELINE, new)
+    git(folder, "add", "src/layers.py")
+    assert ChangedLines(folder).has_changed(folder / BASELINE, new)
+
+
+def test_lines_of_files_that_git_ignores_or_has_elsewhere_have_not_changed(folder: Path) -> None:
+    put(folder, ".gitignore", "venv\n")
+    put(folder, "venv/torch.py", BEFORE)
+    elsewhere = folder.parent / "elsewhere.py"
+    elsewhere.write_text(BEFORE)
+    for file in ("venv/torch.py", str(elsewhere), "../elsewhere.py", "gone.py", ""):
+        assert not ChangedLines(folder).has_changed(folder / BASELINE, Source(file, 2, "f"))
+
+
 def test_a_new_baseline_is_of_the_code_that_it_was_committed_with(folder: Path) -> None:
     put(folder, "src/net.py", AFTER)
     put(folder, BASELINE, "{} ")

@@ -12,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import enum
 import gc
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -31,13 +33,19 @@ from pytest_torchmem.plugin.item.unfinished import (
     COUNTED_OUT_OF_MEMORY,
     is_failure,
     is_out_of_memory,
+    raised,
     until_then,
 )
 from pytest_torchmem.plugin.options.marker import Asked, can_rerun
 from pytest_torchmem.plugin.options.settings import LevelChoice, Run
 from pytest_torchmem.store.baselines import portable
 from pytest_torchmem.values.baseline import Allowance
-from pytest_torchmem.values.errors import MarkerError, TorchmemError, is_torchmem_error
+from pytest_torchmem.values.errors import (
+    MarkerError,
+    RecordingError,
+    TorchmemError,
+    is_torchmem_error,
+)
 from pytest_torchmem.values.findings import COUNTERS, words
 from pytest_torchmem.values.results import Level, Result
 
@@ -48,6 +56,7 @@ if TYPE_CHECKING:
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
 
+_PACKAGE: Final = Path(__file__).parents[2]
 _COUNTED: Final = frozenset(("total", *COUNTERS))
 _IN_HISTORY: Final = _COUNTED | {"retained"}
 
@@ -180,9 +189,10 @@ class Body:
         if self._asked.collect or "net_retained" in self._asked.limits:
             gc.collect()
         try:
-            self.measurement.start()
-        except TorchmemError as error:
-            self.state, self._problem = State.UNMEASURED, error
+            with self._run.originals.back():
+                self.measurement.start()
+        except Exception as error:
+            self.state, self._problem = State.UNMEASURED, _as_ours(error)
         else:
             self.state = State.MEASURING
         return self.state is State.MEASURING
@@ -214,13 +224,13 @@ class Body:
         if state is State.COUNTING:
             return
         # The device may be beyond use; the test's own error counts.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), self._run.originals.back():
             reports = self._run.settings.reports and self._asks
             if is_failure(error) and (reports or is_out_of_memory(error)):
                 result = until_then(self.measurement.stop())
                 self._sender.unfinished(result, self.measurement, error)
                 return
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), self._run.originals.back():
             self.measurement.cancel()
 
     def finish(self) -> None:
@@ -230,9 +240,8 @@ class Body:
                 return
             self.start()
             self._run_item()
-        with gc_paused():
-            windows = self._stop()
-            failure = self._unmeasured(self._problem) if self._problem else self._judge(windows)
+        with self._run.originals.back(), gc_paused():
+            failure = self._judged(self._stop())
         if failure:
             raise pytest.fail.Exception(failure, pytrace=False)
 
@@ -257,8 +266,8 @@ class Body:
         try:
             windows = [MeasuredWindow(self.measurement.stop(), allowance, self.measurement)]
             windows += (MeasuredWindow(r.result, allowed, r) for r, allowed in self._checked)
-        except TorchmemError as error:
-            self._problem = error
+        except Exception as error:
+            self._problem = _as_ours(error)
             return []
         windows += (MeasuredWindow(e, a, e) for e, a in self._estimates.sources(allowance))
         return [replace(window, result=portable(window.result, rootdir)) for window in windows]
@@ -279,6 +288,15 @@ class Body:
             return f"the limit on {what} cannot be judged: {problem}"
         strict = self._run.settings.strict
         return f"the body was not measured: {problem}" if strict else ""
+
+    def _judged(self, windows: list[MeasuredWindow]) -> str:
+        """Return the text of the failure, also where something of ours has failed."""
+        if self._problem is None:
+            try:
+                return self._judge(windows)
+            except Exception as error:
+                self._problem = _as_ours(error)
+        return self._unmeasured(self._problem)
 
     def _judge(self, windows: list[MeasuredWindow]) -> str:
         """Judge and send what was measured; return the text of the failure."""
@@ -361,6 +379,22 @@ class Body:
                 yield MeasuredWindow(region.result, self.allowance, region)
         for estimate in self._estimates.made:
             yield MeasuredWindow(estimate, self.allowance, estimate)
+
+
+def _as_ours(error: Exception) -> TorchmemError:
+    """Return an exception that a user can read: of our own code, one says where it comes from.
+
+    It is a mistake of ours, or the test has left something that we need in an odd state.
+    """
+    if isinstance(error, TorchmemError):
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if Path(f.filename).is_relative_to(_PACKAGE)]
+    place = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
+    return RecordingError(
+        f"measuring ended with {raised(error)}{place}, which is a mistake of pytest-torchmem's "
+        "unless the test has replaced something that it needs"
+    )
 
 
 def _uses_fixture(item: pytest.Item) -> bool:

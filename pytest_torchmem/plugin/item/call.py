@@ -34,6 +34,7 @@ def argument_problem(item: pytest.Item) -> str:
 
 def prepare(item: pytest.Item) -> None:
     """Check the markers and the device of a test that asks to be measured, before its fixtures."""
+    item.config.stash[RUN].originals.note()
     forget(item)
     set_properties(item, None)
     asked = _asked(item)

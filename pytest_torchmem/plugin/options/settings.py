@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import pytest
 
 from pytest_torchmem.analysis.judge.causes import KnownHolder
-from pytest_torchmem.plugin.options.option_table import OPTIONS, given, ini_value, place_of
+from pytest_torchmem.contexts import Originals
+from pytest_torchmem.plugin.options.option_table import (
+    OPTIONS,
+    given,
+    ini_value,
+    place_of,
+)
 from pytest_torchmem.report.writing import FOLDER, kind_of
 from pytest_torchmem.store.baselines import BaselineStore
 from pytest_torchmem.store.provenance import environment_rank, path_of_rank
@@ -135,6 +141,7 @@ class Run:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.settings = settings
         self.rootdir = config.rootpath
+        self.originals = Originals()
         self.store = BaselineStore(config.rootpath, settings.baseline_dir, settings.fallbacks)
         self._config = config
         self._environments: dict[str, Mapping[str, str]] = {}

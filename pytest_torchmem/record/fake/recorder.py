@@ -184,11 +184,8 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         uses: tuple[int, ...] = ()
         if func not in fake_tensors.LIFTS:
             args, kwargs = self._with_fakes(args, kwargs)
-            uses = tuple(
-                dict.fromkeys(
-                    self._given_or_known(t) for t in fake_tensors.tensors_in((args, kwargs))
-                )
-            )
+            given = map(self._given_or_known, fake_tensors.tensors_in((args, kwargs)))
+            uses = tuple(dict.fromkeys(given))
         out = func(*args, **kwargs)
         tensors = fake_tensors.tensors_in(out)
         self._require_runnable(tensors)

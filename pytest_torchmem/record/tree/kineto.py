@@ -126,7 +126,6 @@ class TreeReader:
         overloads = self._overloads(operators, tree)
         self._settle_unkeyed(mentions, operators, events, tensors, overloads)
         tensors = tensors[np.argsort(tensors["event"], kind="stable")]
-        count = len(tree.kinds)
         return Tables(
             events,
             in_own_memory(tensors),
@@ -137,7 +136,7 @@ class TreeReader:
             own,
             began,
             ended,
-            count,
+            len(tree.kinds),
         )
 
     def _seams(self, events: NDArray[np.void]) -> list[Seam]:

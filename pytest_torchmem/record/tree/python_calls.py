@@ -257,7 +257,11 @@ def full_path(name: str) -> str:
     """Undo the profiler's habit of cutting the entries of ``sys.path`` off file names."""
     if not name.endswith(".py") or Path(name).is_absolute():
         return name
-    return _found_in(tuple(sys.path), os.getcwd(), name)  # noqa: PTH109 - a Path costs ten times as much
+    try:
+        here = os.getcwd()  # noqa: PTH109 - a Path costs ten times as much
+    except FileNotFoundError:
+        return name  # the body went to a folder that is gone
+    return _found_in(tuple(sys.path), here, name)
 
 
 @lru_cache(maxsize=4096)
