@@ -23,13 +23,11 @@ from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import recomputes, starts_backward, user_line
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
 from pytest_torchmem.record.torch_api import autograd, dispatcher, fake_tensors, memory
+from pytest_torchmem.values.contributors import Category, Phase, Source
+from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.static_graph import (
-    Category,
-    EstimateError,
     Lifetimes,
     NodeKind,
-    Phase,
-    Source,
     StaticGraph,
     StaticNode,
     StaticStorage,

@@ -26,13 +26,9 @@ from pytest_torchmem.record.fake.substitution import Reachable, Substitution, fi
 from pytest_torchmem.record.fake.unknown import UnknownValueError, let_values_be_shown
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors, modules
-from pytest_torchmem.values.static_graph import (
-    Category,
-    EstimateError,
-    Phase,
-    StaticGraph,
-    StaticRun,
-)
+from pytest_torchmem.values.contributors import Category, Phase
+from pytest_torchmem.values.errors import EstimateError
+from pytest_torchmem.values.static_graph import StaticGraph, StaticRun
 
 # A device that is not there, and the one that stands for it.
 _StandIn = tuple[torch.device, torch.device] | None
