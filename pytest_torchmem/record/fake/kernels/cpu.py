@@ -155,11 +155,12 @@ def _upsample(points: int) -> Callable[[Call], int]:
     def rule(call: Call) -> int:
         x, out = call.args[0], call.outputs[0]
         spatial = out.shape[2:]
-        by_channels = layout(x) is torch.channels_last
+        small = sum(spatial) <= _SMALL_PICTURE
         if points < _CUBIC and x.dim() == 4:
-            if by_channels and (x.shape[1] > 3 or sum(spatial) <= _SMALL_PICTURE):
+            by_channels = x.is_contiguous(memory_format=torch.channels_last)
+            if by_channels and (small or x.shape[1] > 4 - points):
                 return 0
-            if sum(spatial) <= _SMALL_PICTURE:
+            if small:
                 return nbytes(x) + nbytes(out)
         return int(sum(spatial)) * points * (8 + max(WIDE_BYTES, int(x.element_size())))
 
