@@ -76,7 +76,7 @@ _MUCH_BYTES: Final = 512 * 2**20
 # Where the moment is not safe, another one is looked for.
 _RETRY_S: Final = 0.005
 # What is alive at these is what somebody is told of.
-_NUMBERS_END = frozenset({MarkKind.STEP, MarkKind.REGION_END, MarkKind.STOP})
+_NUMBERS_END = frozenset({MarkKind.STEP, MarkKind.REGION_END})
 
 
 class Recorder:
@@ -198,7 +198,7 @@ class Recorder:
     def mark(self, kind: MarkKind, text: str = "") -> int:
         """Note a moment; returns its number."""
         if kind in _NUMBERS_END:
-            self._let_go(kind)
+            self._let_go()
         number = self._clock_mark(kind, text)
         if self._profiler is not None and kind not in _OFF_TREE:
             with (
@@ -248,6 +248,22 @@ class Recorder:
         finally:
             self._restore()
         return self._assemble(last=True)
+
+    def _end(self) -> int:
+        """End the last session; return the mark of the body's end.
+
+        Of tensors that the session holds, another one records that they are freed.
+        """
+        may_restart = self._ranges.none_open()
+        with self._count.kept():
+            ended = self._pause()
+            again = may_restart and self._may_keep()
+            if again:
+                self._resume()
+            del ended
+        stop = self.mark(MarkKind.STOP)
+        self._pause()
+        return stop
 
     def paused(self) -> Around[None]:
         """Leave what happens in the block out of the recording.
@@ -332,7 +348,7 @@ class Recorder:
         self._session_began_s = time.thread_time()
         self._points.after(self._cut_after_s)
 
-    def _let_go(self, kind: MarkKind) -> None:
+    def _let_go(self) -> None:
         """Restart the profiler: the old session holds the last references to some tensors.
 
         Their frees are recorded only in a new session. A session refers weakly to the arguments of
@@ -345,7 +361,7 @@ class Recorder:
         if self._profiler is None or not self._ranges.none_open():
             return
         long = time.thread_time() - self._session_began_s > _LONG_SESSION_S
-        if kind is MarkKind.STOP or not self._let_go_once or long or self._may_keep():
+        if not self._let_go_once or long or self._may_keep():
             self._let_go_once = True
             # What a collection frees between two sessions nobody would see.
             with self._count.kept():
