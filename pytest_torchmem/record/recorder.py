@@ -234,14 +234,16 @@ class Recorder:
         try:
             synchronize(self._device)
             autograd.await_engine(self._device)
+            if self._ranges.none_open():
+                session = self._let_see_what_it_keeps()
             stop = self.mark(MarkKind.STOP)
-            session = self._profiler
             self._pause()
             self._history.stop()
             self._counters.stop()
             self._watch.sample_end(stop)
         except BaseException:
             # One that goes on ends the process when that exits.
+            session = self._profiler or session
             if session is not None and session.is_undisturbed():
                 session.stop()
             raise
@@ -249,21 +251,14 @@ class Recorder:
             self._restore()
         return self._assemble(last=True)
 
-    def _end(self) -> int:
-        """End the last session; return the mark of the body's end.
-
-        Of tensors that the session holds, another one records that they are freed.
-        """
-        may_restart = self._ranges.none_open()
+    def _let_see_what_it_keeps(self) -> profiler.Profiler | None:
+        """End the session of a body that is over; begin another where that sees something freed."""
         with self._count.kept():
             ended = self._pause()
-            again = may_restart and self._may_keep()
-            if again:
+            if self._may_keep():
                 self._resume()
             del ended
-        stop = self.mark(MarkKind.STOP)
-        self._pause()
-        return stop
+        return self._profiler
 
     def paused(self) -> Around[None]:
         """Leave what happens in the block out of the recording.
