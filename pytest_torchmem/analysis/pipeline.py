@@ -22,7 +22,7 @@ from pytest_torchmem.analysis.judge.causes import LeftBehind
 from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.storages.attribution import Attribution
 from pytest_torchmem.analysis.storages.categories import Decisions, decide
-from pytest_torchmem.analysis.storages.evidence import Evidence, RankWindow
+from pytest_torchmem.analysis.storages.evidence import RankWindow
 from pytest_torchmem.analysis.storages.explanation import (
     Explanation,
     in_order,
@@ -85,19 +85,19 @@ class MemoryProfile(GpuQuestions):
     passes: tuple[OwnPass, ...] = ()
 
     @cached_property
-    def evidence(self) -> Evidence:
+    def evidence(self) -> MeasuredFacts:
         """Facts within the window: what it made and what it touches."""
         return self._evidence(self.window)
 
     @cached_property
-    def recording(self) -> Evidence:
+    def recording(self) -> MeasuredFacts:
         """Facts within the whole recording."""
         return self.evidence if self.window == self.whole else self._evidence(self.whole)
 
-    def _evidence(self, window: RankWindow) -> Evidence:
+    def _evidence(self, window: RankWindow) -> MeasuredFacts:
         devices = self.tree.trace.devices
         number = devices.index(self.device) if self.device in devices else -1
-        return Evidence(self.tree, self.storages, window, number)
+        return MeasuredFacts(self.tree, self.storages, window, number)
 
     @property
     def decisions(self) -> Decisions:
@@ -112,7 +112,7 @@ class MemoryProfile(GpuQuestions):
     @cached_property
     def _claims(self) -> OwnClaims:
         if not self.passes:
-            return OwnClaims(decide(MeasuredFacts(self.recording), len(self.storages)))
+            return OwnClaims(decide(self.recording, len(self.storages)))
         plain = replace(self, window=self.whole, passes=())
         return with_own_passes(self.passes, plain.decisions, plain.explain())
 

@@ -103,18 +103,24 @@ def find_blocks(
         )
         for place in kept.tolist()
     )
-    changes = np.zeros(len(rows) + 1, np.int64)
-    np.add.at(changes, np.searchsorted(rows, lives.begins[kept]), lives.sizes[kept])
-    np.add.at(changes, np.searchsorted(rows, lives.ends[kept]), -lives.sizes[kept])
-    rest = np.array(totals, np.int64) - np.cumsum(changes)[:-1]
     return Blocks(
         blocks=blocks,
         who=tuple(replace(lives.groups[maker][0], size_bytes=0, count=0) for maker in numbers),
         stacks=tuple(stacks.nodes),
         frames=tuple(stacks.frames),
-        rest=tuple(rest.tolist()),
+        rest=tuple((np.array(totals, np.int64) - _held_at(rows, lives, kept)).tolist()),
         count=len(lived),
     )
+
+
+def _held_at(
+    rows: NDArray[np.int64], lives: StorageLives, kept: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the bytes that the storages ``kept`` hold at each of the rows."""
+    changes = np.zeros(len(rows) + 1, np.int64)
+    np.add.at(changes, np.searchsorted(rows, lives.begins[kept]), lives.sizes[kept])
+    np.add.at(changes, np.searchsorted(rows, lives.ends[kept]), -lives.sizes[kept])
+    return np.cumsum(changes)[:-1]
 
 
 def _largest(

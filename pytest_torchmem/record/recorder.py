@@ -32,6 +32,7 @@ from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collect
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.functorch import OPERATOR_NAME, FunctorchWatch
+from pytest_torchmem.record.patches.open_ranges import OpenRanges
 from pytest_torchmem.record.patches.python_tracing import (
     CompilationWatch,
     CompiledRegions,
@@ -40,7 +41,7 @@ from pytest_torchmem.record.patches.python_tracing import (
     quiet,
 )
 from pytest_torchmem.record.patches.threads import GlooWatch, ThreadWatch
-from pytest_torchmem.record.safe_points import KeptCount, OpenRanges, SafePoints
+from pytest_torchmem.record.safe_points import KeptCount, SafePoints
 from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.record.tree.kineto import CUT, TreeReader

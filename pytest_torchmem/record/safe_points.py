@@ -38,14 +38,11 @@ from pathlib import Path
 from types import BuiltinFunctionType, FrameType, GeneratorType, MethodDescriptorType
 from typing import Any, Final
 
-import torch
-
 from pytest_torchmem.contexts import Around
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import TracingPause
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
-from pytest_torchmem.values.errors import RecordingError
 
 _RECORDERS: Final = f"{Path(__file__).parent}/"
 # What may be called between an operator and the next one: Python, its own modules, and what these
@@ -436,70 +433,3 @@ def _pause() -> tuple[bool, int]:
     was_enabled = gc.isenabled()
     gc.disable()
     return was_enabled, gc.get_count()[0]
-
-
-_TORCH: Final = f"{Path(torch.__file__).parent}/"
-# Decorators of torch's, such as no_grad, call the user's code without an operator around it.
-_HARMLESS: Final = ("/utils/_contextlib.py",)
-# Nor do those of modules.
-_MODULES: Final = (*_HARMLESS, "/nn/modules/module.py", "/nn/modules/container.py")
-# Neither do these, between a conversion of a module and the swap of its tensors.
-_CONVERSION: Final = (*_HARMLESS, "/nn/modules/module.py", "/torch/utils/__init__.py")
-
-
-class OpenRanges:
-    """Counts the ``record_function`` ranges that are open, and looks for calls of torch around.
-
-    An operator or annotation that is open when the profiler stops writes its end into the session
-    that is gone, as soon as the next one has begun. So the profiler must not be stopped and started
-    again below one.
-    """
-
-    def __init__(self) -> None:
-        self._open = 0
-        self._around = 0
-
-    def install(self, patches: Installed) -> None:
-        """Begin to count. What torch is calling already, as ``mp.spawn`` does, is not counted."""
-        self._around = _calls_by_torch()
-        annotation = "torch.autograd.profiler.record_function"
-        patches.replace(f"{annotation}.__enter__", lambda call: self._counting(1, call))
-        patches.replace(f"{annotation}.__exit__", lambda call: self._counting(-1, call))
-
-    def _counting(self, step: int, call: Callable[..., object]) -> Callable[..., object]:
-        def counted(block: object, *error: object) -> object:
-            self._open += step
-            return call(block, *error)
-
-        return counted
-
-    def require_none_open(self) -> None:
-        """Raise `RecordingError` inside a ``record_function`` block or a call of torch."""
-        if not self.none_open():
-            raise RecordingError(
-                "this cannot be done inside a record_function block, an autograd function, a hook "
-                "or anything else that torch calls; read a region's numbers, or estimate, after it"
-            )
-
-    def none_open(self) -> bool:
-        """Return whether `require_none_open` raises nothing."""
-        return self._open <= 0 and _calls_by_torch() <= self._around
-
-    def in_module_at_most(self) -> bool:
-        """Return whether nothing is open, and torch is calling nothing but modules."""
-        return self._open <= 0 and _calls_by_torch(_MODULES) <= self._around
-
-    def in_conversion_at_most(self) -> bool:
-        """Return whether nothing is open, and torch calls nothing but a module's conversion."""
-        return self._open <= 0 and _calls_by_torch(_CONVERSION) <= self._around
-
-
-def _calls_by_torch(harmless: tuple[str, ...] = _HARMLESS) -> int:
-    """Return how many functions of torch's are being called, below pytest where that is."""
-    count = 0
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and "/_pytest/" not in frame.f_code.co_filename:
-        file = frame.f_code.co_filename
-        count += file.startswith(_TORCH) and not file.endswith(harmless)
-        frame = frame.f_back
-    return count

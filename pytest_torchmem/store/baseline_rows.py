@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from pytest_torchmem.values.baseline import BaselineEntry
-from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.json_values import Json, checked_list, whole_number
 from pytest_torchmem.values.units import format_size
 
@@ -27,6 +27,7 @@ COLUMNS: Final = {"work": WORK, "state": STATE}
 """The numbers in the rows of each kind. Most changes of code change one row of the two: what a step
 works with, or what a model holds."""
 
+_WORDS: Final = {category.value: category.value.replace("_", " ") for category in Category}
 _PEAKS: Final = {kind: attrgetter(*columns[1:]) for kind, columns in COLUMNS.items()}
 
 WIDTH: Final = 120
@@ -83,7 +84,7 @@ class Numbers:
         text, between = format_size(self.total), ": "
         sizes = (pair for pair in self.peaks.items() if pair[1])
         for category, size_bytes in sorted(sizes, key=lambda pair: -pair[1]):
-            more = f"{between}{category.value.replace('_', ' ')} {format_size(size_bytes)}"
+            more = f"{between}{_WORDS[category._value_]} {format_size(size_bytes)}"
             if len(text) + len(more) + len(end) > room:
                 break
             text, between = text + more, ", "
@@ -119,7 +120,7 @@ def entry_lines(key: str, numbers: Numbers) -> list[str]:
 def sentence_row(key: str, numbers: Numbers) -> Row:
     """Return the row that people read of an entry."""
     title = key if len(_escaped(key)) <= _TITLE_WIDTH else name_of(key)
-    return [title, numbers.sentence(WIDTH - len(row_line([title, ""])))]
+    return [title, numbers.sentence(WIDTH - len(encode(title)) - len('[, ""],'))]
 
 
 def row_line(row: Row) -> str:

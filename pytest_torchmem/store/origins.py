@@ -61,14 +61,18 @@ def render_origins(lines: Mapping[str, Iterable[str]]) -> str:
 
 def origin_line(key: str, entry: BaselineEntry) -> str:
     """Return the line of one entry."""
-    places = {contributor: place for place, contributor in enumerate(entry.at_peak_live)}
+    # Nearly all are the very same objects, and to hash one takes as long as to write it down.
+    same = {id(contributor): place for place, contributor in enumerate(entry.at_peak_live)}
+    if any(id(contributor) not in same for contributor in entry.live):
+        places = {contributor: place for place, contributor in enumerate(entry.at_peak_live)}
+        same |= {id(c): places[c] for c in entry.live if c in places}
     # What a comparison needs stands first; the contributors behind it are often never decoded.
     parts = {
         "at_peak": entry.at_peak.to_json(),
         "retained": entry.retained.to_json(),
         "at_peak_live": [c.as_origin() for c in entry.at_peak_live],
         # Most of them are the same at both moments.
-        "live": [c.as_origin() if (at := places.get(c)) is None else at for c in entry.live],
+        "live": [c.as_origin() if (at := same.get(id(c))) is None else at for c in entry.live],
         "retained_live": [c.as_origin() for c in entry.retained_live],
     }
     return encode([key, _all(Numbers.of(entry)), parts])

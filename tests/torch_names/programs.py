@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.torch_names import memory_profiler as ours
 from pytest_torchmem.values.trace import EventKind
 
@@ -25,14 +26,17 @@ def profiled(body: Callable[[], object], shapes: bool = True, memory: bool = Tru
     """Run a body under torch's profiler.
 
     It has two threads: a sum that is split between threads takes a buffer as large as their number.
+    No garbage of other tests is freed meanwhile.
     """
-    gc.collect()
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with torch.profiler.profile(
-            record_shapes=shapes, profile_memory=memory, with_stack=True
-        ) as finished:
+        with (
+            gc_paused(),
+            torch.profiler.profile(
+                record_shapes=shapes, profile_memory=memory, with_stack=True
+            ) as finished,
+        ):
             body()
     finally:
         torch.set_num_threads(threads)
@@ -65,6 +69,7 @@ def annotated():
 
 
 def outside_of_operators():
+    gc.collect()  # so that the body's own collection frees nothing of another test's
     x = torch.ones(1)
 
     def body():

@@ -108,21 +108,7 @@ class StaticFacts:
     def held_as(self, category: Category) -> Mask:
         return self._told(category)
 
-    @property
-    def workspaces(self) -> Mask:
-        return self._nothing
-
-    @property
-    def leaves(self) -> Mask:
-        return self._nothing
-
-    @property
-    def buckets(self) -> Mask:
-        return self._nothing
-
-    @property
-    def accumulated(self) -> Mask:
-        return self._nothing
+    workspaces = leaves = buckets = accumulated = _nothing
 
     @cached_property
     def returned(self) -> Mask:

@@ -172,69 +172,46 @@ _HOLDINGS: Final = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class MeasuredFacts:
-    """`Facts` about a recording; each attribute is described there."""
-
-    evidence: Evidence
-
-    @property
-    def made(self) -> Mask:
-        return self.evidence.made
-
-    @property
-    def counted(self) -> Mask:
-        return self.evidence.counted
+class MeasuredFacts(Evidence):
+    """`Facts` about a recording; each attribute is described there, or with the evidence."""
 
     @property
     def given(self) -> Mask:
-        return self.evidence.touched & self.evidence.read_in(FORWARD, RECOMPUTE)
+        return self.touched & self.read_in(FORWARD, RECOMPUTE)
 
     def held_as(self, category: Category) -> Mask:
         """Gradients within an operator of the forward pass are that operator's own business."""
         ownership, roles = _HOLDINGS[category]
         in_operators = category is not Category.GRADIENT
-        owned = self.evidence.owned(ownership, in_operators=in_operators)
-        return owned | self.evidence.mentioned(*roles)
+        owned = self.owned(ownership, in_operators=in_operators)
+        return owned | self.mentioned(*roles)
 
     @property
     def leaves(self) -> Mask:
-        return self.evidence.owned(Ownership.LEAF)
-
-    @property
-    def buckets(self) -> Mask:
-        return self.evidence.buckets
+        return self.owned(Ownership.LEAF)
 
     @property
     def returned(self) -> Mask:
-        return self.evidence.owned(Ownership.RETURNED, in_operators=False)
+        return self.owned(Ownership.RETURNED, in_operators=False)
 
     @cached_property
     def roots(self) -> Mask:
-        return self.evidence.owned(Ownership.GRADIENT_ROOT)
+        return self.owned(Ownership.GRADIENT_ROOT)
 
     @property
     def has_modules(self) -> bool:
-        return len(self.evidence.tree.trace.module_calls) > 0
-
-    @property
-    def has_backward(self) -> bool:
-        return self.evidence.has_backward
+        return len(self.tree.trace.module_calls) > 0
 
     def made_in(self, *phases: Phase) -> Mask:
-        return are_among(self.evidence.birth_phase, map(PHASES.index, phases))
+        return are_among(self.birth_phase, map(PHASES.index, phases))
 
     @property
     def survives(self) -> Mask:
-        return self.evidence.outlives(self.evidence.birth_leaf)
+        return self.outlives(self.birth_leaf)
 
     @cached_property
     def saved(self) -> Mask:
-        return self.evidence.owned(Ownership.SAVED)
-
-    @property
-    def read_by_backward(self) -> Mask:
-        return self.evidence.read_by_backward
+        return self.owned(Ownership.SAVED)
 
     @property
     def workspaces(self) -> Mask:
@@ -244,8 +221,7 @@ class MeasuredFacts:
         Where operators are not observed, as in the backward pass of a ``torch.func`` transform, it
         is one that no tensor or owner ever has, and that stays.
         """
-        evidence = self.evidence
-        trace, storages = evidence.tree.trace, evidence.storages
+        trace, storages = self.tree.trace, self.storages
         sizes = trace.meta.get("workspace_bytes", [])
         unseen = np.zeros(len(storages), np.bool_)
         allocated = storages.event >= 0
@@ -270,7 +246,7 @@ class MeasuredFacts:
           eager_router      no operator: torch chooses one of its kernels
             [memory]
         """
-        trace = self.evidence.tree.trace
+        trace = self.tree.trace
         above = np.append(trace.events["parent"], np.int32(-1)).astype(np.int64)
         is_operator = np.append(trace.events["is_operator"], True)
         found = above[events]
@@ -289,7 +265,7 @@ class MeasuredFacts:
             first of each    [0, 1]                      rows, by birth
             result           [True, False, False, False]
         """
-        tree, storages = self.evidence.tree, self.evidence.storages
+        tree, storages = self.tree, self.storages
         tensors = tree.trace.tensors
         writes = np.zeros(len(tree.trace.events), np.bool_)
         writes[tensors["event"][tensors["mutable"] != Mutable.NO]] = True
@@ -310,7 +286,7 @@ class MeasuredFacts:
           aten::add_        so does this one's, which was the .grad before
           aten::clone       makes a copy where the gradient cannot be taken over: the copy
         """
-        trace, tree, storages = self.evidence.tree.trace, self.evidence.tree, self.evidence.storages
+        trace, tree, storages = self.tree.trace, self.tree, self.storages
         mask = np.zeros(len(storages), np.bool_)
         is_node = trace.texts_are(trace.events["name"], _ACCUMULATE.__eq__)
         if not is_node.any():
@@ -323,7 +299,7 @@ class MeasuredFacts:
         kept &= trace.texts_are(trace.events["name"][tensors["event"]], _KEEPS.__contains__)
         mask[storages.of_tensor[kept]] = True
         inside = np.where(storages.event >= 0, node[storages.event], np.int32(-1))
-        return mask | self.evidence.outlives(inside)
+        return mask | self.outlives(inside)
 
     @property
     def handed_on(self) -> Mask:
@@ -337,23 +313,23 @@ class MeasuredFacts:
                 AddmmBackward0
                 aten::sum         between two nodes, though within a third one
         """
-        storages, tree = self.evidence.storages, self.evidence.tree
+        storages, tree = self.storages, self.tree
         node, engine = (
             np.where(storages.event >= 0, rows[storages.event], np.int32(-1))
             for rows in (tree.backward_node, self._engine_events)
         )
         # Of two events around a third one, the inner one has the larger row.
-        within_another = (node >= 0) & (engine > node) & self.evidence.outlives(engine)
+        within_another = (node >= 0) & (engine > node) & self.outlives(engine)
         between = ((node < 0) & self.survives) | within_another
-        return between | (self.evidence.outlives(node) & ~self._summed_up(node))
+        return between | (self.outlives(node) & ~self._summed_up(node))
 
     @cached_property
     def _engine_events(self) -> NDArray[np.int32]:
         """For each event the row of the innermost evaluation of a node, -1 for none: shape (E,)."""
-        trace = self.evidence.tree.trace
+        trace = self.tree.trace
         names = trace.events["name"]
         evaluates = trace.texts_are(names, lambda text: text.startswith(_ENGINE))
-        return self.evidence.tree.innermost(evaluates)
+        return self.tree.innermost(evaluates)
 
     def _summed_up(self, node: NDArray[np.int32]) -> Mask:
         """Results of ``node`` that an ``aten::sum`` beside the node reads, and that die with it.
@@ -366,12 +342,12 @@ class MeasuredFacts:
                 aten::mul     weight's gradient, as large as x
               aten::sum       weight's gradient, as large as weight
         """
-        trace, tree = self.evidence.tree.trace, self.evidence.tree
+        trace, tree = self.tree.trace, self.tree
         engine = np.where(node >= 0, trace.events["parent"][node], np.int32(-1))
         readers = trace.tensors["event"]
         rows = trace.texts_are(trace.events["name"][readers], "aten::sum".__eq__)
         rows &= tree.backward_node[readers] < 0
-        return self.evidence.in_rows(rows) & (engine >= 0) & ~self.evidence.outlives(engine)
+        return self.in_rows(rows) & (engine >= 0) & ~self.outlives(engine)
 
     def forward_steps(self) -> Iterator[Step]:
-        return forward_steps(self.evidence)
+        return forward_steps(self)

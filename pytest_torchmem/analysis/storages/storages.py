@@ -223,22 +223,14 @@ def _lifetimes(changes: _Changes, early: NDArray[np.int32]) -> _Lives:
     freed = is_first & ~born
     unused = early[~np.isin(early, place)]
     begun = is_first & (freed | np.isin(place, early))
-    before = (
-        np.concatenate([place[begun], unused]),
-        np.concatenate([rank[begun], np.full(len(unused), NEVER)]),
-    )
-    before_bytes = np.concatenate([np.maximum(0, -size[begun]), np.zeros(len(unused), np.int64)])
-    count = len(before_bytes)
-    places = np.concatenate([before[0], place[born]])
+    count = np.count_nonzero(begun) + len(unused)
+    places = np.concatenate([place[begun], unused, place[born]])
     births = np.concatenate([np.full(count, BEFORE), rank[born]])
+    deaths = np.concatenate([rank[begun], np.full(len(unused), NEVER), next_rank[born]])
+    sizes = np.concatenate([np.maximum(0, -size[begun]), np.zeros_like(unused), size[born]])
+    events = np.concatenate([np.full(count, -1, np.int32), event[born]])
     by_place = np.lexsort((births, places))
-    return _Lives(
-        places[by_place],
-        births[by_place],
-        np.concatenate([before[1], next_rank[born]])[by_place],
-        np.concatenate([before_bytes, size[born]])[by_place],
-        np.concatenate([np.full(count, -1, np.int32), event[born]])[by_place],
-    )
+    return _Lives(*(column[by_place] for column in (places, births, deaths, sizes, events)))
 
 
 def _asked_for(allocations: NDArray[np.void]) -> NDArray[np.int64]:

@@ -90,21 +90,14 @@ def let_values_be_shown(patches: Installed, notes: set[str]) -> None:
 
         return shown
 
-    def scaling(_: Callable[..., object]) -> Callable[..., object]:
-        def step(
-            _scaler: object,
-            optimizer: torch.optim.Optimizer,
-            _state: object,
-            *args: object,
-            **kwargs: object,
-        ) -> object:
-            notes.add(SCALED)
-            take: Callable[..., object] = optimizer.step
-            return take(*args, **kwargs)
-
-        return step
+    def step(
+        _: object, optimizer: torch.optim.Optimizer, _state: object, *args: object, **kwargs: object
+    ) -> object:
+        notes.add(SCALED)
+        take: Callable[..., object] = optimizer.step
+        return take(*args, **kwargs)
 
     patches.replace(fake_tensors.COPY, fake_tensors.copying)
     patches.replace(fake_tensors.ITEM, reading)
     patches.replace(fake_tensors.FORMAT, formatting)
-    patches.replace(fake_tensors.SCALER_STEP, scaling)
+    patches.replace(fake_tensors.SCALER_STEP, lambda _: step)

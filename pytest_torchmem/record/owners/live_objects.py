@@ -85,6 +85,8 @@ class Census:
         # Since `let_go`, what `_references` said then.
         self._references: dict[int, int] | None = None
         self._missing: set[int] = set()
+        # For what the holders were searched, once: a second search would find the same ones.
+        self._searched: set[int] = set()
         self._holders: list[weakref.ref[object]] = []
         self._known: list[weakref.ref[object]] = []
         self._seen: tuple[int, ...] = ()
@@ -107,7 +109,9 @@ class Census:
         return self._remember(looked, seen)
 
     def _find_holders(self, missing: set[int], looked: list[object]) -> None:
-        if missing == self._missing and 0 < len(missing) <= _MOST_MISSING:
+        is_same = missing == self._missing and missing != self._searched
+        if is_same and 0 < len(missing) <= _MOST_MISSING:
+            self._searched = missing
             things = [thing for thing in looked if id(thing) in missing]
             holders = [h for h in _holders_of(things) if not is_a(h, self._classes)]
             self._holders = [weakref.ref(holder) for holder in holders[:_MOST_MISSING]]

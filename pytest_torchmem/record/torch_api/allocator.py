@@ -42,7 +42,7 @@ def memory_stats(device: torch.device) -> dict[str, int]:
     return {
         f"{name}.all.{what}": count
         for name, pools in counters.items()
-        if name.endswith("_bytes")
+        if name.endswith("bytes")
         for what, count in pools["all"].items()
     }
 

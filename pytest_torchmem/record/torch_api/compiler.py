@@ -35,10 +35,7 @@ CHECKED: Final[Checked] = {
 }
 
 #: Parse functions and modules for TorchScript: Python that is called for every token of a source.
-SCRIPTING: Final = (
-    "torch.jit._recursive.create_script_module",
-    "torch.jit._script.get_jit_def",
-)
+SCRIPTING: Final = ("torch.jit._recursive.create_script_module", "torch.jit._script.get_jit_def")
 
 
 def generated_file(graph_module: object) -> str:

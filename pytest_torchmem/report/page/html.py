@@ -81,30 +81,6 @@ def picture_page(picture: Picture, title: str) -> str:
     """Return the page of one timeline that belongs to no test."""
     if not picture.times_ns:
         return f"<!doctype html><title>{escape(title)}</title><p>Nothing was recorded.</p>\n"
-    at_peak = picture.at(picture.peak)
-    own = {c.value: max(levels) for c, levels in picture.levels.items()}
-    last = picture.at(len(picture.times_ns) - 1)
-    window = {
-        "name": "",
-        "device": title,
-        "estimated": picture.estimated,
-        "total": at_peak.total,
-        "bound": False,
-        "retained_known": True,
-        "at_peak": at_peak.to_json(),
-        "own": own,
-        "retained": {"total": last.total, "by_category": last.to_json(), "live": []},
-        "limits": {},
-        "marks": [],
-        "change": "",
-        "sentences": [],
-        "remarks": [],
-        "notes": [],
-        "holders": [],
-        "grown": [],
-        "live": [c.to_json() for c in _live_at(picture, picture.peak)],
-        "picture": picture.to_json(),
-    }
     name = f"Memory timeline: {title}"
     head = {
         "title": name,
@@ -114,10 +90,32 @@ def picture_page(picture: Picture, title: str) -> str:
         "single": "torchmem-timeline",
     }
     estimated = "estimated " if picture.estimated else ""
-    plain = f"<p>Peak: {estimated}{format_size(at_peak.total)}.</p>"
+    plain = f"<p>Peak: {estimated}{format_size(picture.totals[picture.peak])}.</p>"
     blocks = [("torchmem-run", embedded(head))]
-    blocks.append(("torchmem-timeline", embedded({"windows": [window]})))
+    blocks.append(("torchmem-timeline", embedded({"windows": [_window_of(picture, title)]})))
     return page_text(name, blocks, plain)
+
+
+def _window_of(picture: Picture, title: str) -> dict[str, Json]:
+    """Return what the page has of a measured window, of which nothing but the timeline is known."""
+    at_peak = picture.at(picture.peak)
+    last = picture.at(len(picture.times_ns) - 1)
+    return {
+        "name": "",
+        "device": title,
+        "estimated": picture.estimated,
+        "total": at_peak.total,
+        "bound": False,
+        "retained_known": True,
+        "at_peak": at_peak.to_json(),
+        "own": {c.value: max(levels) for c, levels in picture.levels.items()},
+        "retained": {"total": last.total, "by_category": last.to_json(), "live": []},
+        "limits": {},
+        "change": "",
+        **{key: [] for key in ("marks", "sentences", "remarks", "notes", "holders", "grown")},
+        "live": [c.to_json() for c in _live_at(picture, picture.peak)],
+        "picture": picture.to_json(),
+    }
 
 
 def page_text(title: str, blocks: Sequence[tuple[str, str]], plain: str) -> str:

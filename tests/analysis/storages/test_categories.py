@@ -8,7 +8,6 @@ from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.storages.categories import CATEGORY_PASSES, decide
 from pytest_torchmem.analysis.storages.evidence import Evidence, RankWindow
 from pytest_torchmem.analysis.storages.explanation import Explanation
-from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import MarkKind, Ownership, Role, Scope, Trace
 from tests.builders import Block, TraceBuilder
@@ -453,7 +452,7 @@ def test_a_pass_never_edits_its_input_and_the_first_claim_counts():
     with b.op("aten::mm", reads=[held]):
         b.alloc(4)
     profile = analyze(b.build())
-    facts, labels = MeasuredFacts(profile.recording), profile.labels
+    facts, labels = profile.recording, profile.labels
     for category_pass in CATEGORY_PASSES:
         before = labels.copy()
         for claim in category_pass(facts, labels):
