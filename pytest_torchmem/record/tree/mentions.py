@@ -72,7 +72,7 @@ class _Schema:
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
+class _InputFacts:
     """The facts of a signature that go into an `InputShape`, before its texts are numbered."""
 
     is_operator: bool
@@ -86,7 +86,7 @@ class _Facts:
 # kept for the life of the process. A name without any may get some later, so that is not kept.
 _SCHEMAS: dict[str, list[_Schema]] = {}
 # So are the facts about inputs of such names: another body calls mostly the same operators.
-_FACTS: dict[tuple[str, tuple[object, ...]], _Facts] = {}
+_FACTS: dict[tuple[str, tuple[object, ...]], _InputFacts] = {}
 _MOST_FACTS: Final = 4096
 
 
@@ -212,7 +212,7 @@ class InputShapes:
                 argument for argument, value in enumerate(inputs) for _ in flat([value])
             )
             mutable = tuple(int(signature.mutable[a]) for a in arguments)
-            facts = _Facts(signature.is_operator, arguments, mutable, *_texts_of(signature))
+            facts = _InputFacts(signature.is_operator, arguments, mutable, *_texts_of(signature))
             if name in _SCHEMAS and len(_FACTS) < _MOST_FACTS:
                 _FACTS[name, exact] = facts
         number = self._strings.number
