@@ -239,6 +239,13 @@ def test_the_rule_of_an_operator_is_what_it_takes(name, n, m):
     assert abs(ruled(func, *args, **kwargs).bytes_ - measured(func, *args, **kwargs)) <= SCALARS
 
 
+def test_columns_that_become_a_picture_leave_it_their_memory():
+    call = call_of(
+        aten.col2im.default, floats(2, 36, 100), [12, 12], [3, 3], [1, 1], [0, 0], [1, 1]
+    )
+    assert kept_bytes(call, on_cpu=True) == (0, call.outputs[0].untyped_storage().nbytes())
+
+
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [[105, 27], [90, 20]])
 @pytest.mark.parametrize("operator", [aten.upsample_bilinear2d, aten.upsample_nearest2d])

@@ -45,6 +45,9 @@ def kept_bytes(call: Call, *, on_cpu: bool) -> tuple[int, int] | None:
     """Return an output's place and size where its storage is larger than a fake tensor knows."""
     if call.name in _REDUCED_IN_PLACE and not call.outputs[0].dim():
         return 0, broadcast_elements(call) * int(call.outputs[0].element_size())
+    if call.name in _SHRUNK:
+        # The result was as large as what is read, and is made smaller in its memory.
+        return 0, nbytes(call.args[0])
     # Without a graph nothing is kept.
     if call.name == "aten::mkldnn_rnn_layer" and on_cpu and torch.is_grad_enabled():
         return len(call.outputs) - 1, onednn.workspace_bytes(call.args)
@@ -91,6 +94,7 @@ _REDUCED_IN_PLACE: Final = frozenset(
 )
 
 
+_SHRUNK: Final = ("aten::col2im", "aten::im2col")
 _EVERYWHERE: Final[Rules] = {
     "aten::mm": lambda call: copied_matrices(call.args[:2]),
     "aten::addmm": lambda call: copied_matrices(call.args[1:3]),
