@@ -179,8 +179,8 @@ class Evidence:
     @cached_property
     def birth_leaf(self) -> NDArray[np.int32]:
         """Row of the leaf operator each storage was allocated in, or -1."""
-        event = self.storages.event
-        return np.where(event >= 0, self.tree.leaf[event], np.int32(-1))
+        # A storage that was there before has -1 for its event: the place behind the last leaf.
+        return np.append(self.tree.leaf, np.int32(-1))[self.storages.event]
 
     @cached_property
     def module_call(self) -> NDArray[np.int32]:

@@ -35,9 +35,10 @@ def _linear(
     plain: _Function, input: _Tensor, weight: _Tensor, bias: _Tensor | None = None
 ) -> _Tensor:
     """The bias is added in place to a product of what is not laid out as rows."""
+    if not isinstance(input, _Tensor) or bias is None or not _is_plain(bias):
+        return plain(input, weight, bias)
     as_rows = input.dim() <= _ROWS or input.is_contiguous()
-    cast = torch.is_autocast_enabled(input.device.type)
-    if bias is None or not _is_plain(bias) or as_rows or cast:
+    if as_rows or torch.is_autocast_enabled(input.device.type):
         return plain(input, weight, bias)
     return torch.matmul(input, weight.t()).add_(bias)
 
@@ -69,7 +70,7 @@ def _eigvalsh(
 
 
 def _wants_gradient(tensor: _Tensor) -> bool:
-    return torch.is_grad_enabled() and tensor.requires_grad
+    return torch.is_grad_enabled() and getattr(tensor, "requires_grad", False)
 
 
 _REPLACEMENTS: Final[tuple[Callable[..., _Tensor], ...]] = (_linear, _svdvals, _eigvalsh)
