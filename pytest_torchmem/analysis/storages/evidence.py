@@ -274,9 +274,11 @@ class Evidence:
 
     def outlives(self, event: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Alive when the event given for each storage (-1: none) is over."""
-        ends = self.tree.trace.events["end"][event] - 1
-        last = np.maximum.reduce([self.tree.rank[ends], self.tree.rank[event]])
-        outlives: NDArray[np.bool_] = (event >= 0) & (self.storages.died > last)
+        outlives = np.zeros(len(event), np.bool_)
+        rows = np.flatnonzero(event >= 0)
+        ends = self.tree.trace.events["end"][event[rows]] - 1
+        last = np.maximum(self.tree.rank[ends], self.tree.rank[event[rows]])
+        outlives[rows] = self.storages.died[rows] > last
         return outlives
 
     @cached_property
