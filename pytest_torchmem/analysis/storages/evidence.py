@@ -179,8 +179,14 @@ class Evidence:
     @cached_property
     def birth_leaf(self) -> NDArray[np.int32]:
         """Row of the leaf operator each storage was allocated in, or -1."""
-        # A storage that was there before has -1 for its event: the place behind the last leaf.
-        return np.append(self.tree.leaf, np.int32(-1))[self.storages.event]
+        return self.at_birth(self.tree.leaf)
+
+    def at_birth(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return what an array of shape (E,) says of the events of allocations, or -1: (S,).
+
+        A storage that was there before has -1 for its event, the place behind the last one.
+        """
+        return np.append(rows, np.int32(-1))[self.storages.event]
 
     @cached_property
     def module_call(self) -> NDArray[np.int32]:
