@@ -1,11 +1,12 @@
 """What recording adds to a body, in processor time and in memory: bare and measured, in turns.
 
-    python benchmarks/recording_cost.py [--repeat 3] [--output FILE.md]
+    python benchmarks/recording_cost.py [--repeat 3] [--large] [--output FILE.md]
 
 Each row is a body that runs in a process of its own, once bare and once measured, in turns. Shown
 are medians: the seconds and the growth of the resident memory's peak from just before the body to
 the end of its analysis, and what measuring adds to each. The first test of a process is the first
-time that a body is measured there; a small test is the median of those after it.
+time that a body is measured there; a small test is the median of those after it. ``--large`` adds
+2,000,000 tiny operators, run once: that takes minutes and some gigabytes.
 """
 
 from __future__ import annotations
@@ -72,11 +73,12 @@ BODIES = {
     "import of scipy.stats and sklearn.ensemble": (an_import, 0),
     "first torch.compile": (a_compilation, 0),
 }
+LARGE = {"2,000,000 tiny operators": (partial(tiny_operators, 2_000_000), 0)}
 
 
 def run(name: str, measured: bool) -> tuple[float, float]:
     """Return the seconds of a body in this process, and the MiB that its peak of memory rose by."""
-    make, warmups = BODIES[name]
+    make, warmups = (BODIES | LARGE)[name]
     body = make()
     seconds = []
     before = _peak_mib()
@@ -107,10 +109,11 @@ def apart(name: str, measured: bool) -> tuple[float, float]:
     return seconds, mib
 
 
-def table(repeat: int) -> str:
+def table(repeat: int, large: bool) -> str:
     rows = []
-    for name in BODIES:
-        runs = [(apart(name, False), apart(name, True)) for _ in range(repeat)]
+    for name in BODIES | (LARGE if large else {}):
+        times = 1 if name in LARGE else repeat
+        runs = [(apart(name, False), apart(name, True)) for _ in range(times)]
         (bare, bare_mib), (full, full_mib) = (
             [statistics.median(values) for values in zip(*side, strict=True)]
             for side in zip(*runs, strict=True)
@@ -133,7 +136,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What recording adds to a body")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--only", choices=BODIES)
+    parser.add_argument("--large", action="store_true")
+    parser.add_argument("--only", choices=BODIES | LARGE)
     parser.add_argument("--measured", action="store_true")
     options = parser.parse_args()
     if options.only:
@@ -145,9 +149,9 @@ def main() -> None:
             "",
             f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores, "
             f"{date.today()}. Made by `python benchmarks/recording_cost.py "
-            f"--repeat {options.repeat}`.",
+            f"--repeat {options.repeat}{' --large' * options.large}`.",
             "",
-            table(options.repeat),
+            table(options.repeat, options.large),
             "",
         ]
     )

@@ -5,7 +5,8 @@
 
 A project holds one module and one test for each program of `benchmarks.regression_programs`. Its
 baselines are stored before the edit, and everything is committed as a user's project would be. Then
-all edits are made, and the project's tests run once. Of each failure only the first line is read:
+all edits are made, and the project's tests run once. A program of several files has a project of
+its own. Of each failure only the first line is read:
 it is right in a column if category, operator, line or bytes are those of one of the answers that
 were written down with the edit; a row is right if one answer has all four. *holder* says whether
 the message names who keeps what was retained, and *edit* whether the first line names a line that
@@ -26,14 +27,14 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import torch
 
 from benchmarks.regression_programs import HARMLESS, REGRESSIONS
-from benchmarks.regression_programs.case import ANY, Blame, Regression
+from benchmarks.regression_programs.case import ANY, Blame, Harmless, Regression
 
 GOAL: Final = 0.95
 
@@ -45,6 +46,7 @@ _CATEGORY: Final = re.compile(
 )
 _OPERATOR: Final = re.compile(r"\bfrom ([\w:.|]+)")
 _PLACE: Final = re.compile(r"\b(\w+\.py):(\d+)\b")
+_EDIT: Final = re.compile(r"([\w.-]+\.\w+):(\d+)\b")
 _CAUSE: Final = re.compile(r"\bbaseline of [^:]*: (.*)$")
 _MOVED: Final = "# One.\n# Two.\n# Three.\n\n"
 
@@ -104,9 +106,9 @@ def score(regression: Regression, text: str) -> Score:
     answer = Answer.read(text.partition("\n")[0])
     graded = [_grade(regression, blame, answer) for blame in regression.blames]
     holder = regression.holder in text if regression.holder else None
-    places = _PLACE.findall(text.partition("\n")[0])
-    edited = {(f"{regression.name}.py", str(line)) for line in regression.edited_lines}
-    return Score(regression, text, *max(graded, key=sum), holder, not edited.isdisjoint(places))
+    places = {(file, int(line)) for file, line in _EDIT.findall(text.partition("\n")[0])}
+    is_named = not regression.edited_places.isdisjoint(places)
+    return Score(regression, text, *max(graded, key=sum), holder, is_named)
 
 
 def _grade(regression: Regression, blame: Blame, answer: Answer) -> tuple[bool, bool, bool, bool]:
@@ -133,12 +135,13 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        folder.mkdir()
         (folder / "pytest.ini").write_text("[pytest]\n")
         self._git("init", "--quiet")
 
     def write(self, texts: Mapping[str, str]) -> None:
         for name, text in texts.items():
-            (self.folder / f"{name}.py").write_text(text, encoding="utf-8")
+            (self.folder / name).write_text(text, encoding="utf-8")
 
     def commit(self) -> None:
         who = ("-c", "user.name=someone", "-c", "user.email=someone@example.com")
@@ -197,12 +200,24 @@ class Outcome:
 
 def run_all(regressions: Sequence[Regression], folder: Path, false_alarms: bool = True) -> Outcome:
     """Store baselines, look for false alarms, make all edits and score what the failures say."""
+    together = [r for r in regressions if not r.files]
+    found = _run(together, HARMLESS if false_alarms else (), folder)
+    scores = {each.regression.name: each for each in found.scores}
+    for alone in (r for r in regressions if r.files):
+        (scores[alone.name],) = _run([alone], (), folder.with_name(alone.name)).scores
+    return replace(found, scores=tuple(scores[r.name] for r in regressions))
+
+
+def _run(regressions: Sequence[Regression], edits: Sequence[Harmless], folder: Path) -> Outcome:
+    """Run one project; with harmless edits, look for false alarms in all of it."""
+    if not regressions:
+        return Outcome((), (), 0)
     project = Project(folder)
-    edits = HARMLESS if false_alarms else ()
     names = [r.name for r in regressions] + [e.name for e in edits]
-    before = {r.name: r.before for r in regressions} | {e.name: e.before for e in edits}
-    tests = {f"test_{r.name}": r.test for r in regressions}
-    tests |= {f"test_{e.name}": e.test for e in edits}
+    before = {file: text for r in regressions for file, text in r.before.items()}
+    before |= {f"{e.name}.py": e.before for e in edits}
+    tests = {f"test_{r.name}.py": r.test for r in regressions}
+    tests |= {f"test_{e.name}.py": e.test for e in edits}
     project.write(before | tests)
     if failures := project.run(names, "--torchmem-update-baseline"):
         raise RuntimeError(f"before any edit: {failures}")
@@ -216,14 +231,14 @@ def run_all(regressions: Sequence[Regression], folder: Path, false_alarms: bool 
         failures = project.run(some)
         alarms.extend((f"{what}: {n}", t.partition("\n")[0]) for n, t in failures.items())
 
-    if false_alarms:
+    if edits:
         quietly("as it was", names)
         quietly("in reverse", names[::-1])
-        project.write({name: _MOVED + text for name, text in (before | tests).items()})
+        project.write({file: _MOVED + text for file, text in (before | tests).items()})
         quietly("lines moved", names)
-        project.write(before | tests | {e.name: e.after for e in edits})
+        project.write(before | tests | {f"{e.name}.py": e.after for e in edits})
         quietly("edited", [e.name for e in edits])
-    project.write({r.name: r.after for r in regressions})
+    project.write({file: text for r in regressions for file, text in r.after.items()})
     failures = project.run([r.name for r in regressions])
     scores = tuple(score(r, failures.get(r.name, "")) for r in regressions)
     return Outcome(scores, tuple(alarms), quiet_count)
@@ -283,9 +298,9 @@ def main() -> None:
     arguments = parser.parse_args()
     chosen = [r for r in REGRESSIONS if not arguments.names or r.name in arguments.names]
     with tempfile.TemporaryDirectory() as folder:
-        project = Path(folder) / "project"
-        project.mkdir()
-        outcome = run_all(chosen, project, not (arguments.names or arguments.no_alarms))
+        outcome = run_all(
+            chosen, Path(folder) / "project", not (arguments.names or arguments.no_alarms)
+        )
     text = "\n".join(table(outcome)) + "\n"
     if arguments.output:
         arguments.output.write_text(text, encoding="utf-8")

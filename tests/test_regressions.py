@@ -17,6 +17,8 @@ SOME = (
     "moving_average",
     "distances",
     "retained_losses",
+    "kept_errors",
+    "width_in_yaml",
 )
 
 DOUBLED = Regression(
@@ -36,7 +38,6 @@ LINE = sorted(DOUBLED.blamed_lines)[0]
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     folder = tmp_path_factory.mktemp("regressions") / "project"
-    folder.mkdir()
     some = [regression for regression in REGRESSIONS if regression.name in SOME]
     return run_all(some, folder, false_alarms=False)
 
@@ -46,12 +47,13 @@ def test_the_first_line_names_what_was_edited(outcome: Outcome, name: str) -> No
     (found,) = (each for each in outcome.scores if each.regression.name == name)
     assert all(found.columns), found.text
     assert found.holder is not False, found.text
+    assert found.edit, found.text
 
 
 def test_an_edit_is_written_as_a_diff() -> None:
-    assert "mul_" in DOUBLED.before
-    assert "mul_" not in DOUBLED.after
-    assert DOUBLED.after.splitlines()[LINE - 1].strip() == "return x * 2"
+    assert "mul_" in DOUBLED.before["doubled.py"]
+    assert "mul_" not in DOUBLED.after["doubled.py"]
+    assert DOUBLED.after["doubled.py"].splitlines()[LINE - 1].strip() == "return x * 2"
 
 
 def said(size: str, operator: str, line: int, more: str = "") -> str:
@@ -97,8 +99,8 @@ def test_an_edited_line_may_be_named_after_the_one_that_makes_the_memory() -> No
 
 def test_the_line_after_one_that_is_gone_is_edited() -> None:
     gone = Regression("gone", "  a = 1\n- b = 2\n  c = 3\n", "", ())
-    (line,) = gone.edited_lines
-    assert gone.after.splitlines()[line - 1] == "c = 3"
+    ((file, line),) = gone.edited_places
+    assert gone.after[file].splitlines()[line - 1] == "c = 3"
 
 
 def test_growth_that_no_line_is_to_blame_for_needs_none() -> None:

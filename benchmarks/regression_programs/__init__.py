@@ -9,8 +9,10 @@ from benchmarks.regression_programs import (
     caches,
     diffuse,
     elsewhere,
+    kept,
     layers,
     losses,
+    several_files,
     training,
 )
 from benchmarks.regression_programs.harmless import EDITS
@@ -23,5 +25,7 @@ REGRESSIONS: Final = (
     *training.REGRESSIONS,
     *diffuse.REGRESSIONS,
     *elsewhere.REGRESSIONS,
+    *kept.REGRESSIONS,
+    *several_files.REGRESSIONS,
 )
 HARMLESS: Final = EDITS

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from textwrap import dedent, indent
 from typing import Final
 
@@ -47,6 +48,8 @@ class Regression:
     Attributes:
         name: The module's name.
         code: The module, marked as above.
+        files: Other files of the project by name, marked alike. With such files a regression has a
+            project of its own, in which nothing else is edited.
         body: The test's body.
         blames: The right answers: more than one where the edit makes several equal things.
         fixtures: What stands above the test.
@@ -61,37 +64,42 @@ class Regression:
     fixtures: str = ""
     uses: str = ""
     holder: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def before(self) -> str:
+    def module(self) -> str:
+        return f"{self.name}.py"
+
+    @property
+    def before(self) -> dict[str, str]:
+        """The texts of the files before the edit, by name."""
         return self._side("-")
 
     @property
-    def after(self) -> str:
+    def after(self) -> dict[str, str]:
         return self._side("+")
 
-    def _side(self, own: str) -> str:
-        lines = (line for line in self._lines() if line[:1] in ("", " ", "*", own))
-        return _IMPORTS + "".join(f"{line[2:]}\n" for line in lines)
-
-    def _lines(self) -> list[str]:
-        return dedent(self.code).strip("\n").splitlines()
+    def _side(self, own: str) -> dict[str, str]:
+        marked = {self.module: self.code, **self.files}
+        return {file: _side_of(text, own, _head(file)) for file, text in marked.items()}
 
     @property
     def blamed_lines(self) -> frozenset[int]:
         """The numbers of the lines that may be named, in the module after the edit."""
-        after = [line for line in self._lines() if not line.startswith("-")]
+        after = [line for line in _lines(self.code) if not line.startswith("-")]
         first = _IMPORTS.count("\n") + 1
         return frozenset(n for n, line in enumerate(after, first) if line[:1] in ("+", "*"))
 
     @property
-    def edited_lines(self) -> frozenset[int]:
-        """The numbers of the lines that were edited, or follow one that is gone."""
-        number, edited = _IMPORTS.count("\n") + 1, set()
-        for line in self._lines():
-            if line[:1] in ("+", "-"):
-                edited.add(number)
-            number += not line.startswith("-")
+    def edited_places(self) -> frozenset[tuple[str, int]]:
+        """The file and number of each line that was edited, or follows one that is gone."""
+        edited = set()
+        for file, text in {self.module: self.code, **self.files}.items():
+            number = _head(file).count("\n") + 1
+            for line in _lines(text):
+                if line[:1] in ("+", "-"):
+                    edited.add((file, number))
+                number += not line.startswith("-")
         return frozenset(edited)
 
     @property
@@ -102,6 +110,19 @@ class Regression:
         fixtures = f"{dedent(self.fixtures).strip()}\n\n\n" if self.fixtures else ""
         test = f"@pytest.mark.memory_baseline\ndef test_{self.name}({self.uses}):\n"
         return imports + names + fixtures + test + indent(dedent(self.body).strip(), "    ") + "\n"
+
+
+def _side_of(marked: str, own: str, head: str) -> str:
+    lines = (line for line in _lines(marked) if line[:1] in ("", " ", "*", own))
+    return head + "".join(f"{line[2:]}\n" for line in lines)
+
+
+def _lines(marked: str) -> list[str]:
+    return dedent(marked).strip("\n").splitlines()
+
+
+def _head(file: str) -> str:
+    return _IMPORTS if file.endswith(".py") else ""
 
 
 @dataclass(frozen=True, slots=True)

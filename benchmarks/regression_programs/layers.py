@@ -467,6 +467,38 @@ COMPILED_TRAINING: Final = Regression(
     ),
 )
 
+DROPOUT_ON: Final = Regression(
+    "dropout_on",
+    """
+      @torch.no_grad()
+      def evaluate(net, x):
+    -     net.eval()
+    +     net.train()
+    *     return net(x).sum()
+    """,
+    "evaluate(nn.Sequential(nn.Linear(64, 1024), nn.Dropout(0.1)), torch.ones(1024, 64))",
+    # What it returns and its mask, each as large as its input.
+    (Blame("temporary", "aten::dropout|aten::native_dropout|aten::mul|aten::empty_like", 4 * MIB),),
+)
+
+FORWARD_MODE: Final = Regression(
+    "forward_mode",
+    """
+      def f(x):
+          return torch.stack([x.sin().sum(), x.cos().sum()])
+
+      def jacobian(x):
+    -     return torch.func.jacrev(f)(x)
+    +     return torch.func.jacfwd(f)(x)
+    """,
+    "jacobian(torch.ones(512))",
+    # One row of 2 KiB for each of 512 inputs, where each of two outputs had one.
+    (
+        Blame("temporary", "aten::new_zeros", MIB),
+        Blame("temporary", "aten::mul|aten::sin|aten::cos|aten::neg", MIB),
+    ),
+)
+
 REGRESSIONS: Final = (
     RELU_NOT_IN_PLACE,
     RESIDUAL,
@@ -493,4 +525,6 @@ REGRESSIONS: Final = (
     MASKING,
     COMPILED,
     COMPILED_TRAINING,
+    DROPOUT_ON,
+    FORWARD_MODE,
 )

@@ -325,6 +325,38 @@ LOG_OF_SOFTMAX: Final = Regression(
     (Blame("activation", f"{SOFTMAX}|aten::log", 2 * MIB),),
 )
 
+PAIRS_BY_BROADCAST: Final = Regression(
+    "pairs_by_broadcast",
+    """
+      def loss(prediction, target):
+    -     return (prediction.squeeze(-1) - target).square().mean()
+    +     return (prediction - target).square().mean()
+    """,
+    "loss(nn.Linear(16, 1)(torch.ones(1024, 16)), torch.ones(1024)).backward()",
+    # Each of 1024 predictions less each of 1024 targets; all that follows is as large.
+    (Blame("activation", "aten::sub", 4 * MIB),),
+)
+
+CONFUSION: Final = Regression(
+    "confusion_by_product",
+    """
+      def confusion(matrix, found, right):
+    -     places = right * len(matrix) + found
+    -     matrix.view(-1).index_add_(0, places, torch.ones(len(places)))
+    +     a, b = (F.one_hot(x, len(matrix)).float() for x in (right, found))
+    +     matrix += a.T @ b
+    """,
+    """
+    labels = torch.zeros(4096, dtype=torch.long)
+    confusion(torch.zeros(64, 64), labels, labels)
+    """,
+    # 64 columns for each label: 2 MiB of integers, of which one is there, and 1 MiB as numbers.
+    (
+        Blame("temporary", "aten::one_hot|aten::zeros|aten::scatter_", 2 * MIB),
+        Blame("temporary", CAST, 2 * MIB),
+    ),
+)
+
 REGRESSIONS: Final = (
     LOSSES_WITH_GRAPH,
     EVALUATION_LOSSES,
@@ -341,4 +373,6 @@ REGRESSIONS: Final = (
     TEACHER,
     BACKBONE,
     LOG_OF_SOFTMAX,
+    PAIRS_BY_BROADCAST,
+    CONFUSION,
 )

@@ -436,6 +436,113 @@ MICRO_BATCHES: Final = Regression(
     (Blame("activation", "aten::tanh", 6 * MIB),),
 )
 
+_JOB: Final = """
+      import contextlib
+
+      import torch.distributed as dist
+
+      @contextlib.contextmanager
+      def job():
+          dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+          try:
+              yield
+          finally:
+              dist.destroy_process_group()
+"""
+
+SHARDS_KEPT: Final = Regression(
+    "shards_kept",
+    f"""{_JOB}
+      from torch.distributed.device_mesh import init_device_mesh
+      from torch.distributed.fsdp import fully_shard
+
+      def train(net, x):
+          with job():
+              mesh = init_device_mesh("cpu", (1,))
+              for layer in net:
+    -             fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    +             fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+              fully_shard(net, mesh=mesh)
+    *         net(x).sum()
+    """,
+    """
+    layers = (nn.Linear(512, 512, bias=False) for _ in range(4))
+    train(nn.Sequential(*layers), torch.ones(8, 512))
+    """,
+    # The gathered weights of the layers that are over, which wait for a backward pass.
+    (Blame("parameter", "aten::empty|aten::new_zeros|c10d::_allgather_base_", 2 * MIB),),
+)
+
+FUSED: Final = Regression(
+    "fused",
+    """
+      def train(net, steps):
+    -     optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    +     optimizer = torch.optim.AdamW(net.parameters())
+          for _ in range(steps):
+              net(torch.ones(8, 512)).sum().backward()
+    *         optimizer.step()
+              optimizer.zero_grad()
+    """,
+    "train(nn.Linear(512, 1024, bias=False), 2)",
+    # Two numbers of scratch for each parameter, which the fused kernel has in registers.
+    (Blame("temporary", "aten::sqrt|aten::div|aten::add|aten::mul", 2 * MIB),),
+)
+
+CONTEXT_ATTRIBUTE: Final = Regression(
+    "context_attribute",
+    """
+      class Swish(torch.autograd.Function):
+          @staticmethod
+          def forward(ctx, x):
+    *         s = torch.sigmoid(x)
+              ctx.save_for_backward(x)
+    +         ctx.s = s
+              return x * s
+
+          @staticmethod
+          def backward(ctx, gradient):
+              (x,) = ctx.saved_tensors
+              s = torch.sigmoid(x)
+              return gradient * (s + x * s * (1 - s))
+
+      def run(x):
+          for _ in range(4):
+              x = Swish.apply(x)
+          x.sum().backward()
+    """,
+    "run(torch.ones(512, 512, requires_grad=True))",
+    # Four are kept, where one was there at a time.
+    (Blame("activation", "aten::sigmoid", 4 * MIB), Blame("activation", "aten::sigmoid", 3 * MIB)),
+)
+
+SELECTED: Final = Regression(
+    "selected",
+    """
+      from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+      from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+      SAVED = [
+          torch.ops.aten.addmm.default,
+    +     torch.ops.aten.tanh.default,
+      ]
+
+      def policy(context, operator, *arguments, **options):
+          policies = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE
+          return policies[operator in SAVED]
+
+      def run(layers, x):
+          for layer in layers:
+    *         x = checkpoint(lambda y, layer=layer: torch.tanh(layer(y)).sin(), x,
+                  use_reentrant=False,
+                  context_fn=lambda: create_selective_checkpoint_contexts(policy))
+          x.sum().backward()
+    """,
+    "run([nn.Linear(256, 256) for _ in range(4)], torch.ones(1024, 256))",
+    # What tanh made in each of four, where it was recomputed in one at a time.
+    (Blame("activation", "aten::tanh", 3 * MIB), Blame("activation", "aten::tanh", 4 * MIB)),
+)
+
 REGRESSIONS: Final = (
     MOMENTUM,
     AMSGRAD,
@@ -457,4 +564,8 @@ REGRESSIONS: Final = (
     RECOMPUTED,
     AUTOCAST,
     MICRO_BATCHES,
+    SHARDS_KEPT,
+    FUSED,
+    CONTEXT_ATTRIBUTE,
+    SELECTED,
 )

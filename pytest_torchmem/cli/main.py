@@ -197,7 +197,13 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         epilog=_EPILOG,
     )
     command.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    command.add_argument("-o", "--output", type=Path, required=True)
+    command.add_argument(
+        *("-o", "--output"),
+        type=Path,
+        action="append",
+        required=True,
+        help="what to write; several times for several reports",
+    )
     command.add_argument("--test", default="", help="the test of this id, or those with this in it")
     command.set_defaults(run=_report)
 
@@ -317,13 +323,11 @@ def _explain(options: argparse.Namespace) -> Exit:
 
 
 def _report(options: argparse.Namespace) -> Exit:
-    output: Path = options.output
+    outputs: list[Path] = options.output
     if len(options.files) == 1 and kind_of(options.files[0]) is Recording.TRACE:
-        content = converted(options.files[0], output)
-        if content is not None:
-            write_report(output, content)
-            print(f"report written: {output}")
-            return Exit.OK
+        outputs = [output for output in outputs if not _convert(options.files[0], output)]
+    if not outputs:
+        return Exit.OK
     runs = [read_report(path) for path in options.files]
     run = merged(runs)
     if again := sum(len(one.tests) for one in runs) - len(run.tests):
@@ -332,8 +336,19 @@ def _report(options: argparse.Namespace) -> Exit:
             file=sys.stderr,
         )
     run = _only(run, options.test)
-    print(f"report written: {write_run(run, output)}")
+    for output in outputs:
+        print(f"report written: {write_run(run, output)}")
     return Exit.OK
+
+
+def _convert(trace: Path, output: Path) -> bool:
+    """Write a trace for another viewer; return whether the output's ending says so."""
+    content = converted(trace, output)
+    if content is None:
+        return False
+    write_report(output, content)
+    print(f"report written: {output}")
+    return True
 
 
 def _fits(options: argparse.Namespace) -> Exit:

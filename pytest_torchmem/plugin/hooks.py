@@ -107,7 +107,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 config.stash[COLLECTOR].add_problem(problem)
 
 
-@pytest.hookimpl(tryfirst=True)  # before fixtures, which may need the device
+@pytest.hookimpl  # after the marks that skip, and before fixtures, which may need the device
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if is_active(item.config):
         from pytest_torchmem.plugin.item.call import prepare

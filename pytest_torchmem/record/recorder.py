@@ -77,7 +77,7 @@ _MUCH_BYTES: Final = 512 * 2**20
 # Where the moment is not safe, another one is looked for.
 _RETRY_S: Final = 0.005
 # What is alive at these is what somebody is told of.
-_NUMBERS_END = frozenset({MarkKind.STEP, MarkKind.REGION_END, MarkKind.STOP})
+_NUMBERS_END = frozenset({MarkKind.STEP, MarkKind.REGION_END})
 
 
 class Recorder:
@@ -199,7 +199,7 @@ class Recorder:
     def mark(self, kind: MarkKind, text: str = "") -> int:
         """Note a moment; returns its number."""
         if kind in _NUMBERS_END:
-            self._let_go(kind)
+            self._let_go()
         number = self._clock_mark(kind, text)
         if self._profiler is not None and kind not in _OFF_TREE:
             with (
@@ -235,20 +235,31 @@ class Recorder:
         try:
             synchronize(self._device)
             autograd.await_engine(self._device)
+            if self._ranges.none_open():
+                session = self._let_see_what_it_keeps()
             stop = self.mark(MarkKind.STOP)
-            session = self._profiler
             self._pause()
             self._history.stop()
             self._counters.stop()
             self._watch.sample_end(stop)
         except BaseException:
             # One that goes on ends the process when that exits.
+            session = self._profiler or session
             if session is not None and session.is_undisturbed():
                 session.stop()
             raise
         finally:
             self._restore()
         return self._assemble(last=True)
+
+    def _let_see_what_it_keeps(self) -> profiler.Profiler | None:
+        """End the session of a body that is over; begin another where that sees something freed."""
+        with self._count.kept():
+            ended = self._pause()
+            if self._may_keep():
+                self._resume()
+            del ended
+        return self._profiler
 
     def paused(self) -> Around[None]:
         """Leave what happens in the block out of the recording.
@@ -333,7 +344,7 @@ class Recorder:
         self._session_began_s = time.thread_time()
         self._points.after(self._cut_after_s)
 
-    def _let_go(self, kind: MarkKind) -> None:
+    def _let_go(self) -> None:
         """Restart the profiler: the old session holds the last references to some tensors.
 
         Their frees are recorded only in a new session. A session refers weakly to the arguments of
@@ -346,7 +357,7 @@ class Recorder:
         if self._profiler is None or not self._ranges.none_open():
             return
         long = time.thread_time() - self._session_began_s > _LONG_SESSION_S
-        if kind is MarkKind.STOP or not self._let_go_once or long or self._may_keep():
+        if not self._let_go_once or long or self._may_keep():
             self._let_go_once = True
             # What a collection frees between two sessions nobody would see.
             with self._count.kept():

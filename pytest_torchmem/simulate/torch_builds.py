@@ -16,13 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.simulate.build import (
-    LIBRARY,
-    SOURCES,
-    SOURCES_OF_OPERATORS,
-    build,
-    take_built,
-)
+from pytest_torchmem.simulate.build import LIBRARY, SOURCES, SOURCES_OF_OPERATORS, build, take_built
 from pytest_torchmem.values.errors import SimulationError
 
 CHECKED: Final = ("2.6", "2.11", "2.13")

@@ -51,7 +51,7 @@ _COLUMNS = {category: column for column, category in enumerate(Category)}
 # Iterating over an enum, or asking a member for its value, costs more than the sums made of them.
 _CATEGORIES = tuple(Category)
 _AMOUNTS = attrgetter(*(category.value for category in Category))
-_CATEGORIES_BY_NAME = {category.value: category for category in Category}
+CATEGORIES_BY_NAME = {category.value: category for category in Category}
 
 
 class Phase(enum.Enum):
@@ -103,7 +103,7 @@ class CategoryBytes:
     def from_json(cls, data: Mapping[str, Json]) -> CategoryBytes:
         """Return the value that `to_json` gave. Raises one of `WRONG`."""
         for name, amount in checked_object(data).items():
-            checked_member(_CATEGORIES_BY_NAME, name)
+            checked_member(CATEGORIES_BY_NAME, name)
             whole_number(amount)
         return cls(**data)
 

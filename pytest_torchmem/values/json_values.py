@@ -27,8 +27,7 @@ MOST_BYTES: Final = 1 << 30
 _PART_BYTES: Final = 1 << 20
 
 LARGEST: Final = 1 << 62
-"""No file has a larger number, and no machine so many bytes."""
-"""No machine has so many bytes; a file that says so is damaged."""
+"""No machine has so many bytes; a file with a larger number is damaged."""
 
 
 class _Short(reprlib.Repr):

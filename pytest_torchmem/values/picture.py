@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Source
+from pytest_torchmem.values.contributors import (
+    CATEGORIES_BY_NAME,
+    Category,
+    CategoryBytes,
+    Contributor,
+    Source,
+)
 from pytest_torchmem.values.json_values import (
     LATER,
     SIGNED,
@@ -321,7 +327,10 @@ class Picture:
             times_ns=times,
             rows=rows,
             change_count=change_count,
-            levels={checked_member(_CATEGORIES, c): _levels(column, count) for c, column in levels},
+            levels={
+                checked_member(CATEGORIES_BY_NAME, c): _levels(column, count)
+                for c, column in levels
+            },
             tracks=tuple(
                 Track(Contributor.from_json(t["contributor"]), _levels(t["levels"], count))
                 for t in tracks
@@ -341,8 +350,6 @@ MOST_MOMENTS: Final = 10_000
 
 MOST_TRACKS: Final = 200
 """A picture has up to 40 tracks, each with a number for each moment."""
-
-_CATEGORIES: Final = {category.value: category for category in Category}
 
 
 def _rows(kind: type[_Row], rows: Json) -> tuple[_Row, ...]:

@@ -17,24 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_torchmem.values.contributors import Category, Phase, Source
-from pytest_torchmem.values.errors import EstimateError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-__all__ = [
-    "Category",
-    "EstimateError",
-    "Lifetimes",
-    "NodeKind",
-    "Phase",
-    "Source",
-    "StaticGraph",
-    "StaticNode",
-    "StaticRun",
-    "StaticStorage",
-]
 
 
 class NodeKind(enum.Enum):

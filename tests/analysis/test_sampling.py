@@ -207,3 +207,23 @@ def test_regions_steps_and_phases_are_spans(recorded):
     (backward,) = (span for span in spans if span.kind == "backward")
     (region,) = (span for span in spans if span.kind == "region")
     assert region.begin_ns <= region.end_ns <= backward.begin_ns <= backward.end_ns
+
+
+def test_calls_before_and_after_a_region_are_none_of_it():
+    import torch
+
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    first = torch.ones(1000)
+    second = first.neg()
+    with measurement.region("part") as part:
+        third = second.neg()
+    fourth = third.neg()
+    measurement.stop()
+    assert [(use.operator, use.calls) for use in part.picture().operators] == [("aten::neg", 1)]
+    del fourth
+
+
+def test_as_many_moments_as_there_are_room_for_are_all_kept():
+    alike = [[n // 2] * COLUMNS for n in range(12)]
+    assert sketch_timeline(timeline_of(alike), 12).rows == tuple(range(12))

@@ -68,6 +68,13 @@ def test_what_was_there_before_is_told_and_never_left_out():
     assert not snapshot.fits("33MiB")
 
 
+def test_a_simulation_with_nothing_given_is_the_replay_and_with_a_capacity_is_none():
+    requests, run = run_of(("alloc", 0, 3 * MiB))
+    snapshot = read_snapshot(snapshot_of(requests, run))  # type: ignore[arg-type]
+    assert snapshot.simulate() is snapshot.replay
+    assert snapshot.simulate(capacity="1GiB").limit_bytes == 1 << 30
+
+
 def test_a_whole_history_says_nothing_of_a_start():
     requests, run = run_of(("alloc", 0, 3 * MiB))
     result = read_snapshot(snapshot_of(requests, run)).result()  # type: ignore[arg-type]
@@ -94,6 +101,15 @@ def test_a_site_is_the_user_s_line_the_outermost_operator_and_the_phase():
     (found,) = read_snapshot(data).result().peak.live
     assert (found.operator, str(found.source)) == ("aten::add", "train.py:7")
     assert found.phase is Phase.BACKWARD
+
+
+def test_storages_of_one_site_are_counted():
+    requests, run = run_of(("alloc", 0, 3 * MiB), ("alloc", 1, 5 * MiB))
+    data = snapshot_of(requests, run)  # type: ignore[arg-type]
+    for one in data["device_traces"][0]:
+        one["frames"] = [frame("step", "/home/me/train.py", 7)]
+    (found,) = read_snapshot(data).result().peak.live
+    assert (found.count, found.size_bytes) == (2, 8 * MiB)
 
 
 def test_blocks_have_their_whole_stacks_and_one_site_may_have_several():

@@ -192,6 +192,14 @@ def test_the_name_decides_the_form(command, tmp_path, name):
     assert "tests/test_a.py::test_x" in text
 
 
+def test_several_reports_are_written_of_one_file(command, tmp_path):
+    one = results(tmp_path / "a.json", A)
+    exit_code, said, _ = command("report", one, "-o", "x.md", "-o", "x.html")
+    assert (exit_code, said) == (Exit.OK, "report written: x.md\nreport written: x.html\n")
+    assert (tmp_path / "x.md").exists()
+    assert (tmp_path / "x.html").exists()
+
+
 def test_one_test_alone(command, tmp_path):
     one = results(tmp_path / "a.json", A)
     command("report", one, "--test", "test_x", "-o", "x.json")

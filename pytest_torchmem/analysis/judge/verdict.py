@@ -353,15 +353,15 @@ def _with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Fin
 
 def _with_cause(finding: Finding, result: Result) -> Finding:
     """Add what a number grew by, or without a baseline what is largest."""
-    if finding.growths:
-        cause = cause_of(finding.growths, finding.excess_bytes, finding.key)
+    growths, grown_bytes = finding.growths, finding.excess_bytes
+    if finding.key == "growth" and result.grown and result.growth:
+        growths, grown_bytes = _per_step(result), result.growth
+    if growths:
+        cause = cause_of(growths, grown_bytes, finding.key)
         return replace(finding, cause=cause.text, causes=cause.contributors, others=cause.others)
     live = contributors(result, finding.key)
     if not live:
         return finding
-    if finding.key == "growth" and result.grown and result.growth:
-        cause = cause_of(_per_step(result), result.growth, finding.key)
-        return replace(finding, cause=cause.text, causes=cause.contributors, others=cause.others)
     text = f"largest {format_size(live[0].size_bytes)} {origin(live[0], finding.key)}"
     return replace(finding, cause=text, causes=live[:1])
 

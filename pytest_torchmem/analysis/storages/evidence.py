@@ -179,8 +179,14 @@ class Evidence:
     @cached_property
     def birth_leaf(self) -> NDArray[np.int32]:
         """Row of the leaf operator each storage was allocated in, or -1."""
-        event = self.storages.event
-        return np.where(event >= 0, self.tree.leaf[event], np.int32(-1))
+        return self.at_birth(self.tree.leaf)
+
+    def at_birth(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return what an array of shape (E,) says of the events of allocations, or -1: (S,).
+
+        A storage that was there before has -1 for its event, the place behind the last one.
+        """
+        return np.append(rows, np.int32(-1))[self.storages.event]
 
     @cached_property
     def module_call(self) -> NDArray[np.int32]:
@@ -274,9 +280,11 @@ class Evidence:
 
     def outlives(self, event: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Alive when the event given for each storage (-1: none) is over."""
-        ends = self.tree.trace.events["end"][event] - 1
-        last = np.maximum.reduce([self.tree.rank[ends], self.tree.rank[event]])
-        outlives: NDArray[np.bool_] = (event >= 0) & (self.storages.died > last)
+        outlives = np.zeros(len(event), np.bool_)
+        rows = np.flatnonzero(event >= 0)
+        ends = self.tree.trace.events["end"][event[rows]] - 1
+        last = np.maximum(self.tree.rank[ends], self.tree.rank[event[rows]])
+        outlives[rows] = self.storages.died[rows] > last
         return outlives
 
     @cached_property

@@ -298,8 +298,7 @@ class MeasuredFacts(Evidence):
         kept = direct & (tensors["argument"] == 0)
         kept &= trace.texts_are(trace.events["name"][tensors["event"]], _KEEPS.__contains__)
         mask[storages.of_tensor[kept]] = True
-        inside = np.where(storages.event >= 0, node[storages.event], np.int32(-1))
-        return mask | self.outlives(inside)
+        return mask | self.outlives(self.at_birth(node))
 
     @property
     def handed_on(self) -> Mask:
@@ -313,11 +312,8 @@ class MeasuredFacts(Evidence):
                 AddmmBackward0
                 aten::sum         between two nodes, though within a third one
         """
-        storages, tree = self.storages, self.tree
-        node, engine = (
-            np.where(storages.event >= 0, rows[storages.event], np.int32(-1))
-            for rows in (tree.backward_node, self._engine_events)
-        )
+        node = self.at_birth(self.tree.backward_node)
+        engine = self.at_birth(self._engine_events)
         # Of two events around a third one, the inner one has the larger row.
         within_another = (node >= 0) & (engine > node) & self.outlives(engine)
         between = ((node < 0) & self.survives) | within_another
@@ -343,7 +339,7 @@ class MeasuredFacts(Evidence):
               aten::sum       weight's gradient, as large as weight
         """
         trace, tree = self.tree.trace, self.tree
-        engine = np.where(node >= 0, trace.events["parent"][node], np.int32(-1))
+        engine = np.append(trace.events["parent"], np.int32(-1))[node]
         readers = trace.tensors["event"]
         rows = trace.texts_are(trace.events["name"][readers], "aten::sum".__eq__)
         rows &= tree.backward_node[readers] < 0

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from pytest_torchmem.measuring.body import BodyMeasurement, Region
 
 _PREFIX: Final = "torchmem_"
+# Typed options without which the same command would measure something else.
+_CHOOSES_DEVICE: Final = ("device", "simulate", "world")
 _WIDTH: Final = 60
 _LOG_WIDTH: Final = 80
 _WORTH_DRAWING: Final = 8
@@ -172,8 +174,11 @@ class Sender:
 
     def _command(self) -> str:
         """Return the command that accepts what was measured, to be pasted where pytest was run."""
+        typed = vars(self.item.config.option)
+        chosen = {name: typed[f"torchmem_{name}"] for name in _CHOOSES_DEVICE}
+        words = [f"--torchmem-{name}={shown}" for name, shown in chosen.items() if shown]
         test = typed_nodeid(self.item.config, self.nodeid)
-        return f"pytest {shlex.quote(test)} --torchmem-update-baseline"
+        return shlex.join(["pytest", test, *words, "--torchmem-update-baseline"])
 
 
 def picture_of(

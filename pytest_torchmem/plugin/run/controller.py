@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,6 +78,9 @@ _WHOLE: Final = (
 )
 """The exit codes of a run that came to its end."""
 
+_GPU: Final = re.compile(r"\b(gpus?|cuda)\b", re.IGNORECASE)
+_DRIVER: Final = Path("/dev/nvidiactl")
+
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
@@ -133,6 +138,7 @@ class Collector:
         self._partial = _selects(config)
         self._endings = Endings()
         self._lines: list[str] = []
+        self._want_a_gpu: set[str] = set()
 
     def add_problem(self, sentence: str) -> None:
         self.summary += RunSummary(problems=(sentence,))
@@ -148,12 +154,15 @@ class Collector:
             self._passed.discard(test)
             self._failed.discard(test)
             self._skipped.discard(test)
+            self._want_a_gpu.discard(test)
         if report.when == "call" and report.passed:
             self._passed.add(test)
         elif not report.passed and not report.skipped:
             self._failed.add(test)
         if report.skipped and not hasattr(report, "wasxfail"):
             self._skipped.add(test)
+            if _names_a_gpu(report):
+                self._want_a_gpu.add(test)
         if trace := trace_with(report):
             self._traces[test] = trace
         with self.run.originals.back():  # those of the test are still there
@@ -179,6 +188,7 @@ class Collector:
             unguarded = unguarded_line(self.summary)
             title = "::warning title=memory has no baseline::" if on_github() else ""
             self._lines += [title + unguarded] if unguarded else []
+        self._lines += _offer_of_a_gpu(len(self._want_a_gpu))
         written = self._report()
         self._tell_other_plugins(written)
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
@@ -411,3 +421,18 @@ def _grown_files(run: RunReport, rootdir: Path) -> dict[str, str]:
         with contextlib.suppress(ValueError):
             found[file] = (rootdir / file).relative_to(start).as_posix()
     return found
+
+
+def _names_a_gpu(skipped: pytest.TestReport) -> bool:
+    """Return whether the reason why a test was skipped is a GPU, and does not tell of ours."""
+    reason = skipped.longrepr[2] if isinstance(skipped.longrepr, tuple) else ""
+    return "--torchmem-simulate" not in reason and bool(_GPU.search(reason))
+
+
+def _offer_of_a_gpu(skipped_count: int) -> list[str]:
+    """Return the line that says how to run tests that were skipped, where there is no GPU."""
+    has_one = simulated_here() or _DRIVER.exists() or sys.platform != "linux"
+    if has_one or not skipped_count:
+        return []
+    tests = "1 test was" if skipped_count == 1 else f"{skipped_count} tests were"
+    return [f"{tests} skipped for want of a GPU; --torchmem-simulate=H100 has a simulated one"]

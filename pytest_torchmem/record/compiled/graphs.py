@@ -167,9 +167,7 @@ def _origins_by_line(code: str, nodes: Iterable[torch.fx.Node]) -> dict[int, Nod
             module = _module_of(node)
             operator = operator_name(node)
             found[number] = NodeOrigin(
-                node.stack_trace,
-                (module,) if module else (),
-                operator if "::" in operator else "",
+                node.stack_trace, (module,) if module else (), operator if "::" in operator else ""
             )
     return found
 

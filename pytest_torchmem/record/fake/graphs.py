@@ -16,15 +16,9 @@ import torch
 
 from pytest_torchmem.record.fake.origin import module_path, operator_name, source_line
 from pytest_torchmem.record.torch_api import dispatcher, fake_tensors, memory
-from pytest_torchmem.values.static_graph import (
-    Category,
-    EstimateError,
-    NodeKind,
-    Phase,
-    StaticGraph,
-    StaticNode,
-    StaticStorage,
-)
+from pytest_torchmem.values.contributors import Category, Phase
+from pytest_torchmem.values.errors import EstimateError
+from pytest_torchmem.values.static_graph import NodeKind, StaticGraph, StaticNode, StaticStorage
 
 _KINDS = {
     "placeholder": NodeKind.INPUT,

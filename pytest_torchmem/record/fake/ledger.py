@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from pytest_torchmem.record.torch_api import fake_tensors, memory
-from pytest_torchmem.values.static_graph import Category, Lifetimes
+from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.static_graph import Lifetimes
 
 
 @dataclass(slots=True)

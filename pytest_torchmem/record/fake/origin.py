@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from pytest_torchmem.record.torch_api import dispatcher
-from pytest_torchmem.values.static_graph import Source
+from pytest_torchmem.values.contributors import Source
 
 _FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _OURS: Final = str(Path(__file__).parents[2])

@@ -23,13 +23,11 @@ from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import recomputes, starts_backward, user_line
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
 from pytest_torchmem.record.torch_api import autograd, dispatcher, fake_tensors, memory
+from pytest_torchmem.values.contributors import Category, Phase, Source
+from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.static_graph import (
-    Category,
-    EstimateError,
     Lifetimes,
     NodeKind,
-    Phase,
-    Source,
     StaticGraph,
     StaticNode,
     StaticStorage,
@@ -38,6 +36,7 @@ from pytest_torchmem.values.static_graph import (
 _ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 # Backward formulas that fill a gradient of zeros: out of place only for subclasses.
 _FILLING = frozenset({"aten::scatter", "aten::scatter_add", "aten::index_put", "aten::index_add"})
+_PROD_BACKWARD = "ProdBackward"
 _ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
 
 
@@ -81,6 +80,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._made_in_backward: dict[int, StaticNode] = {}
         self._forward_origins: dict[int, _CallSite] = {}
         self._freed: set[int] = set()
+        self._doubted_bytes: dict[str, dict[int, int]] = {}
         self._finished = False
 
     # What happened.
@@ -192,6 +192,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         makes = self._made(tensors)
         summed = self._note_in_place_for_real(func, args, makes)
         scratch, unknown_bytes = self._scratch(call)
+        unknown_bytes += self._doubted(call, makes)
         writes = self._numbers(tensors) if dispatcher.writes_in_place(func) else ()
         self._append(
             call.name,
@@ -314,6 +315,23 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         beside = str(call.outputs[0].device)
         entry = LedgerEntry(scratch.bytes_, beside, Category.TEMPORARY, row, row + 1)
         return (self._ledger.append(entry),), unknown_bytes
+
+    def _doubted(self, call: Call, makes: tuple[int, ...]) -> int:
+        """Take back what a gradient makes only if one value is zero; return how much that may be.
+
+        See ``prod_backward`` in ``torch/csrc/autograd/FunctionsManual.cpp``: with no zeros it
+        divides, and with two of them nothing is multiplied.
+        """
+        scope = _scope_of(autograd.running_node())
+        if not scope.startswith(_PROD_BACKWARD):
+            return 0
+        known = self._doubted_bytes.setdefault(scope, {})
+        gradient = call.name == "aten::mul" and self._ledger.number(call.args[0]) not in known
+        for number in () if gradient else makes:
+            entry = self._ledger.entries[number]
+            known[number] = entry.size_bytes
+            entry.size_bytes = 0
+        return sum(known.values())
 
     def _on_cpu(self, call: Call) -> bool:
         return call.outputs[0].device.type == "cpu" and self._stand_in is None

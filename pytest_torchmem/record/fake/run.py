@@ -20,18 +20,15 @@ from pytest_torchmem.record.fake.kernels.libraries import uncounted_on_gpus, unc
 from pytest_torchmem.record.fake.leftovers import put_back
 from pytest_torchmem.record.fake.missing_device import GradientsWanted
 from pytest_torchmem.record.fake.origin import is_user_file, names_of
+from pytest_torchmem.record.fake.real_routes import take_real_routes
 from pytest_torchmem.record.fake.recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
 from pytest_torchmem.record.fake.unknown import UnknownValueError, let_values_be_shown
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors, modules
-from pytest_torchmem.values.static_graph import (
-    Category,
-    EstimateError,
-    Phase,
-    StaticGraph,
-    StaticRun,
-)
+from pytest_torchmem.values.contributors import Category, Phase
+from pytest_torchmem.values.errors import EstimateError
+from pytest_torchmem.values.static_graph import StaticGraph, StaticRun
 
 # A device that is not there, and the one that stands for it.
 _StandIn = tuple[torch.device, torch.device] | None
@@ -158,6 +155,7 @@ def _recorded(
             stack.enter_context(torch.enable_grad())
         notes: set[str] = set()
         let_values_be_shown(patches, notes)
+        take_real_routes(patches)
         missing_device.watch(patches, shown=shown, runs_on=runs_on)
         if shown.type == "cuda" and runs_on != shown:
             take_cudas_operators(patches)

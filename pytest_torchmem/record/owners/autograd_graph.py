@@ -38,10 +38,11 @@ class GraphReader:
         """Return what the graphs below ``roots`` (tensors, or edges that stand for one) hold."""
         saved: list[torch.Tensor] = []
         leaves: list[torch.Tensor] = []
-        for node in nodes_below(roots):
-            if (leaf := getattr(node, "variable", None)) is not None:
-                leaves.append(leaf)
-            saved += self._saved_by(node)
+        with autograd.unseen_by_modes():
+            for node in nodes_below(roots):
+                if (leaf := getattr(node, "variable", None)) is not None:
+                    leaves.append(leaf)
+                saved += self._saved_by(node)
         return GraphHoldings(saved, leaves)
 
     def _saved_by(self, node: Node) -> list[torch.Tensor]:

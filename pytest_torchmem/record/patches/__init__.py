@@ -146,6 +146,10 @@ PATCHES: Final = (
         Patch(name, "Uses CUDA's operators where the CPU stands for it.", during=_ESTIMATED)
         for name in fake_tensors.DIFFERENT_ON_CUDA
     ),
+    *(
+        Patch(name, "Takes the way of real tensors.", during=_ESTIMATED)
+        for name in fake_tensors.DIFFERENT_FOR_FAKES
+    ),
 )
 _LISTED: Final = frozenset(patch.name for patch in PATCHES)
 

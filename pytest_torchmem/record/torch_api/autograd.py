@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -127,6 +128,11 @@ def in_backward() -> bool:
 
 #: Whether what a node saved can be looked at without unpacking it. Since 2.10.
 READS_SAVED: bool = hasattr(torch._C._autograd.SavedTensor, "data")
+
+
+def unseen_by_modes() -> AbstractContextManager[object]:
+    """No mode of the program is told of what is unpacked meanwhile."""
+    return nullcontext() if READS_SAVED else _disable_current_modes()
 
 
 def hooks_its_gradient(leaf: torch.Tensor) -> bool:

@@ -35,10 +35,7 @@ CHECKED: Final[Checked] = {
 }
 
 #: Parse functions and modules for TorchScript: Python that is called for every token of a source.
-SCRIPTING: Final = (
-    "torch.jit._recursive.create_script_module",
-    "torch.jit._script.get_jit_def",
-)
+SCRIPTING: Final = ("torch.jit._recursive.create_script_module", "torch.jit._script.get_jit_def")
 
 #: Prepare a function for its compilation, or decide about a frame and compile it: Python that is
 #: called thousands of times around the compilation itself. All are there when `callbacks` are.

@@ -36,6 +36,8 @@ CHECKED: Final[Checked] = {
     "torch._VF.lstm_cell": ("2.6.0", "2.15.0"),
     "torch.Tensor._base": ("2.13.0", "2.13.0"),
     "torch.Tensor._fix_weakref": ("2.6.0", "2.13.0"),
+    "torch.ops.aten._linalg_eigh": ("2.6.0", "2.13.0"),
+    "torch.ops.aten._linalg_svd": ("2.6.0", "2.13.0"),
     "torch.ops.aten._local_scalar_dense": ("2.6.0", "2.15.0"),
     "torch.ops.aten._scaled_dot_product_efficient_attention": ("2.13.0", "2.13.0"),
     "torch.ops.aten._scaled_dot_product_flash_attention": ("2.13.0", "2.13.0"),
@@ -74,6 +76,16 @@ DIFFERENT_ON_CUDA: Final = (
     "torch._VF.gru_cell",
     "torch.group_norm",
 )
+
+# Functions that come down to other operators on fake tensors.
+DIFFERENT_FOR_FAKES: Final = (
+    "torch.nn.functional.linear",
+    "torch.linalg.svdvals",
+    "torch.linalg.eigvalsh",
+)
+# What singular and eigenvalues alone come down to.
+SVD: Any = torch.ops.aten._linalg_svd
+EIGH: Any = torch.ops.aten._linalg_eigh
 
 # Operators that such functions come down to on CUDA alone.
 FLASH_ATTENTION: Any = torch.ops.aten._scaled_dot_product_flash_attention

@@ -6,10 +6,12 @@ import cProfile
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from weakref import WeakSet
 
 import torch
 
@@ -31,6 +33,7 @@ from pytest_torchmem.record.torch_api import Checked
 from pytest_torchmem.values.errors import RecordingError
 
 CHECKED: Final[Checked] = {
+    "concurrent.futures.thread._threads_queues": ("2.6.0", "2.13.0"),
     "torch._C._autograd._KinetoEvent": ("2.6.0", "2.15.0"),
     "torch._C._autograd._ProfilerResult": ("2.6.0", "2.15.0"),
     "torch._C._autograd._disable_profiler": ("2.6.0", "2.15.0"),
@@ -185,6 +188,9 @@ class _ProfileFunction:
         if isinstance(self._users, _C_PROFILER):
             # It counts the calls that are open, and would miss that they return.
             self._users.disable()
+        elif self._users is not None and not KEEPS_COUNT:
+            # The tracer would be told that a call of C returns, but not that it began.
+            sys.setprofile(None)
 
     def before_stop(self) -> None:
         now = sys.getprofile()
@@ -216,7 +222,7 @@ class Profiler:
             use_kineto=True,
             record_shapes=True,
             profile_memory=True,
-            with_stack=_paths_are_text(),
+            with_stack=_paths_are_text() and not _a_pool_was_traced(),
         )
         self._profile_function = _ProfileFunction()
         self._config = front_end.config()
@@ -255,10 +261,10 @@ class Profiler:
     def stop(self) -> ProfilerResult:
         """End, and return the kineto result with the event tree.
 
-        Raises `RecordingError` where torch cannot make sense of what it recorded: so it may be
-        before 2.8 when a thread waits in a call of C as the session begins.
+        Raises `RecordingError` where torch cannot make sense of what it recorded.
         """
         self._profile_function.before_stop()
+        _traced.update(_threads_of_pools())
         try:
             with _without_own_log():
                 return _autograd._disable_profiler()
@@ -275,6 +281,24 @@ def _paths_are_text() -> bool:
     """
     paths = [path for path in sys.path if not path.isascii()]
     return all(path.encode(errors="replace").decode() == path for path in paths)
+
+
+# The threads of pools that lived as a session ended.
+_traced: Final[WeakSet[threading.Thread]] = WeakSet()
+
+
+def _threads_of_pools() -> set[threading.Thread]:
+    pools: Any = sys.modules.get("concurrent.futures.thread")
+    return {thread for thread in pools._threads_queues if thread.is_alive()} if pools else set()
+
+
+def _a_pool_was_traced() -> bool:
+    """Return whether a thread of a pool waits in a call of C that an earlier session saw begin.
+
+    Before torch 2.8 the Python tracer fails when it is told that such a call returns. Without it,
+    no event has a source line or a module.
+    """
+    return not KEEPS_COUNT and not _traced.isdisjoint(_threads_of_pools())
 
 
 @contextmanager

@@ -25,13 +25,7 @@ from pytest_torchmem.record.tree.event_tree import (
 )
 from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
 from pytest_torchmem.record.tree.python_calls import Cuts, OpenGap, PythonCalls, find_gaps
-from pytest_torchmem.record.tree.tables import (
-    Seam,
-    StringTable,
-    Tables,
-    in_own_memory,
-    seam_at,
-)
+from pytest_torchmem.record.tree.tables import Seam, StringTable, Tables, in_own_memory, seam_at
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     DETAIL,
@@ -82,11 +76,7 @@ class TreeReader:
         self._running: list[str] = []
 
     def read(
-        self,
-        result: profiler.ProfilerResult,
-        whole: bool = False,
-        *,
-        is_cut: bool = False,
+        self, result: profiler.ProfilerResult, whole: bool = False, *, is_cut: bool = False
     ) -> Tables:
         """Return the tables of one profiling session; ``result`` is its kineto result.
 

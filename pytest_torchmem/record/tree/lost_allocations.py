@@ -37,11 +37,7 @@ class _Lost:
 
 
 def with_lost(
-    tables: Tables,
-    device: int,
-    entries: Sequence[HistoryEntry],
-    *,
-    unnamed: int = 0,
+    tables: Tables, device: int, entries: Sequence[HistoryEntry], *, unnamed: int = 0
 ) -> Tables:
     """Return the tables with a row for each allocation and free that the tree lacks.
 

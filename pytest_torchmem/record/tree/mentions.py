@@ -71,12 +71,23 @@ class _Schema:
     writes: list[bool]
 
 
+@dataclass(frozen=True, slots=True)
+class _InputFacts:
+    """The facts of a signature that go into an `InputShape`, before its texts are numbered."""
+
+    is_operator: bool
+    arguments: tuple[int, ...]
+    mutable: tuple[int, ...]
+    overloads: str
+    letters: str
+
+
 # Asking torch for the schemas of a name is slow, and once it has some they stay; so the answers are
 # kept for the life of the process. A name without any may get some later, so that is not kept.
 _SCHEMAS: dict[str, list[_Schema]] = {}
-# So are the signatures of such names: another body calls mostly the same operators.
-_SIGNATURES: dict[tuple[str, tuple[Kind, ...]], Signature] = {}
-_MOST_SIGNATURES: Final = 4096
+# So are the facts about inputs of such names: another body calls mostly the same operators.
+_FACTS: dict[tuple[str, tuple[object, ...]], _InputFacts] = {}
+_MOST_FACTS: Final = 4096
 
 
 class SchemaTable:
@@ -87,15 +98,6 @@ class SchemaTable:
 
     def resolve(self, name: str, kinds: tuple[Kind, ...]) -> Signature:
         """The signature for inputs of ``kinds``: `TENSOR`, `TENSORS`, `OTHER_LIST` or a type."""
-        key = (name, kinds)
-        found = _SIGNATURES.get(key)
-        if found is None:
-            found = self._match(name, kinds)
-            if name in _SCHEMAS and len(_SIGNATURES) < _MOST_SIGNATURES:
-                _SIGNATURES[key] = found
-        return found
-
-    def _match(self, name: str, kinds: tuple[Kind, ...]) -> Signature:
         matches = [
             schema
             for schema in self._schemas_of(name)
@@ -197,33 +199,46 @@ class InputShapes:
         exact = tuple(tuple(map(type, v)) if type(v) is list else type(v) for v in inputs)
         number = self._numbers.setdefault((key[0], exact), len(self.known))
         if number == len(self.known):
-            self.known.append(self._shape(key[0], inputs))
+            self.known.append(self._shape(key[0], exact, inputs))
         if list not in key:
             self.plain[key] = number, self.known[number].arguments
         return number
 
-    def _shape(self, name: str, inputs: Sequence[object]) -> InputShape:
-        signature = self._schemas.resolve(name, tuple(_kind(value) for value in inputs))
-        arguments = tuple(argument for argument, value in enumerate(inputs) for _ in flat([value]))
-        mutable = tuple(int(signature.mutable[a]) for a in arguments)
+    def _shape(self, name: str, exact: tuple[object, ...], inputs: Sequence[object]) -> InputShape:
+        facts = _FACTS.get((name, exact))
+        if facts is None:
+            signature = self._schemas.resolve(name, tuple(_kind(value) for value in inputs))
+            arguments = tuple(
+                argument for argument, value in enumerate(inputs) for _ in flat([value])
+            )
+            mutable = tuple(int(signature.mutable[a]) for a in arguments)
+            facts = _InputFacts(signature.is_operator, arguments, mutable, *_texts_of(signature))
+            if name in _SCHEMAS and len(_FACTS) < _MOST_FACTS:
+                _FACTS[name, exact] = facts
+        number = self._strings.number
         return InputShape(
-            self._strings.number(name),
-            signature.is_operator,
-            arguments,
-            mutable,
-            *self.texts_of(signature),
+            number(name),
+            facts.is_operator,
+            facts.arguments,
+            facts.mutable,
+            number(facts.overloads),
+            number(facts.letters),
         )
 
     def texts_of(self, signature: Signature) -> tuple[int, int]:
         """The overloads, and a letter for each argument, as numbers of strings."""
-        letters = "".join(LETTERS[mutable] for mutable in signature.mutable)
-        overloads = OVERLOADS_JOIN.join(signature.overloads)
-        return self._strings.number(overloads), self._strings.number(letters)
+        overloads, letters = map(self._strings.number, _texts_of(signature))
+        return overloads, letters
 
     def resolve_again(self, operator: profiler.TorchOpFields) -> Signature:
         """The signature when some tensors have no identity: these then count as no tensor."""
         kinds = tuple(_kind(value, keyed_only=True) for value in _inputs(operator))
         return self._schemas.resolve(_name(operator), kinds)
+
+
+def _texts_of(signature: Signature) -> tuple[str, str]:
+    letters = "".join(LETTERS[mutable] for mutable in signature.mutable)
+    return OVERLOADS_JOIN.join(signature.overloads), letters
 
 
 def flat(inputs: Iterable[object]) -> list[profiler.TensorMetadata]:

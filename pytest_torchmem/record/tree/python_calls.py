@@ -196,16 +196,30 @@ class PythonCalls:
         found = self._functions.get(text)
         if found is None:
             number = self._strings.number
-            plain = number(_ADDRESS.sub("", text))
-            if match := _NAME.fullmatch(text):
-                path = self._paths[match["file"]]
-                found = _FrameText(
-                    plain, number(match["function"]), number(path), path, int(match["line"])
-                )
+            plain, file, line, function = _taken_apart(text)
+            plain_number = number(plain)
+            if function is None:
+                found = _FrameText(plain_number, plain_number, -1, "", 0)
             else:
-                found = _FrameText(plain, plain, -1, "", 0)
+                path = self._paths[file]
+                found = _FrameText(plain_number, number(function), number(path), path, line)
             self._functions[text] = found
         return found
+
+
+@lru_cache(maxsize=4096)
+def _taken_apart(text: str) -> tuple[str, str, int, str | None]:
+    """Return an event's name without addresses, its file and line, and its function if it has one.
+
+    Another body calls mostly the same functions.
+    """
+    plain = _ADDRESS.sub("", text)
+    match = _NAME.fullmatch(text)
+    return (
+        (plain, match["file"], int(match["line"]), match["function"])
+        if match
+        else (plain, "", 0, None)
+    )
 
 
 class _FullPaths(dict[str, str]):

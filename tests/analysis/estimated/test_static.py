@@ -349,6 +349,24 @@ def test_pair_peak_is_the_larger_of_both_passes():
     assert pair_peak_bytes(FORWARD, BACKWARD) == max(in_forward, in_backward)
 
 
+def test_an_output_that_the_backward_does_not_take_is_the_caller_s_to_the_end():
+    sizes = [1, 2, 4, 8]
+    forward = graph_of(
+        sizes, given("x", 0), op("mm", (1,), (0,)), op("exp", (2,), (1,)), output(1, 2)
+    )
+    after = graph_of(
+        sizes, given("exp", 2), given("tangents_1", 3), backward("mul", (), (3, 2)), output()
+    )
+    run = join_pair(forward, after, "cpu")
+    assert run.lifetimes.end[1] == run.graph.row_count
+
+
+@pytest.mark.parametrize(("unknown_bytes", "told"), [(500, 0), (2000, 1)])
+def test_less_than_a_thousandth_more_is_no_interval(unknown_bytes, told):
+    graph = graph_of([10**6], op("mm", (0,), unknown_bytes=unknown_bytes), output(0))
+    assert len(estimate_result(run_of(graph)).blind_spots) == told
+
+
 def test_joined_pair_has_one_clock_and_keeps_the_callers_storages():
     run = join_pair(FORWARD, BACKWARD, "cpu")
     result = estimate_result(run)

@@ -144,6 +144,20 @@ def test_operators_that_autograd_watches_within_backward_are_a_forward_pass_run_
     assert phase[other] == BACKWARD
 
 
+def test_a_module_that_is_called_again_within_backward_is_run_again():
+    b = TraceBuilder()
+    with b.module(1), b.op("aten::mm"):
+        pass
+    with b.backward(), b.node("CheckpointBackward"):
+        with b.module(1), b.op("aten::mm") as again:
+            pass
+        with b.module(2), b.op("aten::mm") as first:
+            pass
+    phase = build_op_tree(b.build()).phase
+    assert phase[again] == RECOMPUTE
+    assert phase[first] == BACKWARD
+
+
 def test_a_backward_pass_that_is_differentiated_recomputes_nothing():
     b = TraceBuilder()
     with (

@@ -53,6 +53,13 @@ def test_the_largest_the_smallest_and_the_spread():
     assert STAGES.of(1).peak.total == 12 * MiB
 
 
+def test_a_list_that_changes_later_changes_no_ranks():
+    results = [result_of(held(1, "a", 1)), result_of(held(2, "a", 1))]
+    ranks = RankResults(results)
+    results.clear()
+    assert len(ranks) == 2
+
+
 def test_of_equal_ranks_the_first_is_the_largest():
     equal = RankResults([result_of(held(1, "a", 1))] * 2)
     assert (equal.largest.rank, equal.smallest.rank, equal.spread_bytes) == (0, 0, 0)

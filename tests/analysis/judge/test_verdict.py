@@ -273,7 +273,10 @@ def test_growth_of_a_whole_model_is_told_as_such():
             )
         )
 
-    assert against(step(1), step(4)).sentence == (
+    verdict = against(step(1), step(4))
+    causes = [cause.module for cause in verdict.findings[0].causes]
+    assert (causes[0], sorted(causes)) == ("LM.embed", sorted(f"LM.{module}" for module in lines))
+    assert verdict.sentence == (
         "memory peaked at 412.0 MiB, +309.0 MiB (+300 %) over the baseline of 103.0 MiB: "
         "+309.0 MiB of activation throughout LM, 4 times over, "
         "first +9.0 MiB from aten::mm in LM.embed (net.py:3)"
@@ -461,3 +464,9 @@ def test_growth_is_what_the_steps_left_and_all_else_what_was_live():
 def test_a_spread_is_told_in_bytes():
     (finding,) = judge_spread([measured(live(7 * MiB)), measured(live(9 * MiB))], Allowance(0, 0))
     assert "2 runs had 7.0 MiB, 9.0 MiB, a spread of 2.0 MiB" in finding.numbers
+
+
+def test_the_largest_alone_is_the_cause_where_there_is_nothing_to_compare_with():
+    result = measured(live(9 * MiB), live(2 * MiB, "temporary"))
+    (finding,) = judge_limits(result, {"total": MiB})
+    assert [cause.size_bytes for cause in finding.causes] == [9 * MiB]

@@ -111,3 +111,10 @@ def test_what_torch_has_no_name_for_counts_as_unknown():
     _, sizes = coalesced(Timeline(np.array([5]), levels), 0)
     assert sizes == [[0] * len(TORCH_ORDER) + [24]]
     assert TORCH_ORDER[-1] is Category.UNKNOWN
+
+
+def test_the_last_moment_is_told():
+    levels = np.zeros((3, len(Category)), np.int64)
+    levels[:, Category.BUFFER.column] = 8, 16, 24
+    times, sizes = coalesced(Timeline(np.array([0, 10, 5000]), levels), 0)
+    assert (times, [row[-1] for row in sizes]) == ([0, 5], [16, 24])

@@ -31,6 +31,7 @@ def test_a_failed_assert_of_a_region_tells_sizes(project):
         ("assert part.growth == 2 * MiB", ""),
         ("assert part.peak.total == 4.5", ""),
         ("assert 7 * MiB == 3 * MiB", ""),
+        ("assert part.peak.total and 7 * MiB == 3 * MiB", ""),
         ("assert part.retained.activation == 3", "4.0 MiB == 3 B, 4.0 MiB apart"),
         ("assert part.peak.gradient > 0", ""),
         ("assert len([1]) > part.peak.gradient + 1", ""),

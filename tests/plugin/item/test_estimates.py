@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
+
+from pytest_torchmem import Torchmem, estimate
 
 
 def failure(result):
@@ -259,3 +262,9 @@ def test_a_warm_up_run_makes_no_windows_of_its_estimates(project):
     (test,) = json.loads((project.path / "r.json").read_text())["tests"]
     windows = test.get("windows") or test["measured"]["windows"]
     assert [window["result"]["name"] for window in windows] == ["step (estimated)"]
+
+
+def test_the_fixture_s_estimate_has_the_defaults_of_the_function():
+    own, public = (signature(f).parameters for f in (Torchmem.estimate, estimate))
+    for name in ("backward", "optimizer", "device"):
+        assert own[name].default == public[name].default

@@ -130,3 +130,11 @@ def test_none_measures_where_the_run_does(project):
         """
     )
     project.run("--torchmem-device=cuda").assert_outcomes(passed=1)
+
+
+def test_the_command_that_accepts_a_change_measures_on_the_device_that_was_typed(project):
+    project.write("@pytest.mark.memory_baseline(floor=0)\ndef test_a(): use(1)")
+    project.run("--torchmem-device=cpu", "--torchmem-update-baseline")
+    project.write("@pytest.mark.memory_baseline(floor=0)\ndef test_a(): use(2)")
+    run = project.run("--torchmem-device=cpu")
+    run.stdout.fnmatch_lines(["*pytest *::test_a --torchmem-device=cpu --torchmem-update-baseline"])

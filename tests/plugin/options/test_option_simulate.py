@@ -31,3 +31,38 @@ def test_a_program_that_calls_pytest_is_told_to_be_started_anew(pytester):
     run = pytester.run(sys.executable, "runner.py")
     assert run.ret == pytest.ExitCode.USAGE_ERROR
     run.stderr.fnmatch_lines(["*torchmem simulate --gpu H100 -- COMMAND*not-simulated*"])
+
+
+SKIPPED = """
+import pytest
+
+@pytest.mark.memory_budget({"cuda": "1GiB"})
+@pytest.mark.skipif(True, reason="needs CUDA")
+def test_a_step():
+    pass
+
+@pytest.mark.skip(reason="needs a disk")
+def test_a_file():
+    pass
+"""
+
+
+def test_a_test_that_is_skipped_for_want_of_a_gpu_needs_no_limit_here_and_is_told(
+    pytester, monkeypatch
+):
+    monkeypatch.setattr("pytest_torchmem.plugin.run.controller._DRIVER", pytester.path / "none")
+    monkeypatch.delenv("TORCHMEM_SIMULATED", raising=False)
+    pytester.makepyfile(SKIPPED)
+    run = pytester.runpytest_inprocess(*PLAIN)
+    run.assert_outcomes(skipped=2)
+    run.stdout.fnmatch_lines(
+        ["1 test was skipped for want of a GPU; --torchmem-simulate=H100 has a simulated one"]
+    )
+
+
+def test_where_there_is_a_gpu_none_is_offered(pytester, monkeypatch):
+    monkeypatch.setattr("pytest_torchmem.plugin.run.controller._DRIVER", pytester.path)
+    pytester.makepyfile(SKIPPED)
+    run = pytester.runpytest_inprocess(*PLAIN)
+    run.assert_outcomes(skipped=2)
+    run.stdout.no_fnmatch_line("*want of a GPU*")

@@ -28,14 +28,9 @@ from pytest_torchmem.analysis.estimated.static import (
     pair_peak_bytes,
 )
 from pytest_torchmem.record.fake.graphs import read_graph, read_pair
-from pytest_torchmem.values.static_graph import (
-    Category,
-    EstimateError,
-    NodeKind,
-    Phase,
-    StaticGraph,
-    StaticRun,
-)
+from pytest_torchmem.values.contributors import Category, Phase
+from pytest_torchmem.values.errors import EstimateError
+from pytest_torchmem.values.static_graph import NodeKind, StaticGraph, StaticRun
 from tests.fx_graphs import (
     STEPS,
     Repaired,

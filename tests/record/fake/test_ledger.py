@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pytest_torchmem.record.fake.ledger import Ledger  # noqa: E402
-from pytest_torchmem.values.static_graph import Category  # noqa: E402
+from pytest_torchmem.values.contributors import Category  # noqa: E402
 
 
 @pytest.mark.parametrize(("operators_after", "end"), [(0, 7), (1, 8), (2, 10)])

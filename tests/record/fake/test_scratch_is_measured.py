@@ -239,6 +239,23 @@ def test_the_rule_of_an_operator_is_what_it_takes(name, n, m):
     assert abs(ruled(func, *args, **kwargs).bytes_ - measured(func, *args, **kwargs)) <= SCALARS
 
 
+def test_columns_that_become_a_picture_leave_it_their_memory():
+    call = call_of(
+        aten.col2im.default, floats(2, 36, 100), [12, 12], [3, 3], [1, 1], [0, 0], [1, 1]
+    )
+    assert kept_bytes(call, on_cpu=True) == (0, call.outputs[0].untyped_storage().nbytes())
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [[105, 27], [90, 20]])
+@pytest.mark.parametrize("operator", [aten.upsample_bilinear2d, aten.upsample_nearest2d])
+def test_few_channels_are_enlarged_one_by_one(channels, size, operator):
+    x = floats(2, channels, 22, 7).to(memory_format=torch.channels_last)
+    args = (x, size) + (() if "nearest" in str(operator) else (False,))
+    func = operator.default
+    assert abs(ruled(func, *args).bytes_ - measured(func, *args)) <= SCALARS
+
+
 @pytest.mark.parametrize("operator", ["mse_loss", "smooth_l1_loss", "binary_cross_entropy"])
 def test_a_reduced_loss_keeps_the_memory_of_each_elements_loss(operator):
     func = getattr(aten, operator).default

@@ -11,6 +11,7 @@ import torch
 from pytest_torchmem import measure
 from pytest_torchmem.record.torch_api import memory
 from pytest_torchmem.values.errors import LimitError
+from tests.measured import measured
 
 pytestmark = pytest.mark.skipif(
     torch.UntypedStorage not in memory.HOLDING,
@@ -100,3 +101,9 @@ def test_a_file_that_is_mapped_counts_once_and_nothing_of_it_is_unseen(tmp_path,
     assert body.result.blind_spots == ()
     assert body.result.unexplained_bytes == 0
     assert bool(body.retained.total) == keep
+
+
+def test_a_body_without_an_operator_is_measured_beside_a_trained_model() -> None:
+    model = torch.nn.Linear(4, 4)
+    model(torch.ones(1, 4)).sum().backward()
+    assert measured(lambda: model.weight.grad is not None).peak.total == 0

@@ -15,6 +15,7 @@ from torch.nn.modules import module as nn_module
 from torch.utils.checkpoint import checkpoint
 
 import pytest_torchmem
+from pytest_torchmem.record.torch_api import compiler
 from tests.measured import measured
 
 OURS = str(Path(pytest_torchmem.__file__).parent)
@@ -123,8 +124,10 @@ PROGRAMS: dict[str, Program] = {
     "checkpoint": a_function(lambda m, x: checkpoint(m, x, use_reentrant=False)),
     "gradient": a_function(lambda m, x: torch.autograd.grad(m(x).sum(), m.layers[0].weight)[0]),
     "copy": a_function(lambda m, x: copy.deepcopy(m)(x)),
-    "disabled": a_function(lambda m, x: torch.compiler.disable(m.forward)(x) + 1),
 }
+# torch 2.6 compiles it again each time, measured or not.
+if compiler.SETTERS[0] in compiler.setters():
+    PROGRAMS["disabled"] = a_function(lambda m, x: torch.compiler.disable(m.forward)(x) + 1)
 
 
 @pytest.fixture
@@ -217,5 +220,5 @@ def test_what_a_compiled_step_makes_is_optimizer_state(traced: list[str]) -> Non
 
 def test_a_release_that_sets_the_callback_in_one_way_only_is_measured(monkeypatch):
     """As in torch 2.6, whose module has no name for the setter in C++."""
-    monkeypatch.delattr("torch._dynamo.eval_frame.set_eval_frame")
+    monkeypatch.delattr("torch._dynamo.eval_frame.set_eval_frame", raising=False)
     assert measured(lambda: torch.ones(8)).peak.total == 32

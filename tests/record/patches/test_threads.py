@@ -13,6 +13,7 @@ import torch
 
 from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.results import Result
 
@@ -68,9 +69,11 @@ def test_a_thread_without_torch_is_nobodys_business():
 def test_a_pool_that_was_there_before_is_noticed():
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
-        used, ran = measured(lambda: pool.submit(torch.ones, SIZE).result().sum()).blind_spots
+        used, *ran = measured(lambda: pool.submit(torch.ones, SIZE).result().sum()).blind_spots
         assert "another thread made it" in used
-        assert "from before the body ran torch" in ran
+        # Before torch 2.8 nobody's calls are known while a pool lives that was measured before.
+        if profiler.KEEPS_COUNT or ran:
+            assert "from before the body ran torch" in ran[0]
         assert measured(lambda: pool.submit(sum, range(9)).result()).blind_spots == ()
 
 

@@ -138,7 +138,7 @@ def _of_torch() -> dict[str, object]:
             torch.get_autocast_dtype("cpu"),
             torch.is_autocast_cache_enabled(),
             torch.get_default_dtype(),
-            torch.get_default_device(),
+            torch.empty(0).device,
             torch.are_deterministic_algorithms_enabled(),
             torch.get_float32_matmul_precision(),
             torch.get_num_threads(),

@@ -155,11 +155,12 @@ def _upsample(points: int) -> Callable[[Call], int]:
     def rule(call: Call) -> int:
         x, out = call.args[0], call.outputs[0]
         spatial = out.shape[2:]
-        by_channels = layout(x) is torch.channels_last
+        small = sum(spatial) <= _SMALL_PICTURE
         if points < _CUBIC and x.dim() == 4:
-            if by_channels and (x.shape[1] > 3 or sum(spatial) <= _SMALL_PICTURE):
+            by_channels = x.is_contiguous(memory_format=torch.channels_last)
+            if by_channels and (small or x.shape[1] > 4 - points):
                 return 0
-            if sum(spatial) <= _SMALL_PICTURE:
+            if small:
                 return nbytes(x) + nbytes(out)
         return int(sum(spatial)) * points * (8 + max(WIDE_BYTES, int(x.element_size())))
 
@@ -242,6 +243,17 @@ def _elements_once(call: Call) -> int:
 
 
 RULES: Final[Rules] = {
+    **dict.fromkeys(
+        (
+            "aten::_adaptive_avg_pool2d_backward",
+            "aten::adaptive_max_pool2d_backward",
+            "aten::grid_sampler_2d_backward",
+            "aten::replication_pad1d_backward",
+        ),
+        copied_unless_contiguous(0),
+    ),
+    "aten::kthvalue": lambda call: nbytes(call.args[0]) + 8 * elements(call.args[0]),
+    "aten::masked_scatter": copied_unless_contiguous(2),
     "aten::_softmax_backward_data": copied_unless_contiguous(0, 1),
     "aten::avg_pool2d_backward": _copied_to_the_layout_of(0),
     "aten::max_pool2d_with_indices_backward": _copied_to_the_layout_of(0, 7),
@@ -254,7 +266,6 @@ RULES: Final[Rules] = {
     "aten::baddbmm": _copied_of_a_batch,
     "aten::binary_cross_entropy_with_logits": _with_logits,
     "aten::bmm": _copied_of_a_batch,
-    "aten::col2im": copied_unless_contiguous(0),
     "aten::gather": _wide_indices(2),
     "aten::gelu_backward": _gelu_backward,
     "aten::huber_loss": _elements_once,
@@ -269,8 +280,6 @@ RULES: Final[Rules] = {
     "aten::native_group_norm": _group_norm,
     "aten::native_group_norm_backward": _group_norm_backward,
     "aten::native_layer_norm_backward": _layer_norm_backward,
-    "aten::reflection_pad1d_backward": copied_unless_contiguous(0),
-    "aten::reflection_pad2d_backward": copied_unless_contiguous(0),
     "aten::replication_pad2d_backward": copied_unless_contiguous(0),
     "aten::scatter": _wide_indices(2),
     "aten::scatter_add": _wide_indices(2),
@@ -281,7 +290,6 @@ RULES: Final[Rules] = {
     "aten::upsample_bicubic2d": _upsample(4),
     "aten::upsample_bilinear2d": _upsample(2),
     "aten::upsample_bilinear2d_backward": copied_unless_contiguous(0),
-    "aten::upsample_bicubic2d_backward": copied_unless_contiguous(0),
     "aten::upsample_linear1d": _upsample(2),
     "aten::upsample_nearest1d": _upsample(1),
     "aten::upsample_nearest2d": _upsample(1),

@@ -382,32 +382,10 @@ _RULES: Final[Mapping[str, _Rule]] = {
     ),
     **dict.fromkeys(
         (
-            "aten::_upsample_nearest_exact2d_backward",
             "aten::upsample_bilinear2d_backward",
             "aten::upsample_nearest2d_backward",
         ),
         _alike(_copied_unless_dense),
     ),
-    **dict.fromkeys(
-        (
-            "aten::_adaptive_avg_pool3d_backward",
-            "aten::adaptive_max_pool3d_backward",
-            "aten::_upsample_bicubic2d_aa_backward",
-            "aten::_upsample_bilinear2d_aa_backward",
-            "aten::_upsample_nearest_exact1d_backward",
-            "aten::_upsample_nearest_exact3d_backward",
-            "aten::avg_pool3d_backward",
-            "aten::col2im",
-            "aten::max_pool3d_with_indices_backward",
-            "aten::reflection_pad1d_backward",
-            "aten::reflection_pad2d",
-            "aten::reflection_pad2d_backward",
-            "aten::upsample_bicubic2d_backward",
-            "aten::upsample_linear1d_backward",
-            "aten::upsample_nearest1d_backward",
-            "aten::upsample_nearest3d_backward",
-            "aten::upsample_trilinear3d_backward",
-        ),
-        _alike(copied_unless_contiguous(0)),
-    ),
+    "aten::reflection_pad2d": _alike(copied_unless_contiguous(0)),
 }

@@ -45,6 +45,9 @@ def kept_bytes(call: Call, *, on_cpu: bool) -> tuple[int, int] | None:
     """Return an output's place and size where its storage is larger than a fake tensor knows."""
     if call.name in _REDUCED_IN_PLACE and not call.outputs[0].dim():
         return 0, broadcast_elements(call) * int(call.outputs[0].element_size())
+    if call.name in _SHRUNK:
+        # The result was as large as what is read, and is made smaller in its memory.
+        return 0, nbytes(call.args[0])
     # Without a graph nothing is kept.
     if call.name == "aten::mkldnn_rnn_layer" and on_cpu and torch.is_grad_enabled():
         return len(call.outputs) - 1, onednn.workspace_bytes(call.args)
@@ -91,6 +94,7 @@ _REDUCED_IN_PLACE: Final = frozenset(
 )
 
 
+_SHRUNK: Final = ("aten::col2im", "aten::im2col")
 _EVERYWHERE: Final[Rules] = {
     "aten::mm": lambda call: copied_matrices(call.args[:2]),
     "aten::addmm": lambda call: copied_matrices(call.args[1:3]),
@@ -100,7 +104,32 @@ _EVERYWHERE: Final[Rules] = {
     "aten::_log_softmax_backward_data": copied_unless_contiguous(0, 1),
     "aten::native_layer_norm_backward": copied_unless_contiguous(0, 1),
     "aten::embedding_dense_backward": copied_unless_contiguous(0),
+    # Gradients that are read as if they were contiguous.
+    **dict.fromkeys(
+        (
+            "aten::_adaptive_avg_pool3d_backward",
+            "aten::_upsample_bicubic2d_aa_backward",
+            "aten::_upsample_bilinear2d_aa_backward",
+            "aten::_upsample_nearest_exact1d_backward",
+            "aten::_upsample_nearest_exact2d_backward",
+            "aten::_upsample_nearest_exact3d_backward",
+            "aten::adaptive_max_pool3d_backward",
+            "aten::avg_pool3d_backward",
+            "aten::col2im",
+            "aten::fractional_max_pool2d_backward",
+            "aten::max_pool3d_with_indices_backward",
+            "aten::reflection_pad1d_backward",
+            "aten::reflection_pad2d_backward",
+            "aten::upsample_bicubic2d_backward",
+            "aten::upsample_linear1d_backward",
+            "aten::upsample_nearest1d_backward",
+            "aten::upsample_nearest3d_backward",
+            "aten::upsample_trilinear3d_backward",
+        ),
+        copied_unless_contiguous(0),
+    ),
     "aten::abs": _of_complex,
+    "aten::dist": lambda call: broadcast_elements(call) * int(call.args[0].element_size()),
     "aten::_safe_softmax": _safe_softmax,
     "aten::soft_margin_loss_backward": lambda call: 2 * call.out_bytes,
     "aten::mv": lambda call: copied_matrices(call.args[:1]),

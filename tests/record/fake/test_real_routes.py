@@ -1,0 +1,61 @@
+"""Functions that take another way for fake tensors, estimated beside what they measure."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from pytest_torchmem import estimate, measure
+
+NOTHING = 64  # numbers that C++ wraps in tensors
+
+
+def measured(step) -> int:
+    step()
+    with measure(device="cpu") as window:
+        held = step()
+    del held
+    return window.result.peak.total
+
+
+def estimated(step):
+    return estimate(step, backward=False)
+
+
+@pytest.mark.parametrize("shape", [(4, 64, 48), (2, 3, 64, 48)])
+def test_a_bias_is_added_in_place_to_what_is_not_laid_out_as_rows(shape):
+    x, weight, bias = torch.randn(shape), torch.randn(80, 64), torch.randn(80)
+
+    def step():
+        return functional.linear(x.transpose(-1, -2), weight, bias)
+
+    with torch.no_grad():
+        assert abs(estimated(step).peak.total - measured(step)) <= NOTHING
+
+
+@pytest.mark.parametrize("function", ["svdvals", "eigvalsh"])
+def test_vectors_are_computed_for_a_gradient_alone(function):
+    x = torch.eye(64)
+
+    def step():
+        return getattr(torch.linalg, function)(x)
+
+    with torch.no_grad():
+        result = estimated(step)
+        assert result.peak.total <= measured(step) <= result.at_most
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 64])
+@pytest.mark.parametrize("dims", [(), (0,)])
+def test_the_gradient_of_a_product_is_an_interval_as_zeros_decide(dims, zeros):
+    x = torch.rand(64, 64) + 1
+    x[:zeros, 0] = 0
+    x.requires_grad_()
+
+    def step():
+        x.grad = None
+        x.prod(*dims).sum().backward()
+
+    result = estimated(step)
+    assert result.peak.total <= measured(step) <= result.at_most
