@@ -531,6 +531,16 @@ class Recorder:
             marks["event"][mark] = row
             marks["time_ns"][mark] = events["start_ns"][row]
 
+    def _of_threads(self) -> dict[str, Json]:
+        """The threads that made memory unseen, or may have."""
+        if self._history.requests is not None:
+            # The allocator's history has what every thread did.
+            return {"unseen_threads": [], "unfollowed_threads": []}
+        return {
+            "unseen_threads": [*self._threads.names()],
+            "unfollowed_threads": [*self._threads.unfollowed_names()],
+        }
+
     def _meta(self) -> dict[str, Json]:
         return {
             "torch": torch.__version__,
@@ -540,8 +550,7 @@ class Recorder:
             "counters_before": self._counters.before,
             "own_cost_ns": self._own_ns,
             "live_at_start_known": True,
-            # The allocator's history has what every thread did.
-            "unseen_threads": self._threads.names() if self._history.requests is None else [],
+            **self._of_threads(),
             "workspace_bytes": workspace_bytes(self._device),
         }
 

@@ -7,6 +7,7 @@ known, but that it ran torch can: then the result says so instead of being too s
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -26,9 +27,16 @@ from pytest_torchmem.record.torch_api.compiler import untraced
 
 # The number in a thread's name: it depends on how many threads ran before.
 _NUMBER: Final = re.compile(r"[-_]\d+")
-# A thread that called this many functions and none of torch's is left alone.
-_PATIENCE: Final = 20_000
-_LAYERS: Final = str(Path(torch.__file__).parent / "nn")
+# A thread that called this many functions and none of torch's is followed no longer.
+_PATIENCE: Final = 200_000
+# Where calls lead to operators and nowhere else: those of layers, and of what stands for operators.
+_OPERATING: Final = tuple(
+    f"{Path(torch.__file__).parent / part}" for part in ("nn", "_ops.py", "functional.py")
+)
+_HOLDERS: Final = (torch.Tensor, torch.UntypedStorage)
+_CONTAINERS: Final = (list, tuple, dict, set)
+# So many of the things in a container are looked at.
+_MOST_PARTS: Final = 16
 # How the Python tracer names a builtin function: of ``torch``, of a tensor, of a layer.
 _TRACED: Final = re.compile(r"<built-in (?:method (\w+) of (type|\w+) object at|function (\w+)>)")
 
@@ -38,6 +46,8 @@ class ThreadWatch:
 
     def __init__(self) -> None:
         self._names: set[str] = set()
+        self._unfollowed: set[str] = set()
+        self._users: Any = None
         self._existing: list[threading.Thread] = []
         self._recorded: set[int] = set()
         self._calling: set[int] = set()
@@ -46,10 +56,9 @@ class ThreadWatch:
         """Begin to watch threads that start from now on."""
         here = threading.current_thread()
         self._existing = [thread for thread in threading.enumerate() if thread is not here]
-        # Someone who profiles new threads would be thrown out.
-        if threading.getprofile() is None:
-            patches.note("threading.setprofile", self._stop)
-            threading.setprofile(self._on_event)
+        self._users = threading.getprofile()
+        patches.note("threading.setprofile", self._stop)
+        threading.setprofile(self._on_event)
         for name in profiler.GETTERS:
             patches.replace(name, self._hidden)
 
@@ -58,13 +67,13 @@ class ThreadWatch:
         def getprofile() -> object:
             found = getter()
             is_ours = isinstance(found, _Watched) or found == self._on_event
-            return None if is_ours else profiler.users_function(found)
+            return self._users if is_ours else profiler.users_function(found)
 
         return getprofile
 
     def _stop(self) -> None:
         if threading.getprofile() == self._on_event:
-            threading.setprofile(None)
+            threading.setprofile(self._users)
 
     def look_at(self, result: profiler.ProfilerResult) -> None:
         """Look for torch's functions in threads that the Python tracer saw and nothing else did.
@@ -92,29 +101,61 @@ class ThreadWatch:
         unseen = self._calling - self._recorded
         return sorted({*self._names, *(["one from before the body"] if unseen else [])})
 
+    def unfollowed_names(self) -> list[str]:
+        """Return the names of threads that were not followed to their end."""
+        return sorted(self._unfollowed - self._names)
+
     def _on_event(self, frame: FrameType, event: str, function: object) -> None:
-        watched = _Watched(self._names)
+        watched = _Watched(self._names, self._unfollowed, self._users)
         sys.setprofile(watched)
         watched(frame, event, function)
 
 
 class _Watched:
-    """The profile function of one thread, until it is known to run torch."""
+    """The profile function of one thread, until it is known to run torch.
 
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
+    ``users`` is the program's own, which is called as without us, and stays.
+    """
+
+    def __init__(self, names: set[str], unfollowed: set[str], users: Any) -> None:
+        self._names, self._unfollowed = names, unfollowed
+        self._users = users
         self._left = _PATIENCE
 
     @untraced
-    def __call__(self, frame: FrameType, event: str, function: object) -> None:
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         self._left -= 1
-        of_torch = (event == "c_call" and _makes_tensors(function)) or (
-            event == "call" and frame.f_code.co_filename.startswith(_LAYERS)
-        )
-        if of_torch:
-            self._names.add(_NUMBER.sub("", threading.current_thread().name))
-        if of_torch or self._left <= 0:
-            sys.setprofile(None)
+        runs_torch = _runs_torch(frame, event, argument)
+        if runs_torch or self._left <= 0:
+            names = self._names if runs_torch else self._unfollowed
+            names.add(_NUMBER.sub("", threading.current_thread().name))
+            sys.setprofile(self._users)
+        if self._users is not None:
+            self._users(frame, event, argument)
+
+
+def _runs_torch(frame: FrameType, event: str, argument: object) -> bool:
+    """Return whether a call, or what it leaves behind when it returns, shows that torch works.
+
+    Operators such as ``x + 1`` are no calls. What they work on or make is in a variable of the
+    function or of its module, or is returned.
+    """
+    if event == "c_call":
+        return _makes_tensors(argument)
+    if event == "call":
+        return frame.f_code.co_filename.startswith(_OPERATING)
+    if event != "return":
+        return False
+    of_module = map(frame.f_globals.get, frame.f_code.co_names)
+    return any(map(_has_tensor, (argument, *frame.f_locals.values(), *of_module)))
+
+
+def _has_tensor(value: object) -> bool:
+    """Return whether a value is a tensor, or a container of some; its own code is not called."""
+    if type(value) in _CONTAINERS:
+        parts = gc.get_referents(value)[:_MOST_PARTS]
+        return any(issubclass(type(part), _HOLDERS) for part in parts)
+    return issubclass(type(value), _HOLDERS)
 
 
 def _makes_tensors(function: object) -> bool:

@@ -207,6 +207,23 @@ def users_function(found: Any) -> Any:
     return _ProfileFunction.taken if type(found).__name__ == _TRACER else found
 
 
+# What torch's Python tracer calls itself where it is a tool of `sys.monitoring`: on Python 3.12.
+_TOOL: Final = "PyTorch Profiler"
+
+
+def others_listen() -> bool:
+    """Return whether anybody but torch's Python tracer follows what this thread calls.
+
+    That may be a trace or profile function, or a tool of `sys.monitoring`.
+    """
+    profile = _profile_function()
+    if sys.gettrace() is not None or (profile is not None and type(profile).__name__ != _TRACER):
+        return True
+    if sys.version_info < (3, 12):
+        return False
+    return any(tool not in (None, _TOOL) for tool in map(sys.monitoring.get_tool, range(6)))
+
+
 class Profiler:
     """One session of the kineto profiler, without the front end's own bookkeeping.
 

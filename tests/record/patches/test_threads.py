@@ -6,6 +6,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.record.patches import threads
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.results import Result
@@ -216,3 +219,71 @@ def test_what_a_pool_of_before_leaves_passes_no_limit_in_silence() -> None:
     assert result.unexplained_bytes == 4 * SIZE
     findings = judge_limits(result, {"retained": 2 * SIZE, "total": 2 * SIZE})
     assert {finding.kind for finding in findings} == {FindingKind.UNSEEN}
+
+
+GIVEN_BACK = {
+    "operators": lambda: len(KEPT[0] + 1),
+    "an_index": lambda: len(KEPT[0][KEPT[0] > 0]),
+    "a_constructor": lambda: torch.FloatTensor(SIZE),
+    "a_transform": lambda: torch.fft.fft(KEPT[0]),
+    "an_operator_by_name": lambda: torch.ops.aten.exp(KEPT[0]),
+    "after_many_calls": lambda: [abs(n) for n in range(30_000)] and KEPT[0] + 1,
+}
+
+
+@pytest.mark.parametrize("work", GIVEN_BACK.values(), ids=GIVEN_BACK)
+def test_a_thread_that_gives_all_back_is_named(work: Callable[[], object]) -> None:
+    KEPT.append(torch.ones(SIZE))
+    (spot,) = measured(lambda: in_thread(work)).blind_spots
+    assert "memory of other threads is not in the figures: loader ran torch" in spot
+
+
+def variables() -> None:
+    kept = KEPT[0] + 1
+    kept *= 2
+    del kept
+    doubled = [KEPT[0] * 2]
+    doubled[0] += 1
+
+
+def test_what_a_thread_has_in_its_variables_is_noticed() -> None:
+    KEPT.append(torch.ones(SIZE))
+    assert measured(lambda: in_thread(variables)).blind_spots
+
+
+@pytest.mark.parametrize("kind", [ThreadPoolExecutor, ThreadPool])
+def test_the_threads_of_a_pool_are_noticed(kind: Callable[[int], Any]) -> None:
+    KEPT.append(torch.ones(SIZE))
+
+    def body() -> None:
+        with kind(2) as pool:
+            list(pool.map(lambda n: KEPT[0] + n, (1, 2)))
+
+    assert any("ran torch" in spot for spot in measured(body).blind_spots)
+
+
+def test_a_thread_with_the_users_own_profile_function_is_noticed() -> None:
+    seen: list[object] = []
+    KEPT.append(torch.ones(SIZE))
+
+    def note(frame: object, event: str, argument: object) -> None:
+        seen.append(event)
+
+    threading.setprofile(note)
+    try:
+        (spot,) = measured(
+            lambda: in_thread(lambda: [seen.append(sys.getprofile()), KEPT[0] + 1][1])
+        ).blind_spots
+    finally:
+        threading.setprofile(None)
+    assert "loader ran torch" in spot
+    assert note in seen
+    assert "return" in seen
+
+
+def test_a_thread_that_is_not_followed_to_its_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_PATIENCE", 50)
+    work = GIVEN_BACK["after_many_calls"]
+    KEPT.append(torch.ones(SIZE))
+    (spot,) = measured(lambda: in_thread(work)).blind_spots
+    assert "may be missing from the figures: loader made too many calls to be followed" in spot
