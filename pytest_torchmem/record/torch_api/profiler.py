@@ -251,7 +251,7 @@ class Profiler:
             _autograd._prepare_profiler(self._config, self._activities)
             self._profile_function.take()
             # Torch warns of the first block that it sees freed and not made: be it this one.
-            unseen = torch.UntypedStorage(1)
+            unseen = torch.UntypedStorage(1)  # type: ignore[no-untyped-call]
             _autograd._enable_profiler(self._config, self._activities)
             del unseen
         self._tracer = type(_profile_function())
