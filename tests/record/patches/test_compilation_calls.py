@@ -65,15 +65,14 @@ def test_no_call_beneath_what_prepares_a_compilation_is_followed() -> None:
 
 
 class Keeping(nn.Module):
-    """Makes a tensor where dynamo asks whether it has wrapped the module already."""
+    """Makes a tensor where dynamo asks for what a module of its own would have."""
 
     def __init__(self) -> None:
         super().__init__()
         self.made: list[torch.Tensor] = []
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_torchdynamo_orig_callable":
-            self.made.append(torch.ones(256, 256))
+        self.made.append(torch.ones(256, 256))
         return super().__getattr__(name)
 
 
