@@ -50,8 +50,7 @@ def compile_and_call() -> None:
     # Once per process it looks for all backends that are installed.
     _find_backends.cache_clear()
     torch._dynamo.list_backends()
-    function = torch.compile(lambda x: torch.compiler.disable(torch.sin)(x) + 1, backend="eager")
-    function(torch.ones(2))
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 cannot suspend a tracer")
