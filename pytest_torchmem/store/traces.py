@@ -26,6 +26,7 @@ from pytest_torchmem.values.json_values import (
     whole_number,
     whole_numbers,
 )
+from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     DEVICE_EVENT,
@@ -268,7 +269,7 @@ def _check_range(trace: Trace, table: str, column: str, least: int, end: int) ->
         raise ValueError(f"{column!r} of {table!r} is {int(wrong)}, and must be below {end}")
 
 
-def _check_nesting(events: NDArray[np.void]) -> None:
+def _check_nesting(events: Table) -> None:
     """Raise `ValueError` unless each subtree is in one piece behind its root, within its parent."""
     rows = np.arange(len(events))
     parents, ends = events["parent"], events["end"]

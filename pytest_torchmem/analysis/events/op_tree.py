@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.values.contributors import Phase
+from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.trace import CREATE_GRAPH, EventKind, MarkKind, Role, Scope, Trace
 
@@ -114,7 +115,7 @@ def build_op_tree(trace: Trace) -> OpTree:
     return tree
 
 
-def _called_by_engine(events: NDArray[np.void]) -> NDArray[np.bool_]:
+def _called_by_engine(events: Table) -> NDArray[np.bool_]:
     """Nodes of the backward graph. One that is called by another node is a part of that node."""
     is_backward: NDArray[np.bool_] = events["scope"] == Scope.BACKWARD_FUNCTION
     nested = (events["parent"] >= 0) & is_backward[events["parent"]] if len(events) else is_backward
@@ -287,7 +288,7 @@ class Annotations:
             innermost[begin:end] = row
         return innermost, outer
 
-    def _rows(self, events: NDArray[np.void]) -> NDArray[np.int64]:
+    def _rows(self, events: Table) -> NDArray[np.int64]:
         is_annotation = (events["kind"] == EventKind.TORCH_OP) & (events["scope"] == Scope.OTHER)
         return np.flatnonzero(is_annotation)
 
