@@ -91,18 +91,23 @@ class OpTree:
         """Return the place of a moment among the ranks: half-way between the events around it."""
         return float(self._ranks_at(np.array([time_ns]))[0])
 
+    def starts_ns(self) -> NDArray[np.int64]:
+        """Return the time at which each event began, by rank: int64, shape (E,)."""
+        starts: NDArray[np.int64] = self.trace.events["start_ns"]
+        return starts if ascends(starts) else np.sort(starts)
+
     def _ranks_at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-        times = np.empty(len(self.trace.events), np.int64)
-        times[self.rank] = self.trace.events["start_ns"]
-        ranks: NDArray[np.float64] = np.searchsorted(times, times_ns).astype(np.float64)
+        ranks: NDArray[np.float64] = np.searchsorted(self.starts_ns(), times_ns).astype(np.float64)
         return ranks - 0.5
 
 
 def build_op_tree(trace: Trace) -> OpTree:
     """Return the operator tree of a trace."""
     events = trace.events
-    rank = np.empty(len(events), np.int32)
-    rank[np.argsort(events["start_ns"], kind="stable")] = np.arange(len(events))
+    rank = np.arange(len(events), dtype=np.int32)
+    if not ascends(starts := events["start_ns"]):
+        rank[np.argsort(starts, kind="stable")] = np.arange(len(events))
+    del starts
     is_backward = _called_by_engine(events)
     leaf = _outermost(
         events["parent"],
@@ -113,6 +118,11 @@ def build_op_tree(trace: Trace) -> OpTree:
     tree = OpTree(trace, rank, leaf, backward_node, phase)
     tree.phase[:] = _phases(tree)
     return tree
+
+
+def ascends(values: NDArray[np.signedinteger]) -> bool:
+    """Return whether no value is below the one before: those of one thread are in order."""
+    return bool(np.all(values[:-1] <= values[1:]))
 
 
 def _called_by_engine(events: Table) -> NDArray[np.bool_]:
@@ -278,7 +288,7 @@ class Annotations:
         if not len(rows):
             return np.empty(0, np.int32), outer
         innermost = np.full(len(events), -1, np.int32)
-        starts = np.sort(events["start_ns"])
+        starts = self.tree.starts_ns()
         ends = np.searchsorted(starts, events["end_ns"][rows], side="right")
         for row, end in sorted(
             zip(rows.tolist(), ends.tolist(), strict=True), key=lambda pair: int(rank[pair[0]])

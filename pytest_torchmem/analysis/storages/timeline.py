@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_torchmem.analysis.events.op_tree import ascends
 from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.analysis.storages.storages import BEFORE
 from pytest_torchmem.values.contributors import Category, CategoryBytes
@@ -105,7 +106,7 @@ def _changes(
 
 def times_of(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return ranks as nanoseconds since the first event: int64, of the same shape."""
-    starts: NDArray[np.int64] = np.sort(evidence.tree.trace.events["start_ns"])
+    starts = evidence.tree.starts_ns()
     if not len(starts):
         return np.zeros(len(ranks), np.int64)
     times: NDArray[np.int64] = starts[np.clip(ranks, 0, len(starts) - 1).astype(np.int32)]
@@ -147,18 +148,21 @@ class Reconciliation:
         """
         tree = self.evidence.tree
         table = tree.trace.allocations
-        size, total, ptr = (table[name] for name in ("size_bytes", "total_allocated", "ptr"))
+        size, total = table["size_bytes"], table["total_allocated"]
         is_mine = table["device"] == self.evidence.device
         # Shared memory, which has an allocator of its own, is reported with a total of nothing.
-        others = ptr[is_mine & (size > 0) & (total == 0)]
-        if len(others):
-            is_mine &= ~np.isin(ptr, others)
-        rows = np.argsort(tree.rank[table["event"]])
-        rows = rows[is_mine[rows]]
-        if not len(rows):
+        is_other = is_mine & (size > 0) & (total == 0)
+        if is_other.any():
+            is_mine &= ~np.isin(table["ptr"], table["ptr"][is_other])
+        if not is_mine.any():
             return 0
-        drift = total[rows]
-        drift -= np.cumsum(size[rows])
+        ranks = tree.rank[table["event"][is_mine]]
+        size, drift = size[is_mine], total[is_mine]
+        del total
+        if not ascends(ranks):
+            order = np.argsort(ranks)
+            size, drift = size[order], drift[order]
+        drift -= np.cumsum(size)
         return int(drift.max() - drift.min())
 
     @cached_property
