@@ -81,16 +81,17 @@ class OpTree:
         A mark that is not in the tree falls half-way between the events around its time.
         """
         marks = self.trace.marks
-        ranks = self._ranks_at(marks["time_ns"])
+        ranks = self.ranks_at(marks["time_ns"])
         placed = marks["event"] >= 0
         ranks[placed] = self.rank[marks["event"][placed]]
         return ranks
 
     def rank_at(self, time_ns: int) -> float:
         """Return the place of a moment among the ranks: half-way between the events around it."""
-        return float(self._ranks_at(np.array([time_ns]))[0])
+        return float(self.ranks_at(np.array([time_ns]))[0])
 
-    def _ranks_at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    def ranks_at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the places of moments among the ranks: float64, shape as that of ``times_ns``."""
         times = np.empty(len(self.trace.events), np.int64)
         times[self.rank] = self.trace.events["start_ns"]
         ranks: NDArray[np.float64] = np.searchsorted(times, times_ns).astype(np.float64)
