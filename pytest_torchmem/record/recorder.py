@@ -306,7 +306,8 @@ class Recorder:
 
     def _lose_session(self) -> None:
         if self._profiler is not None:
-            self._profiler.is_replaced = True
+            # Before torch 2.8 the other one fails, and ours goes on.
+            self._profiler.is_replaced = profiler.KEEPS_COUNT
 
     def _cancel_at_exit(self) -> None:
         # Another thread's session cannot be ended from here.

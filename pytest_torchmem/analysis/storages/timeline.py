@@ -197,14 +197,33 @@ class Reconciliation:
         """
         tree, storages = self.evidence.tree, self.evidence.storages
         others = tree.trace.meta.get("other_threads", {"times_ns": (), "held_bytes": ()})
-        freed = self.evidence.foreign & np.isfinite(storages.died) & bool(others["times_ns"])
+        if not others["times_ns"]:
+            return np.zeros(0), np.zeros(0, np.int64)
+        foreign = self.evidence.foreign & np.isfinite(storages.died)
+        again, sizes = self._freed_again
         ranks = tree.ranks_at(np.array(others["times_ns"], np.int64))
+        ranks = np.concatenate([ranks, storages.died[foreign], again])
         held = np.array([0, *others["held_bytes"]], np.int64)
-        changes = held[1:] - held[:-1]
-        ranks = np.append(ranks, storages.died[freed])
-        changes = np.append(changes, -storages.size_bytes[freed])
+        changes = [held[1:] - held[:-1], -storages.size_bytes[foreign], sizes]
         order = np.argsort(ranks, kind="stable")
-        return ranks[order], changes[order]
+        return ranks[order], np.concatenate(changes)[order]
+
+    @property
+    def _freed_again(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Frees at an address that was freed just before: somebody else allocated in between.
+
+        Ranks, and bytes below zero: shape (N,) each.
+        """
+        tree = self.evidence.tree
+        table = tree.trace.allocations
+        table = table[table["device"] == self.evidence.device]
+        ranks = tree.rank[table["event"]]
+        order = np.lexsort((ranks, table["ptr"]))
+        ptr, size = table["ptr"][order], table["size_bytes"][order]
+        again = np.append(False, (ptr[1:] == ptr[:-1]) & (size[1:] < 0) & (size[:-1] < 0))[
+            : len(ptr)
+        ]
+        return ranks[order][again].astype(np.float64), size[again]
 
     @cached_property
     def foreign_is_used(self) -> bool:

@@ -52,6 +52,7 @@ class ThreadMemory:
 
     def _end(self) -> None:
         self.is_over = True
+        self._uncounted |= set(self._open.values())
 
     def _counted_item(self, run: Callable[..., object]) -> Callable[..., object]:
         @wraps(run)
@@ -98,7 +99,7 @@ class ThreadMemory:
     def uncounted(self) -> set[str]:
         """Return the names of threads of which it is not known what they took.
 
-        They profile themselves, or have not come to the end of a stretch.
+        They profile themselves, or had not come to the end of a stretch.
         """
         return {*self._uncounted, *self._open.values()}
 

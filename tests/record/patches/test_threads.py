@@ -5,8 +5,10 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from multiprocessing.pool import ThreadPool
 
 import numpy as np
@@ -144,6 +146,7 @@ def test_a_thread_in_the_middle_of_its_work_is_told():
         ready.set()
         while not go_on.is_set():
             x = x + 1
+            time.sleep(1e-3)
         after.append(sys.getprofile())
 
     def body() -> None:
@@ -206,9 +209,11 @@ def test_a_thread_that_profiles_itself_loses_the_measurement_and_nothing_else():
         in_thread(profile)
         torch.ones(SIZE)
 
-    with pytest.raises(RecordingError, match="another thread of the test body ran"):
+    # Before torch 2.8 it is the thread's session that fails.
+    lost = pytest.raises(RecordingError, match="another thread of the test body ran")
+    with lost if profiler.KEEPS_COUNT else nullcontext():
         measured(body)
-    assert profiled or not profiler.KEEPS_COUNT
+    assert bool(profiled) == profiler.KEEPS_COUNT
     assert measured(lambda: torch.ones(SIZE)).peak.total >= 4 * SIZE
 
 
