@@ -74,7 +74,7 @@ class ThreadMemory:
         if not self._is_counted or profiler.profiler_is_active():
             self._uncounted.add(name)
             return False
-        _LOCAL.stretch = _Stretch(self, is_of_executor=is_of_executor)
+        _LOCAL.stretch = _Counting(self, is_of_executor=is_of_executor)
         self._open[threading.get_ident()] = name
         return True
 
@@ -128,7 +128,7 @@ def _outline(held: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.unique(np.array(ends).ravel())
 
 
-class _Stretch:
+class _Counting:
     """A time in which torch counts on one thread; it is over when that thread lets go of it."""
 
     def __init__(self, memory: ThreadMemory, *, is_of_executor: bool) -> None:
