@@ -109,6 +109,7 @@ PATCHES: Final = (
     ),
     Patch(compiler.START_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.END_CALLBACK, _COMPILED, How.ADDED),
+    *(Patch(name, _COMPILED) for name in compiler.PREPARING),
     Patch(compiler.CLEAR_CALLBACKS, "Keeps our callbacks when the compiler is reset in a body."),
     *(Patch(name, "Takes hooks out while dynamo looks at frames.") for name in compiler.SETTERS),
     Patch(f"{_NN}register_module_forward_pre_hook", _CALLED_IN, How.ADDED, _ESTIMATED),

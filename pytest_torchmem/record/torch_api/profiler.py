@@ -77,9 +77,6 @@ if TYPE_CHECKING:
     ModuleInfo: TypeAlias = _NNModuleInfo
     OptimizerInfo: TypeAlias = _OptimizerInfo
 
-if TYPE_CHECKING:
-    from torch._C._autograd import _ProfilerResult as ProfilerResult
-
 
 def reader(bindings: type[object], name: str) -> Callable[[Any], Any]:
     """The function behind an attribute of a class of ``torch._C``.

@@ -171,16 +171,7 @@ def joined(parts: list[Tables], *, last: bool = False) -> Tables:
     When it is the ``last`` time, the list is emptied: each table is given back once it is copied,
     so that there are never two of all of them.
     """
-    places: list[_NewRows] = []
-    count = 0
-    for group in _cut_from_each_other(parts):
-        inside: list[_NewRows] = []
-        for part in group:
-            inside.append(_NewRows(part, inside[-1] if inside else None))
-        count = _number(inside, count)
-        for place in inside:
-            place.settle()
-        places += inside
+    places, count = _placed(parts)
     if last:
         parts.clear()
     events = np.empty(count, EVENT)
@@ -198,6 +189,24 @@ def joined(parts: list[Tables], *, last: bool = False) -> Tables:
         tables["overloads"],
         tables["details"],
     )
+
+
+def _placed(parts: Sequence[Tables]) -> tuple[list[_NewRows], int]:
+    """Return the new rows of each session, and how many there are in all.
+
+    Nothing else refers to the sessions' tables once this has returned.
+    """
+    places: list[_NewRows] = []
+    count = 0
+    for group in _cut_from_each_other(parts):
+        inside: list[_NewRows] = []
+        for part in group:
+            inside.append(_NewRows(part, inside[-1] if inside else None))
+        count = _number(inside, count)
+        for place in inside:
+            place.settle()
+        places += inside
+    return places, count
 
 
 def _cut_from_each_other(parts: Sequence[Tables]) -> Iterator[list[Tables]]:

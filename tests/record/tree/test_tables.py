@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import mmap
 import sys
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pytest_torchmem.record.tree.tables import Rows, in_own_memory
-from pytest_torchmem.values.trace import EVENT
+from pytest_torchmem.record.tree import tables
+from pytest_torchmem.record.tree.tables import Rows, Tables, in_own_memory
+from pytest_torchmem.values.trace import ALLOCATION, EVENT, MODULE_CALL, OVERLOAD, TENSOR
 
 DTYPE = np.dtype([("kind", "u1"), ("place", "u8"), ("number", "i4")])
 
@@ -72,3 +75,29 @@ def test_a_table_in_memory_of_its_own_is_as_it_was() -> None:
     assert np.array_equal(own, table)
     own["line"][3] = 5  # a later session may know the line of an operator
     assert table["line"][3] == 0
+
+
+def test_the_tables_of_a_session_are_given_back_while_the_sessions_are_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = [
+        Tables(
+            np.zeros(2, EVENT),
+            np.zeros(1, TENSOR),
+            np.zeros(1, ALLOCATION),
+            np.zeros(0, MODULE_CALL),
+            np.zeros(0, OVERLOAD),
+        )
+        for _ in range(3)
+    ]
+    events = [weakref.ref(part.events) for part in parts]
+    alive, moved = list[bool](), tables._moved
+
+    def moving(*arguments: Any) -> Any:
+        alive.extend(table() is not None for table in events)
+        return moved(*arguments)
+
+    monkeypatch.setattr(tables, "_moved", moving)
+    assert len(tables.joined(parts, last=True).events) == 6
+    assert alive
+    assert not any(alive)
