@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import ClassVar, Final
 
@@ -113,7 +113,7 @@ class Recorder:
         self._cut_after_s = _FIRST_CUT_S
         self._count = KeptCount()
         self._ranges = OpenRanges()
-        self._threads = ThreadWatch()
+        self._threads = ThreadWatch(device, self._lose_session)
         self._functorch = FunctorchWatch(
             self._watch.note_call, lambda: autograd.await_engine(self._device)
         )
@@ -300,9 +300,15 @@ class Recorder:
                 self._points.end()
             finally:
                 if session is not None:
-                    session.stop()
+                    with suppress(RecordingError):
+                        session.stop()
         finally:
             self._restore()
+
+    def _lose_session(self) -> None:
+        if self._profiler is not None:
+            # Before torch 2.8 the other one fails, and ours goes on.
+            self._profiler.is_replaced = profiler.KEEPS_COUNT
 
     def _cancel_at_exit(self) -> None:
         # Another thread's session cannot be ended from here.
@@ -549,7 +555,7 @@ class Recorder:
             "own_cost_ns": self._own_ns,
             "live_at_start_known": True,
             # The allocator's history has what every thread did.
-            "unseen_threads": self._threads.names() if self._history.requests is None else [],
+            **(self._threads.meta() if self._history.requests is None else {}),
             "workspace_bytes": workspace_bytes(self._device),
         }
 

@@ -82,21 +82,22 @@ class OpTree:
         A mark that is not in the tree falls half-way between the events around its time.
         """
         marks = self.trace.marks
-        ranks = self._ranks_at(marks["time_ns"])
+        ranks = self.ranks_at(marks["time_ns"])
         placed = marks["event"] >= 0
         ranks[placed] = self.rank[marks["event"][placed]]
         return ranks
 
     def rank_at(self, time_ns: int) -> float:
         """Return the place of a moment among the ranks: half-way between the events around it."""
-        return float(self._ranks_at(np.array([time_ns]))[0])
+        return float(self.ranks_at(np.array([time_ns]))[0])
 
     def starts_ns(self) -> NDArray[np.int64]:
         """Return the time at which each event began, by rank: int64, shape (E,)."""
         starts: NDArray[np.int64] = self.trace.events["start_ns"]
         return starts if ascends(starts) else np.sort(starts)
 
-    def _ranks_at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    def ranks_at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the places of moments among the ranks: float64, shape as that of ``times_ns``."""
         ranks: NDArray[np.float64] = np.searchsorted(self.starts_ns(), times_ns).astype(np.float64)
         return ranks - 0.5
 
