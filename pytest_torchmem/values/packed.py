@@ -28,7 +28,7 @@ _RELATIVE: Final = frozenset({"end"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Block:
+class _PackedBlock:
     """Some rows of a column: ``smallest`` plus each of ``codes``, or no codes where all are alike.
 
     Numbers that no narrow code can tell apart are their own codes.
@@ -50,16 +50,16 @@ class _Block:
             np.add(self.codes, self.smallest, out=found, casting="unsafe")
 
 
-def _block(values: NDArray[Any]) -> _Block:
+def _block(values: NDArray[Any]) -> _PackedBlock:
     low, high = values.min(), values.max()
     if low == high:
-        return _Block(low, None)
+        return _PackedBlock(low, None)
     for dtype in _NARROW:
         if dtype.itemsize >= values.dtype.itemsize:
             break
         if int(high) - int(low) <= np.iinfo(dtype).max:
-            return _Block(low, np.subtract(values, low, dtype=values.dtype).astype(dtype))
-    return _Block(low, values.copy())
+            return _PackedBlock(low, np.subtract(values, low, dtype=values.dtype).astype(dtype))
+    return _PackedBlock(low, values.copy())
 
 
 class PackedTable:
@@ -71,7 +71,7 @@ class PackedTable:
     def __init__(self, dtype: np.dtype[np.void], length: int) -> None:
         self.dtype = dtype
         self._length = length
-        self._columns: dict[str, tuple[_Block, ...]] = {}
+        self._columns: dict[str, tuple[_PackedBlock, ...]] = {}
 
     @classmethod
     def of(cls, table: NDArray[np.void]) -> PackedTable:
@@ -120,7 +120,7 @@ class PackedTable:
                     place = memory[start : start + codes.nbytes].view(codes.dtype)
                     place[:] = codes
                     start, codes = start + codes.nbytes, place
-                moved.append(_Block(block.smallest, codes))
+                moved.append(_PackedBlock(block.smallest, codes))
             self._columns[name] = tuple(moved)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.void]:
