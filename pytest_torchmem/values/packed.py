@@ -14,12 +14,17 @@ fifty bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+#: The numbers of a column; their type is the one that the table has for it.
+Column: TypeAlias = "NDArray[Any]"
+#: The numbers of some rows, or which rows they are.
+_RowKey: TypeAlias = "int | slice | Sequence[int] | NDArray[np.integer[Any]] | NDArray[np.bool_]"
 
 _BLOCK_ROWS: Final = 2**14
 _NARROW: Final = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32))
@@ -34,14 +39,14 @@ class _PackedBlock:
     Numbers that no narrow code can tell apart are their own codes.
     """
 
-    smallest: Any
-    codes: NDArray[Any] | None
+    smallest: np.generic
+    codes: Column | None
 
     @property
     def nbytes(self) -> int:
         return self.codes.nbytes if self.codes is not None else 0
 
-    def unpack(self, found: NDArray[Any]) -> None:
+    def unpack(self, found: Column) -> None:
         if self.codes is None:
             found[:] = self.smallest
         elif self.codes.dtype == found.dtype:
@@ -50,7 +55,7 @@ class _PackedBlock:
             np.add(self.codes, self.smallest, out=found, casting="unsafe")
 
 
-def _block(values: NDArray[Any]) -> _PackedBlock:
+def _block(values: Column) -> _PackedBlock:
     low, high = values.min(), values.max()
     if low == high:
         return _PackedBlock(low, None)
@@ -89,10 +94,10 @@ class PackedTable:
         return sum(block.nbytes for column in self._columns.values() for block in column)
 
     @overload
-    def __getitem__(self, key: str) -> NDArray[Any]: ...
+    def __getitem__(self, key: str) -> Column: ...
     @overload
-    def __getitem__(self, key: Any) -> NDArray[np.void]: ...
-    def __getitem__(self, key: Any) -> NDArray[Any]:
+    def __getitem__(self, key: _RowKey) -> NDArray[np.void]: ...
+    def __getitem__(self, key: str | _RowKey) -> Column:
         if isinstance(key, str):
             return self._unpacked(key)
         rows = np.arange(self._length)[key]
@@ -123,13 +128,13 @@ class PackedTable:
                 moved.append(_PackedBlock(block.smallest, codes))
             self._columns[name] = tuple(moved)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.void]:
+    def __array__(self, dtype: None = None, copy: bool | None = None) -> NDArray[np.void]:
         found: NDArray[np.void] = np.empty(self._length, self.dtype)
         for name in self.dtype.names or ():
             found[name] = self._unpacked(name)
         return found
 
-    def _unpacked(self, name: str) -> NDArray[Any]:
+    def _unpacked(self, name: str) -> Column:
         found = np.empty(self._length, self.dtype[name])
         for block, part in zip(self._columns[name], _blocks(found), strict=True):
             block.unpack(part)
@@ -142,6 +147,6 @@ class PackedTable:
 Table: TypeAlias = "NDArray[np.void] | PackedTable"
 
 
-def _blocks(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def _blocks(values: Column) -> Iterator[Column]:
     for start in range(0, len(values), _BLOCK_ROWS):
         yield values[start : start + _BLOCK_ROWS]

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -319,7 +319,7 @@ class Trace:
             "meta": dict(self.meta),
         }
         text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-        tables: dict[str, Any] = {name: np.asarray(getattr(self, name)) for name in TABLES}
+        tables = {name: getattr(self, name) for name in TABLES}
         try:
             with Path(path).open("wb") as file:
                 np.savez_compressed(file, header=text, **tables)

@@ -15,12 +15,12 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Final, TypeAlias, cast
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.values.packed import PackedTable, Table
+from pytest_torchmem.values.packed import Column, PackedTable, Table
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     DETAIL,
@@ -133,8 +133,15 @@ class Tables:
 
     def packed(self) -> Tables:
         """Return the tables, of which the large ones take less memory."""
-        tables = {n: _packed(getattr(self, n)) for n in ("events", *_ABOUT_EVENTS)}
-        return replace(self, **cast("Any", tables))
+        return replace(
+            self,
+            events=_packed(self.events),
+            tensors=_packed(self.tensors),
+            allocations=_packed(self.allocations),
+            module_calls=_packed(self.module_calls),
+            overloads=_packed(self.overloads),
+            details=_packed(self.details),
+        )
 
 
 _ABOUT_EVENTS: Final = {
@@ -200,7 +207,14 @@ def joined(parts: list[Tables], *, last: bool = False) -> Tables:
     for place in places:
         place.let_go("events")
     tables = {name: _moved(places, name, dtype) for name, dtype in _ABOUT_EVENTS.items()}
-    return Tables(events, **cast("Any", tables))
+    return Tables(
+        events,
+        tables["tensors"],
+        tables["allocations"],
+        tables["module_calls"],
+        tables["overloads"],
+        tables["details"],
+    )
 
 
 def _empty(dtype: np.dtype[np.void], count: int) -> Table:
@@ -303,7 +317,7 @@ class _NewRows:
         ends = self.part.events["end"]
         return [slice(row, int(ends[row])) for row in self.part.own]
 
-    def fill(self, name: str, column: NDArray[Any]) -> None:
+    def fill(self, name: str, column: Column) -> None:
         """Write a column of events to the places of the rows that stay."""
         stay = self.rows >= 0
         values = self.part.events[name]
@@ -337,9 +351,9 @@ class _NewRows:
         stay: NDArray[np.bool_] = self.rows[getattr(self.part, name)["event"]] >= 0
         return stay
 
-    def moved(self, name: str, column: str, stay: NDArray[np.bool_]) -> NDArray[Any]:
+    def moved(self, name: str, column: str, stay: NDArray[np.bool_]) -> Column:
         """Return a column of a table about events, without the rows that do not ``stay``."""
-        values: NDArray[Any] = getattr(self.part, name)[column][stay]
+        values: Column = getattr(self.part, name)[column][stay]
         return self.rows[values] if column == "event" else values
 
     def let_go(self, name: str) -> None:
