@@ -286,7 +286,7 @@ class Annotations:
         """
         events, rank = self.tree.trace.events, self.tree.rank
         outer: dict[int, int] = {}
-        rows = self._rows(events)
+        rows = np.flatnonzero(are_labels(events))
         if not len(rows):
             return np.empty(0, np.int32), outer
         innermost = np.full(len(events), -1, np.int32)
@@ -300,9 +300,12 @@ class Annotations:
             innermost[begin:end] = row
         return innermost, outer
 
-    def _rows(self, events: Table) -> NDArray[np.int64]:
-        is_annotation = (events["kind"] == EventKind.TORCH_OP) & (events["scope"] == Scope.OTHER)
-        return np.flatnonzero(is_annotation)
+
+def are_labels(events: Table) -> NDArray[np.bool_]:
+    """Return which events are names that code put on a stretch with ``record_function``."""
+    found: NDArray[np.bool_] = events["kind"] == EventKind.TORCH_OP
+    found &= events["scope"] == Scope.OTHER
+    return found
 
 
 def start_ns(tree: OpTree) -> int:
