@@ -1,13 +1,14 @@
-"""Threads beside the recording one: those whose allocations nobody sees, and gloo's.
+"""Threads beside the recording one: those whose allocations are in no figure, and gloo's.
 
-The profiler records the thread that started it, and on a GPU the engine's own. A thread that the
-body starts, or a pool that was there before, allocates unseen on the CPU. What it did cannot be
-known, but that it ran torch can: then the result says so instead of being too small in silence.
+The profiler records the thread that started it, and on a GPU the engine's own. What a thread that
+the body starts allocates on the CPU is counted there, while it runs torch. A pool that was there
+before may run torch uncounted: then the result says so instead of being too small in silence.
 """
 
 from __future__ import annotations
 
 import gc
+import queue
 import re
 import sys
 import threading
@@ -22,18 +23,15 @@ import torch
 
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
+from pytest_torchmem.record.patches.thread_memory import ThreadMemory, thread_name
 from pytest_torchmem.record.torch_api import dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
+from pytest_torchmem.values.json_values import Json
 
-# The number in a thread's name: it depends on how many threads ran before.
-_NUMBER: Final = re.compile(r"[-_]\d+")
 # A thread that called this many functions and none of torch's is followed no longer.
 _PATIENCE: Final = 200_000
-# Where calls lead to operators and nowhere else: those of layers, and of what stands for operators.
-_OPERATING: Final = tuple(
-    f"{Path(torch.__file__).parent / part}" for part in ("nn", "_ops.py", "functional.py")
-)
-_HOLDERS: Final = (torch.Tensor, torch.UntypedStorage)
+_LAYERS: Final = str(Path(torch.__file__).parent / "nn")
+_HOLDERS: Final = (torch.Tensor, torch.UntypedStorage, torch.nn.Module)
 _CONTAINERS: Final = (list, tuple, dict, set)
 # So many of the things in a container are looked at.
 _MOST_PARTS: Final = 16
@@ -41,16 +39,33 @@ _MOST_PARTS: Final = 16
 _TRACED: Final = re.compile(r"<built-in (?:method (\w+) of (type|\w+) object at|function (\w+)>)")
 
 
-class ThreadWatch:
-    """Learns the names of other threads that run torch while a body is recorded."""
+# Functions of these run the work of a thread.
+_RUNNERS: Final = frozenset(
+    str(Path(threading.__file__).parent / file)
+    for file in ("threading.py", "concurrent/futures/thread.py", "multiprocessing/pool.py")
+)
+# In these a thread waits for what it works on next.
+_WAITS: Final = frozenset(
+    id(function.__code__)
+    for function in (queue.Queue.get, queue.Queue.put, threading.Condition.wait)
+)
 
-    def __init__(self) -> None:
-        self._names: set[str] = set()
-        self._unfollowed: set[str] = set()
-        self._users: Any = None
+
+class ThreadWatch:
+    """Learns which other threads run torch while a body is recorded, and what they allocate.
+
+    ``profiled`` is called where one of them begins a profiler of its own.
+    """
+
+    def __init__(self, device: torch.device, profiled: Callable[[], None]) -> None:
+        self._memory = ThreadMemory(device)
+        self._profiled = profiled
         self._existing: list[threading.Thread] = []
         self._recorded: set[int] = set()
         self._calling: set[int] = set()
+        self._thread = threading.get_ident()
+        self._users: Any = None
+        self._unfollowed: set[str] = set()
 
     def install(self, patches: Installed) -> None:
         """Begin to watch threads that start from now on."""
@@ -61,6 +76,8 @@ class ThreadWatch:
         threading.setprofile(self._on_event)
         for name in profiler.GETTERS:
             patches.replace(name, self._hidden)
+        patches.replace(profiler.PREPARE, self._noticed)
+        self._memory.install(patches)
 
     def _hidden(self, getter: Callable[[], object]) -> Callable[[], object]:
         @wraps(getter)
@@ -71,6 +88,16 @@ class ThreadWatch:
 
         return getprofile
 
+    def _noticed(self, prepare: Callable[..., object]) -> Callable[..., object]:
+        @wraps(prepare)
+        def prepared(*args: object, **kwargs: object) -> object:
+            if threading.get_ident() != self._thread:
+                self._profiled()
+                self._memory.close()
+            return prepare(*args, **kwargs)
+
+        return prepared
+
     def _stop(self) -> None:
         if threading.getprofile() == self._on_event:
             threading.setprofile(self._users)
@@ -80,7 +107,7 @@ class ThreadWatch:
 
         ``result`` is the kineto result of a finished session.
         """
-        if not self._existing:
+        if not (self._existing or self._memory.was_used):
             return
         for root in result.experimental_event_tree():
             if root.start_tid not in self._recorded:
@@ -89,73 +116,98 @@ class ThreadWatch:
     def _look_at_thread(self, root: profiler.ProfilerEvent) -> None:
         """Note whether a call's thread is one that is recorded, or runs torch unseen."""
         thread = root.start_tid
-        for event in _events(root):
-            if not _is_python(event):
-                self._recorded.add(thread)
-                return
-            if thread not in self._calling and _is_torch(event):
-                self._calling.add(thread)
+        # To read what is called takes much longer: it is not done for the recording's own thread.
+        if not all(map(_is_python, _events(root))):
+            self._recorded.add(thread)
+        elif thread not in self._calling and any(map(_is_torch, _events(root))):
+            self._calling.add(thread)
 
-    def names(self) -> list[str]:
+    def meta(self) -> dict[str, Json]:
+        """Return the names of threads whose memory is not known, and what others held."""
         # A stretch in which the recording thread itself ran no operator says nothing of it.
-        unseen = self._calling - self._recorded
-        return sorted({*self._names, *(["one from before the body"] if unseen else [])})
-
-    def unfollowed_names(self) -> list[str]:
-        """Return the names of threads that were not followed to their end."""
-        return sorted(self._unfollowed - self._names)
+        unseen = self._calling - self._recorded - self._memory.of_executors
+        names = self._memory.uncounted() | ({"one from before the body"} if unseen else set())
+        return {
+            "unseen_threads": sorted(names),
+            "unfollowed_threads": sorted(self._unfollowed - names),
+            "other_threads": self._memory.held(),
+        }
 
     def _on_event(self, frame: FrameType, event: str, function: object) -> None:
-        watched = _Watched(self._names, self._unfollowed, self._users)
+        watched = _Watched(self._memory, self._unfollowed, self._users)
         sys.setprofile(watched)
         watched(frame, event, function)
 
 
 class _Watched:
-    """The profile function of one thread, until it is known to run torch.
+    """The profile function of one thread: has its memory counted from when it first runs torch.
 
     ``users`` is the program's own, which is called as without us, and stays.
     """
 
-    def __init__(self, names: set[str], unfollowed: set[str], users: Any) -> None:
-        self._names, self._unfollowed = names, unfollowed
+    def __init__(self, memory: ThreadMemory, unfollowed: set[str], users: Any) -> None:
+        self._memory, self._unfollowed = memory, unfollowed
         self._users = users
         self._left = _PATIENCE
+        self._work = 0
+        self._has_returned = False
 
     @untraced
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        self._left -= 1
-        runs_torch = _runs_torch(frame, event, argument)
-        if runs_torch or self._left <= 0:
-            names = self._names if runs_torch else self._unfollowed
-            names.add(_NUMBER.sub("", threading.current_thread().name))
-            sys.setprofile(self._users)
+        if self._work:
+            self._go_on(frame, event)
+        else:
+            self._look(frame, event, argument)
         if self._users is not None:
             self._users(frame, event, argument)
 
+    def _look(self, frame: FrameType, event: str, argument: object) -> None:
+        self._left -= 1
+        of_torch = (event == "c_call" and _makes_tensors(argument)) or (
+            event == "call" and _may_run_torch(frame)
+        )
+        if of_torch and self._memory.open():
+            self._work = id(_work_of(frame))
+        elif of_torch or self._left <= 0 or self._memory.is_over:
+            if not of_torch and not self._memory.is_over:
+                self._unfollowed.add(thread_name())
+            sys.setprofile(self._users)
 
-def _runs_torch(frame: FrameType, event: str, argument: object) -> bool:
-    """Return whether a call, or what it leaves behind when it returns, shows that torch works.
+    def _go_on(self, frame: FrameType, event: str) -> None:
+        """End the stretch where the thread's work has returned, or waits for more."""
+        waits = event == "call" and id(frame.f_code) in _WAITS
+        if self._has_returned or waits or self._memory.is_over:
+            self._work, self._has_returned = 0, False
+            self._memory.close()
+        elif event == "return" and id(frame) == self._work:
+            # Its variables live until just after this event.
+            self._has_returned = True
 
-    Operators such as ``x + 1`` are no calls. What they work on or make is in a variable of the
-    function or of its module, or is returned.
+
+def _work_of(frame: FrameType) -> FrameType:
+    """Return the call of the thread's own work that a call belongs to."""
+    while (outer := frame.f_back) is not None and outer.f_code.co_filename not in _RUNNERS:
+        frame = outer
+    return frame
+
+
+def _may_run_torch(frame: FrameType) -> bool:
+    """Return whether a function that has been called may run operators.
+
+    Those such as ``x + 1`` are no calls. What they work on is an argument, or in a variable around
+    the function, or the function names torch.
     """
-    if event == "c_call":
-        return _makes_tensors(argument)
-    if event == "call":
-        return frame.f_code.co_filename.startswith(_OPERATING)
-    if event != "return":
-        return False
-    of_module = map(frame.f_globals.get, frame.f_code.co_names)
-    return any(map(_has_tensor, (argument, *frame.f_locals.values(), *of_module)))
+    if frame.f_code.co_filename.startswith(_LAYERS):
+        return True
+    around = map(frame.f_globals.get, frame.f_code.co_names)
+    return any(map(_is_of_torch, (*frame.f_locals.values(), *around)))
 
 
-def _has_tensor(value: object) -> bool:
-    """Return whether a value is a tensor, or a container of some; its own code is not called."""
+def _is_of_torch(value: object) -> bool:
+    """Return whether a value is torch, or of it, or a container of such; none of its code runs."""
     if type(value) in _CONTAINERS:
-        parts = gc.get_referents(value)[:_MOST_PARTS]
-        return any(issubclass(type(part), _HOLDERS) for part in parts)
-    return issubclass(type(value), _HOLDERS)
+        return any(issubclass(type(v), _HOLDERS) for v in gc.get_referents(value)[:_MOST_PARTS])
+    return value is torch or issubclass(type(value), _HOLDERS)
 
 
 def _makes_tensors(function: object) -> bool:
@@ -177,7 +229,7 @@ def _is_torch(event: profiler.ProfilerEvent) -> bool:
 
 
 def _is_python(event: profiler.ProfilerEvent) -> bool:
-    return isinstance(event.extra_fields, (profiler.PyCallFields, profiler.PyCCallFields))
+    return type(profiler.fields_of(event)) in (profiler.PyCallFields, profiler.PyCCallFields)
 
 
 def _events(root: profiler.ProfilerEvent) -> Iterator[profiler.ProfilerEvent]:
