@@ -142,15 +142,27 @@ NIGHTLY: tuple[str, ...] = (
     "tests/test_regressions.py",
 )
 
+#: Each of these tests looks at everything that is alive, several times.
+SEARCHES = (
+    "tests/plugin/item/test_growth_per_step.py",
+    "tests/plugin/item/test_left_behind.py",
+    "tests/plugin/item/test_real_bodies.py",
+    "tests/record/holders/",
+    "tests/record/owners/",
+)
+
 #: What torch's compilers leave in memory makes each later look at the heap several times as long.
 COMPILES = (
     "tests/analysis/storages/test_labels.py",
     "tests/measuring/test_estimate.py",
     "tests/record/compiled/",
+    "tests/record/fake/test_fx.py",
     "tests/record/patches/test_compiled_regions.py",
+    "tests/record/patches/test_patches.py",
     "tests/record/patches/test_threads.py",
     "tests/record/test_undisturbed.py",
     "tests/record/undisturbed/",
+    "tests/torch_names/test_memory_estimator.py",
 )
 
 
@@ -182,8 +194,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests by what they need, so that ``-m`` can choose: see CONTRIBUTING.
 
-    Slow ones come first: at the end of a run no worker waits long for another. Those that compile
-    come after all others that search the heap.
+    Searches of the heap come first, while there is little in it, and then the quick tests, which
+    look at it, too. Tests that compile come last.
     """
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
@@ -205,6 +217,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _turn(item: pytest.Item) -> int:
+    if item.nodeid.startswith(SEARCHES):
+        return 0
     if item.nodeid.startswith(COMPILES):
-        return 1
-    return 0 if item.get_closest_marker("slow") else 2
+        return 3
+    return 2 if item.get_closest_marker("slow") else 1

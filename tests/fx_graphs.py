@@ -1,9 +1,16 @@
-"""Graphs on fake tensors, and torch's own estimator on them."""
+"""Graphs on fake tensors, and torch's own estimator and partitioners on them.
+
+Torch's parts are imported by the first test that asks for them: with torch's compiler in memory
+each look at everything that is alive takes twice as long.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import torch
@@ -11,13 +18,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
-memory_estimator = pytest.importorskip(
-    "torch._inductor.fx_passes.memory_estimator", reason="torch's estimator came with torch 2.10"
-)
-KEYED_ON_STORAGES = hasattr(memory_estimator, "GraphAliasTracker")
+_ESTIMATOR: Final = Path(torch.__file__).with_name("_inductor") / "fx_passes/memory_estimator.py"
 needs_torchs = pytest.mark.skipif(
-    not KEYED_ON_STORAGES, reason="this torch has the older estimator, which counts by node"
+    not _ESTIMATOR.exists() or "class GraphAliasTracker" not in _ESTIMATOR.read_text("utf-8"),
+    reason="torch's estimator came with torch 2.10, and at first counted by node",
 )
+PARTITIONS: Final = ("default_partition", "min_cut_rematerialization_partition")
+
+
+@functools.cache
+def memory_estimator() -> Any:
+    return importlib.import_module("torch._inductor.fx_passes.memory_estimator")
+
+
+def partition_by(name: str) -> Callable[..., Any]:
+    """One of the `PARTITIONS`."""
+    found: Callable[..., Any] = getattr(
+        importlib.import_module("torch._functorch.partitioners"), name
+    )
+    return found
 
 
 def not_cpu(device: str) -> bool:
@@ -41,7 +60,7 @@ def say_device(module: torch.fx.GraphModule, device: str) -> None:
 
 
 def torchs_profile(graph: torch.fx.Graph, releasable: Callable[[Any], bool]) -> list[int]:
-    return memory_estimator.build_memory_profile(graph, releasable)
+    return memory_estimator().build_memory_profile(graph, releasable)
 
 
 STEPS: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [

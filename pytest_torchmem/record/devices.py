@@ -15,6 +15,7 @@ import torch
 
 from pytest_torchmem.record.torch_api import allocator, profiler
 from pytest_torchmem.values.errors import DeviceError, DeviceNameError
+from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.units import KiB, MiB
 
 if TYPE_CHECKING:
@@ -374,13 +375,15 @@ def requested_bytes(
 
 
 def fill_requested(
-    allocations: NDArray[np.void],
+    allocations: Table,
     order: NDArray[np.int64],
     device: int,
     requests: Iterable[tuple[int, int]],
 ) -> None:
     """Fill ``requested_bytes`` of a device's rows; ``order`` sorts the table's rows by time."""
     rows = order[(allocations["device"][order] == device) & (allocations["size_bytes"][order] > 0)]
-    allocations["requested_bytes"][rows] = requested_bytes(
+    requested = allocations["requested_bytes"]
+    requested[rows] = requested_bytes(
         allocations["ptr"][rows].tolist(), allocations["size_bytes"][rows].tolist(), requests
     )
+    allocations["requested_bytes"] = requested

@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import ClassVar, Final
 
@@ -50,6 +50,7 @@ from pytest_torchmem.record.tree.python_calls import library_paths
 from pytest_torchmem.record.tree.tables import Rows, Tables, joined
 from pytest_torchmem.values.errors import LongBodyError, RecordingError
 from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import (
     MARK,
     EventKind,
@@ -112,7 +113,7 @@ class Recorder:
         self._cut_after_s = _FIRST_CUT_S
         self._count = KeptCount()
         self._ranges = OpenRanges()
-        self._threads = ThreadWatch()
+        self._threads = ThreadWatch(device, self._lose_session)
         self._functorch = FunctorchWatch(
             self._watch.note_call, lambda: autograd.await_engine(self._device)
         )
@@ -299,9 +300,15 @@ class Recorder:
                 self._points.end()
             finally:
                 if session is not None:
-                    session.stop()
+                    with suppress(RecordingError):
+                        session.stop()
         finally:
             self._restore()
+
+    def _lose_session(self) -> None:
+        if self._profiler is not None:
+            # Before torch 2.8 the other one fails, and ours goes on.
+            self._profiler.is_replaced = profiler.KEEPS_COUNT
 
     def _cancel_at_exit(self) -> None:
         # Another thread's session cannot be ended from here.
@@ -434,7 +441,7 @@ class Recorder:
             result = session.stop()
             tables = self._reader.read(result, is_cut=is_cut)
             self._foresee(seconds, tables.read_count)
-            self._segments.append(self._with_lost(tables))
+            self._segments.append(self._with_lost(tables).packed())
             self._weigh(self._segments[-1])
             self._threads.look_at(result)
             self._own_ns += time.perf_counter_ns() - begin_ns
@@ -492,29 +499,28 @@ class Recorder:
             meta=self._meta(),
         )
 
-    def _fill_requested(self, events: NDArray[np.void], allocations: NDArray[np.void]) -> None:
+    def _fill_requested(self, events: Table, allocations: Table) -> None:
         names = self._reader.device_names.values()
         if self._history.requests is not None and str(self._device) in names:
             order = np.argsort(events["start_ns"][allocations["event"]], kind="stable")
             device = names.index(str(self._device))
             fill_requested(allocations, order, device, self._history.requests)
 
-    def _place_marks(self, events: NDArray[np.void], marks: NDArray[np.void]) -> None:
+    def _place_marks(self, events: Table, marks: NDArray[np.void]) -> None:
         """Give each mark the row and time at which it stands in the tree."""
         numbers = {}
         for index, text in enumerate(self._reader.strings.values()):
             if match := _MARK_NAME.fullmatch(text):
                 numbers[index] = int(match[1])
-        rows = np.flatnonzero(
-            (events["kind"] == EventKind.TORCH_OP) & np.isin(events["name"], list(numbers))
-        )
-        for row in rows.tolist():
-            mark = numbers[int(events["name"][row])]
-            marks["event"][mark] = row
-            marks["time_ns"][mark] = events["start_ns"][row]
-            events["kind"][row] = EventKind.OTHER
+        names, kinds = events["name"], events["kind"]
+        rows = np.flatnonzero((kinds == EventKind.TORCH_OP) & np.isin(names, list(numbers)))
+        placed = [numbers[name] for name in names[rows].tolist()]
+        marks["event"][placed] = rows
+        marks["time_ns"][placed] = events["start_ns"][rows]
+        kinds[rows] = EventKind.OTHER
+        events["kind"] = kinds
 
-    def _name_operators(self, events: NDArray[np.void], marks: NDArray[np.void]) -> None:
+    def _name_operators(self, events: Table, marks: NDArray[np.void]) -> None:
         """Make operators of the events that stand for those within ``torch.func``'s transforms.
 
         Each begins at a mark, which says what it was called with.
@@ -523,13 +529,21 @@ class Recorder:
         for number, text in enumerate(strings.values()):
             if match := OPERATOR_NAME.fullmatch(text):
                 found[number] = int(match[1]), strings.number(match[2])
-        for row in np.flatnonzero(np.isin(events["name"], list(found))).tolist():
-            mark, name = found[int(events["name"][row])]
-            events["name"][row] = name
-            events["is_operator"][row] = True
-            events["scope"][row] = Scope.UNOBSERVED
-            marks["event"][mark] = row
-            marks["time_ns"][mark] = events["start_ns"][row]
+        if not found:
+            return
+        names = events["name"]
+        rows = np.flatnonzero(np.isin(names, list(found)))
+        placed, operators = zip(*(found[name] for name in names[rows].tolist()), strict=True)
+        marks["event"][list(placed)] = rows
+        marks["time_ns"][list(placed)] = events["start_ns"][rows]
+        for column, values in (
+            ("name", operators),
+            ("is_operator", True),
+            ("scope", Scope.UNOBSERVED),
+        ):
+            changed = events[column]
+            changed[rows] = values
+            events[column] = changed
 
     def _meta(self) -> dict[str, Json]:
         return {
@@ -541,7 +555,7 @@ class Recorder:
             "own_cost_ns": self._own_ns,
             "live_at_start_known": True,
             # The allocator's history has what every thread did.
-            "unseen_threads": self._threads.names() if self._history.requests is None else [],
+            **(self._threads.meta() if self._history.requests is None else {}),
             "workspace_bytes": workspace_bytes(self._device),
         }
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
@@ -141,6 +142,7 @@ def _pieces(key: str, name: str) -> Iterator[str]:
     yield piece
 
 
+@lru_cache(maxsize=64)  # of each entry, the key is asked for several times
 def _escaped(text: str) -> str:
     """Return a text as it stands in a file, without the quotes."""
     return encode(text)[1:-1].encode("utf-8", "backslashreplace").decode()

@@ -19,6 +19,7 @@ from pytest_torchmem.values.errors import TraceError, is_torchmem_error
 from pytest_torchmem.values.json_values import (
     WRONG,
     Json,
+    checked_numbers,
     checked_object,
     checked_text,
     checked_texts,
@@ -26,6 +27,7 @@ from pytest_torchmem.values.json_values import (
     whole_number,
     whole_numbers,
 )
+from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     DEVICE_EVENT,
@@ -221,6 +223,7 @@ def _checked_meta(meta: Mapping[str, Json]) -> Mapping[str, Json]:
         "device": checked_text,
         "library_paths": checked_texts,
         "unseen_threads": checked_texts,
+        "other_threads": _check_other_threads,
         "own_cost_ns": whole_number,
         "workspace_bytes": whole_numbers,
         "counters": _check_counters,
@@ -230,6 +233,13 @@ def _checked_meta(meta: Mapping[str, Json]) -> Mapping[str, Json]:
         if name in meta:
             check(meta[name])
     return meta
+
+
+def _check_other_threads(others: Json) -> None:
+    found = checked_object(others)
+    checked_texts(found["names"])
+    if len(checked_numbers(found["times_ns"])) != len(checked_numbers(found["held_bytes"])):
+        raise ValueError("'other_threads' has not as many sizes as times")
 
 
 def _check_counters(counters: Json) -> None:
@@ -268,7 +278,7 @@ def _check_range(trace: Trace, table: str, column: str, least: int, end: int) ->
         raise ValueError(f"{column!r} of {table!r} is {int(wrong)}, and must be below {end}")
 
 
-def _check_nesting(events: NDArray[np.void]) -> None:
+def _check_nesting(events: Table) -> None:
     """Raise `ValueError` unless each subtree is in one piece behind its root, within its parent."""
     rows = np.arange(len(events))
     parents, ends = events["parent"], events["end"]

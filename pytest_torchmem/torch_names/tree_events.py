@@ -72,7 +72,7 @@ class EventLists:
                 told(names[row], trace.strings[text]) if is_operator[row] else (),
                 trace.strings[letters],
             )
-            for row, text, letters in trace.overloads.tolist()
+            for row, text, letters in np.asarray(trace.overloads).tolist()
         }
 
 

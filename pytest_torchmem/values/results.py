@@ -184,6 +184,7 @@ class Result(JsonFields):
             no ACTIVATION can exist by definition.
         unexplained_bytes: What does not reconcile with the allocator's own total, where there is
             one, or with what is alive at the end.
+        others_bytes: The most that other threads held at a time on the CPU; it is in no figure.
         blind_spots: What the figures do not contain, or may not, in a sentence each.
         level: How closely the window was looked at.
         notes: Sentences the reader of the numbers must know.
@@ -200,6 +201,7 @@ class Result(JsonFields):
     counters: Counters | None = None
     has_backward: bool = True
     unexplained_bytes: int = field(default=0, metadata=SIGNED)
+    others_bytes: int = field(default=0, metadata=LATER)
     blind_spots: tuple[str, ...] = field(default=(), metadata=LATER)
     notes: tuple[str, ...] = ()
     level: Level = field(default=Level.FULL, metadata=LATER)

@@ -18,6 +18,7 @@ import numpy as np
 
 from pytest_torchmem.values.errors import TraceError, is_torchmem_error
 from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.packed import Table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -233,6 +234,8 @@ COMPILED_LINE: Final = np.dtype(
 class Trace:
     """The record of a body. Tables are structured arrays; an ``i4`` that refers to nothing is -1.
 
+    Those about events are packed where they are large.
+
     Attributes:
         events: `EVENT`, in depth-first order, so that the subtree of row i is
             ``i:events["end"][i]``. ``name`` and ``file`` index `strings`; ``line`` is where the
@@ -274,13 +277,13 @@ class Trace:
             ``counters`` of the device.
     """
 
-    events: NDArray[np.void] = field(default_factory=np.empty(0, EVENT).copy)
-    tensors: NDArray[np.void] = field(default_factory=np.empty(0, TENSOR).copy)
-    allocations: NDArray[np.void] = field(default_factory=np.empty(0, ALLOCATION).copy)
-    module_calls: NDArray[np.void] = field(default_factory=np.empty(0, MODULE_CALL).copy)
-    overloads: NDArray[np.void] = field(default_factory=np.empty(0, OVERLOAD).copy)
+    events: Table = field(default_factory=np.empty(0, EVENT).copy)
+    tensors: Table = field(default_factory=np.empty(0, TENSOR).copy)
+    allocations: Table = field(default_factory=np.empty(0, ALLOCATION).copy)
+    module_calls: Table = field(default_factory=np.empty(0, MODULE_CALL).copy)
+    overloads: Table = field(default_factory=np.empty(0, OVERLOAD).copy)
     device_events: NDArray[np.void] = field(default_factory=np.empty(0, DEVICE_EVENT).copy)
-    details: NDArray[np.void] = field(default_factory=np.empty(0, DETAIL).copy)
+    details: Table = field(default_factory=np.empty(0, DETAIL).copy)
     marks: NDArray[np.void] = field(default_factory=np.empty(0, MARK).copy)
     owners: NDArray[np.void] = field(default_factory=np.empty(0, OWNER).copy)
     module_edges: NDArray[np.void] = field(default_factory=np.empty(0, MODULE_EDGE).copy)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from pytest_torchmem import MiB, gather_ranks, measure
@@ -41,6 +40,8 @@ def replicated() -> torch.nn.Module:
 
 
 def sharded() -> torch.nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
     model = layers()
     parts: Iterable[torch.nn.Module] = model
     for layer in parts:

@@ -22,7 +22,9 @@ from pytest_torchmem.measuring.body import BodyMeasurement
 from pytest_torchmem.record import recorder, safe_points
 from pytest_torchmem.record.safe_points import SafePoints
 from pytest_torchmem.record.torch_api import profiler
+from pytest_torchmem.record.tree import tables
 from pytest_torchmem.values.errors import RecordingError
+from pytest_torchmem.values.packed import PackedTable
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.trace import Trace
 from tests.record import cut_programs
@@ -155,7 +157,10 @@ class Requests(Sites):
 def measured(
     name: str, nth: int, monkeypatch: pytest.MonkeyPatch, *, in_expressions: bool = False
 ) -> tuple[Result, list[str], int]:
-    """Return what a program's recording says, and how often it was cut."""
+    """Return what a program's recording says, and how often it was cut.
+
+    The tables of one that is cut are packed.
+    """
     cuts, pause = [], recorder.Recorder._pause
 
     def pausing(self: recorder.Recorder, *, is_cut: bool = False) -> object:
@@ -171,6 +176,8 @@ def measured(
         patched.setattr(recorder.Recorder, "_pause", pausing)
         for constant in ("_SOONEST_CUT_S", "_FIRST_CUT_S", "_LATEST_CUT_S"):
             patched.setattr(recorder, constant, 0.0)
+        for constant in ("_LARGE_BYTES", "_MUCH_BYTES") if nth else ():
+            patched.setattr(tables, constant, 1)
         measurement = BodyMeasurement("cpu")
         measurement.start()
         sites.fill()
@@ -182,7 +189,9 @@ def measured(
             raise
     # When it was is another matter.
     result = replace(result, peak=replace(result.peak, time_ns=0))
-    return result, told(measurement.profile_so_far().tree.trace), len(cuts)
+    trace = measurement.profile_so_far().tree.trace
+    assert isinstance(trace.events, PackedTable if nth else np.ndarray)
+    return result, told(trace), len(cuts)
 
 
 def told(trace: Trace) -> list[str]:
@@ -190,7 +199,7 @@ def told(trace: Trace) -> list[str]:
     events, shown, found = trace.events, [""] * len(trace.events), []
     sizes = dict(zip(trace.allocations["event"], trace.allocations["size_bytes"], strict=True))
     modules = set(trace.module_calls["event"].tolist())
-    for row, event in enumerate(events):
+    for row, event in enumerate(np.asarray(events)):
         text = trace.strings[event["name"]]
         if match := re.match("pytest-torchmem (mark|operator)", text):
             text = match[0]

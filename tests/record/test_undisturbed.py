@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import nn
 from torch._C import _autograd as autograd_of_torch
-from torch._dynamo.utils import counters
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
@@ -209,7 +208,7 @@ def test_no_mode_of_ours_is_active_in_a_body() -> None:
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
-    counters.clear()
+    torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
 
@@ -234,6 +233,7 @@ def test_compiled_code_stays_compiled(warm: bool) -> None:
     measured(lambda: [function(torch.ones(8)) for _ in range(3)])
     function(torch.ones(8))
     assert calls == {"compiled": 1, "run": 5 if warm else 4}
+    counters = torch._dynamo.utils.counters
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
 

@@ -6,15 +6,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch._functorch.aot_autograd import aot_function, make_boxed_func
-from torch._functorch.partitioners import (
-    default_partition,
-    min_cut_rematerialization_partition,
-)
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-from tests.fx_graphs import say_device
+from tests.fx_graphs import partition_by, say_device
 
 Program = tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]
 
@@ -100,16 +95,14 @@ PROGRAMS: Final[dict[str, Program]] = {
     "broadcast": (lambda x, b: (x * b + b).exp().sum(0), ((16, 32), (32,))),
     "reduced": (lambda x, w: F.normalize(x @ w, dim=-1).std(), SQUARE),
 }
-PARTITIONS: Final[dict[str, Callable[..., Any]]] = {
-    "default": default_partition,
-    "min_cut": min_cut_rematerialization_partition,
-}
 
 
 def pair_of(
     name: str, partition: str, device: str = "cuda:0"
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """The forward and backward graph of a program, said to be on a device once it is traced."""
+    from torch._functorch.aot_autograd import aot_function, make_boxed_func
+
     program, shapes = PROGRAMS[name]
     graphs: list[torch.fx.GraphModule] = []
 
@@ -120,7 +113,7 @@ def pair_of(
     with FakeTensorMode():
         inputs = [torch.empty(shape, requires_grad=True) for shape in shapes]
         compiled = aot_function(
-            program, fw_compiler=keep, bw_compiler=keep, partition_fn=PARTITIONS[partition]
+            program, fw_compiler=keep, bw_compiler=keep, partition_fn=partition_by(partition)
         )
         made = compiled(*inputs)
         sum(out.sum() for out in (made if isinstance(made, tuple | list) else (made,))).backward()

@@ -22,8 +22,15 @@ from pytest_torchmem.torch_names.memory_estimator import (
     get_peak_memory,
 )
 from pytest_torchmem.values.errors import EstimateError
-from tests.fx_graphs import STEPS, Repaired, memory_estimator, needs_torchs, trace
-from tests.torch_names.pairs import PARTITIONS, PROGRAMS, pair_of
+from tests.fx_graphs import (
+    PARTITIONS,
+    STEPS,
+    Repaired,
+    memory_estimator,
+    needs_torchs,
+    trace,
+)
+from tests.torch_names.pairs import PROGRAMS, pair_of
 
 pytestmark = needs_torchs
 
@@ -74,7 +81,7 @@ def test_the_profile_of_a_graph_is_torchs_and_has_its_peak_on_any_device(name, d
     profile = build_memory_profile(module.graph, made_by_nodes)
     assert max(profile) == peak
     assert estimate_graph(module).peak.total == peak
-    theirs = memory_estimator.build_memory_profile(module.graph, made_by_nodes)
+    theirs = memory_estimator().build_memory_profile(module.graph, made_by_nodes)
     assert build_memory_profile(module.graph, made_by_nodes, device_filter=device_filter) == theirs
     assert (theirs == profile) == (device != "cpu")
     tracker = MemoryTracker(module.graph)
@@ -93,7 +100,7 @@ def test_sizes_can_be_rounded_as_an_allocator_does():
         return -(-int(size_bytes) // 512) * 512
 
     ours = build_memory_profile(module.graph, made_by_nodes, size_of=rounded)
-    assert ours == memory_estimator.build_memory_profile(module.graph, made_by_nodes, rounded)
+    assert ours == memory_estimator().build_memory_profile(module.graph, made_by_nodes, rounded)
     assert ours != build_memory_profile(module.graph, made_by_nodes)
 
 
@@ -121,7 +128,7 @@ def test_another_order_of_the_same_nodes_has_another_peak():
     after: dict[str, list[int]] = {}
     for name, order in {"own": (zeros, add, total), "other": (zeros, total, add)}.items():
         ours = MemoryTracker(module.graph, device_filter=on_cuda)
-        theirs = memory_estimator.MemoryTracker(module.graph, device_filter=on_cuda)
+        theirs = memory_estimator().MemoryTracker(module.graph, device_filter=on_cuda)
         after[name] = []
         for node in order:
             ours.schedule_node(node)
@@ -153,7 +160,7 @@ def test_any_order_of_a_random_program_has_torchs_memory(steps, random):
         return values[-1]
 
     module = trace(program, (4, 4), (4, 4))
-    ours, theirs = MemoryTracker(module.graph), memory_estimator.MemoryTracker(module.graph)
+    ours, theirs = MemoryTracker(module.graph), memory_estimator().MemoryTracker(module.graph)
     waiting = [node for node in module.graph.nodes if made_by_nodes(node)]
     done = {node for node in module.graph.nodes if node.op in ("placeholder", "get_attr")}
     while waiting:
@@ -187,7 +194,7 @@ def test_a_node_runs_once_and_after_what_it_needs():
 def test_who_makes_and_uses_a_storage_is_what_torch_says():
     module = trace(products, (32, 100), (100, 50), (50, 10))
     nodes = list(module.graph.nodes)
-    ours, theirs = GraphAliasTracker(nodes), memory_estimator.GraphAliasTracker(nodes)
+    ours, theirs = GraphAliasTracker(nodes), memory_estimator().GraphAliasTracker(nodes)
     for name in ("get_fresh_allocations", "get_storage_uses", "get_storages_last_used"):
         for node in nodes:
             mine = sorted(key.size_bytes for key in getattr(ours, name)(node))
@@ -225,15 +232,15 @@ def test_an_estimate_can_be_told_what_is_released():
 def test_a_pair_of_graphs_is_what_torchs_functions_make_of_it(name, partition, monkeypatch):
     forward, backward = pair_of(name, partition)
     held, pinned = get_fwd_bwd_interactions(forward.graph, backward.graph)
-    original = memory_estimator.get_fwd_bwd_interactions
+    original = memory_estimator().get_fwd_bwd_interactions
     repaired = original(Repaired(forward.graph), backward.graph)
     assert (held, pinned) == (repaired[0], set(repaired[1]))
     monkeypatch.setattr(
-        memory_estimator,
+        memory_estimator(),
         "get_fwd_bwd_interactions",
         lambda f, b, *rest: original(Repaired(f), b, *rest),
     )
-    theirs = memory_estimator.get_peak_memory(forward.graph, backward.graph)
+    theirs = memory_estimator().get_peak_memory(forward.graph, backward.graph)
     assert get_peak_memory(forward.graph, backward.graph) == theirs
 
     # The whole step also holds the primals that backward does not take, and drops a tangent with
@@ -242,7 +249,7 @@ def test_a_pair_of_graphs_is_what_torchs_functions_make_of_it(name, partition, m
         held_by_caller = node.name in pinned and not node.name.startswith("tangents")
         return not (node.name.startswith("primals") or held_by_caller)
 
-    storages_of = memory_estimator.GraphAliasTracker._get_output_storages
+    storages_of = memory_estimator().GraphAliasTracker._get_output_storages
     given, taken = (
         {key for node in graph.find_nodes(op="placeholder") for key in storages_of(node)}
         for graph in (forward.graph, backward.graph)
@@ -251,6 +258,6 @@ def test_a_pair_of_graphs_is_what_torchs_functions_make_of_it(name, partition, m
         key for node in forward.graph.output_node().all_input_nodes for key in storages_of(node)
     }
     idle = sum(key.storage.nbytes() for key in given - taken - returned)
-    in_backward = max(memory_estimator.build_memory_profile(backward.graph, released))
-    in_forward = max(memory_estimator.build_memory_profile(forward.graph, made_by_nodes))
+    in_backward = max(memory_estimator().build_memory_profile(backward.graph, released))
+    in_forward = max(memory_estimator().build_memory_profile(forward.graph, made_by_nodes))
     assert estimate_pair(forward, backward).peak.total == max(in_forward, held + idle + in_backward)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.values.contributors import Phase
+from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.trace import CREATE_GRAPH, EventKind, MarkKind, Role, Scope, Trace
 
@@ -81,27 +82,33 @@ class OpTree:
         A mark that is not in the tree falls half-way between the events around its time.
         """
         marks = self.trace.marks
-        ranks = self._ranks_at(marks["time_ns"])
+        ranks = self.ranks_at(marks["time_ns"])
         placed = marks["event"] >= 0
         ranks[placed] = self.rank[marks["event"][placed]]
         return ranks
 
     def rank_at(self, time_ns: int) -> float:
         """Return the place of a moment among the ranks: half-way between the events around it."""
-        return float(self._ranks_at(np.array([time_ns]))[0])
+        return float(self.ranks_at(np.array([time_ns]))[0])
 
-    def _ranks_at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-        times = np.empty(len(self.trace.events), np.int64)
-        times[self.rank] = self.trace.events["start_ns"]
-        ranks: NDArray[np.float64] = np.searchsorted(times, times_ns).astype(np.float64)
+    def starts_ns(self) -> NDArray[np.int64]:
+        """Return the time at which each event began, by rank: int64, shape (E,)."""
+        starts: NDArray[np.int64] = self.trace.events["start_ns"]
+        return starts if ascends(starts) else np.sort(starts)
+
+    def ranks_at(self, times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the places of moments among the ranks: float64, shape as that of ``times_ns``."""
+        ranks: NDArray[np.float64] = np.searchsorted(self.starts_ns(), times_ns).astype(np.float64)
         return ranks - 0.5
 
 
 def build_op_tree(trace: Trace) -> OpTree:
     """Return the operator tree of a trace."""
     events = trace.events
-    rank = np.empty(len(events), np.int32)
-    rank[np.argsort(events["start_ns"], kind="stable")] = np.arange(len(events))
+    rank = np.arange(len(events), dtype=np.int32)
+    if not ascends(starts := events["start_ns"]):
+        rank[np.argsort(starts, kind="stable")] = np.arange(len(events))
+    del starts
     is_backward = _called_by_engine(events)
     leaf = _outermost(
         events["parent"],
@@ -114,7 +121,12 @@ def build_op_tree(trace: Trace) -> OpTree:
     return tree
 
 
-def _called_by_engine(events: NDArray[np.void]) -> NDArray[np.bool_]:
+def ascends(values: NDArray[np.signedinteger]) -> bool:
+    """Return whether no value is below the one before: those of one thread are in order."""
+    return bool(np.all(values[:-1] <= values[1:]))
+
+
+def _called_by_engine(events: Table) -> NDArray[np.bool_]:
     """Nodes of the backward graph. One that is called by another node is a part of that node."""
     is_backward: NDArray[np.bool_] = events["scope"] == Scope.BACKWARD_FUNCTION
     nested = (events["parent"] >= 0) & is_backward[events["parent"]] if len(events) else is_backward
@@ -277,7 +289,7 @@ class Annotations:
         if not len(rows):
             return np.empty(0, np.int32), outer
         innermost = np.full(len(events), -1, np.int32)
-        starts = np.sort(events["start_ns"])
+        starts = self.tree.starts_ns()
         ends = np.searchsorted(starts, events["end_ns"][rows], side="right")
         for row, end in sorted(
             zip(rows.tolist(), ends.tolist(), strict=True), key=lambda pair: int(rank[pair[0]])
@@ -287,7 +299,7 @@ class Annotations:
             innermost[begin:end] = row
         return innermost, outer
 
-    def _rows(self, events: NDArray[np.void]) -> NDArray[np.int64]:
+    def _rows(self, events: Table) -> NDArray[np.int64]:
         is_annotation = (events["kind"] == EventKind.TORCH_OP) & (events["scope"] == Scope.OTHER)
         return np.flatnonzero(is_annotation)
 

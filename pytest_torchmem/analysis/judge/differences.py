@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from operator import attrgetter
 from typing import Final, TypeAlias
 
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, overall
@@ -28,26 +29,15 @@ _Pair: TypeAlias = tuple[Contributor | None, Contributor | None]
 _Sides: TypeAlias = tuple[list[Contributor], list[Contributor]]
 
 
-def _identity(contributor: Contributor) -> tuple[Hashable, ...]:
-    return contributor.identity
-
-
-def _same_module(contributor: Contributor) -> tuple[Hashable, ...]:
-    return (contributor.category, contributor.operator, contributor.module)
-
-
-def _same_source(contributor: Contributor) -> tuple[Hashable, ...]:
-    return (contributor.category, contributor.operator, *_function(contributor))
-
-
-def _same_size(contributor: Contributor) -> tuple[Hashable, ...]:
-    return (contributor.category, contributor.operator, contributor.size_bytes, contributor.count)
-
-
 # From strict to lenient: code that moved to another function, module or file must not look like
 # one contributor gone and another one new, or the move would be blamed for bytes that were there
 # before.
-_KEYS: Final[tuple[Key, ...]] = (_identity, _same_module, _same_source, _same_size)
+_KEYS: Final[tuple[Key, ...]] = (
+    attrgetter("identity"),
+    attrgetter("category", "operator", "module"),
+    lambda contributor: (contributor.category, contributor.operator, *_function(contributor)),
+    attrgetter("category", "operator", "size_bytes", "count"),
+)
 
 
 def origin_of(contributor: Contributor) -> tuple[Hashable, ...]:
@@ -101,6 +91,8 @@ def _paired(now: Iterable[Contributor], then: Iterable[Contributor]) -> list[_Pa
     left, right = list(now), list(then)
     pairs: list[_Pair] = []
     for key in _KEYS:
+        if not left or not right:
+            break
         groups: dict[tuple[Hashable, ...], _Sides] = defaultdict(lambda: ([], []))
         for side, contributors in enumerate((left, right)):
             for contributor in contributors:
@@ -161,13 +153,13 @@ def _function(contributor: Contributor) -> tuple[str, str]:
 
 def _without_labels(found: list[Difference]) -> list[Difference]:
     """Take out what only changed its category: it is gone from one and new in another."""
+    if len({difference.size_bytes > 0 for difference in found}) < 2:
+        return found
     gone: dict[tuple[Hashable, ...], int] = defaultdict(int)
     come: dict[tuple[Hashable, ...], int] = defaultdict(int)
     for difference in found:
         side = come if difference.size_bytes > 0 else gone
         side[origin_of(difference.contributor)] += abs(difference.size_bytes)
-    if not gone or not come:
-        return found
     moved = {origin: min(size, gone[origin]) for origin, size in come.items()}
     budgets = moved.copy(), moved.copy()
     left = []

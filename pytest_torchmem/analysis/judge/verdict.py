@@ -40,8 +40,10 @@ from pytest_torchmem.values.findings import (
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
 
-# Numbers that memory of another thread would be part of, whatever it is for.
-_MAY_LACK: Final = ("total", "retained", "net_retained", Category.UNKNOWN.value)
+# Numbers that memory of another thread would be part of, whatever it is for: what it leaves alive,
+# and the first two with what it holds for a while.
+_MAY_LACK: Final = ("total", Category.UNKNOWN.value, "retained", "net_retained")
+_OF_A_MOMENT: Final = _MAY_LACK[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +202,15 @@ def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
 
 def _judge_unseen(result: Result, key: str, limit_bytes: int, margin_bytes: int) -> Finding | None:
     """Return a finding where what nobody saw being made may be more than is left below a limit."""
-    if key not in _MAY_LACK or result.unexplained_bytes <= margin_bytes:
+    others_bytes = result.others_bytes if key in _OF_A_MOMENT else 0
+    unseen_bytes = max(result.unexplained_bytes, others_bytes)
+    if key not in _MAY_LACK or unseen_bytes <= margin_bytes:
         return None
     return Finding(
         FindingKind.UNSEEN,
         key,
         f"the limit of {format_size(limit_bytes)} on {words(key)} cannot be judged: "
-        f"another thread or another allocator made {format_size(result.unexplained_bytes)} unseen, "
+        f"another thread or another allocator made {format_size(unseen_bytes)} unseen, "
         f"and only {format_size(margin_bytes)} are left below the limit",
     )
 

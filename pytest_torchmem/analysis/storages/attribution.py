@@ -138,6 +138,8 @@ class _Columns(NamedTuple):
     line: NDArray[np.int32]
     scope: NDArray[np.uint8]
     is_operator: NDArray[np.bool_]
+    parent: NDArray[np.int32]
+    sequence: NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,17 +225,16 @@ class Attribution:
             return ()
         chain = self._chain(event)
         anchor = self._anchor(event, chain)
-        trace = self.evidence.tree.trace
+        columns, strings = self._columns, self.evidence.tree.trace.strings
         frames: list[Source] = []
         users = 0
         below = -1
         for row in chain if anchor is None else self._chain(anchor):
-            file = int(trace.events["file"][row])
-            if trace.events["kind"][row] == EventKind.PY_CALL and file >= 0:
-                line = int(trace.events["line"][below]) if below >= 0 else 0
-                function = trace.strings[trace.events["name"][row]]
-                frames.append(Source(trace.strings[file], line, function))
-                own = self._is_users(file) and "site-packages" not in trace.strings[file]
+            file = int(columns.file[row])
+            if columns.kind[row] == _PY_CALL and file >= 0:
+                line = int(columns.line[below]) if below >= 0 else 0
+                frames.append(Source(strings[file], line, strings[columns.name[row]]))
+                own = self._is_users(file) and "site-packages" not in strings[file]
                 users = len(frames) if own else users
             below = row
         return tuple(frames[:users])
@@ -245,7 +246,7 @@ class Attribution:
     def _chain(self, event: int) -> list[int]:
         """The event and those around it, innermost first."""
         chain = []
-        parents = self.evidence.tree.parent
+        parents = self._columns.parent
         while event >= 0:
             chain.append(event)
             event = int(parents[event])
@@ -259,7 +260,7 @@ class Attribution:
         tree = self.evidence.tree
         if tree.phase[event] != BACKWARD:
             return None
-        sequences = tree.trace.events["sequence"]
+        sequences = self._columns.sequence
         for row in chain:
             if sequences[row] >= 0:
                 return self._forward_of.get(int(sequences[row]))
@@ -268,9 +269,10 @@ class Attribution:
     @cached_property
     def _forward_of(self) -> dict[int, int]:
         tree = self.evidence.tree
-        rows = np.flatnonzero((tree.trace.events["sequence"] >= 0) & (tree.phase != BACKWARD))
+        sequences = self._columns.sequence
+        rows = np.flatnonzero((sequences >= 0) & (tree.phase != BACKWARD))
         rows = rows[np.argsort(tree.rank[rows])]
-        return dict(zip(tree.trace.events["sequence"][rows].tolist(), rows.tolist(), strict=True))
+        return dict(zip(sequences[rows].tolist(), rows.tolist(), strict=True))
 
     @cached_property
     def _compiled(self) -> CompiledCode:
@@ -330,7 +332,7 @@ class Attribution:
             path = self._paths.path(self._called[call], float(tree.rank[call]))
             if path != _COMPILED_GRAPH:
                 return folded(path)
-            row = int(tree.trace.events["parent"][call])
+            row = int(self._columns.parent[call])
         return ""
 
     def _traced_module(self, traced: CompiledCall | None, event: int) -> str:
@@ -391,7 +393,7 @@ class Attribution:
     def _labels(self, event: int) -> tuple[str, ...]:
         trace = self.evidence.tree.trace
         rows = self._annotations.around(float(self.evidence.tree.rank[event]))
-        names = (trace.strings[trace.events["name"][row]] for row in rows)
+        names = (trace.strings[self._columns.name[row]] for row in rows)
         return tuple(name for name in names if not name.startswith(_OWN_ANNOTATIONS))
 
     @cached_property

@@ -111,19 +111,24 @@ class _Leaves:
 class _Members:
     """The members of numbered groups, each once: group g has ``counts[g]`` in a row of ``values``.
 
-    ``counts`` is int64, shape (G,); ``values`` are grouped, and ascend within each group.
+    ``counts`` is int32, shape (G,); ``values`` are grouped, and ascend within each group.
     """
 
-    values: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    values: NDArray[np.int32]
+    counts: NDArray[np.int32]
 
     @classmethod
     def of(cls, group: NDArray[np.int32], value: NDArray[np.int64], count: int) -> _Members:
-        order = np.lexsort((value, group))
-        group, value = group[order], value[order]
-        first = np.ones(len(group), np.bool_)
-        first[1:] = (group[1:] != group[:-1]) | (value[1:] != value[:-1])
-        return cls(value[first], np.bincount(group[first], minlength=count))
+        # Both are below 2**31, so they pack into one sortable number; a value may be -1.
+        members = group.astype(np.int64)
+        members <<= 32
+        members += value
+        members += 1
+        members = np.unique(members)
+        counts = np.bincount(members >> 32, minlength=count).astype(np.int32)
+        members &= 2**32 - 1
+        members -= 1
+        return cls(members.astype(np.int32), counts)
 
     def as_before(self) -> NDArray[np.bool_]:
         """Return whether each group has the members of the one before: bool, shape (G,).
@@ -136,8 +141,9 @@ class _Members:
         """
         if not len(self.counts):
             return np.zeros(0, np.bool_)
-        group = np.repeat(np.arange(len(self.counts)), self.counts)
-        before = np.arange(len(self.values)) - self.counts[group]
+        group = np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
+        before = np.arange(len(self.values), dtype=np.int32)
+        before -= self.counts[group]
         differs = self.values != self.values[before] if len(before) else np.zeros(0, np.bool_)
         same: NDArray[np.bool_] = np.bincount(group[differs], minlength=len(self.counts)) == 0
         same[1:] &= self.counts[1:] == self.counts[:-1]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import OpTree
+from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import MarkKind, Ownership, Role, Trace, are_among
 
 #: ``born`` of a storage that was there before the recording, ``died`` of one that outlived it.
@@ -128,7 +129,7 @@ class _Places:
         return len(self.ptr)
 
 
-def _places(*tables: NDArray[np.void]) -> _Places:
+def _places(*tables: Table) -> _Places:
     """Number the places of the rows of tables.
 
     A row at pointer 70 of device 0, one at pointer 50 and one at pointer 70 again::
@@ -233,7 +234,7 @@ def _lifetimes(changes: _Changes, early: NDArray[np.int32]) -> _Lives:
     return _Lives(*(column[by_place] for column in (places, births, deaths, sizes, events)))
 
 
-def _asked_for(allocations: NDArray[np.void]) -> NDArray[np.int64]:
+def _asked_for(allocations: Table) -> NDArray[np.int64]:
     """Return the bytes that each allocation asked for, else its block's; negative for a free."""
     requested, block = allocations["requested_bytes"], allocations["size_bytes"]
     sizes: NDArray[np.int64] = np.where(requested > 0, requested, block)

@@ -8,7 +8,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.storages.evidence import Evidence
+from pytest_torchmem.analysis.events.op_tree import ascends
+from pytest_torchmem.analysis.storages.evidence import Evidence, RankWindow
 from pytest_torchmem.analysis.storages.storages import BEFORE
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.results import Peak
@@ -105,7 +106,7 @@ def _changes(
 
 def times_of(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return ranks as nanoseconds since the first event: int64, of the same shape."""
-    starts: NDArray[np.int64] = np.sort(evidence.tree.trace.events["start_ns"])
+    starts = evidence.tree.starts_ns()
     if not len(starts):
         return np.zeros(len(ranks), np.int64)
     times: NDArray[np.int64] = starts[np.clip(ranks, 0, len(starts) - 1).astype(np.int32)]
@@ -147,18 +148,22 @@ class Reconciliation:
         """
         tree = self.evidence.tree
         table = tree.trace.allocations
-        size, total, ptr = (table[name] for name in ("size_bytes", "total_allocated", "ptr"))
+        size, total = table["size_bytes"], table["total_allocated"]
         is_mine = table["device"] == self.evidence.device
         # Shared memory, which has an allocator of its own, is reported with a total of nothing.
-        others = ptr[is_mine & (size > 0) & (total == 0)]
-        if len(others):
-            is_mine &= ~np.isin(ptr, others)
-        rows = np.argsort(tree.rank[table["event"]])
-        rows = rows[is_mine[rows]]
-        if not len(rows):
+        is_other = is_mine & (size > 0) & (total == 0)
+        if is_other.any():
+            is_mine &= ~np.isin(table["ptr"], table["ptr"][is_other])
+        # The total has what was counted of other threads, and nobody knows in which order.
+        if not is_mine.any() or len(self._others[0]):
             return 0
-        drift = total[rows]
-        drift -= np.cumsum(size[rows])
+        ranks = tree.rank[table["event"][is_mine]]
+        size, drift = size[is_mine], total[is_mine]
+        del total
+        if not ascends(ranks):
+            order = np.argsort(ranks)
+            size, drift = size[order], drift[order]
+        drift -= np.cumsum(size)
         return int(drift.max() - drift.min())
 
     @cached_property
@@ -176,6 +181,53 @@ class Reconciliation:
         unseen = owners[rows[~np.array(within, np.bool_)]]
         sizes = dict(zip(unseen["ptr"].tolist(), unseen["size_bytes"].tolist(), strict=True))
         return sum(sizes.values())
+
+    def others_bytes(self, window: RankWindow) -> int:
+        """The most by which memory that other threads made rose within a window.
+
+        Where they held 0 4 1 9 bytes it rose by 8, from 1 to 9: the one was there before.
+        """
+        ranks, changes = self._others
+        first = np.searchsorted(ranks, window.begin)
+        last = np.searchsorted(ranks, window.end, side="right")
+        held = np.cumsum(np.append(0, changes[first:last]))
+        return int((held - np.minimum.accumulate(held)).max())
+
+    @cached_property
+    def _others(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """What other threads made and freed, and what the recorded one freed of it, in order.
+
+        Ranks, and bytes below zero for a free: shape (N,) each.
+        """
+        tree, storages = self.evidence.tree, self.evidence.storages
+        others = tree.trace.meta.get("other_threads", {"times_ns": (), "held_bytes": ()})
+        if not others["times_ns"]:
+            return np.zeros(0), np.zeros(0, np.int64)
+        foreign = self.evidence.foreign & np.isfinite(storages.died)
+        again, sizes = self._freed_again
+        ranks = tree.ranks_at(np.array(others["times_ns"], np.int64))
+        ranks = np.concatenate([ranks, storages.died[foreign], again])
+        held = np.array([0, *others["held_bytes"]], np.int64)
+        changes = [held[1:] - held[:-1], -storages.size_bytes[foreign], sizes]
+        order = np.argsort(ranks, kind="stable")
+        return ranks[order], np.concatenate(changes)[order]
+
+    @property
+    def _freed_again(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Frees at an address that was freed just before: somebody else allocated in between.
+
+        Ranks, and bytes below zero: shape (N,) each.
+        """
+        tree = self.evidence.tree
+        table = tree.trace.allocations
+        table = table[table["device"] == self.evidence.device]
+        ranks = tree.rank[table["event"]]
+        order = np.lexsort((ranks, table["ptr"]))
+        ptr, size = table["ptr"][order], table["size_bytes"][order]
+        again = np.append(False, (ptr[1:] == ptr[:-1]) & (size[1:] < 0) & (size[:-1] < 0))[
+            : len(ptr)
+        ]
+        return ranks[order][again].astype(np.float64), size[again]
 
     @cached_property
     def foreign_is_used(self) -> bool:
@@ -234,7 +286,13 @@ class Reconciliation:
                 f"{format_size(self.unseen_bytes)} that are alive at the end were made unseen by "
                 "another thread, or by another allocator such as numpy's or shared memory"
             )
-        if threads := self.evidence.tree.trace.meta.get("unseen_threads", ()):
+        meta = self.evidence.tree.trace.meta
+        if others := self.others_bytes(self.evidence.window):
+            names = ", ".join(meta["other_threads"]["names"])
+            spots.append(
+                f"other threads held {format_size(others)} that are not in the figures: {names}"
+            )
+        if threads := meta.get("unseen_threads", ()):
             spots.append(
                 f"memory of other threads is not in the figures: {', '.join(threads)} ran torch"
             )

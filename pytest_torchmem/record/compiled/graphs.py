@@ -28,6 +28,7 @@ from pytest_torchmem.record.fake.origin import is_user_file, operator_name
 from pytest_torchmem.record.owners.live_objects import instances_of, with_subclasses
 from pytest_torchmem.record.torch_api import compiler
 from pytest_torchmem.record.tree.tables import StringTable
+from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import COMPILED_LINE
 
 _FRAME: Final = re.compile(
@@ -199,7 +200,7 @@ class CompiledSources:
         """Note what the living graphs know: they may be gone when `read` needs it."""
         self._graphs.collect()
 
-    def read(self, events: NDArray[np.void]) -> NDArray[np.void]:
+    def read(self, events: Table) -> NDArray[np.void]:
         """Return `trace.COMPILED_LINE` rows for the lines of generated code among ``events``."""
         parents = events["parent"]
         files = np.where(parents >= 0, events["file"][parents], -1)

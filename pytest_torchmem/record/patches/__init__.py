@@ -61,6 +61,8 @@ _COMPILED: Final = "Keeps the compiler's own calls out of the recording."
 _RANGE: Final = "Knows whether the recording can be interrupted here."
 _CALLED_IN: Final = "Tells in which module an operator runs."
 _NN: Final = "torch.nn.modules.module."
+#: Executors run a piece of work with it.
+RUN_ITEM: Final = "concurrent.futures.thread._WorkItem.run"
 _OPTIM: Final = "torch.optim.optimizer."
 _ESTIMATED: Final = During.ESTIMATING
 _CASTS: Final = "Keeps autocast for CUDA from being off without a word."
@@ -80,7 +82,12 @@ PATCHES: Final = (
     *(Patch(name, _SAVED, releases="before 2.10") for name in autograd.PACK_HOOKS),
     Patch("torch.autograd.profiler.record_function.__enter__", _RANGE),
     Patch("torch.autograd.profiler.record_function.__exit__", _RANGE),
-    Patch("threading.setprofile", "Notices threads that allocate unseen.", How.ADDED),
+    Patch("threading.setprofile", "Counts what other threads allocate.", How.ADDED),
+    Patch(RUN_ITEM, "Counts what an executor's threads allocate."),
+    Patch(
+        profiler.PREPARE,
+        "Notices a profiler that another thread begins: it ends that of the recording.",
+    ),
     *(
         Patch(name, "Returns the program's own function, and not one that records.")
         for name in profiler.GETTERS
@@ -109,6 +116,7 @@ PATCHES: Final = (
     ),
     Patch(compiler.START_CALLBACK, _COMPILED, How.ADDED),
     Patch(compiler.END_CALLBACK, _COMPILED, How.ADDED),
+    *(Patch(name, _COMPILED) for name in compiler.PREPARING),
     Patch(compiler.CLEAR_CALLBACKS, "Keeps our callbacks when the compiler is reset in a body."),
     *(Patch(name, "Takes hooks out while dynamo looks at frames.") for name in compiler.SETTERS),
     Patch(f"{_NN}register_module_forward_pre_hook", _CALLED_IN, How.ADDED, _ESTIMATED),

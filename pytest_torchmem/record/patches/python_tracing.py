@@ -159,8 +159,30 @@ class ImportWatch:
         return _find_and_load
 
 
+def _resting_on(thread: int) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """Return what makes a function suspend the Python tracer while it is called on ``thread``."""
+
+    def resting(original: Callable[..., object]) -> Callable[..., object]:
+        @wraps(original)
+        def rest(*args: object, **kwargs: object) -> object:
+            # Who measures coverage with a trace function must see the calls.
+            if threading.get_ident() != thread or sys.gettrace() is not None:
+                return original(*args, **kwargs)
+            # Such a function calls another: each has a pause of its own.
+            tracing = TracingPause()
+            tracing.suspend()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                tracing.resume()
+
+        return rest
+
+    return resting
+
+
 class CompilationWatch:
-    """Suspends the Python tracer while torch.compile compiles.
+    """Suspends the Python tracer while torch.compile looks at functions, and compiles them.
 
     It would see every call of the compiler: millions of them for a small model, which makes its
     compilation thirty times slower.
@@ -194,6 +216,9 @@ class CompilationWatch:
         callbacks.register_end_callback(self._end)
         patches.note(compiler.END_CALLBACK, lambda: callbacks.remove_end_callback(self._end))
         patches.replace(compiler.CLEAR_CALLBACKS, clearing)
+        # A backward graph is compiled outside of these: the callbacks alone are told of it.
+        for name in compiler.PREPARING:
+            patches.replace(name, _resting_on(self._thread))
 
     @untraced
     def _begin(self, *args: object) -> None:
@@ -221,24 +246,7 @@ class ParsingWatch:
 
     def install(self, patches: Installed) -> None:
         """Begin, until ``patches`` are removed."""
-        here = threading.get_ident()
-
-        def resting(original: Callable[..., object]) -> Callable[..., object]:
-            @wraps(original)
-            def parse(*args: object, **kwargs: object) -> object:
-                # Who measures coverage with a trace function must see the calls.
-                if threading.get_ident() != here or sys.gettrace() is not None:
-                    return original(*args, **kwargs)
-                # A parser calls another: each has a pause of its own.
-                tracing = TracingPause()
-                tracing.suspend()
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    tracing.resume()
-
-            return parse
-
+        resting = _resting_on(threading.get_ident())
         for name in compiler.SCRIPTING:
             patches.replace(name, resting)
         if "jinja2.environment" in sys.modules:

@@ -1,12 +1,13 @@
-"""Threads beside the recording one: those whose allocations nobody sees, and gloo's.
+"""Threads beside the recording one: those whose allocations are in no figure, and gloo's.
 
-The profiler records the thread that started it, and on a GPU the engine's own. A thread that the
-body starts, or a pool that was there before, allocates unseen on the CPU. What it did cannot be
-known, but that it ran torch can: then the result says so instead of being too small in silence.
+The profiler records the thread that started it, and on a GPU the engine's own. What a thread that
+the body starts allocates on the CPU is counted there, while it runs torch. A pool that was there
+before may run torch uncounted: then the result says so instead of being too small in silence.
 """
 
 from __future__ import annotations
 
+import queue
 import re
 import sys
 import threading
@@ -21,11 +22,11 @@ import torch
 
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
+from pytest_torchmem.record.patches.thread_memory import ThreadMemory
 from pytest_torchmem.record.torch_api import dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
+from pytest_torchmem.values.json_values import Json
 
-# The number in a thread's name: it depends on how many threads ran before.
-_NUMBER: Final = re.compile(r"[-_]\d+")
 # A thread that called this many functions and none of torch's is left alone.
 _PATIENCE: Final = 20_000
 _LAYERS: Final = str(Path(torch.__file__).parent / "nn")
@@ -33,14 +34,31 @@ _LAYERS: Final = str(Path(torch.__file__).parent / "nn")
 _TRACED: Final = re.compile(r"<built-in (?:method (\w+) of (type|\w+) object at|function (\w+)>)")
 
 
-class ThreadWatch:
-    """Learns the names of other threads that run torch while a body is recorded."""
+# Functions of these run the work of a thread.
+_RUNNERS: Final = frozenset(
+    str(Path(threading.__file__).parent / file)
+    for file in ("threading.py", "concurrent/futures/thread.py", "multiprocessing/pool.py")
+)
+# In these a thread waits for what it works on next.
+_WAITS: Final = frozenset(
+    id(function.__code__)
+    for function in (queue.Queue.get, queue.Queue.put, threading.Condition.wait)
+)
 
-    def __init__(self) -> None:
-        self._names: set[str] = set()
+
+class ThreadWatch:
+    """Learns which other threads run torch while a body is recorded, and what they allocate.
+
+    ``profiled`` is called where one of them begins a profiler of its own.
+    """
+
+    def __init__(self, device: torch.device, profiled: Callable[[], None]) -> None:
+        self._memory = ThreadMemory(device)
+        self._profiled = profiled
         self._existing: list[threading.Thread] = []
         self._recorded: set[int] = set()
         self._calling: set[int] = set()
+        self._thread = threading.get_ident()
 
     def install(self, patches: Installed) -> None:
         """Begin to watch threads that start from now on."""
@@ -52,6 +70,8 @@ class ThreadWatch:
             threading.setprofile(self._on_event)
         for name in profiler.GETTERS:
             patches.replace(name, self._hidden)
+        patches.replace(profiler.PREPARE, self._noticed)
+        self._memory.install(patches)
 
     def _hidden(self, getter: Callable[[], object]) -> Callable[[], object]:
         @wraps(getter)
@@ -62,6 +82,16 @@ class ThreadWatch:
 
         return getprofile
 
+    def _noticed(self, prepare: Callable[..., object]) -> Callable[..., object]:
+        @wraps(prepare)
+        def prepared(*args: object, **kwargs: object) -> object:
+            if threading.get_ident() != self._thread:
+                self._profiled()
+                self._memory.close()
+            return prepare(*args, **kwargs)
+
+        return prepared
+
     def _stop(self) -> None:
         if threading.getprofile() == self._on_event:
             threading.setprofile(None)
@@ -71,7 +101,7 @@ class ThreadWatch:
 
         ``result`` is the kineto result of a finished session.
         """
-        if not self._existing:
+        if not (self._existing or self._memory.was_used):
             return
         for root in result.experimental_event_tree():
             if root.start_tid not in self._recorded:
@@ -87,34 +117,58 @@ class ThreadWatch:
             if thread not in self._calling and _is_torch(event):
                 self._calling.add(thread)
 
-    def names(self) -> list[str]:
+    def meta(self) -> dict[str, Json]:
+        """Return the names of threads whose memory is not known, and what others held."""
         # A stretch in which the recording thread itself ran no operator says nothing of it.
-        unseen = self._calling - self._recorded
-        return sorted({*self._names, *(["one from before the body"] if unseen else [])})
+        unseen = self._calling - self._recorded - self._memory.of_executors
+        names = self._memory.uncounted() | ({"one from before the body"} if unseen else set())
+        return {"unseen_threads": sorted(names), "other_threads": self._memory.held()}
 
     def _on_event(self, frame: FrameType, event: str, function: object) -> None:
-        watched = _Watched(self._names)
+        watched = _Watched(self._memory)
         sys.setprofile(watched)
         watched(frame, event, function)
 
 
 class _Watched:
-    """The profile function of one thread, until it is known to run torch."""
+    """The profile function of one thread: has its memory counted from when it first runs torch."""
 
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
+    def __init__(self, memory: ThreadMemory) -> None:
+        self._memory = memory
         self._left = _PATIENCE
+        self._work = 0
+        self._has_returned = False
 
     @untraced
     def __call__(self, frame: FrameType, event: str, function: object) -> None:
+        if self._work:
+            self._go_on(frame, event)
+            return
         self._left -= 1
         of_torch = (event == "c_call" and _makes_tensors(function)) or (
             event == "call" and frame.f_code.co_filename.startswith(_LAYERS)
         )
-        if of_torch:
-            self._names.add(_NUMBER.sub("", threading.current_thread().name))
-        if of_torch or self._left <= 0:
+        if of_torch and self._memory.open():
+            self._work = id(_work_of(frame))
+        elif of_torch or self._left <= 0 or self._memory.is_over:
             sys.setprofile(None)
+
+    def _go_on(self, frame: FrameType, event: str) -> None:
+        """End the stretch where the thread's work has returned, or waits for more."""
+        waits = event == "call" and id(frame.f_code) in _WAITS
+        if self._has_returned or waits or self._memory.is_over:
+            self._work, self._has_returned = 0, False
+            self._memory.close()
+        elif event == "return" and id(frame) == self._work:
+            # Its variables live until just after this event.
+            self._has_returned = True
+
+
+def _work_of(frame: FrameType) -> FrameType:
+    """Return the call of the thread's own work that a call belongs to."""
+    while (outer := frame.f_back) is not None and outer.f_code.co_filename not in _RUNNERS:
+        frame = outer
+    return frame
 
 
 def _makes_tensors(function: object) -> bool:

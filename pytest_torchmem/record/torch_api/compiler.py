@@ -24,8 +24,12 @@ CHECKED: Final[Checked] = {
     "torch._C._dynamo.eval_frame.set_eval_frame": ("2.13.0", "2.13.0"),
     "torch._C._dynamo.eval_frame.skip_code": ("2.6.0", "2.6.0"),
     "torch._dynamo": ("2.6.0", "2.15.0"),
+    "torch._dynamo.backends.registry._lazy_import": ("2.6.0", "2.15.0"),
     "torch._dynamo.callback": ("2.6.0", "2.15.0"),
+    "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__": ("2.6.0", "2.15.0"),
+    "torch._dynamo.eval_frame.DisableContext.__call__": ("2.6.0", "2.15.0"),
     "torch._dynamo.eval_frame.OptimizedModule._orig_mod": ("2.6.0", "2.15.0"),
+    "torch._dynamo.eval_frame._TorchDynamoContext.__call__": ("2.6.0", "2.15.0"),
     "torch._dynamo.eval_frame._maybe_set_eval_frame": ("2.13.0", "2.13.0"),
     "torch._dynamo.eval_frame.set_eval_frame": ("2.13.0", "2.13.0"),
     "torch._guards.CompileContext.try_get": ("2.13.0", "2.13.0"),
@@ -36,6 +40,15 @@ CHECKED: Final[Checked] = {
 
 #: Parse functions and modules for TorchScript: Python that is called for every token of a source.
 SCRIPTING: Final = ("torch.jit._recursive.create_script_module", "torch.jit._script.get_jit_def")
+
+#: Look for backends, prepare a function for its compilation, or decide about a frame and compile
+#: it: thousands of calls around the compilation itself. All are there when `callbacks` are.
+PREPARING: Final = (
+    "torch._dynamo.backends.registry._lazy_import",
+    "torch._dynamo.eval_frame._TorchDynamoContext.__call__",
+    "torch._dynamo.eval_frame.DisableContext.__call__",
+    "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__",
+)
 
 
 def generated_file(graph_module: object) -> str:

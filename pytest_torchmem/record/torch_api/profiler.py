@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
 
 import torch
@@ -18,6 +18,9 @@ import torch
 # The event tree itself: torch.profiler exposes it only through these bindings.
 from torch._C import _autograd
 from torch._C._profiler import (
+    ProfilerConfig,
+    ProfilerState,
+    _ExperimentalConfig,
     _ExtraFields_Allocation,
     _ExtraFields_OutOfMemory,
     _ExtraFields_PyCall,
@@ -37,12 +40,16 @@ CHECKED: Final[Checked] = {
     "torch._C._autograd._KinetoEvent": ("2.6.0", "2.15.0"),
     "torch._C._autograd._ProfilerResult": ("2.6.0", "2.15.0"),
     "torch._C._autograd._disable_profiler": ("2.6.0", "2.15.0"),
+    "torch._C._autograd._disable_profiler_legacy": ("2.6.0", "2.15.0"),
     "torch._C._autograd._enable_profiler": ("2.6.0", "2.15.0"),
+    "torch._C._autograd._enable_profiler_legacy": ("2.6.0", "2.15.0"),
     "torch._C._autograd._enable_record_function": ("2.6.0", "2.15.0"),
     "torch._C._autograd._prepare_profiler": ("2.6.0", "2.15.0"),
     "torch._C._autograd._profiler_enabled": ("2.6.0", "2.15.0"),
+    "torch.autograd.profiler._prepare_profiler": ("2.6.0", "2.15.0"),
     "torch.autograd.profiler._is_profiler_enabled": ("2.8.0", "2.13.0"),
     "torch.autograd.profiler.profile._stats": ("2.13.0", "2.13.0"),
+    "torch._C._profiler._ExperimentalConfig": ("2.6.0", "2.15.0"),
     "torch._C._profiler._ExtraFields_Allocation": ("2.6.0", "2.15.0"),
     "torch._C._profiler._ExtraFields_OutOfMemory": ("2.6.0", "2.15.0"),
     "torch._C._profiler._ExtraFields_PyCCall": ("2.6.0", "2.15.0"),
@@ -76,9 +83,6 @@ if TYPE_CHECKING:
     RecordScope: TypeAlias = _RecordScope
     ModuleInfo: TypeAlias = _NNModuleInfo
     OptimizerInfo: TypeAlias = _OptimizerInfo
-
-if TYPE_CHECKING:
-    from torch._C._autograd import _ProfilerResult as ProfilerResult
 
 
 def reader(bindings: type[object], name: str) -> Callable[[Any], Any]:
@@ -140,6 +144,44 @@ def own_cost_ns(front_end: object) -> int:
 def observe_operators(on: bool) -> None:
     """Let the profiler see the operators of this thread, or not; allocations it sees always."""
     _autograd._enable_record_function(on)
+
+
+#: A front end of torch's calls it before a session begins.
+PREPARE: Final = "torch.autograd.profiler._prepare_profiler"
+
+
+def begin_counting() -> None:
+    """Let torch's older profiler note allocations of the calling thread, and no operators."""
+    off = (False, False, False)
+    config = ProfilerConfig(ProfilerState.CPU, False, True, *off, _ExperimentalConfig())
+    _autograd._enable_profiler_legacy(config)
+    observe_operators(False)
+
+
+class Counted(NamedTuple):
+    """What a thread allocated on the CPU while it was counted.
+
+    Attributes:
+        thread: Its number, which events of a session have as ``start_tid``.
+        changes: Nanoseconds since the beginning, and bytes, below zero where memory is freed.
+    """
+
+    thread: int
+    changes: tuple[tuple[int, int], ...]
+
+
+def end_counting() -> Counted:
+    """End what `begin_counting` began on the calling thread."""
+    observe_operators(True)
+    first, *events = (event for part in _autograd._disable_profiler_legacy() for event in part)
+    return Counted(
+        first.thread_id(),
+        tuple(
+            (int(first.cpu_elapsed_us(event) * 1000), size)
+            for event in events
+            if (size := event.cpu_memory_usage())
+        ),
+    )
 
 
 def allocations_in(result: ProfilerResult) -> list[AllocationFields]:
@@ -228,6 +270,8 @@ class Profiler:
         self._config = front_end.config()
         self._activities = {torch.profiler.ProfilerActivity.CPU}
         self._tracer: type[object] = type(None)
+        #: Whether another thread has begun a session: there is one in a process.
+        self.is_replaced = False
 
     def start(self) -> None:
         """Begin; raises `RuntimeError` when another session is active."""
@@ -243,6 +287,7 @@ class Profiler:
         """Return whether nobody has ended the session, or begun to profile beside it."""
         return (
             profiler_is_active()
+            and not self.is_replaced
             # Torch's front ends set it; a session of ours is made without one.
             and not torch.autograd.profiler._is_profiler_enabled
             and type(_profile_function()) is self._tracer
@@ -261,17 +306,32 @@ class Profiler:
     def stop(self) -> ProfilerResult:
         """End, and return the kineto result with the event tree.
 
-        Raises `RecordingError` where torch cannot make sense of what it recorded.
+        Raises `RecordingError` where torch cannot make sense of what it recorded, and after another
+        thread's session, which takes the place of ours.
         """
         self._profile_function.before_stop()
         _traced.update(_threads_of_pools())
         try:
             with _without_own_log():
-                return _autograd._disable_profiler()
+                if self.is_replaced:
+                    # Torch crashes at the end of a session where there is none in its place.
+                    _autograd._prepare_profiler(self._config, self._activities)
+                result = _autograd._disable_profiler()
         except RuntimeError as error:
-            raise RecordingError(f"torch's profiler failed: {str(error).splitlines()[0]}") from None
+            raise RecordingError(self._failed(f"torch's profiler failed: {error}")) from None
         finally:
             self._profile_function.give_back()
+        if self.is_replaced:
+            raise RecordingError(self._failed())
+        return result
+
+    def _failed(self, reason: str = "") -> str:
+        if self.is_replaced:
+            return (
+                "another thread of the test body ran a torch profiler of its own, and only one can "
+                "be active; what was measured is lost"
+            )
+        return reason.splitlines()[0]
 
 
 def _paths_are_text() -> bool:

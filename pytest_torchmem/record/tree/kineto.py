@@ -25,7 +25,7 @@ from pytest_torchmem.record.tree.event_tree import (
 )
 from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
 from pytest_torchmem.record.tree.python_calls import Cuts, OpenGap, PythonCalls, find_gaps
-from pytest_torchmem.record.tree.tables import Seam, StringTable, Tables, in_own_memory, seam_at
+from pytest_torchmem.record.tree.tables import LateLines, Seam, StringTable, Tables, seam_at
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     DETAIL,
@@ -94,7 +94,7 @@ class TreeReader:
         tree = read_tree(result.experimental_event_tree(), mentions, whole)
         kept = find_kept(tree, whole)
         calls = [tree.python[number] for number in kept.calls.tolist()]
-        events = in_own_memory(_events(tree, kept, calls))
+        events = _events(tree, kept, calls)
         self._fill_operators(tree, events)
         texts, call_details = self._fill_python(kept, tree, calls, events)
         seams = self._seams(events)
@@ -106,7 +106,8 @@ class TreeReader:
         # If a function was already running, its text has the line at which it was then.
         text_of |= zip(began.around if began else (), self._running, strict=False)
         self._running = [text_of[row] for row in ended.around] if ended else []
-        self._place_operators(tree, kept, text_of, events, _cuts(kept, own, began, ended))
+        cuts, late_lines = _cuts(kept, own, began, ended), LateLines()
+        self._place_operators(tree, kept, text_of, events, cuts, late_lines)
         details = np.concatenate([call_details, self._details(tree, sizes, events)])
         details = details[np.argsort(details["event"], kind="stable")]
         module_calls = self._add_owners(tree, kept, events, mentions)
@@ -118,15 +119,16 @@ class TreeReader:
         tensors = tensors[np.argsort(tensors["event"], kind="stable")]
         return Tables(
             events,
-            in_own_memory(tensors),
-            in_own_memory(allocations),
+            tensors,
+            allocations,
             module_calls,
-            in_own_memory(overloads),
+            overloads,
             details,
             own,
             began,
             ended,
             len(tree.kinds),
+            late_lines,
         )
 
     def _seams(self, events: NDArray[np.void]) -> list[Seam]:
@@ -175,22 +177,18 @@ class TreeReader:
         text_of: Mapping[int, str],
         events: NDArray[np.void],
         cuts: Cuts,
+        late_lines: LateLines,
     ) -> None:
         def is_users(row: int) -> bool:
             return self._python.is_users(text_of[row])
 
         gaps, left = find_gaps(tree, kept, replace(cuts, gap=self._open_gap), is_users)
-        self._open_gap = left.left_open(events) if left is not None else None
+        self._open_gap = left.left_open(events, late_lines) if left is not None else None
         names = self.strings.values()
         self._python.place_operators(
             gaps,
             [text_of[gap.parent] for gap in gaps],
-            [
-                names[name]
-                for gap in gaps
-                for part, rows in gap.parts(events)
-                for name in part["name"][list(rows)].tolist()
-            ],
+            [names[name] for gap in gaps for name in gap.names(events)],
             events,
         )
 

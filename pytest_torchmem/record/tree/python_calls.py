@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -17,7 +18,7 @@ import torch
 
 from pytest_torchmem.record.tree.event_tree import EventTree, WorthKeeping, are_calls
 from pytest_torchmem.record.tree.source_lines import operator_lines
-from pytest_torchmem.record.tree.tables import StringTable
+from pytest_torchmem.record.tree.tables import LateLines, StringTable
 from pytest_torchmem.values.trace import EventKind
 
 if TYPE_CHECKING:
@@ -25,15 +26,27 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenPart:
+    """The operators of one session that ran in a gap: their rows, and the numbers of their names.
+
+    Their lines go to ``late_lines`` once they are known.
+    """
+
+    late_lines: LateLines
+    rows: NDArray[np.int32]
+    names: NDArray[np.int32]
+
+
 @dataclass(frozen=True, slots=True)
 class OpenGap:
     """A gap in a function that was running when its session was cut.
 
-    ``operators`` are those that ran in it, session by session: the events, and rows of them.
-    ``after`` is the line of the call before, 0 where there is none.
+    ``parts`` are the operators that ran in it, session by session. ``after`` is the line of the
+    call before, 0 where there is none.
     """
 
-    operators: tuple[tuple[NDArray[np.void], tuple[int, ...]], ...]
+    parts: tuple[OpenPart, ...]
     after: int
 
 
@@ -42,23 +55,26 @@ class Gap:
     """Operators that ran directly in a Python function, between two calls it made.
 
     ``parent`` and ``operators`` are rows of events; ``after`` and ``before`` are the lines of the
-    calls around, 0 where there is none. ``earlier`` is what was in the gap when the session before
-    was cut.
+    calls around, 0 where there is none. ``earlier`` are those that ran in the gap before the
+    session began.
     """
 
     parent: int
     operators: tuple[int, ...]
     after: int
     before: int
-    earlier: OpenGap | None = None
+    earlier: tuple[OpenPart, ...] = ()
 
-    def parts(self, events: NDArray[np.void]) -> list[tuple[NDArray[np.void], tuple[int, ...]]]:
-        """Its operators, session by session, of which the last one has ``events``."""
-        return [*(self.earlier.operators if self.earlier else ()), (events, self.operators)]
+    def names(self, events: NDArray[np.void]) -> list[int]:
+        """Return the numbers of the names of all its operators, the earlier ones first."""
+        before = (name for part in self.earlier for name in part.names.tolist())
+        return [*before, *events["name"][list(self.operators)].tolist()]
 
-    def left_open(self, events: NDArray[np.void]) -> OpenGap:
-        """The gap, for the session that goes on from the one that has ``events``."""
-        return OpenGap(tuple(self.parts(events)), self.after)
+    def left_open(self, events: NDArray[np.void], late_lines: LateLines) -> OpenGap:
+        """Return the gap for the session that goes on from the one that has ``events``."""
+        rows = np.array(self.operators, np.int32)
+        part = OpenPart(late_lines, rows, events["name"][rows])
+        return OpenGap((*self.earlier, part), self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +115,15 @@ def find_gaps(
     # By function: the line of the last call, and the operators that ran since.
     after: dict[int, int] = {}
     since: dict[int, list[int]] = {}
-    earlier: dict[int, OpenGap] = {}
+    earlier: dict[int, tuple[OpenPart, ...]] = {}
     if cuts.gap is not None and cuts.resumed >= 0:
         after[cuts.resumed], since[cuts.resumed] = cuts.gap.after, []
-        earlier[cuts.resumed] = cuts.gap
+        earlier[cuts.resumed] = cuts.gap.parts
 
     def gap(parent: int, before: int) -> Gap:
         operators = tuple(since.pop(parent, ()))
         function = int(kept.row[parent])
-        return Gap(function, operators, after.get(parent, 0), before, earlier.pop(parent, None))
+        return Gap(function, operators, after.get(parent, 0), before, earlier.pop(parent, ()))
 
     rows = np.flatnonzero((is_call | in_function) & in_users[parents])
     columns = (parents[rows], kept.row[rows], is_call[rows], call[rows])
@@ -177,15 +193,19 @@ class PythonCalls:
         """
         names_left = iter(names)
         for gap, text in zip(gaps, texts, strict=True):
-            parts = gap.parts(events)
-            operators = [next(names_left) for _, rows in parts for _ in rows]
+            counts = [*(len(part.rows) for part in gap.earlier), len(gap.operators)]
             function = self._function(text)
             lines = operator_lines(
-                function.path, function.first_line, operators, gap.after, gap.before
+                function.path,
+                function.first_line,
+                list(islice(names_left, sum(counts))),
+                gap.after,
+                gap.before,
             )
-            for part, rows in parts:
-                part["line"][list(rows)] = lines[: len(rows)]
-                lines = lines[len(rows) :]
+            *before, now = np.split(np.array(lines, np.int32), np.cumsum(counts)[:-1])
+            for part, lines_of_part in zip(gap.earlier, before, strict=True):
+                part.late_lines.append((part.rows, lines_of_part))
+            events["line"][list(gap.operators)] = now
 
     def is_users(self, text: str) -> bool:
         """Return whether the function with that event name has a source, and no library's."""

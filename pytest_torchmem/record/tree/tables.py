@@ -15,11 +15,12 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_torchmem.values.packed import Column, PackedTable, Table
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     DETAIL,
@@ -97,6 +98,9 @@ class Seam:
     around: tuple[int, ...]
 
 
+LateLines: TypeAlias = list[tuple[NDArray[np.int32], NDArray[np.int32]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Tables:
     """The tables of one profiling session; rows refer to rows of the same session.
@@ -106,23 +110,38 @@ class Tables:
         began: The cut at the beginning, where the session was cut from the one before.
         ended: The same at the end.
         read_count: How many events the session had, those that are not kept included.
+        late_lines: Rows of events, and the lines on which they stand, that were found out only by
+            what a later session recorded.
     """
 
-    events: NDArray[np.void]
-    tensors: NDArray[np.void]
-    allocations: NDArray[np.void]
-    module_calls: NDArray[np.void]
-    overloads: NDArray[np.void]
-    details: NDArray[np.void] = field(default_factory=lambda: np.empty(0, DETAIL))
+    events: Table
+    tensors: Table
+    allocations: Table
+    module_calls: Table
+    overloads: Table
+    details: Table = field(default_factory=lambda: np.empty(0, DETAIL))
     own: tuple[int, ...] = ()
     began: Seam | None = None
     ended: Seam | None = None
     read_count: int = 0
+    late_lines: LateLines = field(default_factory=list)
 
     @property
     def size_bytes(self) -> int:
         names = ("events", *_ABOUT_EVENTS)
         return sum(int(getattr(self, name).nbytes) for name in names)
+
+    def packed(self) -> Tables:
+        """Return the tables, of which the large ones take less memory."""
+        return replace(
+            self,
+            events=_packed(self.events),
+            tensors=_packed(self.tensors),
+            allocations=_packed(self.allocations),
+            module_calls=_packed(self.module_calls),
+            overloads=_packed(self.overloads),
+            details=_packed(self.details),
+        )
 
 
 _ABOUT_EVENTS: Final = {
@@ -136,23 +155,25 @@ _ABOUT_EVENTS: Final = {
 
 # Smaller tables are few: those of a small test.
 _LARGE_BYTES: Final = 2**16
+# Smaller tables of all sessions are looked at row by row just as well as by columns.
+_MUCH_BYTES: Final = 2**24
 _PRIVATE: Final = (
     {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
 )
 
 
-def in_own_memory(table: NDArray[np.void]) -> NDArray[np.void]:
-    """Return a large table in memory that the operating system has back once the table is dropped.
+def _packed(table: Table) -> Table:
+    """Return a table; a large one is packed, in memory that goes back to the operating system.
 
     The C library keeps pieces of a megabyte, as a session's tables are, for later. They would lie
     between what torch needs while a session ends; and the analysis would get them and not give
     them back.
     """
-    if table.nbytes < _LARGE_BYTES:
+    if isinstance(table, PackedTable) or table.nbytes < _LARGE_BYTES:
         return table
-    memory = np.frombuffer(mmap.mmap(-1, table.nbytes, **_PRIVATE), table.dtype)
-    memory[:] = table
-    return memory
+    packed = PackedTable.of(table)
+    packed.move_to(np.frombuffer(mmap.mmap(-1, max(1, packed.nbytes), **_PRIVATE), np.uint8))
+    return packed
 
 
 def seam_at(events: NDArray[np.void], row: int, name: int) -> Seam:
@@ -169,7 +190,43 @@ def joined(parts: list[Tables], *, last: bool = False) -> Tables:
     """Return the tables of all sessions as one; rows refer to rows of the result.
 
     When it is the ``last`` time, the list is emptied: each table is given back once it is copied,
-    so that there are never two of all of them.
+    so that there are never two of all of them. A column is in one piece only while it is copied.
+    """
+    places, count = _placed(parts)
+    if last:
+        parts.clear()
+    events = _empty(EVENT, count)
+    for name in EVENT.names or ():
+        column = np.empty(count, EVENT[name])
+        for place in places:
+            place.fill(name, column)
+        if name == "end":
+            for place in places:
+                place.lengthen(column)
+        events[name] = column
+    for place in places:
+        place.let_go("events")
+    tables = {name: _moved(places, name, dtype) for name, dtype in _ABOUT_EVENTS.items()}
+    return Tables(
+        events,
+        tables["tensors"],
+        tables["allocations"],
+        tables["module_calls"],
+        tables["overloads"],
+        tables["details"],
+    )
+
+
+def _empty(dtype: np.dtype[np.void], count: int) -> Table:
+    """Return a table that waits for its columns."""
+    packs = count * dtype.itemsize >= _MUCH_BYTES
+    return PackedTable(dtype, count) if packs else np.empty(count, dtype)
+
+
+def _placed(parts: Sequence[Tables]) -> tuple[list[_NewRows], int]:
+    """Return the new rows of each session, and how many there are in all.
+
+    Nothing else refers to the sessions' tables once this has returned.
     """
     places: list[_NewRows] = []
     count = 0
@@ -181,23 +238,7 @@ def joined(parts: list[Tables], *, last: bool = False) -> Tables:
         for place in inside:
             place.settle()
         places += inside
-    if last:
-        parts.clear()
-    events = np.empty(count, EVENT)
-    for place in places:
-        place.fill(events)
-        place.let_go("events")
-    for place in places:
-        place.lengthen(events)
-    tables = {name: _moved(places, name, dtype) for name, dtype in _ABOUT_EVENTS.items()}
-    return Tables(
-        events,
-        tables["tensors"],
-        tables["allocations"],
-        tables["module_calls"],
-        tables["overloads"],
-        tables["details"],
-    )
+    return places, count
 
 
 def _cut_from_each_other(parts: Sequence[Tables]) -> Iterator[list[Tables]]:
@@ -213,21 +254,23 @@ def _cut_from_each_other(parts: Sequence[Tables]) -> Iterator[list[Tables]]:
 
 def _python(part: Tables, rows: Sequence[int]) -> list[int]:
     """Those of ``rows`` that are functions of Python: of no other it is known that they run."""
-    return [row for row in rows if part.events["kind"][row] == EventKind.PY_CALL]
+    if not rows:
+        return []
+    kinds = part.events["kind"][list(rows)].tolist()
+    return [row for row, kind in zip(rows, kinds, strict=True) if kind == EventKind.PY_CALL]
 
 
 def _fit(before: Tables, after: Tables) -> bool:
     """Return whether one session goes on below the functions that ran at the other's end."""
     if before.ended is None or after.began is None:
         return False
-    left = before.events[_python(before, before.ended.around)]
-    resumed = after.events[_python(after, after.began.around)]
+    left, resumed = _python(before, before.ended.around), _python(after, after.began.around)
     if len(left) != len(resumed):
         return False
+    file, resumed_file = before.events["file"][left], after.events["file"][resumed]
+    same_name = before.events["name"][left] == after.events["name"][resumed]
     # Modules have no file, and are numbered anew in each session.
-    in_file = resumed["file"] >= 0
-    same = (left["file"] == resumed["file"]) & ((left["name"] == resumed["name"]) | ~in_file)
-    return bool(same.all())
+    return bool(((file == resumed_file) & (same_name | (resumed_file < 0))).all())
 
 
 class _NewRows:
@@ -241,9 +284,10 @@ class _NewRows:
         self.rows = np.zeros(len(part.events), np.int32)
         if before is not None and part.began is not None:
             self.rows[_python(part, part.began.around)] = -1
+        kinds = part.events["kind"] if part.own else np.empty(0, np.uint8)
         for within in self._own():
             # What the end of a session frees was made by the body.
-            self.rows[within][part.events["kind"][within] != EventKind.ALLOCATION] = -1
+            self.rows[within][kinds[within] != EventKind.ALLOCATION] = -1
         #: The rows below the outermost of the functions that were running at a cut.
         self.trunk = (0, len(self.rows))
         if self._seams and (around := self._seams[0].around):
@@ -273,38 +317,44 @@ class _NewRows:
         ends = self.part.events["end"]
         return [slice(row, int(ends[row])) for row in self.part.own]
 
-    def fill(self, events: NDArray[np.void]) -> None:
-        """Write the rows that stay to their places, and what this session knows of others."""
-        mine = self.part.events
+    def fill(self, name: str, column: Column) -> None:
+        """Write a column of events to the places of the rows that stay."""
         stay = self.rows >= 0
-        moved = mine[stay]
-        moved["parent"] = np.where(moved["parent"] >= 0, self._stands[moved["parent"]], -1)
-        kept_before = np.concatenate([[0], np.cumsum(stay)])
-        moved["end"] = self.rows[stay] + kept_before[mine["end"][stay]] - kept_before[:-1][stay]
-        events[self.rows[stay]] = moved
+        values = self.part.events[name]
+        if name == "line":
+            for rows, lines in self.part.late_lines:
+                values[rows] = lines
+        moved = values[stay]
+        if name == "parent":
+            moved = np.where(moved >= 0, self._stands[moved], -1)
+        elif name == "end":
+            kept_before = np.concatenate([[0], np.cumsum(stay)])
+            moved = self.rows[stay] + kept_before[moved] - kept_before[:-1][stay]
+        column[self.rows[stay]] = moved
         for seam in self._seams:
+            # This session knows more of functions that began in another one.
             around = list(seam.around)
-            places = self._stands[around]
-            in_trunk = kept_before[mine["end"][around]] - kept_before[self.trunk[0]]
-            events["end"][places] = self.trunk_start + in_trunk
-            events["end_ns"][places] = mine["end_ns"][around]
+            if name == "end":
+                in_trunk = kept_before[values[around]] - kept_before[self.trunk[0]]
+                column[self._stands[around]] = self.trunk_start + in_trunk
+            elif name == "end_ns":
+                column[self._stands[around]] = values[around]
 
-    def lengthen(self, events: NDArray[np.void]) -> None:
+    def lengthen(self, ends: NDArray[np.int32]) -> None:
         """Have functions of C that were running last as long as what they called."""
         around = self._stands[list(self.part.ended.around)] if self.part.ended else []
         for called, calling in pairwise(around):
-            events["end"][calling] = max(events["end"][calling], events["end"][called])
+            ends[calling] = max(ends[calling], ends[called])
 
     def staying(self, name: str) -> NDArray[np.bool_]:
         """Return which rows of a table are about events that stay."""
         stay: NDArray[np.bool_] = self.rows[getattr(self.part, name)["event"]] >= 0
         return stay
 
-    def move(self, name: str, found: NDArray[np.void]) -> None:
-        """Write the rows of a table about events that stay."""
-        table = getattr(self.part, name)
-        np.compress(self.staying(name), table, out=found)
-        found["event"] = self.rows[found["event"]]
+    def moved(self, name: str, column: str, stay: NDArray[np.bool_]) -> Column:
+        """Return a column of a table about events, without the rows that do not ``stay``."""
+        values: Column = getattr(self.part, name)[column][stay]
+        return self.rows[values] if column == "event" else values
 
     def let_go(self, name: str) -> None:
         """Give a table back."""
@@ -327,15 +377,17 @@ def _number(group: Sequence[_NewRows], start: int) -> int:
     return start
 
 
-def _moved(places: Sequence[_NewRows], name: str, dtype: np.dtype[np.void]) -> NDArray[np.void]:
+def _moved(places: Sequence[_NewRows], name: str, dtype: np.dtype[np.void]) -> Table:
     """Return one of the tables about events, of all sessions, in the order of the events."""
-    counts = [np.count_nonzero(place.staying(name)) for place in places]
-    table = np.empty(sum(counts), dtype)
-    start = 0
-    for place, count in zip(places, counts, strict=True):
-        place.move(name, table[start : start + count])
+    stays = [place.staying(name) for place in places]
+    table = _empty(dtype, sum(map(np.count_nonzero, stays)))
+    order: NDArray[np.int64] | slice = slice(None)
+    for field_name in dtype.names or ():
+        pieces = (p.moved(name, field_name, stay) for p, stay in zip(places, stays, strict=True))
+        column = np.concatenate([np.empty(0, dtype[field_name]), *pieces])
+        if field_name == "event" and np.any(column[:-1] > column[1:]):
+            order = np.argsort(column, kind="stable")
+        table[field_name] = column[order]
+    for place in places:
         place.let_go(name)
-        start += count
-    if np.all(table["event"][:-1] <= table["event"][1:]):
-        return table
-    return np.take(table, np.argsort(table["event"], kind="stable"))
+    return table

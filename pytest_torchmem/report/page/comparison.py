@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from typing import Final
 
@@ -14,6 +14,7 @@ from pytest_torchmem.report.page.html import (
     categories_json,
     embedded,
     page_text,
+    plain_table,
     window_json,
 )
 from pytest_torchmem.report.page.svg import LineKind, Mark
@@ -75,7 +76,13 @@ def comparison_page(before: str, after: str, tests: Sequence[ComparedTest], rema
         window = _window(test, before, after, used_bytes < PICTURES_BUDGET_BYTES)
         blocks.append((row["id"], embedded({"windows": [window]})))
         used_bytes += len(blocks[-1][1])
-    return page_text(title, blocks, _plain_table(tests))
+    plain = (
+        f"<td>{test.comparison.change.value}</td>"
+        f'<td class="number">{format_change(test.comparison.size_bytes)}</td>'
+        f"<td>{escape(test.name)}<br>{escape('; '.join(test.causes))}</td>"
+        for test in tests
+    )
+    return page_text(title, blocks, plain_table(("change", "bytes", "test"), plain))
 
 
 def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, Json]:
@@ -118,18 +125,15 @@ def _window(test: ComparedTest, before: str, after: str, with_pictures: bool) ->
     entry, measured, name = (now, test.after, after) if now else (then, test.before, before)
     assert entry is not None
     both = then is not None and now is not None
-    shown = replace(
-        measured or _of_entry(entry, test.environment),
-        limits={},
-        change=test.comparison.change,
+    shown = Window(
+        "",
+        measured.result if measured else _result_of(entry, test.environment),
+        {},
+        test.comparison.change,
+        then.total if both and then else 0,
+        "",
         baseline=then if both else None,
-        baseline_bytes=then.total if both and then else 0,
-        sentence="",
-        sentences=(),
-        reference="",
-        nearest="",
-        notice="",
-        kinds=(),
+        picture=measured.picture if measured else None,
     )
     data = window_json(shown, with_pictures)
     if not shown.picture:
@@ -145,21 +149,8 @@ def _window(test: ComparedTest, before: str, after: str, with_pictures: bool) ->
     return data
 
 
-def _of_entry(entry: BaselineEntry, environment: str) -> Window:
-    """Return what a baseline remembers of a test as a window without a timeline."""
+def _result_of(entry: BaselineEntry, environment: str) -> Result:
+    """Return what a baseline remembers of a test."""
     peak = Peak(entry.total, 0, entry.at_peak, entry.peaks, tuple(entry.live))
     retained = Retained(entry.retained.total, entry.retained, tuple(entry.retained_live))
-    result = Result(name="", device=environment, estimated=False, peak=peak, retained=retained)
-    return Window("", result, {}, Change.NOT_COMPARED, 0, "")
-
-
-def _plain_table(tests: Sequence[ComparedTest]) -> str:
-    """The numbers for a reader without JavaScript."""
-    rows = "".join(
-        f"<tr><td>{test.comparison.change.value}</td>"
-        f'<td class="number">{format_change(test.comparison.size_bytes)}</td>'
-        f"<td>{escape(test.name)}<br>{escape('; '.join(test.causes))}</td></tr>"
-        for test in tests
-    )
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("change", "bytes", "test"))
-    return f'<table class="plain"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    return Result(name="", device=environment, estimated=False, peak=peak, retained=retained)

@@ -7,7 +7,7 @@ Data are embedded as JSON, one block for each test that is read when the test is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from html import escape
 from importlib import resources
@@ -123,29 +123,10 @@ def page_text(title: str, blocks: Sequence[tuple[str, str]], plain: str) -> str:
     data = "\n".join(
         f'<script type="application/json" id="{name}">{text}</script>' for name, text in blocks
     )
-    return _asset("page.html").format(
-        title=escape(title),
-        table=plain,
-        data=data,
-        page_css=_asset("page.css"),
-        units_js=_asset("units.js"),
-        plot_js=_asset("plot.js"),
-        chart_js=_asset("chart.js"),
-        blocks_js=_asset("blocks.js"),
-        treemap_js=_asset("treemap.js"),
-        tables_js=_asset("tables.js"),
-        window_js=_asset("window.js"),
-        page_js=_asset("page.js"),
-    )
-
-
-def _asset(name: str) -> str:
-    return (
-        resources.files("pytest_torchmem.report")
-        .joinpath("assets")
-        .joinpath(name)
-        .read_text("utf-8")
-    )
+    folder = resources.files("pytest_torchmem.report") / "assets"
+    files = {file.name.replace(".", "_"): file.read_text("utf-8") for file in folder.iterdir()}
+    page = files.pop("page_html")
+    return page.format(title=escape(title), table=plain, data=data, **files)
 
 
 def embedded(value: object) -> str:
@@ -282,17 +263,20 @@ def _live_at(picture: Picture, moment: int) -> list[Contributor]:
 
 
 def _plain_table(tests: Sequence[TestReport]) -> str:
-    """The numbers for a reader without JavaScript, such as one whose CI server switches it off."""
-    rows = "".join(
-        f"<tr><td>{escape(test.status)}</td>"
+    rows = [
+        f"<td>{escape(test.status)}</td>"
         f'<td class="number">{test.leading.peak_text if test.leading else ""}</td>'
         f"<td>{escape(test.standing)}</td>"
-        f"<td>{escape(test.measured.test)}<br>{escape(test.sentence)}</td></tr>"
+        f"<td>{escape(test.measured.test)}<br>{escape(test.sentence)}</td>"
         for test in tests[:_PLAIN_ROWS]
-    )
+    ]
     more = len(tests) - _PLAIN_ROWS
     cut = f"<p>... and {more} more</p>" if more > 0 else ""
-    heads = "".join(
-        f'<th scope="col">{name}</th>' for name in ("status", "peak", "against", "test")
-    )
-    return f'<table class="plain"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>{cut}'
+    return plain_table(("status", "peak", "against", "test"), rows) + cut
+
+
+def plain_table(headers: Iterable[str], rows: Iterable[str]) -> str:
+    """The numbers for a reader without JavaScript, such as one whose CI server switches it off."""
+    heads = "".join(f'<th scope="col">{name}</th>' for name in headers)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f'<table class="plain"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'

@@ -9,14 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch._functorch.aot_autograd import aot_function, make_boxed_func
-from torch._functorch.partitioners import (
-    default_partition,
-    min_cut_rematerialization_partition,
-)
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from pytest_torchmem.analysis.estimated.static import (
     estimate_result,
@@ -32,11 +26,13 @@ from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.static_graph import NodeKind, StaticGraph, StaticRun
 from tests.fx_graphs import (
+    PARTITIONS,
     STEPS,
     Repaired,
     memory_estimator,
     needs_torchs,
     not_cpu,
+    partition_by,
     say_device,
     torchs_profile,
     trace,
@@ -139,8 +135,10 @@ class Block(nn.Module):
         return x + self.outer(torch.nn.functional.gelu(self.norm(self.inner(x))))
 
 
-def partitioned(partition=default_partition, device: str = "cpu"):
+def partitioned(partition: str = PARTITIONS[0], device: str = "cpu"):
     """Joint, forward and backward graph of a block; traced on the CPU, whatever is said after."""
+    from torch._functorch.aot_autograd import aot_function, make_boxed_func
+
     graphs = []
     model = Block()
     names = [name for name, _ in model.named_parameters()]
@@ -152,7 +150,7 @@ def partitioned(partition=default_partition, device: str = "cpu"):
 
     def keep_joint(module, *args, **kwargs):
         graphs.append(module)
-        return partition(module, *args, **kwargs)
+        return partition_by(partition)(module, *args, **kwargs)
 
     def call(x, *parameters):
         return torch.func.functional_call(model, dict(zip(names, parameters, strict=True)), x)
@@ -167,28 +165,28 @@ def partitioned(partition=default_partition, device: str = "cpu"):
     return graphs
 
 
-@pytest.mark.parametrize("partition", [default_partition, min_cut_rematerialization_partition])
+@pytest.mark.parametrize("partition", PARTITIONS)
 def test_interactions_are_torchs(partition):
     _, forward, backward = partitioned(partition, "cuda:0")
     ours = interactions(*read_pair(forward, backward), not_cpu)
-    held, pinned = memory_estimator.get_fwd_bwd_interactions(
+    held, pinned = memory_estimator().get_fwd_bwd_interactions(
         Repaired(forward.graph), backward.graph
     )
     assert ours.held_bytes == held
     assert ours.pinned == set(pinned)
 
 
-@pytest.mark.parametrize("partition", [default_partition, min_cut_rematerialization_partition])
+@pytest.mark.parametrize("partition", PARTITIONS)
 def test_pair_peak_is_what_torch_defines_where_torch_raises(partition, monkeypatch):
     _, forward, backward = partitioned(partition, "cuda:0")
     ours = pair_peak_bytes(*read_pair(forward, backward), not_cpu)
-    original = memory_estimator.get_fwd_bwd_interactions
+    original = memory_estimator().get_fwd_bwd_interactions
     monkeypatch.setattr(
-        memory_estimator,
+        memory_estimator(),
         "get_fwd_bwd_interactions",
         lambda f, b, *rest: original(Repaired(f), b, *rest),
     )
-    assert ours == memory_estimator.get_peak_memory(forward.graph, backward.graph) > 0
+    assert ours == memory_estimator().get_peak_memory(forward.graph, backward.graph) > 0
 
 
 def test_both_passes_have_torchs_profile():
@@ -275,6 +273,8 @@ def test_views_are_found_by_schema_where_fake_tensors_share_nothing():
 
 
 def test_symbolic_sizes_count_by_their_hints():
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     mode = FakeTensorMode(shape_env=ShapeEnv())
     x = mode.from_tensor(torch.empty(6, 8))
     with mode:

@@ -19,7 +19,11 @@ from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import compiler, modules, profiler
 
 HOW_IT_WORKS = Path(__file__).parents[3] / "docs" / "how-it-works.md"
-importlib.import_module("torch._dynamo")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_that_is_patched_is_imported() -> None:
+    importlib.import_module("torch._dynamo")
 
 
 def in_place() -> dict[str, object]:

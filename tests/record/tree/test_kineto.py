@@ -138,7 +138,7 @@ def test_a_tensor_from_before_has_at_least_the_extent_that_is_seen():
 def test_modules_and_their_parameters_are_noted_with_each_call():
     layer = nn.Linear(4, 4)
     tables, names = read(lambda: layer(torch.ones(1, 4)))
-    (call,) = tables.module_calls
+    (call,) = np.asarray(tables.module_calls)
     assert call["module"] == id(layer)
     assert names[call["event"]].startswith("nn.Module: Linear")
     roles = tables.tensors["role"][tables.tensors["event"] == call["event"]]

@@ -7,7 +7,6 @@ import warnings
 
 import torch
 from torch import fx, nn
-from torch._dynamo import config
 from torch.func import grad, vmap
 from torch.utils.checkpoint import checkpoint
 
@@ -49,7 +48,7 @@ def first_and_warm(name, make):
         run(), run()
 
         def again():
-            with config.patch(error_on_recompile=True):
+            with torch._dynamo.config.patch(error_on_recompile=True):
                 return counted(run())
 
         return again

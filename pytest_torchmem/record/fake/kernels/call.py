@@ -14,8 +14,11 @@ import torch
 from pytest_torchmem.record.torch_api import dispatcher, fake_tensors
 
 WIDE_BYTES: Final = 4
+HALVES: Final = (torch.float16, torch.bfloat16)
 
 Arguments = Sequence[Any]
+# At least and at most.
+Bounds = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)

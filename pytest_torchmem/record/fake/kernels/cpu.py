@@ -1,4 +1,4 @@
-"""What kernels of the CPU take for themselves: casts, copies, and buffers for each thread."""
+"""Memory that kernels of the CPU take for themselves: casts, copies, buffers for each thread."""
 
 from __future__ import annotations
 
@@ -249,6 +249,11 @@ RULES: Final[Rules] = {
             "aten::adaptive_max_pool2d_backward",
             "aten::grid_sampler_2d_backward",
             "aten::replication_pad1d_backward",
+            "aten::replication_pad2d_backward",
+            "aten::tril",
+            "aten::triu",
+            "aten::upsample_bilinear2d_backward",
+            "aten::upsample_nearest2d_backward",
         ),
         copied_unless_contiguous(0),
     ),
@@ -280,20 +285,15 @@ RULES: Final[Rules] = {
     "aten::native_group_norm": _group_norm,
     "aten::native_group_norm_backward": _group_norm_backward,
     "aten::native_layer_norm_backward": _layer_norm_backward,
-    "aten::replication_pad2d_backward": copied_unless_contiguous(0),
     "aten::scatter": _wide_indices(2),
     "aten::scatter_add": _wide_indices(2),
     "aten::smooth_l1_loss": _elements_once,
     "aten::sort": _sort,
-    "aten::tril": copied_unless_contiguous(0),
-    "aten::triu": copied_unless_contiguous(0),
     "aten::upsample_bicubic2d": _upsample(4),
     "aten::upsample_bilinear2d": _upsample(2),
-    "aten::upsample_bilinear2d_backward": copied_unless_contiguous(0),
     "aten::upsample_linear1d": _upsample(2),
     "aten::upsample_nearest1d": _upsample(1),
     "aten::upsample_nearest2d": _upsample(1),
-    "aten::upsample_nearest2d_backward": copied_unless_contiguous(0),
     "aten::upsample_nearest3d": _upsample(1),
     "aten::upsample_trilinear3d": _upsample(2),
 }

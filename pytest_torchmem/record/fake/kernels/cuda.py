@@ -1,4 +1,4 @@
-"""What kernels of CUDA take for themselves.
+"""Memory that kernels of CUDA take for themselves.
 
 Some of it depends on the number of processors: without a GPU at hand the smallest and the largest
 that is known give an interval.
@@ -14,7 +14,9 @@ import torch
 from pytest_torchmem.record.fake.kernels import cuda_attention as attention
 from pytest_torchmem.record.fake.kernels import cuda_sorting as sorting
 from pytest_torchmem.record.fake.kernels.call import (
+    HALVES,
     WIDE_BYTES,
+    Bounds,
     Call,
     blas_takes,
     broadcast_elements,
@@ -34,11 +36,9 @@ from pytest_torchmem.record.fake.kernels.cuda_reductions import (
     partial_bytes,
     power_below,
 )
-from pytest_torchmem.record.fake.kernels.cuda_sorting import Bounds
 from pytest_torchmem.record.torch_api import fake_tensors
 
 _Rule = Callable[[Call, Processors], int]
-_HALVES: Final = (torch.float16, torch.bfloat16)
 _INDEX_BYTES: Final = 8
 
 
@@ -67,7 +67,7 @@ def _gpus() -> Sequence[Processors]:
 
 
 def _alike(rule: Callable[[Call], int]) -> _Rule:
-    """What is the same on every GPU."""
+    """Make a rule for any GPU of one that no GPU changes."""
     return lambda call, _: rule(call)
 
 
@@ -86,7 +86,7 @@ def _sum(call: Call, processors: Processors) -> int:
     x = call.args[0]
     wanted = call.outputs[0].dtype
     # Halves that become floats are cast as they are read.
-    cast = wanted != x.dtype and not (wanted == torch.float32 and x.dtype in _HALVES)
+    cast = wanted != x.dtype and not (wanted == torch.float32 and x.dtype in HALVES)
     read = Read.of(x, wanted if cast else None)
     copied = elements(x) * wanted.itemsize if cast else 0
     kind = Reduction(_accumulated(wanted), wanted.itemsize)
@@ -144,7 +144,7 @@ def _logic(call: Call, processors: Processors) -> int:
 
 
 def _counted(call: Call, processors: Processors) -> int:
-    """Where it is not zero, as whole numbers, which are added up."""
+    """The kernel marks what is not zero, casts the marks to whole numbers, and adds them up."""
     x = call.args[0]
     marked = 0 if x.dtype == torch.bool else elements(x)
     read = Read.of(x, torch.int64)
@@ -301,7 +301,7 @@ def _group_norm_backward(call: Call, _: Processors) -> int:
 def _batch_norm(call: Call, _: Processors) -> int:
     """By channels, in 16 bits, blocks of threads have their own sums: ``Normalization.cuh``."""
     x, training = call.args[0], call.args[5]
-    if not training or layout(x) is not torch.channels_last or x.dtype not in _HALVES:
+    if not training or layout(x) is not torch.channels_last or x.dtype not in HALVES:
         return 0
     channels = int(x.shape[1])
     rows = elements(x) // channels

@@ -1,4 +1,4 @@
-"""What attention takes on CUDA: parts that are put together at the end, and sums of rows.
+"""Memory that attention takes on CUDA: parts that are put together at the end, and sums of rows.
 
 See ``flash_api.cpp`` of flash attention, and ``attention_backward.cu`` and ``kernel_backward.h`` of
 memory-efficient attention, in ``aten/src/ATen/native/transformers/cuda``.

@@ -13,13 +13,13 @@ from typing import Any, Final
 import torch
 
 from pytest_torchmem.record.fake.compositions import compose
+from pytest_torchmem.record.fake.kernels.call import HALVES
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import fake_tensors
 
 _Tensor = torch.Tensor
 _Optional = torch.Tensor | None
 _Function = Callable[..., Any]
-_HALVES: Final = (torch.float16, torch.bfloat16)
 _WIDEST_FLASH_HEAD: Final = 256
 _ALIGNED: Final = 16
 
@@ -57,7 +57,7 @@ def _attention(
     enable_gqa: bool = False,
 ) -> object:
     """See ``sdp_utils.cpp``: flash attention if it can, memory-efficient attention if that can."""
-    sixteen_bits = query.dtype in _HALVES
+    sixteen_bits = query.dtype in HALVES
     whole = all(t.dim() == 4 and t.stride(-1) == 1 for t in (query, key, value))
     alike = query.shape[-1] == key.shape[-1] == value.shape[-1]
     flash = fake_tensors.attends_by_flash() and attn_mask is None and sixteen_bits

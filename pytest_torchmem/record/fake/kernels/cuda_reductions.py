@@ -29,7 +29,7 @@ _WIDEST: Final = 16  # complex numbers of 128 bits
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """How many multiprocessors a GPU has, and how many threads run on each at a time."""
+    """The multiprocessors of a GPU, and the threads that run on each at a time."""
 
     count: int
     threads: int
@@ -41,12 +41,12 @@ EXTREMES: Final = (Processors(16, 1536), Processors(148, 2048))
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What a kernel reduces with.
+    """The sizes that a kernel reduces with.
 
     Attributes:
         partial_bytes: The size of one partial result: a sum in 32 bits, a mean with its variance.
         out_bytes: The size of an element of the result.
-        unrolled: How many values a thread reads at a time.
+        unrolled: The values that a thread reads at a time.
     """
 
     partial_bytes: int
@@ -56,7 +56,7 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a reduction reads: a tensor, or its copy of another type. Steps are in elements."""
+    """The input of a reduction: a tensor, or its copy of another type. Steps are in elements."""
 
     shape: tuple[int, ...]
     steps: tuple[int, ...]

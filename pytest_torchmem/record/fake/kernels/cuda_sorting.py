@@ -1,4 +1,4 @@
-"""What kernels of CUDA take that sort: ``sort`` itself, and gradients of rows that are looked up.
+"""Memory of CUDA's kernels that sort: ``sort`` itself, and gradients of rows that are looked up.
 
 CUB sorts in memory of its own, as large as keys and values, with counters that depend on GPU and
 size: these are bounds. See ``Sort.cpp``, ``EmbeddingBackwardKernel.cu`` and ``Indexing.cu`` in
@@ -12,10 +12,8 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.call import WIDE_BYTES, Call, elements, nbytes
+from pytest_torchmem.record.fake.kernels.call import WIDE_BYTES, Bounds, Call, elements, nbytes
 from pytest_torchmem.record.fake.kernels.cuda_reductions import Processors
-
-Bounds = tuple[int, int]
 
 _INDEX_BYTES: Final = 8
 _HALF_BYTES: Final = 2
@@ -25,6 +23,7 @@ _FEW_INDICES: Final = 3072
 _ROWS_OF_A_PART: Final = 10
 _ROWS_OF_ONE_PASS: Final = 256
 _FEW_ROWS: Final = 640
+_LARGEST_OF_A_BAG: Final = 2
 
 
 def _counters(count: int, item: int = _INDEX_BYTES) -> int:
@@ -85,8 +84,7 @@ def rows_backward(call: Call) -> Bounds:
 
 
 def bags_backward(call: Call) -> Bounds:
-    largest = 2
-    if call.argument("mode") == largest:
+    if call.argument("mode") == _LARGEST_OF_A_BAG:
         return 0, 0
     return _parts_of_rows(call.args[1], int(call.args[6]), int(call.args[0].shape[-1]))
 

@@ -13,34 +13,29 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.call import Arguments
+from pytest_torchmem.record.fake.kernels.call import HALVES, WIDE_BYTES, Arguments, Bounds, nbytes
 from pytest_torchmem.record.torch_api import fake_tensors
 
 _BLOCK: Final = 16  # channels of a block
 _PAGE_BYTES: Final = 4096
 _LINE_BYTES: Final = 64
 _SMALL_BYTES: Final = 1 << 16
-_WIDE_BYTES: Final = 4
-_HALVES: Final = (torch.bfloat16, torch.float16)
-
-# At least and at most.
-_Bounds = tuple[int, int]
 
 
-def bounds(name: str, args: Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds | None:
+def bounds(name: str, args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds | None:
     """Return what an operator takes for itself at least and at most; None where it is known."""
     rule = _RULES.get(name)
     return rule(args, outputs) if rule is not None else None
 
 
-def _convolution(args: Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds:
+def _convolution(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds:
     """Input, weight and result in blocks of channels; 16 bits are computed in 32."""
     x, weight = args[:2]
     blocked = _blocked(x, 1) + _blocked(weight, 2) + _blocked(outputs[0], 1)
     return 0, 2 * blocked * _widened(x) + _SMALL_BYTES // 4
 
 
-def _convolution_backward(args: Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds:
+def _convolution_backward(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds:
     grad, x, weight = args[:3]
     blocked = _blocked(x, 1) + _blocked(weight, 2) + _blocked(grad, 1)
     # Each thread sums up the gradient of the weight by itself.
@@ -62,23 +57,23 @@ def _filled(channels: int) -> int:
 
 
 def _widened(tensor: torch.Tensor) -> int:
-    return max(1, _WIDE_BYTES // int(tensor.element_size()))
+    return max(1, WIDE_BYTES // int(tensor.element_size()))
 
 
-def _product(args: Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds | None:
+def _product(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds | None:
     """Products of 16 bits are oneDNN's where the processor has instructions for them."""
     tensors = [*fake_tensors.tensors_in(list(args)), *outputs]
-    if outputs[0].dtype not in _HALVES:
+    if outputs[0].dtype not in HALVES:
         return None
-    return 0, 3 * sum(map(_nbytes, tensors)) // 2 + _SMALL_BYTES // 4
+    return 0, 3 * sum(map(nbytes, tensors)) // 2 + _SMALL_BYTES // 4
 
 
-def _several(factor: int) -> Callable[[Arguments, Sequence[torch.Tensor]], _Bounds]:
+def _several(factor: int) -> Callable[[Arguments, Sequence[torch.Tensor]], Bounds]:
     """Copies for a library, as large as what goes in and comes out, some times over."""
 
-    def rule(args: Arguments, outputs: Sequence[torch.Tensor]) -> _Bounds:
+    def rule(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds:
         tensors = [*fake_tensors.tensors_in(list(args)), *outputs]
-        return 0, factor * sum(map(_nbytes, tensors)) + _SMALL_BYTES
+        return 0, factor * sum(map(nbytes, tensors)) + _SMALL_BYTES
 
     return rule
 
@@ -102,9 +97,9 @@ def workspace_bytes(args: Arguments) -> int:
         rows * _row(hidden, item) * item,
         states * _row(widest, item) * item,
         states * _row(widest, item) * item,
-        states * _row(widest, _WIDE_BYTES) * _WIDE_BYTES,
-        states * hidden * _WIDE_BYTES,
-        states * hidden * _WIDE_BYTES,
+        states * _row(widest, WIDE_BYTES) * WIDE_BYTES,
+        states * hidden * WIDE_BYTES,
+        states * hidden * WIDE_BYTES,
     )
     return sum(-(-part // _PAGE_BYTES) * _PAGE_BYTES for part in parts)
 
@@ -116,18 +111,18 @@ def _row(elements: int, item: int) -> int:
     return filled + line if filled % 256 == 0 else filled
 
 
-def _lstm(args: Arguments, _: Sequence[torch.Tensor]) -> _Bounds:
+def _lstm(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:
     """Copies of the weights, and the gates of each step."""
-    weights = sum(map(_nbytes, args[1:3]))
+    weights = sum(map(nbytes, args[1:3]))
     at_least = weights + _gates(args[0], int(args[10]))
     return at_least, 2 * at_least + workspace_bytes(args) + _SMALL_BYTES
 
 
-def _lstm_backward(args: Arguments, _: Sequence[torch.Tensor]) -> _Bounds:
-    weights = sum(map(_nbytes, args[1:3]))
+def _lstm_backward(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:
+    weights = sum(map(nbytes, args[1:3]))
     at_least = weights + _gates(args[0], int(args[2].shape[1]))
     widened = 2 * _widened(args[0]) * at_least
-    return at_least, widened + _nbytes(args[-1]) + weights // 4 + _SMALL_BYTES
+    return at_least, widened + nbytes(args[-1]) + weights // 4 + _SMALL_BYTES
 
 
 def _gates(x: torch.Tensor, hidden: int) -> int:
@@ -135,11 +130,7 @@ def _gates(x: torch.Tensor, hidden: int) -> int:
     return steps * batch * _row(4 * hidden, item) * item
 
 
-def _nbytes(tensor: torch.Tensor) -> int:
-    return fake_tensors.size_hint(tensor.numel()) * int(tensor.element_size())
-
-
-_RULES: Final[dict[str, Callable[[Arguments, Sequence[torch.Tensor]], _Bounds | None]]] = {
+_RULES: Final[dict[str, Callable[[Arguments, Sequence[torch.Tensor]], Bounds | None]]] = {
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
     "aten::mkldnn_rnn_layer": _lstm,

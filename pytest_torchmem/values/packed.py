@@ -1,0 +1,152 @@
+"""Tables in less memory: each column by itself, in blocks of narrow numbers.
+
+The rows of a large recording are alike. Its pointers lie in one heap, its times in one minute, and
+most numbers of threads are the same. So each block of a column has its smallest number, and of each
+row what that is larger by::
+
+    ptr       [94_000_000_000_128, 94_000_000_000_064, 94_000_000_000_192]     8 bytes each
+    smallest   94_000_000_000_064
+    codes     [64, 0, 128]                                                     1 byte each
+
+A column is unpacked when somebody asks for it. That takes no longer than to pick it out of rows of
+fifty bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+#: The numbers of a column; their type is the one that the table has for it.
+Column: TypeAlias = "NDArray[Any]"
+#: The numbers of some rows, or which rows they are.
+_RowKey: TypeAlias = "int | slice | Sequence[int] | NDArray[np.integer[Any]] | NDArray[np.bool_]"
+
+_BLOCK_ROWS: Final = 2**14
+_NARROW: Final = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32))
+# These grow with the row. The first row that is not below another is most often the next one.
+_RELATIVE: Final = frozenset({"end"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PackedBlock:
+    """Some rows of a column: ``smallest`` plus each of ``codes``, or no codes where all are alike.
+
+    Numbers that no narrow code can tell apart are their own codes.
+    """
+
+    smallest: np.generic
+    codes: Column | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes if self.codes is not None else 0
+
+    def unpack(self, found: Column) -> None:
+        if self.codes is None:
+            found[:] = self.smallest
+        elif self.codes.dtype == found.dtype:
+            found[:] = self.codes
+        else:
+            np.add(self.codes, self.smallest, out=found, casting="unsafe")
+
+
+def _block(values: Column) -> _PackedBlock:
+    low, high = values.min(), values.max()
+    if low == high:
+        return _PackedBlock(low, None)
+    for dtype in _NARROW:
+        if dtype.itemsize >= values.dtype.itemsize:
+            break
+        if int(high) - int(low) <= np.iinfo(dtype).max:
+            return _PackedBlock(low, np.subtract(values, low, dtype=values.dtype).astype(dtype))
+    return _PackedBlock(low, values.copy())
+
+
+class PackedTable:
+    """A structured array in less memory. As in one, ``table["name"]`` is a column.
+
+    A column that is taken out is a copy, which may be put back: ``table["name"] = column``.
+    """
+
+    def __init__(self, dtype: np.dtype[np.void], length: int) -> None:
+        self.dtype = dtype
+        self._length = length
+        self._columns: dict[str, tuple[_PackedBlock, ...]] = {}
+
+    @classmethod
+    def of(cls, table: NDArray[np.void]) -> PackedTable:
+        """Pack a table."""
+        packed = cls(table.dtype, len(table))
+        for name in table.dtype.names or ():
+            packed[name] = table[name]
+        return packed
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        return sum(block.nbytes for column in self._columns.values() for block in column)
+
+    @overload
+    def __getitem__(self, key: str) -> Column: ...
+    @overload
+    def __getitem__(self, key: _RowKey) -> NDArray[np.void]: ...
+    def __getitem__(self, key: str | _RowKey) -> Column:
+        if isinstance(key, str):
+            return self._unpacked(key)
+        rows = np.arange(self._length)[key]
+        found = np.empty(np.shape(rows), self.dtype)
+        for name in self.dtype.names or ():
+            found[name] = self._unpacked(name)[rows]
+        return found
+
+    def __setitem__(self, name: str, column: ArrayLike) -> None:
+        values = np.ascontiguousarray(
+            np.broadcast_to(np.asarray(column, self.dtype[name]), self._length)
+        )
+        if name in _RELATIVE:
+            values = values - np.arange(self._length, dtype=values.dtype)
+        self._columns[name] = tuple(map(_block, _blocks(values)))
+
+    def move_to(self, memory: NDArray[np.uint8]) -> None:
+        """Have the columns lie in ``memory``, which has room for `nbytes` of them."""
+        start = 0
+        for name, column in self._columns.items():
+            moved = []
+            for block in column:
+                codes = block.codes
+                if codes is not None:
+                    place = memory[start : start + codes.nbytes].view(codes.dtype)
+                    place[:] = codes
+                    start, codes = start + codes.nbytes, place
+                moved.append(_PackedBlock(block.smallest, codes))
+            self._columns[name] = tuple(moved)
+
+    def __array__(self, dtype: None = None, copy: bool | None = None) -> NDArray[np.void]:
+        found: NDArray[np.void] = np.empty(self._length, self.dtype)
+        for name in self.dtype.names or ():
+            found[name] = self._unpacked(name)
+        return found
+
+    def _unpacked(self, name: str) -> Column:
+        found = np.empty(self._length, self.dtype[name])
+        for block, part in zip(self._columns[name], _blocks(found), strict=True):
+            block.unpack(part)
+        if name in _RELATIVE:
+            found += np.arange(self._length, dtype=found.dtype)
+        return found
+
+
+#: The rows of a table of a recording, in either form.
+Table: TypeAlias = "NDArray[np.void] | PackedTable"
+
+
+def _blocks(values: Column) -> Iterator[Column]:
+    for start in range(0, len(values), _BLOCK_ROWS):
+        yield values[start : start + _BLOCK_ROWS]
