@@ -110,12 +110,11 @@ class ThreadWatch:
     def _look_at_thread(self, root: profiler.ProfilerEvent) -> None:
         """Note whether a call's thread is one that is recorded, or runs torch unseen."""
         thread = root.start_tid
-        for event in _events(root):
-            if not _is_python(event):
-                self._recorded.add(thread)
-                return
-            if thread not in self._calling and _is_torch(event):
-                self._calling.add(thread)
+        # To read what is called takes much longer: it is not done for the recording's own thread.
+        if not all(map(_is_python, _events(root))):
+            self._recorded.add(thread)
+        elif thread not in self._calling and any(map(_is_torch, _events(root))):
+            self._calling.add(thread)
 
     def meta(self) -> dict[str, Json]:
         """Return the names of threads whose memory is not known, and what others held."""
@@ -190,7 +189,7 @@ def _is_torch(event: profiler.ProfilerEvent) -> bool:
 
 
 def _is_python(event: profiler.ProfilerEvent) -> bool:
-    return isinstance(event.extra_fields, (profiler.PyCallFields, profiler.PyCCallFields))
+    return type(profiler.fields_of(event)) in (profiler.PyCallFields, profiler.PyCCallFields)
 
 
 def _events(root: profiler.ProfilerEvent) -> Iterator[profiler.ProfilerEvent]:

@@ -175,9 +175,12 @@ def summary_lines(run: RunReport, detail: Detail, width: int, room: int = ANY_WI
     if detail in (Detail.COMPOSITION, Detail.ALL, Detail.SHORT):
         lines += _tests_table(summary, detail, width, room)
     lines += _changes_lines(summary)
-    lines += _not_measured_lines(summary)
-    lines += _blind_lines(summary)
-    lines += _failed_passes_lines(summary)
+    not_measured = ((t.not_measured, t.test) for t in summary.tests if t.not_measured)
+    results = [(t.test, window.result) for t, window in summary.windows]
+    lines += _grouped_lines("not measured", not_measured)
+    lines += _grouped_lines("not all seen", ((s, t) for t, r in results for s in r.blind_spots))
+    failed = ((told, t) for t, r in results for told in r.failed_passes)
+    lines += _grouped_lines("not labelled as asked", failed)
     if detail is not Detail.PROBLEMS and summary.tests:
         lines.append(Line(_counts(run)))
         lines += _missing_lines(summary)
@@ -307,24 +310,6 @@ def _amount(item: BaselineChange) -> str:
     remarks = [REPAIRED] if item.repaired else []
     remarks += [] if item.after_bytes else [NOTHING_USED]
     return "; ".join([after, *remarks])
-
-
-def _not_measured_lines(summary: RunSummary) -> list[Line]:
-    """Return one line per reason, with the tests that it kept from being measured."""
-    reasons = ((t.not_measured, t.test) for t in summary.tests if t.not_measured)
-    return _grouped_lines("not measured", reasons)
-
-
-def _blind_lines(summary: RunSummary) -> list[Line]:
-    """Return one line per thing that was not seen, with the tests whose figures may lack it."""
-    spots = ((spot, t.test) for t, w in summary.windows for spot in w.result.blind_spots)
-    return _grouped_lines("not all seen", spots)
-
-
-def _failed_passes_lines(summary: RunSummary) -> list[Line]:
-    """Return one line per category pass of a user that raised, with the tests that lack it."""
-    failed = ((told, t.test) for t, w in summary.windows for told in w.result.failed_passes)
-    return _grouped_lines("not labelled as asked", failed)
 
 
 def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]:
