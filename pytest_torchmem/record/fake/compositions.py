@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.record.patches import Installed, found
 from pytest_torchmem.record.torch_api import dispatcher
 
 #: Gets torch's own way, and what the operator is called with.
-Composition = Callable[..., Any]
+Composition = Callable[..., object]
 
 _LOCK: Final = threading.Lock()
 _BY_THREAD: Final[dict[str, dict[int, Composition]]] = {}
@@ -46,12 +46,14 @@ def _put(name: str, composition: Composition) -> Callable[[], None]:
     return take_out
 
 
-def run(operator: dispatcher.Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def run(
+    operator: dispatcher.Operator, args: Sequence[object], kwargs: Mapping[str, object]
+) -> object:
     """Call the operators that this thread makes an operator of, or torch's own."""
     plain = dispatcher.composed(operator)
     composition = _BY_THREAD.get(f"torch.ops.{operator}", {}).get(threading.get_ident())
     return plain(*args, **kwargs) if composition is None else composition(plain, *args, **kwargs)
 
 
-def _called(operator: dispatcher.Operator, *args: Any, **kwargs: Any) -> Any:
+def _called(operator: dispatcher.Operator, *args: object, **kwargs: object) -> object:
     return run(operator, args, kwargs)
