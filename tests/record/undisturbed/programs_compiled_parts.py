@@ -1,0 +1,162 @@
+"""Programs that compile with more than a function: loops, operators and backends of their own."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import nn
+from torch._dynamo import config
+from torch._dynamo.backends.common import aot_autograd
+from torch.overrides import TorchFunctionMode
+
+from tests.record.undisturbed.programs_compiled import Layers, a_function, compiled, first_and_warm
+
+
+def loops(_, x):
+    from torch._higher_order_ops.while_loop import while_loop
+
+    return while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x))
+
+
+@torch.library.custom_op("undisturbed::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+doubled.register_fake(torch.empty_like)
+doubled.register_autograd(lambda ctx, gradient: gradient * 2)
+
+
+def saves_in_another_way(model, x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t):
+        return model(x).exp().sum()
+
+
+def hooks_a_tensor(model, x):
+    y = model(x)
+    y.register_hook(lambda gradient: gradient * 2)
+    return y.sum()
+
+
+def trained(model, function, **changes):
+    x = torch.randn(2, 4)
+
+    def run():
+        with config.patch(**changes):
+            function(x).sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    return run
+
+
+def each_layer_by_itself():
+    model = Layers()
+    for layer in model.layers:
+        layer.compile(backend="aot_eager")
+    return trained(model, model)
+
+
+def the_backward_pass_too():
+    model = Layers()
+    return trained(model, compiled(model), compiled_autograd=True)
+
+
+def by_a_backend_of_its_own():
+    model = Layers()
+    backend = aot_autograd(fw_compiler=lambda graph, _: graph)
+    return trained(model, torch.compile(model, backend=backend))
+
+
+def with_hooks_of_before():
+    model, seen = Layers(), []
+    model.layers[0].register_full_backward_hook(lambda *_: seen.append("module"))
+    weight = model.layers[1].get_parameter("weight")
+    weight.register_post_accumulate_grad_hook(lambda _: seen.append("parameter"))
+    run = trained(model, compiled(model))
+    return lambda: (run(), list(seen))
+
+
+def with_hooks_that_come_and_go():
+    model, x = Layers(), torch.randn(3, 4)
+    function = compiled(model)
+
+    def run():
+        found = [function(x)]
+        for register in (
+            model.register_forward_hook,
+            nn.modules.module.register_module_forward_hook,
+        ):
+            handle = register(lambda module, inputs, output: output * 2)
+            try:
+                found.append(function(x))
+            finally:
+                handle.remove()
+        return found
+
+    return run
+
+
+def in_every_stance():
+    function = compiled(lambda x: x.sin() + 1)
+
+    def run():
+        found = [function(torch.ones(2))]
+        for stance in ("force_eager", "fail_on_recompile"):
+            with torch.compiler.set_stance(stance):
+                found.append(function(torch.ones(2)))
+        return found
+
+    return run
+
+
+def with_marked_sizes():
+    function = compiled(Layers())
+    x = torch.ones(5, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    return lambda: [function(x), function(torch.ones(7, 4))]
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        return out * 2 if func is torch.sin else out
+
+
+def in_a_mode():
+    function = compiled(lambda x: torch.sin(x) + 1)
+
+    def run():
+        with Doubling():
+            return function(torch.ones(3))
+
+    return run
+
+
+def on_a_thread():
+    function = compiled(lambda x: x.sin() + 1)
+
+    def run():
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(function, torch.ones(3)).result()
+
+    return run
+
+
+KINDS = {
+    "loop": a_function(loops),
+    "operator": a_function(lambda model, x: doubled(model(x))),
+    "saving": a_function(saves_in_another_way),
+    "tensor_hook": a_function(hooks_a_tensor),
+    "layers": each_layer_by_itself,
+    "backward": the_backward_pass_too,
+    "backend": by_a_backend_of_its_own,
+    "earlier_hooks": with_hooks_of_before,
+    "other_hooks": with_hooks_that_come_and_go,
+    "stances": in_every_stance,
+    "marked": with_marked_sizes,
+    "mode": in_a_mode,
+    "thread": on_a_thread,
+}
+for name, make in KINDS.items():
+    first_and_warm(name, make)
