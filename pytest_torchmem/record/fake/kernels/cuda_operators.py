@@ -26,7 +26,7 @@ _ALIGNED: Final = 16
 
 def take_cudas_operators(patches: Installed) -> None:
     """Let the program use the operators that they use on CUDA."""
-    on_cuda = (_attention, _dropout, _lstm_cell, _gru_cell, _group_norm)
+    on_cuda = (_attention, _dropout, _lstm_cell, _gru_cell, _group_norm, _rms_norm)
     compose(patches, dict(zip(fake_tensors.DIFFERENT_ON_CUDA, on_cuda, strict=True)))
 
 
@@ -39,6 +39,43 @@ def _dropout(plain: _Function, input: _Tensor, p: float, train: bool) -> object:
 
 def _group_norm(plain: _Function, input: _Tensor, *rest: object, **named: object) -> object:
     return plain(input.contiguous(), *rest, **named)
+
+
+def _rms_norm(
+    plain: _Function,
+    input: _Tensor,
+    normalized_shape: list[int],
+    weight: _Optional = None,
+    eps: float | None = None,
+) -> object:
+    """One kernel does it where input and weight have one type."""
+    mixed = weight is not None and weight.dtype != input.dtype
+    if mixed or not fake_tensors.FUSES_RMS_NORM:
+        return plain(input, normalized_shape, weight, eps)
+    dims = len(normalized_shape)
+    return _FusedRmsNorm.apply(input, weight, dims)  # type: ignore[no-untyped-call]
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """``_fused_rms_norm``, which is taken apart on the CPU: it keeps a number for each row."""
+
+    @staticmethod
+    def forward(ctx: Any, input: _Tensor, weight: _Optional, dims: int) -> _Tensor:
+        x = input.contiguous()
+        made = torch.empty_like(x)
+        kept = x.new_empty(x.shape[:-dims], dtype=torch.float32)
+        ctx.save_for_backward(input, weight, kept)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, grad: _Tensor) -> object:
+        x, weight, _ = ctx.saved_tensors
+        of_x = torch.empty_like(x)
+        wanted = weight is not None and ctx.needs_input_grad[1]
+        of_weight = torch.empty_like(weight) if wanted else None
+        # The kernel reads it as if it were contiguous.
+        grad = grad.contiguous()
+        return of_x, of_weight, None
 
 
 # Attention.
