@@ -63,7 +63,7 @@ def empty_cache() -> None:
 
 def cuda_reserves() -> bool:
     """Return whether CUDA's allocator has reserved memory on any device."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     places = range(torch.cuda.device_count())
     return any(
