@@ -92,6 +92,7 @@ def find_blocks(
     largest = _largest(lives, lived, int(rows[int(np.argmax(totals))]), limit)
     kept = largest[np.lexsort((largest, -lives.ends[largest], lives.begins[largest]))]
     numbers = {maker: n for n, maker in enumerate(dict.fromkeys(makers[kept].tolist()))}
+    held = _over_rows(rows, lives.begins[kept], lives.ends[kept], lives.sizes[kept])
     stacks = _Stacks()
     blocks = tuple(
         StorageBlock(
@@ -108,19 +109,30 @@ def find_blocks(
         who=tuple(replace(lives.groups[maker][0], size_bytes=0, count=0) for maker in numbers),
         stacks=tuple(stacks.nodes),
         frames=tuple(stacks.frames),
-        rest=tuple((np.array(totals, np.int64) - _held_at(rows, lives, kept)).tolist()),
+        rest=tuple((np.array(totals, np.int64) - held).tolist()),
         count=len(lived),
     )
 
 
-def _held_at(
-    rows: NDArray[np.int64], lives: StorageLives, kept: NDArray[np.int64]
+def _over_rows(
+    rows: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    amounts: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the bytes that the storages ``kept`` hold at each of the rows."""
+    """Return the sum of ``amounts`` that are live at each of the rows: int64, shape (rows,).
+
+    Four rows and two storages of 8 and 5 bytes, live at rows 0 and 1, and from row 1 on::
+
+        first [0, 1]    after [2, 4]
+        changes         [+8, +5, -8, 0, -5]
+        levels          [8, 13, 5, 5]
+    """
     changes = np.zeros(len(rows) + 1, np.int64)
-    np.add.at(changes, np.searchsorted(rows, lives.begins[kept]), lives.sizes[kept])
-    np.add.at(changes, np.searchsorted(rows, lives.ends[kept]), -lives.sizes[kept])
-    return np.cumsum(changes)[:-1]
+    np.add.at(changes, np.searchsorted(rows, begins), amounts)
+    np.add.at(changes, np.searchsorted(rows, ends), -amounts)
+    levels: NDArray[np.int64] = np.cumsum(changes)[:-1]
+    return levels
 
 
 def _largest(
@@ -312,19 +324,9 @@ class Holdings:
     def _over_time(
         self, members: NDArray[np.int64], amounts: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return the sum of ``amounts`` at each chosen row: int64, shape (rows,).
-
-        Four rows and two storages of 8 and 5 bytes, live at rows 0 and 1, and from row 1 on::
-
-            first [0, 1]    after [2, 4]
-            changes         [+8, +5, -8, 0, -5]
-            levels          [8, 13, 5, 5]
-        """
-        changes = np.zeros(self.row_count + 1, np.int64)
-        np.add.at(changes, self.first[members], amounts)
-        np.add.at(changes, self.after[members], -amounts)
-        levels: NDArray[np.int64] = np.cumsum(changes)[:-1]
-        return levels
+        """Return the sum of ``amounts`` at each chosen row: int64, shape (rows,)."""
+        rows = np.arange(self.row_count)
+        return _over_rows(rows, self.first[members], self.after[members], amounts)
 
     def operators(self, calls: Mapping[str, int], peak: int) -> list[OperatorUse]:
         """Return what each operator allocated within the window, those of the peak first."""

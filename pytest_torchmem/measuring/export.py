@@ -6,17 +6,17 @@ import gzip
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, get_args
 
 from pytest_torchmem.analysis.events.averages import collapsed, stacks_by_bytes, stacks_by_time
 from pytest_torchmem.analysis.events.calls import list_calls
-from pytest_torchmem.analysis.events.op_tree import build_op_tree
+from pytest_torchmem.analysis.events.op_tree import build_op_tree, start_ns
 from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.analysis.pipeline import analyze as analyze_trace
 from pytest_torchmem.analysis.sampling import sketch_timeline
 from pytest_torchmem.analysis.storages.own_passes import OwnPass
-from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.analysis.torch_view.torch_timeline import (
     TorchMemoryProfile,
     coalesced,
@@ -82,14 +82,20 @@ def export_memory_timeline(
 
     device = device or default_device()
     trace = profile if isinstance(profile, Trace) else trace_of(profile, device)
-    source = _TorchSource(trace, device) if labels == "torch" else _OwnSource(trace, device)
-    if name.endswith(".html"):
-        page = picture_page(sketch_timeline(source.timeline()), title=device)
-        Path(name).write_text(page, encoding="utf-8")
-    elif name.endswith("raw.json.gz"):
-        write_json(name, source.raw())
+    if labels == "torch":
+        theirs = TorchMemoryProfile(build_op_tree(trace))
+        timeline = theirs.timeline(device)
+        raw, summed = partial(theirs.raw, device), partial(theirs.coalesced, device)
     else:
-        write_json(name, source.coalesced())
+        own = analyze_trace(trace, device if device in trace.devices else None)
+        timeline, begin_ns = own.timeline, start_ns(own.tree)
+        raw = partial(raw_changes, timeline, begin_ns)
+        summed = partial(coalesced, timeline, begin_ns)
+    if name.endswith(".html"):
+        page = picture_page(sketch_timeline(timeline), title=device)
+        Path(name).write_text(page, encoding="utf-8")
+    else:
+        write_json(name, raw() if name.endswith("raw.json.gz") else summed())
 
 
 def export_chrome_trace(
@@ -145,40 +151,6 @@ def export_stacks(
 
 def _analysed(profile: object, device: str | None) -> MemoryProfile:
     return profile if isinstance(profile, MemoryProfile) else analyze(profile, device)
-
-
-class _TorchSource:
-    """The data under torch's labels."""
-
-    def __init__(self, trace: Trace, device: str) -> None:
-        self._profile = TorchMemoryProfile(build_op_tree(trace))
-        self._device = device
-
-    def timeline(self) -> Timeline:
-        return self._profile.timeline(self._device)
-
-    def coalesced(self) -> object:
-        return self._profile.coalesced(self._device)
-
-    def raw(self) -> object:
-        return self._profile.raw(self._device)
-
-
-class _OwnSource:
-    """The data under our labels."""
-
-    def __init__(self, trace: Trace, device: str) -> None:
-        self._profile = analyze_trace(trace, device if device in trace.devices else None)
-        self._start_ns = int(trace.events["start_ns"].min()) if len(trace.events) else 0
-
-    def timeline(self) -> Timeline:
-        return self._profile.timeline
-
-    def coalesced(self) -> object:
-        return coalesced(self._profile.timeline, self._start_ns)
-
-    def raw(self) -> object:
-        return raw_changes(self._profile.timeline, self._start_ns)
 
 
 def write_json(name: str, data: object) -> None:

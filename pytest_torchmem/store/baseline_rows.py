@@ -38,7 +38,7 @@ _NAME_WIDTH: Final = 40
 _TITLE_WIDTH: Final = 72
 _ODD: Final = re.compile(r"[^\w\[\]().,:=+-]")
 
-encode: Final = json.JSONEncoder(ensure_ascii=False).encode
+encode: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False).encode
 _encode_close: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 

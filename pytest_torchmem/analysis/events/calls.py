@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.events.op_tree import OpTree
+from pytest_torchmem.analysis.events.op_tree import OpTree, are_labels
 from pytest_torchmem.analysis.events.python_stacks import PythonStacks
-from pytest_torchmem.values.trace import DeviceEventKind, EventKind, Scope
+from pytest_torchmem.values.trace import DeviceEventKind, EventKind
 
 #: The names of the calls that stand for memory outside of every other call.
 MEMORY: Final = "[memory]"
@@ -219,9 +219,7 @@ def _merged(names: list[int], parents: list[int], children: list[int]) -> Nestin
 
 def is_annotation(calls: CallList) -> NDArray[np.bool_]:
     """Return whether a call is a ``record_function`` label: bool, shape (C,)."""
-    kinds = calls.event_column("kind", -1)
-    found: NDArray[np.bool_] = kinds == EventKind.TORCH_OP
-    found &= calls.event_column("scope", -1) == Scope.OTHER
+    found: NDArray[np.bool_] = np.append(are_labels(calls.tree.trace.events), False)[calls.rows]
     return found
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytest_torchmem.analysis.events.calls import is_step
-from pytest_torchmem.analysis.events.op_tree import Annotations, OpTree, start_ns
+from pytest_torchmem.analysis.events.op_tree import Annotations, OpTree, are_labels, start_ns
 from pytest_torchmem.values.picture import Span
-from pytest_torchmem.values.trace import EventKind, Scope
+from pytest_torchmem.values.trace import EventKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,7 @@ def find_memory_events(tree: OpTree) -> tuple[MemoryEvent, ...]:
     sizes = [*table["size_bytes"].tolist(), *[0] * len(failed)]
     devices = [trace.devices[number] for number in table["device"].tolist()]
     devices += [""] * len(failed)
-    is_label = (events["kind"] == EventKind.TORCH_OP) & (events["scope"] == Scope.OTHER)
-    is_op = (events["kind"] == EventKind.TORCH_OP) & ~is_label
+    is_op = (events["kind"] == EventKind.TORCH_OP) & ~are_labels(events)
     names = [trace.strings[number] for number in events["name"].tolist()]
     operators = ["" if row < 0 else names[row] for row in tree.innermost(is_op)[rows].tolist()]
     annotations = Annotations(tree)
@@ -75,8 +74,7 @@ def find_labels(tree: OpTree) -> Iterator[Span]:
     the recording.
     """
     events, strings = tree.trace.events, tree.trace.strings
-    is_label = (events["kind"] == EventKind.TORCH_OP) & (events["scope"] == Scope.OTHER)
-    rows, begin = np.flatnonzero(is_label), start_ns(tree)
+    rows, begin = np.flatnonzero(are_labels(events)), start_ns(tree)
     for row in rows[np.argsort(tree.rank[rows])].tolist():
         name = strings[events["name"][row]]
         kind = "step" if is_step(name) else "label"

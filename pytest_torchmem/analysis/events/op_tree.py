@@ -7,6 +7,7 @@ at once, level by level from the roots, so its cost does not depend on how deep 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -285,7 +286,7 @@ class Annotations:
         """
         events, rank = self.tree.trace.events, self.tree.rank
         outer: dict[int, int] = {}
-        rows = self._rows(events)
+        rows = np.flatnonzero(are_labels(events))
         if not len(rows):
             return np.empty(0, np.int32), outer
         innermost = np.full(len(events), -1, np.int32)
@@ -299,9 +300,12 @@ class Annotations:
             innermost[begin:end] = row
         return innermost, outer
 
-    def _rows(self, events: Table) -> NDArray[np.int64]:
-        is_annotation = (events["kind"] == EventKind.TORCH_OP) & (events["scope"] == Scope.OTHER)
-        return np.flatnonzero(is_annotation)
+
+def are_labels(events: Table) -> NDArray[np.bool_]:
+    """Return which events are names that code put on a stretch with ``record_function``."""
+    found: NDArray[np.bool_] = events["kind"] == EventKind.TORCH_OP
+    found &= events["scope"] == Scope.OTHER
+    return found
 
 
 def start_ns(tree: OpTree) -> int:
@@ -379,11 +383,13 @@ class ModulePaths:
         names = zip(calls["module"].tolist(), calls["class_name"].tolist(), strict=True)
         for module, class_name in names:
             self._classes.setdefault(module, trace.strings[class_name])
-        self._known: dict[tuple[int, float], str] = {}
+        self._edge_ranks: list[float] = sorted(ranks.tolist())
+        self._known: dict[tuple[int, int], str] = {}
 
     def path(self, module: int, rank: float) -> str:
         """The path of the module with that ``id()`` at ``rank``, from the class of its root."""
-        key = (module, rank)
+        # Between two edges no path changes.
+        key = (module, bisect_right(self._edge_ranks, rank))
         if key not in self._known:
             best = self._best(self._paths(module, rank, frozenset()))
             self._known[key] = ".".join((self._classes.get(best.root, ""), *best.names)).strip(".")

@@ -306,6 +306,11 @@ class Reconciliation:
             spots.append(
                 f"memory of other threads is not in the figures: {', '.join(threads)} ran torch"
             )
+        if threads := self.evidence.tree.trace.meta.get("unfollowed_threads", ()):
+            spots.append(
+                "memory of other threads may be missing from the figures: "
+                f"{', '.join(threads)} made too many calls to be followed"
+            )
         if self.drift_bytes:
             spots.append(
                 f"{format_size(self.drift_bytes)} do not reconcile with the allocator's own total"

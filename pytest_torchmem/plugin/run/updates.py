@@ -142,7 +142,7 @@ def plan_updates(
         elsewhere = {
             t.test for (m, k), others in places.items() if m == module and k != key for t in others
         }
-        unused = _Unused(path, environment, store).find(tests, outcomes, elsewhere)
+        unused = _unused(path, environment, store, tests, outcomes, elsewhere)
         windows = [w for t in tests if t.test in outcomes.passed for w in t.windows]
         plan = _plan(module, path, environment, windows, unused, settings)
         new = {w.key for w in plan.written if w.change is Change.NEW}
@@ -225,44 +225,36 @@ def _by_place(summary: RunSummary) -> dict[Place, list[MeasuredTest]]:
     return places
 
 
-@dataclass(frozen=True, slots=True)
-class _Unused:
-    """Looks for the entries of one file that no test asked for."""
+def _unused(
+    path: Path,
+    environment: Environment,
+    store: BaselineStore,
+    tests: list[MeasuredTest],
+    outcomes: Outcomes,
+    elsewhere: set[str],
+) -> dict[str, BaselineEntry | None]:
+    """Return the entries of a file that no test asked for, by key; None for one that is damaged.
 
-    path: Path
-    environment: Environment
-    store: BaselineStore
-
-    def find(
-        self, tests: list[MeasuredTest], outcomes: Outcomes, elsewhere: set[str]
-    ) -> dict[str, BaselineEntry | None]:
-        """Return them by key; None for one that is damaged.
-
-        ``tests`` are those of the module that were measured in this environment, ``elsewhere``
-        those in another. None of a module count that did not run as a whole. An entry whose own
-        test did not pass, or was measured elsewhere this time, may be asked for next time.
-        """
-        ran = {test for test in outcomes.seen if _module_of(test) == _module_of(tests[0].test)}
-        if outcomes.partial or ran & outcomes.skipped:
-            return {}
-        keys = _keys(self.path, self.environment, self.store)
-        here = {t.test for t in tests}
-        pending = {entry_key(test) for test in (ran - outcomes.passed) | (elsewhere - here)}
-        used = {w.key for t in tests for w in t.windows if w.change in _COMPARED}
-        # Whether doctests are collected at all is an option of each run.
-        doctests = any(_of_doctest(entry_key(test)) for test in ran)
-        return {
-            key: self._entry(key)
-            for key in sorted(keys - used)
-            if not any(key == test or key.startswith(f"{test}::") for test in pending)
-            and (doctests or not _of_doctest(key))
-        }
-
-    def _entry(self, key: str) -> BaselineEntry | None:
-        try:
-            return self.store.entry(self.path, self.environment, key)
-        except BaselineError:
-            return None
+    ``tests`` are those of the module that were measured in this environment, ``elsewhere`` those in
+    another. None of a module count that did not run as a whole. An entry whose own test did not
+    pass, or was measured elsewhere this time, may be asked for next time.
+    """
+    ran = {test for test in outcomes.seen if _module_of(test) == _module_of(tests[0].test)}
+    if outcomes.partial or ran & outcomes.skipped:
+        return {}
+    here = {t.test for t in tests}
+    pending = {entry_key(test) for test in (ran - outcomes.passed) | (elsewhere - here)}
+    used = {w.key for t in tests for w in t.windows if w.change in _COMPARED}
+    # Whether doctests are collected at all is an option of each run.
+    doctests = any(_of_doctest(entry_key(test)) for test in ran)
+    found: dict[str, BaselineEntry | None] = {}
+    for key in sorted(_keys(path, environment, store) - used):
+        is_pending = any(key == test or key.startswith(f"{test}::") for test in pending)
+        if not is_pending and (doctests or not _of_doctest(key)):
+            found[key] = None
+            with contextlib.suppress(BaselineError):
+                found[key] = store.entry(path, environment, key)
+    return found
 
 
 def _of_doctest(key: str) -> bool:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from pytest_torchmem.record.compiled.inductor import Kernel, kernels_by_line
 from pytest_torchmem.record.fake.origin import is_user_file, operator_name
-from pytest_torchmem.record.owners.live_objects import instances_of, with_subclasses
+from pytest_torchmem.record.owners.live_objects import find_modules, is_a, with_subclasses
 from pytest_torchmem.record.torch_api import compiler
 from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.packed import Table
@@ -153,8 +153,9 @@ def _graph_module_classes() -> list[type[torch.fx.GraphModule]]:
 
 
 def _living_graphs() -> list[torch.fx.GraphModule]:
-    classes = _graph_module_classes()
-    return instances_of(classes) if classes else []
+    kinds = with_subclasses(_graph_module_classes())
+    modules = find_modules() if kinds else []
+    return [m for m in modules if is_a(m, torch.fx.GraphModule) and type(m) in kinds]
 
 
 def _origins_by_line(code: str, nodes: Iterable[torch.fx.Node]) -> dict[int, NodeOrigin]:

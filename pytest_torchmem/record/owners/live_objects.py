@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
 from itertools import compress
-from types import CellType, FrameType, FunctionType
+from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any, Final, TypeGuard, TypeVar
 
 import torch
@@ -67,10 +67,11 @@ class Census:
     ``gc.freeze`` took away is looked for again whenever it has become more or less.
 
     After `let_go` nothing refers weakly to instances of the class ``released``. The next look finds
-    them again in the other instances, and ``beside`` returns more that come with those. If it
-    misses the same few twice, it searches the functions, modules or objects that lead to them. Each
+    them again in the other instances, and ``beside`` returns more that come with those. Each
     instance refers to its class: so the number of references to the class tells whether the look
-    found all. If anything else changes that number, a look at everything follows.
+    found all. If it did not, it looks in the variables of all modules, and remembers those that
+    have any. If anything else changes that number, a look at everything follows. What is missed
+    twice, if it is a few, is searched for in the functions or objects that lead to it.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Census:
         # For what the holders were searched, once: a second search would find the same ones.
         self._searched: set[int] = set()
         self._holders: list[weakref.ref[object]] = []
+        self._modules: list[weakref.ref[object]] = []
         self._known: list[weakref.ref[object]] = []
         self._seen: tuple[int, ...] = ()
         self._freeze_count = 0
@@ -99,6 +101,9 @@ class Census:
         seen, found = _collections(), None
         if seen and seen == self._seen:
             found = self._known_and_young()
+            if not self._is_complete(found):
+                self._modules = [weakref.ref(module) for module in _modules_with(self._released)]
+                found = self._known_and_young()
             # A collection may have run just now.
             if self._is_complete(found) and seen == _collections():
                 return self._remember(found, seen)
@@ -107,6 +112,18 @@ class Census:
         if found is not None and self._references is not None:
             self._find_holders(set(map(id, looked)) - set(map(id, found)), looked)
         return self._remember(looked, seen)
+
+    def find_kept(self) -> list[object]:
+        """Return what `find` does, less the instances that `let_go` releases.
+
+        These alone may be out of sight after it.
+        """
+        seen, found = _collections(), None
+        if seen and seen == self._seen:
+            found = self._remembered_and_young()
+        if found is None or seen != _collections():
+            found = self.find()
+        return [thing for thing in found if not is_a(thing, self._released)]
 
     def _find_holders(self, missing: set[int], looked: list[object]) -> None:
         is_same = missing == self._missing and missing != self._searched
@@ -185,13 +202,16 @@ class Census:
 
     def _known_and_young(self) -> list[object]:
         """Return the survivors of the last look, and what is young."""
-        young = [thing for g in (0, 1) for thing in _those_of(self._classes, gc.get_objects(g))]
-        found = _each_once(_alive(self._known), young)
+        found = self._remembered_and_young()
         if self._references is None:
             return found
-        holders = [*found, *_alive(self._holders)]
+        holders = [*found, *_alive(self._holders), *_alive(self._modules)]
         found = _each_once(found, _held(holders, self._released))
         return _each_once(found, self._beside(found))
+
+    def _remembered_and_young(self) -> list[object]:
+        young = [thing for g in (0, 1) for thing in _those_of(self._classes, gc.get_objects(g))]
+        return _each_once(_alive(self._known), young)
 
 
 # Python looks at everything once so large a part of it is new.
@@ -252,6 +272,18 @@ def _held(holders: list[object], classes: tuple[type[object], ...]) -> list[obje
         found += _those_of(classes, fresh)
         front = _those_of(_CONTAINERS, fresh)
     return found
+
+
+def _modules_with(classes: tuple[type[object], ...]) -> list[ModuleType]:
+    """Return the modules that have instances of some classes as variables."""
+    kinds = with_subclasses(classes)
+    modules = [module for module in sys.modules.values() if is_a(module, ModuleType)]
+    variables = (object.__getattribute__(module, "__dict__") for module in modules)
+    return [
+        module
+        for module, names in zip(modules, variables, strict=True)
+        if not kinds.isdisjoint(map(type, names.values()))
+    ]
 
 
 def _holders_of(things: list[object]) -> list[object]:
@@ -445,6 +477,11 @@ def find_live() -> Live:
         modules=_of(torch.nn.Module, found),
         optimizers=_of(torch.optim.Optimizer, found),
     )
+
+
+def find_modules() -> list[torch.nn.Module]:
+    """Return every module that is alive."""
+    return _of(torch.nn.Module, _CENSUS.find_kept())
 
 
 def find_holding() -> list[torch.Tensor | torch.UntypedStorage]:

@@ -27,7 +27,6 @@ CHECKED: Final[Checked] = {
     "torch._dynamo.backends.registry._lazy_import": ("2.6.0", "2.15.0"),
     "torch._dynamo.callback": ("2.6.0", "2.15.0"),
     "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__": ("2.6.0", "2.15.0"),
-    "torch._dynamo.eval_frame.DisableContext.__call__": ("2.6.0", "2.15.0"),
     "torch._dynamo.eval_frame.OptimizedModule._orig_mod": ("2.6.0", "2.15.0"),
     "torch._dynamo.eval_frame._TorchDynamoContext.__call__": ("2.6.0", "2.15.0"),
     "torch._dynamo.eval_frame._maybe_set_eval_frame": ("2.13.0", "2.13.0"),
@@ -42,11 +41,11 @@ CHECKED: Final[Checked] = {
 SCRIPTING: Final = ("torch.jit._recursive.create_script_module", "torch.jit._script.get_jit_def")
 
 #: Look for backends, prepare a function for its compilation, or decide about a frame and compile
-#: it: thousands of calls around the compilation itself. All are there when `callbacks` are.
+#: it: thousands of calls around the compilation itself. All are there when `callbacks` are. What
+#: disables the compiler is none of them: code that is compiled calls it, and dynamo looks into it.
 PREPARING: Final = (
     "torch._dynamo.backends.registry._lazy_import",
     "torch._dynamo.eval_frame._TorchDynamoContext.__call__",
-    "torch._dynamo.eval_frame.DisableContext.__call__",
     "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__",
 )
 

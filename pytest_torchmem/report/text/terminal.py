@@ -175,12 +175,15 @@ def summary_lines(run: RunReport, detail: Detail, width: int, room: int = ANY_WI
     if detail in (Detail.COMPOSITION, Detail.ALL, Detail.SHORT):
         lines += _tests_table(summary, detail, width, room)
     lines += _changes_lines(summary)
-    lines += _not_measured_lines(summary)
-    lines += _blind_lines(summary)
-    lines += _failed_passes_lines(summary)
+    not_measured = ((t.not_measured, t.test) for t in summary.tests if t.not_measured)
+    results = [(t.test, window.result) for t, window in summary.windows]
+    lines += _grouped_lines("not measured", not_measured)
+    lines += _grouped_lines("not all seen", ((s, t) for t, r in results for s in r.blind_spots))
+    failed = ((told, t) for t, r in results for told in r.failed_passes)
+    lines += _grouped_lines("not labelled as asked", failed)
     if detail is not Detail.PROBLEMS and summary.tests:
         lines.append(Line(_counts(run)))
-        lines += _missing_lines(summary)
+        lines += _missing_lines(run)
     return lines + [Line(problem, ("red",)) for problem in summary.problems]
 
 
@@ -309,24 +312,6 @@ def _amount(item: BaselineChange) -> str:
     return "; ".join([after, *remarks])
 
 
-def _not_measured_lines(summary: RunSummary) -> list[Line]:
-    """Return one line per reason, with the tests that it kept from being measured."""
-    reasons = ((t.not_measured, t.test) for t in summary.tests if t.not_measured)
-    return _grouped_lines("not measured", reasons)
-
-
-def _blind_lines(summary: RunSummary) -> list[Line]:
-    """Return one line per thing that was not seen, with the tests whose figures may lack it."""
-    spots = ((spot, t.test) for t, w in summary.windows for spot in w.result.blind_spots)
-    return _grouped_lines("not all seen", spots)
-
-
-def _failed_passes_lines(summary: RunSummary) -> list[Line]:
-    """Return one line per category pass of a user that raised, with the tests that lack it."""
-    failed = ((told, t.test) for t, w in summary.windows for told in w.result.failed_passes)
-    return _grouped_lines("not labelled as asked", failed)
-
-
 def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]:
     """Return a line for each text among (text, test), with the first few of its tests."""
     tests_of: dict[str, list[str]] = {}
@@ -339,15 +324,15 @@ def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]
     return lines
 
 
-def _missing_lines(summary: RunSummary) -> list[Line]:
-    written = {change.key for change in summary.changes}
+def _missing_lines(run: RunReport) -> list[Line]:
+    written = {change.key for change in run.changes}
     new = [
         window
-        for test in summary.tests
-        for window in test.windows
+        for test in run.tests
+        for window in test.measured.windows
         if window.change is Change.NEW and window.key not in written and _can_be_stored(test)
     ]
-    if not new or summary.problems:
+    if not new or run.problems:
         return []
     one = len(new) == 1
     text = f"{_count(len(new), 'measurement')} {'has' if one else 'have'} no baseline; "
@@ -355,10 +340,11 @@ def _missing_lines(summary: RunSummary) -> list[Line]:
     return [Line(text, ("yellow",))]
 
 
-def _can_be_stored(test: MeasuredTest) -> bool:
+def _can_be_stored(test: TestReport) -> bool:
     """Return whether an update would take the numbers of a test; a failed one keeps its entry."""
-    kinds = {kind for window in test.windows for kind in window.kinds}
-    return not test.problem and kinds <= {FindingKind.NO_BASELINE}
+    kinds = {kind for window in test.measured.windows for kind in window.kinds}
+    failed = test.measured.problem or test.outcome == "xfailed"
+    return not failed and kinds <= {FindingKind.NO_BASELINE}
 
 
 def _counts(run: RunReport) -> str:

@@ -9,6 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import pytest
 
@@ -161,14 +162,18 @@ def test_a_census_that_lets_go_finds_the_same(quiet_collector: None, seed: int) 
                 continue
         if random.random() < 0.3:
             assert ids(census.find()) == ids(instances_of([Base, Holder]))
+        if random.random() < 0.3:
+            assert ids(census.find_kept()) == ids(instances_of([Holder]))
 
 
-def looks_at_everything(census: Census, monkeypatch: pytest.MonkeyPatch) -> bool:
+def looks_at_everything(
+    census: Census, monkeypatch: pytest.MonkeyPatch, find: Callable[[Census], object] = Census.find
+) -> bool:
     looks = []
     with monkeypatch.context() as patched:
         look = live_objects.instances_of
         patched.setattr(live_objects, "instances_of", lambda c: looks.append(c) or look(c))
-        census.find()
+        find(census)
     return bool(looks)
 
 
@@ -205,6 +210,37 @@ def test_what_was_let_go_of_is_found_by_its_holder_or_known_to_be_gone(
     holder.held["all of them"].remove(moved)
     assert looks_at_everything(census, monkeypatch)
     assert ids(census.find()) == ids([holder, *holder.held["all of them"], young, moved])
+
+
+@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
+def test_what_is_kept_is_found_while_what_was_let_go_of_is_out_of_sight(
+    quiet_collector: None, quiet_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    census = Census(Base, Holder, released=Base)
+    holder, unheld = Holder(), Base()
+    census.settle(collect=False)
+    census.let_go()
+    assert not looks_at_everything(census, monkeypatch, Census.find_kept)
+    assert ids(census.find_kept()) == ids([holder])
+    gc.collect(1)
+    assert looks_at_everything(census, monkeypatch, Census.find_kept)
+    assert ids(census.find()) == ids([holder, unheld])
+
+
+@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
+def test_what_a_module_has_as_a_variable_is_found_there(
+    quiet_collector: None, quiet_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    census = Census(Base, released=Base)
+    module = ModuleType("with_a_base")
+    module.__dict__["variable"] = Base()
+    monkeypatch.setitem(sys.modules, "with_a_base", module)
+    census.settle(collect=False)
+    for _ in range(2):
+        census.let_go()
+        assert not looks_at_everything(census, monkeypatch)
+        assert ids(census.find()) == ids([module.variable])
+        census.settle(collect=False)
 
 
 @pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
