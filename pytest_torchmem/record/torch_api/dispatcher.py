@@ -18,7 +18,12 @@ CHECKED: Final[Checked] = {
     "torch._C._DisableTorchDispatch": ("2.6.0", "2.15.0"),
     "torch._C._dispatch_has_kernel_for_dispatch_key": ("2.6.0", "2.14.0"),
     "torch._C._jit_get_schemas_for_operator": ("2.6.0", "2.15.0"),
+    "torch._C._fft": ("2.6.0", "2.15.0"),
+    "torch._C._linalg": ("2.6.0", "2.15.0"),
+    "torch._C._nested": ("2.6.0", "2.15.0"),
     "torch._C._nn": ("2.6.0", "2.15.0"),
+    "torch._C._sparse": ("2.6.0", "2.15.0"),
+    "torch._C._special": ("2.6.0", "2.15.0"),
     "torch._ops.OpOverload": ("2.6.0", "2.15.0"),
     "torch._ops.OpOverload._op_dk": ("2.6.0", "2.14.0"),
     "torch._ops.OpOverload._schema": ("2.6.0", "2.15.0"),
@@ -34,7 +39,15 @@ _COMPOSED: Any = torch._C.DispatchKey.CompositeImplicitAutograd
 #: The type of a complex number in a schema; its like for other numbers are public.
 COMPLEX_TYPE: Any = torch._C.ComplexType
 #: The modules that a builtin function which makes tensors may say it is from.
-MAKERS: Final = ("torch", "torch._C._nn")
+MAKERS: Final = (
+    "torch",
+    "torch._C._fft",
+    "torch._C._linalg",
+    "torch._C._nested",
+    "torch._C._nn",
+    "torch._C._sparse",
+    "torch._C._special",
+)
 
 
 def schemas_of(operator_name: str) -> tuple[Any, ...]:
