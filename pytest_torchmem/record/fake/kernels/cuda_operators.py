@@ -19,7 +19,9 @@ from pytest_torchmem.record.torch_api import fake_tensors
 
 _Tensor = torch.Tensor
 _Optional = torch.Tensor | None
-_Function = Callable[..., Any]
+_Function = Callable[..., object]
+# Autograd's context has what a function puts into it.
+_Context = Any
 _WIDEST_FLASH_HEAD: Final = 256
 _ALIGNED: Final = 16
 
@@ -60,7 +62,7 @@ class _FusedRmsNorm(torch.autograd.Function):
     """``_fused_rms_norm``, which is taken apart on the CPU: it keeps a number for each row."""
 
     @staticmethod
-    def forward(ctx: Any, input: _Tensor, weight: _Optional, dims: int) -> _Tensor:
+    def forward(ctx: _Context, input: _Tensor, weight: _Optional, dims: int) -> _Tensor:
         x = input.contiguous()
         made = torch.empty_like(x)
         kept = x.new_empty(x.shape[:-dims], dtype=torch.float32)
@@ -68,7 +70,7 @@ class _FusedRmsNorm(torch.autograd.Function):
         return made
 
     @staticmethod
-    def backward(ctx: Any, grad: _Tensor) -> object:
+    def backward(ctx: _Context, grad: _Tensor) -> object:
         x, weight, _ = ctx.saved_tensors
         of_x = torch.empty_like(x)
         wanted = weight is not None and ctx.needs_input_grad[1]
@@ -205,7 +207,7 @@ class _FusedGru(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inner: _Tensor, outer: _Tensor, hx: _Tensor, b_ih: _Optional, b_hh: _Optional
+        ctx: _Context, inner: _Tensor, outer: _Tensor, hx: _Tensor, b_ih: _Optional, b_hh: _Optional
     ) -> _Tensor:
         made = torch.empty_like(hx)
         kept = hx.new_empty(hx.shape[0], 5 * hx.shape[1])
@@ -215,7 +217,7 @@ class _FusedGru(torch.autograd.Function):
         return made
 
     @staticmethod
-    def backward(ctx: Any, grad: _Tensor) -> object:
+    def backward(ctx: _Context, grad: _Tensor) -> object:
         kept, *_ = ctx.saved_tensors
         rows, width = kept.shape[0], kept.shape[1] // 5 * 3
         of_inner, of_outer = kept.new_empty(rows, width), kept.new_empty(rows, width)
