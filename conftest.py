@@ -157,6 +157,7 @@ COMPILES = (
     "tests/measuring/test_estimate.py",
     "tests/record/compiled/",
     "tests/record/fake/test_fx.py",
+    "tests/record/patches/test_compilation_calls.py",
     "tests/record/patches/test_compiled_regions.py",
     "tests/record/patches/test_patches.py",
     "tests/record/patches/test_threads.py",

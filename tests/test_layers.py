@@ -177,3 +177,38 @@ def test_types_are_known_outside_the_room_of_torchs_private_names() -> None:
     files = [file for file in PACKAGE.rglob("*.py") if file.parent.name != "torch_api"]
     assert sum(uses_of_any(file.read_text()) for file in files) < 100
     assert uses_of_any("def f(a: Any, b: list[Any]) -> int: ...") == 2
+
+
+#: torch's compiler and what brings half of it along: with it in memory each look at everything that
+#: is alive takes twice as long.
+HEAVY = (
+    "torch._dynamo",
+    "torch._functorch.aot_autograd",
+    "torch._functorch.partitioners",
+    "torch._inductor",
+    "torch.distributed.fsdp",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.onnx",
+    "transformers",
+)
+
+
+def heavy_imports(source: str) -> list[str]:
+    """What a source imports of these when it is itself imported."""
+    return [
+        name
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in imported(ast.unparse(node))
+        if name.startswith(HEAVY)
+    ]
+
+
+def test_no_module_of_tests_imports_torchs_compiler() -> None:
+    """pytest imports them all before the first test; a test imports what it needs."""
+    tests = PACKAGE.parent / "tests"
+    # Those of stress are run in processes of their own.
+    files = [file for file in tests.rglob("*.py") if file.parent.name != "stress"]
+    assert {file.name: heavy for file in files if (heavy := heavy_imports(file.read_text()))} == {}
+    assert heavy_imports("from torch._dynamo import config\nimport torch")
+    assert not heavy_imports("def f():\n    import torch._dynamo")

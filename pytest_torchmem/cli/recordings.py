@@ -14,9 +14,8 @@ from pytest_torchmem.report.viewers.perfetto import chrome_trace
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.store.traces import load_trace
-from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import DeviceNameError
-from pytest_torchmem.values.measured import MeasuredTest, Window
+from pytest_torchmem.values.measured import MeasuredTest, unjudged
 
 
 class Recording(enum.Enum):
@@ -54,8 +53,7 @@ def run_of(path: Path, name: str) -> RunReport:
     else:
         profile = analyze(load_trace(path))
         result, picture = profile.result(), sketch(profile)
-    window = Window("", result, {}, Change.NOT_COMPARED, 0, "", picture=picture)
-    test = MeasuredTest(name, "", {"device": result.device}, (window,))
+    test = MeasuredTest(name, "", {"device": result.device}, (unjudged(result, picture),))
     return RunReport((TestReport(test),))
 
 

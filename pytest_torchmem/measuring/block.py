@@ -25,6 +25,7 @@ from pytest_torchmem.analysis.judge.verdict import judge_limits, sentences
 from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.measuring.body import BodyMeasurement, MeasuredNumbers, Region, running
 from pytest_torchmem.measuring.environment import allocator_settings, device_names
+from pytest_torchmem.measuring.saving import UNNAMED, write_windows
 from pytest_torchmem.values.errors import LimitError, MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.values.findings import (
     Size,
@@ -47,9 +48,6 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 OWNER: Final = "measure"
-UNNAMED: Final = "measured"
-"""What a measurement without a name is called in messages and files."""
-
 _OPEN: Final = "it is still open"
 
 
@@ -272,8 +270,6 @@ class Measure(MeasuredNumbers):
         not there are made. `load_results`
         and the command ``torchmem`` read the file. Raises `ReportError`.
         """
-        from pytest_torchmem.measuring.saving import write_windows
-
         window = (replace(self.result, name=""), self.picture())
         inner = ((region.result, None) for region in self._inner)
         return write_windows(path, self.shown_name, [window, *inner])

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from pytest_torchmem.analysis.judge.ranks import RankResults
 from pytest_torchmem.measuring.environment import current_rank, environment
@@ -16,16 +16,16 @@ from pytest_torchmem.store.baselines import entry_key, portable
 from pytest_torchmem.store.files import write_report
 from pytest_torchmem.store.provenance import path_of_rank, stamped
 from pytest_torchmem.store.results import RunReport, TestReport, read_run, render_run
-from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import RankError
-from pytest_torchmem.values.measured import MeasuredTest, Window
+from pytest_torchmem.values.measured import MeasuredTest, unjudged
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
 
 Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Drawn: TypeAlias = tuple[Result, Picture | None]
 
-_UNNAMED = "measured"
+UNNAMED: Final = "measured"
+"""What a measurement without a name is called in messages and files."""
 
 
 def save_results(path: str | os.PathLike[str], results: Iterable[Result]) -> Path:
@@ -37,7 +37,7 @@ def save_results(path: str | os.PathLike[str], results: Iterable[Result]) -> Pat
     seen: Counter[str] = Counter()
     tests: list[tuple[str, list[Drawn]]] = []
     for result in results:
-        name = result.name or _UNNAMED
+        name = result.name or UNNAMED
         seen[name] += 1
         numbered = f"{name} ({seen[name]})" if seen[name] > 1 else name
         tests.append((numbered, [(replace(result, name=""), None)]))
@@ -58,23 +58,11 @@ def _write(path: str | os.PathLike[str], tests: Iterable[tuple[str, list[Drawn]]
 
 
 def _measured(name: str, windows: list[Drawn]) -> MeasuredTest:
-    return MeasuredTest(
-        name,
-        "",
-        environment(windows[0][0].device),
-        tuple(
-            Window(
-                entry_key(name, result.name),
-                portable(result, Path.cwd()),
-                {},
-                Change.NOT_COMPARED,
-                0,
-                "",
-                picture=picture,
-            )
-            for result, picture in windows
-        ),
+    kept = (
+        replace(unjudged(portable(result, Path.cwd()), picture), key=entry_key(name, result.name))
+        for result, picture in windows
     )
+    return MeasuredTest(name, "", environment(windows[0][0].device), tuple(kept))
 
 
 def load_results(path: str | os.PathLike[str]) -> dict[str, Result]:

@@ -196,10 +196,11 @@ def measured(
 
 def told(trace: Trace) -> list[str]:
     """Each operator, allocation and call of a module, below the calls that led to it."""
-    events, shown, found = trace.events, [""] * len(trace.events), []
+    # Packed columns would be unpacked for each event.
+    events, shown, found = np.asarray(trace.events), [""] * len(trace.events), []
     sizes = dict(zip(trace.allocations["event"], trace.allocations["size_bytes"], strict=True))
     modules = set(trace.module_calls["event"].tolist())
-    for row, event in enumerate(np.asarray(events)):
+    for row, event in enumerate(events):
         text = trace.strings[event["name"]]
         if match := re.match("pytest-torchmem (mark|operator)", text):
             text = match[0]

@@ -1,4 +1,4 @@
-"""Ranks that run beside each other, run with ``torchmem simulate --gpu H100x2 -- pytest``."""
+"""Ranks and processes beside each other; run with ``torchmem simulate --gpu H100x2 -- pytest``."""
 
 import sys
 
@@ -113,3 +113,35 @@ def test_data_parallel_computes_what_one_gpu_computes(pytester):
     )
     simulate = (sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", "H100x2", "--")
     assert pytester.run(*simulate, sys.executable, path).outlines == ["True"]
+
+
+SHARING = """
+import torch, torch.multiprocessing as mp
+from pytest_torchmem.simulate.gaps import gaps_so_far
+
+def add_one(given, taken):
+    tensor = given.get()
+    print(tensor.tolist(), torch.cuda.memory_allocated(), gaps_so_far().reads, flush=True)
+    tensor.add_(1)
+    del tensor
+    taken.put(True)
+
+if __name__ == "__main__":
+    mp.set_start_method("spawn")
+    given, taken = mp.Queue(), mp.Queue()
+    process = mp.Process(target=add_one, args=(given, taken))
+    process.start()
+    tensor = torch.arange(3.0, device="cuda")
+    given.put(tensor)
+    taken.get(timeout=60)
+    process.join()
+    print(tensor.tolist(), torch.cuda.memory_allocated(), torch.zeros(2, device="cuda").tolist())
+"""
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_tensor_in_a_queue_is_the_same_memory_for_both_processes(pytester):
+    path = pytester.makepyfile(SHARING)
+    simulate = (sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", "H100", "--")
+    run = pytester.run(*simulate, sys.executable, path, timeout=120)
+    assert run.outlines == ["[0.0, 1.0, 2.0] 0 0", "[1.0, 2.0, 3.0] 512 [0.0, 0.0]"]

@@ -456,6 +456,75 @@ def test_a_kernel_of_triton_is_run_program_by_program(pytester):
     assert total.item() == pytest.approx((x @ y).sum().item(), rel=1e-3, abs=1e-2)
 
 
+@pytest.mark.slow
+def test_a_kernel_that_is_timed_leaves_what_it_reads_exact(pytester):
+    pytest.importorskip("triton")
+    pytester.makepyfile(kernel_that_is_timed=KERNEL)
+    pytester.syspathinsert()
+    from kernel_that_is_timed import product
+
+    x, y = torch.ones(16, 16, device=CUDA), torch.ones(16, 16, device=CUDA)
+    out, total = torch.empty(16, 16, device=CUDA), torch.zeros((), device=CUDA)
+    for _ in range(80):
+        product[(2,)](x, y, out, total, 16, SIZE=16)
+    before = inexact_reads()
+    assert x[3, 3].item() == y[3, 3].item() == 1
+    assert inexact_reads() == before
+    total.item()
+    assert inexact_reads() == before + 1
+
+
+def test_a_quantized_tensor_is_not_computed_and_reading_it_is_told():
+    with pytest.warns(UserWarning, match="deprecated"):
+        quantized = torch.quantize_per_tensor(torch.ones(8, device=CUDA), 0.1, 0, torch.qint8)
+    before = inexact_reads()
+    quantized.dequantize().sum().item()
+    assert inexact_reads() == before + 1
+
+
+@pytest.mark.usefixtures("exact")
+def test_the_parts_of_synchronized_batch_norm_are_those_of_the_whole():
+    x, of_out = (
+        torch.linspace(-2, 3, 72).sin().view(8, 3, 3),
+        torch.linspace(1, -2, 72).cos().view(8, 3, 3),
+    )
+    whole, input = nn.BatchNorm1d(3), x.clone().requires_grad_()
+    nn.init.constant_(whole.weight, 2)
+    expected = whole(input)
+    expected.backward(of_out)
+
+    weight, bias = whole.weight.detach().to(CUDA), whole.bias.detach().to(CUDA)
+    running, variance = torch.zeros(3, device=CUDA), torch.ones(3, device=CUDA)
+    parts, of_parts = x.to(CUDA).split([6, 2]), of_out.to(CUDA).split([6, 2])
+    counts = torch.tensor([18.0, 6.0], device=CUDA)
+    stats = [torch.batch_norm_stats(part, 1e-5) for part in parts]
+    means, scales = (torch.stack(values) for values in zip(*stats, strict=True))
+    mean, scale = torch.batch_norm_gather_stats_with_counts(
+        parts[0], means, scales, running, variance, 0.1, 1e-5, counts
+    )
+    out = [torch.batch_norm_elemt(part, weight, bias, mean, scale, 1e-5) for part in parts]
+    reduced = [
+        torch.batch_norm_backward_reduce(of_part, part, mean, scale, weight, True, True, True)
+        for part, of_part in zip(parts, of_parts, strict=True)
+    ]
+    sums, with_values, of_weight, of_bias = (sum(values) for values in zip(*reduced, strict=True))
+    of_input = [
+        torch.batch_norm_backward_elemt(
+            of_part, part, mean, scale, weight, sums, with_values, counts.int()
+        )
+        for part, of_part in zip(parts, of_parts, strict=True)
+    ]
+    for on_gpu, on_cpu in (
+        (torch.cat(out), expected.detach()),
+        (running, whole.running_mean),
+        (variance, whole.running_var),
+        (of_weight, whole.weight.grad),
+        (of_bias, whole.bias.grad),
+        (torch.cat(of_input), input.grad),
+    ):
+        torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=1e-4, atol=1e-5)
+
+
 def test_a_program_sees_no_mode_and_no_other_tensor():
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack

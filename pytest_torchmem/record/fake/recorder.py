@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from pytest_torchmem.record.fake import compositions
 from pytest_torchmem.record.fake.kernels.call import Call
 from pytest_torchmem.record.fake.kernels.scratch import kept_bytes, scratch_of
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
@@ -175,6 +176,10 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         if func.namespace == "prim":
             # A question such as which device a tensor is on: nothing is read.
             return func(*args, **kwargs)
+        if dispatcher.is_composed(func):
+            # In inference mode operators come before they are made of others.
+            with self:
+                return compositions.run(func, args, kwargs)
         if func is fake_tensors.LOCAL_SCALAR and self._stands_in(args[0]):
             return 1.0
         if self._stand_in is not None and self._means_missing(kwargs.get("device")):

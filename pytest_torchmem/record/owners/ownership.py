@@ -29,7 +29,13 @@ from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.torch_api import autograd
 from pytest_torchmem.record.torch_api.compiler import untraced
-from pytest_torchmem.record.torch_api.modules import buffers_of, children_of, parameters_of
+from pytest_torchmem.record.torch_api.modules import (
+    buffers_of,
+    children_of,
+    groups_of,
+    parameters_of,
+    state_of,
+)
 from pytest_torchmem.record.tree.tables import Rows, StringTable
 from pytest_torchmem.values.trace import CREATE_GRAPH, MODULE_EDGE, OWNER, MarkKind, Ownership
 
@@ -73,6 +79,27 @@ class OwnershipLog:
         self.edges.append((mark, id(child), parent_id, number(name), number(type(child).__name__)))
 
 
+class KnownModules:
+    """Modules that were met, by identity: a dataclass has no hash. None is kept alive."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
+
+    def update(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._references.update((id(module), weakref.ref(module)) for module in modules)
+
+    def __contains__(self, module: torch.nn.Module) -> bool:
+        reference = self._references.get(id(module))
+        return reference is not None and reference() is module
+
+    def alive(self) -> list[torch.nn.Module]:
+        """Return those that live; the others are forgotten."""
+        modules = [m for reference in self._references.values() if (m := reference()) is not None]
+        self._references.clear()
+        self.update(modules)
+        return modules
+
+
 class OwnershipWatch:
     """Follows modules, optimizers and backward passes while a body runs, and logs what they own.
 
@@ -82,7 +109,7 @@ class OwnershipWatch:
     def __init__(self, log: OwnershipLog, mark: Callable[[MarkKind, str], int]) -> None:
         self._log = log
         self._mark = mark
-        self._modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._modules = KnownModules()
         self._graphs = GraphReader()
         self._compiled_ran = False
         self._storages: dict[tuple[int, int], weakref.ref[torch.UntypedStorage]] = {}
@@ -149,7 +176,7 @@ class OwnershipWatch:
     def sample(self, mark: int) -> None:
         """Log what the known modules hold now."""
         self._find_unhooked(mark)
-        for module in list(self._modules):
+        for module in self._modules.alive():
             self._log_held(mark, module)
 
     def _find_unhooked(self, mark: int) -> None:
@@ -199,7 +226,7 @@ class OwnershipWatch:
         backward pass has logged each ``.grad`` already.
         """
         self._find_unhooked(mark)
-        for module in list(self._modules):
+        for module in self._modules.alive():
             self._log_held(mark, module, gradients=False)
         live = find_live()
         roots = (t for t in live.tensors if t.grad_fn is not None)
@@ -288,7 +315,7 @@ class OwnershipWatch:
     def _see(self, module: torch.nn.Module) -> None:
         """Log a module when it is first met: from now on its ``id()`` stands for it."""
         if module not in self._modules:
-            self._modules.add(module)
+            self._modules.update([module])
             mark = self._mark(MarkKind.MODULE_SEEN, "")
             self._log.edge(mark, module, None, "")
 
@@ -331,12 +358,12 @@ class OwnershipWatch:
         self._log_optimizer(self._mark(MarkKind.OPTIMIZER_END, ""), optimizer)
 
     def _log_optimizer(self, mark: int, optimizer: torch.optim.Optimizer) -> None:
-        for group in optimizer.param_groups:
+        for group in groups_of(optimizer):
             for parameter in group["params"]:
                 self._log.owner(mark, Ownership.PARAMETER, parameter)
                 if parameter.grad is not None:
                     self._log.owner(mark, Ownership.GRADIENT, parameter.grad)
-        for state in optimizer.state.values():
+        for state in state_of(optimizer).values():
             for tensor in tensors_in(state):
                 self._log.owner(mark, Ownership.OPTIMIZER_STATE, tensor)
 

@@ -150,11 +150,11 @@ PATCHES: Final = (
     ),
     *(Patch(name, _CASTS, during=_ESTIMATED) for name in _AUTOCAST),
     *(
-        Patch(name, "Uses CUDA's operators where the CPU stands for it.", during=_ESTIMATED)
+        Patch(name, "Uses CUDA's operators where the CPU stands for it.", How.ADDED, _ESTIMATED)
         for name in fake_tensors.DIFFERENT_ON_CUDA
     ),
     *(
-        Patch(name, "Takes the way of real tensors.", during=_ESTIMATED)
+        Patch(name, "Takes the way of real tensors.", How.ADDED, _ESTIMATED)
         for name in fake_tensors.DIFFERENT_FOR_FAKES
     ),
 )
@@ -175,7 +175,7 @@ class Installed:
         """Put what ``make`` returns for the original in the place of a name of the table."""
         _require_listed(name)
         where, _, attribute = name.rpartition(".")
-        owner = _found(where)
+        owner = found(where)
         # As it stands there: what a class gives for it may be bound, or come from a base class.
         before = vars(owner).get(attribute, _MISSING)
         replacement = make(getattr(owner, attribute))
@@ -192,7 +192,7 @@ class Installed:
     def hook(self, name: str, function: Callable[..., Any], **options: bool) -> None:
         """Register a function by a name of the table, which returns a handle."""
         _require_listed(name)
-        self.note(name, _found(name)(function, **options).remove)
+        self.note(name, found(name)(function, **options).remove)
 
     def note(self, name: str, undo: Callable[[], object]) -> None:
         """Say that what a name of the table stands for is put in place, and how to undo it."""
@@ -224,7 +224,7 @@ class Installed:
 _MISSING: Final = object()
 
 
-def _found(name: str) -> Any:
+def found(name: str) -> Any:
     """Return what a dotted name stands for; ``pkgutil`` would try to import each part of it."""
     root, *rest = name.split(".")
     try:

@@ -18,24 +18,28 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import autograd, compiler, dispatcher
+from pytest_torchmem.record.torch_api import autograd, compiler, dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import set_frame_callback, untraced
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _interpreter_call(name: str, result: Any, arguments: list[Any]) -> Any:
+def _interpreter_call(name: str, result: Any) -> Any:
+    """Return a function of the interpreter's; None where this release lacks it.
+
+    It gets values of ctypes': to make them of others is a call, which fails deep in a recursion.
+    """
     call = getattr(ctypes.pythonapi, name, None)
     if call is not None:
-        call.restype, call.argtypes = result, arguments
+        call.restype = result
     return call
 
 
 # Python 3.10 lacks the two: nothing is suspended there, which costs time but no truth.
-_enter = _interpreter_call("PyThreadState_EnterTracing", None, [ctypes.c_void_p])
-_leave = _interpreter_call("PyThreadState_LeaveTracing", None, [ctypes.c_void_p])
-_current = _interpreter_call("PyThreadState_Get", ctypes.c_void_p, [])
+_enter = _interpreter_call("PyThreadState_EnterTracing", None)
+_leave = _interpreter_call("PyThreadState_LeaveTracing", None)
+_current = _interpreter_call("PyThreadState_Get", ctypes.c_void_p)
 
 
 class TracingPause:
@@ -47,14 +51,14 @@ class TracingPause:
     """
 
     def __init__(self) -> None:
-        self._thread_state: int | None = None
+        self._thread_state: ctypes.c_void_p | None = None
 
     def suspend(self) -> None:
         """Suspend on the calling thread; does nothing while suspended."""
         if self._thread_state is None and _enter is not None and _leave is not None:
             # Called here so that it is not first called while suspended.
             self.resume()
-            self._thread_state = _current()
+            self._thread_state = ctypes.c_void_p(_current())
             _enter(self._thread_state)
 
     def resume(self) -> None:
@@ -130,23 +134,20 @@ class ImportWatch:
         here, tracing, done = threading.get_ident(), self._tracing, self._done
 
         def _find_and_load(name: str, import_: Any) -> Any:
-            # Who measures coverage with a trace function must see the calls.
-            if (
-                name in sys.modules
-                or self.importing
-                or threading.get_ident() != here
-                or sys.gettrace() is not None
-            ):
+            if name in sys.modules or self.importing or threading.get_ident() != here:
                 return original(name, import_)
             self.importing = True
             compiler_is_new = not compiler.has_begun()
-            tracing.suspend()
+            # Who measures coverage, or profiles, must see the calls.
+            if not profiler.others_listen():
+                tracing.suspend()
             try:
                 return original(name, import_)
             finally:
                 if compiler_is_new and compiler.has_begun() and gc.isenabled():
                     gc.collect()
                 # To see which functions are ours is a hundred thousand calls.
+                tracing.suspend()
                 try:
                     done()
                 finally:
@@ -165,8 +166,8 @@ def _resting_on(thread: int) -> Callable[[Callable[..., object]], Callable[..., 
     def resting(original: Callable[..., object]) -> Callable[..., object]:
         @wraps(original)
         def rest(*args: object, **kwargs: object) -> object:
-            # Who measures coverage with a trace function must see the calls.
-            if threading.get_ident() != thread or sys.gettrace() is not None:
+            # Who measures coverage, or profiles, must see the calls.
+            if threading.get_ident() != thread or profiler.others_listen():
                 return original(*args, **kwargs)
             # Such a function calls another: each has a pause of its own.
             tracing = TracingPause()
@@ -223,7 +224,8 @@ class CompilationWatch:
     @untraced
     def _begin(self, *args: object) -> None:
         # The threads of the autograd engine, where backward graphs may be compiled, never end.
-        if threading.get_ident() == self._thread or autograd.in_backward():
+        is_known = threading.get_ident() == self._thread or autograd.in_backward()
+        if is_known and not profiler.others_listen():
             self._tracing.suspend()
 
     @untraced

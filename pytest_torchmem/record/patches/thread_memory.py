@@ -28,6 +28,11 @@ _NUMBER: Final = re.compile(r"[-_]\d+")
 _MOMENTS: Final = 8192
 
 
+def thread_name() -> str:
+    """Return the calling thread's name, without its number."""
+    return _NUMBER.sub("", threading.current_thread().name)
+
+
 class ThreadMemory:
     """Counts what other threads allocate on the CPU, in stretches that each opens and closes.
 
@@ -70,7 +75,7 @@ class ThreadMemory:
         """Begin to count on the calling thread; False where that cannot be, or was done before."""
         if hasattr(_LOCAL, "stretch"):
             return False
-        name = _NUMBER.sub("", threading.current_thread().name)
+        name = thread_name()
         if not self._is_counted or profiler.profiler_is_active():
             self._uncounted.add(name)
             return False

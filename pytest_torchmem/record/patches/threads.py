@@ -7,6 +7,7 @@ before may run torch uncounted: then the result says so instead of being too sma
 
 from __future__ import annotations
 
+import gc
 import queue
 import re
 import sys
@@ -16,20 +17,24 @@ from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
-from pytest_torchmem.record.patches.thread_memory import ThreadMemory
+from pytest_torchmem.record.patches.thread_memory import ThreadMemory, thread_name
 from pytest_torchmem.record.torch_api import dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.values.json_values import Json
 
-# A thread that called this many functions and none of torch's is left alone.
-_PATIENCE: Final = 20_000
+# A thread that called this many functions and none of torch's is followed no longer.
+_PATIENCE: Final = 200_000
 _LAYERS: Final = str(Path(torch.__file__).parent / "nn")
+_HOLDERS: Final = (torch.Tensor, torch.UntypedStorage, torch.nn.Module)
+_CONTAINERS: Final = (list, tuple, dict, set)
+# So many of the things in a container are looked at.
+_MOST_PARTS: Final = 16
 # How the Python tracer names a builtin function: of ``torch``, of a tensor, of a layer.
 _TRACED: Final = re.compile(r"<built-in (?:method (\w+) of (type|\w+) object at|function (\w+)>)")
 
@@ -59,15 +64,16 @@ class ThreadWatch:
         self._recorded: set[int] = set()
         self._calling: set[int] = set()
         self._thread = threading.get_ident()
+        self._users: Any = None
+        self._unfollowed: set[str] = set()
 
     def install(self, patches: Installed) -> None:
         """Begin to watch threads that start from now on."""
         here = threading.current_thread()
         self._existing = [thread for thread in threading.enumerate() if thread is not here]
-        # Someone who profiles new threads would be thrown out.
-        if threading.getprofile() is None:
-            patches.note("threading.setprofile", self._stop)
-            threading.setprofile(self._on_event)
+        self._users = threading.getprofile()
+        patches.note("threading.setprofile", self._stop)
+        threading.setprofile(self._on_event)
         for name in profiler.GETTERS:
             patches.replace(name, self._hidden)
         patches.replace(profiler.PREPARE, self._noticed)
@@ -78,7 +84,7 @@ class ThreadWatch:
         def getprofile() -> object:
             found = getter()
             is_ours = isinstance(found, _Watched) or found == self._on_event
-            return None if is_ours else profiler.users_function(found)
+            return self._users if is_ours else profiler.users_function(found)
 
         return getprofile
 
@@ -94,7 +100,7 @@ class ThreadWatch:
 
     def _stop(self) -> None:
         if threading.getprofile() == self._on_event:
-            threading.setprofile(None)
+            threading.setprofile(self._users)
 
     def look_at(self, result: profiler.ProfilerResult) -> None:
         """Look for torch's functions in threads that the Python tracer saw and nothing else did.
@@ -121,36 +127,51 @@ class ThreadWatch:
         # A stretch in which the recording thread itself ran no operator says nothing of it.
         unseen = self._calling - self._recorded - self._memory.of_executors
         names = self._memory.uncounted() | ({"one from before the body"} if unseen else set())
-        return {"unseen_threads": sorted(names), "other_threads": self._memory.held()}
+        return {
+            "unseen_threads": sorted(names),
+            "unfollowed_threads": sorted(self._unfollowed - names),
+            "other_threads": self._memory.held(),
+        }
 
     def _on_event(self, frame: FrameType, event: str, function: object) -> None:
-        watched = _Watched(self._memory)
+        watched = _Watched(self._memory, self._unfollowed, self._users)
         sys.setprofile(watched)
         watched(frame, event, function)
 
 
 class _Watched:
-    """The profile function of one thread: has its memory counted from when it first runs torch."""
+    """The profile function of one thread: has its memory counted from when it first runs torch.
 
-    def __init__(self, memory: ThreadMemory) -> None:
-        self._memory = memory
+    ``users`` is the program's own, which is called as without us, and stays.
+    """
+
+    def __init__(self, memory: ThreadMemory, unfollowed: set[str], users: Any) -> None:
+        self._memory, self._unfollowed = memory, unfollowed
+        self._users = users
         self._left = _PATIENCE
         self._work = 0
         self._has_returned = False
 
     @untraced
-    def __call__(self, frame: FrameType, event: str, function: object) -> None:
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         if self._work:
             self._go_on(frame, event)
-            return
+        else:
+            self._look(frame, event, argument)
+        if self._users is not None:
+            self._users(frame, event, argument)
+
+    def _look(self, frame: FrameType, event: str, argument: object) -> None:
         self._left -= 1
-        of_torch = (event == "c_call" and _makes_tensors(function)) or (
-            event == "call" and frame.f_code.co_filename.startswith(_LAYERS)
+        of_torch = (event == "c_call" and _makes_tensors(argument)) or (
+            event == "call" and _may_run_torch(frame)
         )
         if of_torch and self._memory.open():
             self._work = id(_work_of(frame))
         elif of_torch or self._left <= 0 or self._memory.is_over:
-            sys.setprofile(None)
+            if not of_torch and not self._memory.is_over:
+                self._unfollowed.add(thread_name())
+            sys.setprofile(self._users)
 
     def _go_on(self, frame: FrameType, event: str) -> None:
         """End the stretch where the thread's work has returned, or waits for more."""
@@ -168,6 +189,25 @@ def _work_of(frame: FrameType) -> FrameType:
     while (outer := frame.f_back) is not None and outer.f_code.co_filename not in _RUNNERS:
         frame = outer
     return frame
+
+
+def _may_run_torch(frame: FrameType) -> bool:
+    """Return whether a function that has been called may run operators.
+
+    Those such as ``x + 1`` are no calls. What they work on is an argument, or in a variable around
+    the function, or the function names torch.
+    """
+    if frame.f_code.co_filename.startswith(_LAYERS):
+        return True
+    around = map(frame.f_globals.get, frame.f_code.co_names)
+    return any(map(_is_of_torch, (*frame.f_locals.values(), *around)))
+
+
+def _is_of_torch(value: object) -> bool:
+    """Return whether a value is torch, or of it, or a container of such; none of its code runs."""
+    if type(value) in _CONTAINERS:
+        return any(issubclass(type(v), _HOLDERS) for v in gc.get_referents(value)[:_MOST_PARTS])
+    return value is torch or issubclass(type(value), _HOLDERS)
 
 
 def _makes_tensors(function: object) -> bool:

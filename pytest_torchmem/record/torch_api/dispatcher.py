@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
@@ -12,20 +13,41 @@ from pytest_torchmem.record.torch_api import Checked
 
 CHECKED: Final[Checked] = {
     "torch._C.ComplexType": ("2.6.0", "2.15.0"),
+    "torch._C.DispatchKey": ("2.6.0", "2.14.0"),
     "torch._C.DisableTorchFunction": ("2.6.0", "2.15.0"),
     "torch._C._DisableTorchDispatch": ("2.6.0", "2.15.0"),
+    "torch._C._dispatch_has_kernel_for_dispatch_key": ("2.6.0", "2.14.0"),
     "torch._C._jit_get_schemas_for_operator": ("2.6.0", "2.15.0"),
+    "torch._C._fft": ("2.6.0", "2.15.0"),
+    "torch._C._linalg": ("2.6.0", "2.15.0"),
+    "torch._C._nested": ("2.6.0", "2.15.0"),
     "torch._C._nn": ("2.6.0", "2.15.0"),
+    "torch._C._sparse": ("2.6.0", "2.15.0"),
+    "torch._C._special": ("2.6.0", "2.15.0"),
     "torch._ops.OpOverload": ("2.6.0", "2.15.0"),
+    "torch._ops.OpOverload._op_dk": ("2.6.0", "2.14.0"),
     "torch._ops.OpOverload._schema": ("2.6.0", "2.15.0"),
+    "torch.library.Library._destroy": ("2.6.0", "2.14.0"),
 }
 
 #: What a dispatch mode is called with.
 Operator = OpOverload
+# What is put here comes before the composition.
+_ON_DEVICES: Final = ("AutogradCPU", "AutogradCUDA")
+_KERNELS: Final = ("CPU", "CUDA", "CompositeExplicitAutograd")
+_COMPOSED: Any = torch._C.DispatchKey.CompositeImplicitAutograd
 #: The type of a complex number in a schema; its like for other numbers are public.
 COMPLEX_TYPE: Any = torch._C.ComplexType
 #: The modules that a builtin function which makes tensors may say it is from.
-MAKERS: Final = ("torch", "torch._C._nn")
+MAKERS: Final = (
+    "torch",
+    "torch._C._fft",
+    "torch._C._linalg",
+    "torch._C._nested",
+    "torch._C._nn",
+    "torch._C._sparse",
+    "torch._C._special",
+)
 
 
 def schemas_of(operator_name: str) -> tuple[Any, ...]:
@@ -92,6 +114,31 @@ def aliased_argument(operator: Any, output: int) -> str | None:
         ):
             return str(argument.name)
     return None
+
+
+@lru_cache(maxsize=1024)
+def is_composed(operator: Operator) -> bool:
+    """Return whether torch's C++ makes an operator of others alone, and has no kernel for it."""
+    has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
+    name = operator.name()  # type: ignore[no-untyped-call]  # as it is in torch
+    if not has_kernel(name, "CompositeImplicitAutograd"):
+        return False
+    return not any(has_kernel(name, key) for key in _KERNELS)
+
+
+def composed(operator: Operator) -> Callable[..., Any]:
+    """The operators that torch makes an operator of, whoever has put others in their place."""
+    return partial(operator._op_dk, _COMPOSED)
+
+
+def implement(operator: Operator, function: Callable[..., Any]) -> Callable[[], None]:
+    """Have the dispatcher call a function for a composed operator; return how to undo it."""
+    library: Any = torch.library
+    own = library.Library(operator.namespace, "IMPL")
+    for key in _ON_DEVICES:
+        own.impl(operator, function, key)
+    undo: Callable[[], None] = own._destroy
+    return undo
 
 
 def unseen_by_modes() -> Any:

@@ -31,9 +31,6 @@ CHECKED: Final[Checked] = {
     "torch.cuda._is_compiled": ("2.6.0", "2.15.0"),
     "torch.amp.grad_scaler.GradScaler._maybe_opt_step": ("2.6.0", "2.13.0"),
     "torch._C._set_grad_enabled": ("2.6.0", "2.13.0"),
-    "torch._VF.dropout": ("2.6.0", "2.15.0"),
-    "torch._VF.gru_cell": ("2.6.0", "2.15.0"),
-    "torch._VF.lstm_cell": ("2.6.0", "2.15.0"),
     "torch.Tensor._base": ("2.13.0", "2.13.0"),
     "torch.Tensor._fix_weakref": ("2.6.0", "2.13.0"),
     "torch.ops.aten._linalg_eigh": ("2.6.0", "2.13.0"),
@@ -68,20 +65,20 @@ SET_GRAD: Final = "torch._C._set_grad_enabled"
 MAKE_AUTOCAST: Final = "torch.amp.autocast_mode.autocast.__init__"
 ENTER_AUTOCAST: Final = "torch.amp.autocast_mode.autocast.__enter__"
 
-# Functions that come down to other operators on CUDA than on the CPU.
+# Operators that are made of others on CUDA than on the CPU.
 DIFFERENT_ON_CUDA: Final = (
-    "torch.nn.functional.scaled_dot_product_attention",
-    "torch._VF.dropout",
-    "torch._VF.lstm_cell",
-    "torch._VF.gru_cell",
-    "torch.group_norm",
+    "torch.ops.aten.scaled_dot_product_attention.default",
+    "torch.ops.aten.dropout.default",
+    "torch.ops.aten.lstm_cell.default",
+    "torch.ops.aten.gru_cell.default",
+    "torch.ops.aten.group_norm.default",
 )
 
-# Functions that come down to other operators on fake tensors.
+# Operators that are made of others for fake tensors.
 DIFFERENT_FOR_FAKES: Final = (
-    "torch.nn.functional.linear",
-    "torch.linalg.svdvals",
-    "torch.linalg.eigvalsh",
+    "torch.ops.aten.linear.default",
+    "torch.ops.aten.linalg_svdvals.default",
+    "torch.ops.aten.linalg_eigvalsh.default",
 )
 # What singular and eigenvalues alone come down to.
 SVD: Any = torch.ops.aten._linalg_svd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -22,18 +23,44 @@ OWN_ATTRIBUTES: Final = ("_parameters", "_buffers", "_modules")
 
 
 def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
-    """The module's own dict of parameters, by name; None stands for one that is left out."""
-    return module._parameters
+    """The module's own dict of parameters, by name; None stands for one that is left out.
+
+    A module whose ``__init__`` has not called torch's has none.
+    """
+    found: dict[str, torch.nn.Parameter | None] = _attribute(module, "_parameters", {})
+    return found
 
 
 def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """The module's own dict of buffers, by name; None stands for one that is left out."""
-    return module._buffers
+    found: dict[str, torch.Tensor | None] = _attribute(module, "_buffers", {})
+    return found
 
 
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     """The module's own dict of modules, by name; None stands for one that is left out."""
-    return module._modules
+    found: dict[str, torch.nn.Module | None] = _attribute(module, "_modules", {})
+    return found
+
+
+def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """An optimizer's groups of parameters; none where it has not called torch's ``__init__``."""
+    found: list[dict[str, Any]] = _attribute(optimizer, "param_groups", [])
+    return found
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> Mapping[object, object]:
+    """An optimizer's state by parameter."""
+    found = _attribute(optimizer, "state", {})
+    return found if isinstance(found, Mapping) else {}
+
+
+def _attribute(owner: object, name: str, otherwise: Any) -> Any:
+    """An attribute of torch's, which a class of the user's may have made a property, or lack."""
+    try:
+        return getattr(owner, name)
+    except Exception:
+        return otherwise
 
 
 #: A list of the types that optimizers update many at a time.

@@ -252,6 +252,23 @@ def users_function(found: Any) -> Any:
     return _ProfileFunction.taken if type(found).__name__ == _TRACER else found
 
 
+# What torch's Python tracer calls itself where it is a tool of `sys.monitoring`: on Python 3.12.
+_TOOL: Final = "PyTorch Profiler"
+
+
+def others_listen() -> bool:
+    """Return whether anybody but torch's Python tracer follows what this thread calls.
+
+    That may be a trace or profile function, or a tool of `sys.monitoring`.
+    """
+    profile = _profile_function()
+    if sys.gettrace() is not None or (profile is not None and type(profile).__name__ != _TRACER):
+        return True
+    if sys.version_info < (3, 12):
+        return False
+    return any(tool not in (None, _TOOL) for tool in map(sys.monitoring.get_tool, range(6)))
+
+
 class Profiler:
     """One session of the kineto profiler, without the front end's own bookkeeping.
 
@@ -280,7 +297,10 @@ class Profiler:
         with _without_own_log():
             _autograd._prepare_profiler(self._config, self._activities)
             self._profile_function.take()
+            # Torch warns of the first block that it sees freed and not made: be it this one.
+            unseen = torch.UntypedStorage(1)  # type: ignore[no-untyped-call]
             _autograd._enable_profiler(self._config, self._activities)
+            del unseen
         self._tracer = type(_profile_function())
 
     def is_undisturbed(self) -> bool:
@@ -361,6 +381,9 @@ def _a_pool_was_traced() -> bool:
     return not KEEPS_COUNT and not _traced.isdisjoint(_threads_of_pools())
 
 
+_UNSEEN_BLOCK: Final = b"Memory block of unknown size was allocated before the profiling started"
+
+
 @contextmanager
 def _without_own_log() -> Iterator[None]:
     """Keep the profiler's notes of its start and stop off standard error.
@@ -382,7 +405,7 @@ def _without_own_log() -> Iterator[None]:
             os.close(original)
             caught.seek(0)
             for line in caught:
-                if not line.startswith(b"USDT:"):
+                if not line.startswith(b"USDT:") and _UNSEEN_BLOCK not in line:
                     os.write(2, line)
 
 

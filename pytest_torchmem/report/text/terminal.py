@@ -183,7 +183,7 @@ def summary_lines(run: RunReport, detail: Detail, width: int, room: int = ANY_WI
     lines += _grouped_lines("not labelled as asked", failed)
     if detail is not Detail.PROBLEMS and summary.tests:
         lines.append(Line(_counts(run)))
-        lines += _missing_lines(summary)
+        lines += _missing_lines(run)
     return lines + [Line(problem, ("red",)) for problem in summary.problems]
 
 
@@ -324,15 +324,15 @@ def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]
     return lines
 
 
-def _missing_lines(summary: RunSummary) -> list[Line]:
-    written = {change.key for change in summary.changes}
+def _missing_lines(run: RunReport) -> list[Line]:
+    written = {change.key for change in run.changes}
     new = [
         window
-        for test in summary.tests
-        for window in test.windows
+        for test in run.tests
+        for window in test.measured.windows
         if window.change is Change.NEW and window.key not in written and _can_be_stored(test)
     ]
-    if not new or summary.problems:
+    if not new or run.problems:
         return []
     one = len(new) == 1
     text = f"{_count(len(new), 'measurement')} {'has' if one else 'have'} no baseline; "
@@ -340,10 +340,11 @@ def _missing_lines(summary: RunSummary) -> list[Line]:
     return [Line(text, ("yellow",))]
 
 
-def _can_be_stored(test: MeasuredTest) -> bool:
+def _can_be_stored(test: TestReport) -> bool:
     """Return whether an update would take the numbers of a test; a failed one keeps its entry."""
-    kinds = {kind for window in test.windows for kind in window.kinds}
-    return not test.problem and kinds <= {FindingKind.NO_BASELINE}
+    kinds = {kind for window in test.measured.windows for kind in window.kinds}
+    failed = test.measured.problem or test.outcome == "xfailed"
+    return not failed and kinds <= {FindingKind.NO_BASELINE}
 
 
 def _counts(run: RunReport) -> str:

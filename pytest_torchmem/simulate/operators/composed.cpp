@@ -41,6 +41,23 @@ at::Tensor or_zero(const c10::IValue& gradient, const at::Tensor& like) {
   return found.defined() ? found : at::zeros_like(like);
 }
 
+// --- parts of batch normalization, between which ranks exchange what they have --------------------------
+
+at::Tensor along_channels(const at::Tensor& values, const at::Tensor& like) {
+  std::vector<int64_t> sizes(like.dim(), 1);
+  sizes[1] = values.numel();
+  return values.view(sizes);
+}
+
+// Sums over all but the channels.
+at::Tensor channel_sums(const at::Tensor& values) {
+  return values.transpose(0, 1).reshape({values.size(1), -1}).sum(1);
+}
+
+void move_to(const at::Tensor& running, const at::Tensor& value, double momentum) {
+  if (running.defined()) running.mul_(1 - momentum).add_(value, momentum);
+}
+
 at::Tensor of_bias(const at::Tensor& of_gates, bool has_bias) {
   return has_bias ? of_gates.sum(0) : at::Tensor();
 }
@@ -111,6 +128,57 @@ Stack embedding_bag(const Stack& given) {
   const at::Tensor places = at::arange(indices.numel(), offsets.options());
   bags = at::searchsorted(offsets.slice(0, 0, count), places, false, true) - 1;
   return {out, bags.to(indices.scalar_type()), sizes, largest};
+}
+
+Stack batch_norm_stats(const Stack& given) {
+  const at::Tensor values = given[0].toTensor().to(at::kDouble);
+  const double count = static_cast<double>(values.numel() / values.size(1));
+  const at::Tensor mean = channel_sums(values) / count;
+  const at::Tensor variance = channel_sums((values - along_channels(mean, values)).square()) / count;
+  return {mean, (variance + given[1].toDouble()).rsqrt()};
+}
+
+// One row for each rank.
+Stack batch_norm_gather_stats(const Stack& given) {
+  const at::Tensor means = given[1].toTensor().to(at::kDouble);
+  const double momentum = given[5].toDouble(), epsilon = given[6].toDouble();
+  const at::Tensor counts = given[7].isTensor() ? given[7].toTensor().to(at::kDouble).view({-1, 1})
+                                                : at::full({means.size(0), 1}, given[7].toInt(), at::kDouble);
+  const at::Tensor count = counts.sum(), mean = (means * counts).sum(0) / count;
+  const at::Tensor variances = given[2].toTensor().to(at::kDouble).pow(-2) - epsilon;
+  const at::Tensor squares = ((variances + (means - mean).square()) * counts).sum(0);
+  move_to(tensor_or_none(given[3]), mean, momentum);
+  move_to(tensor_or_none(given[4]), squares / (count - 1), momentum);
+  return {mean, (squares / count + epsilon).rsqrt()};
+}
+
+Stack batch_norm_elemt(const Stack& given) {
+  const at::Tensor values = given[0].toTensor(), weight = tensor_or_none(given[1]),
+                   bias = tensor_or_none(given[2]);
+  at::Tensor out = values - along_channels(given[3].toTensor(), values);
+  out = out * along_channels(given[4].toTensor(), values);
+  if (weight.defined()) out = out * along_channels(weight, values);
+  return {bias.defined() ? out + along_channels(bias, values) : out};
+}
+
+Stack batch_norm_backward_reduce(const Stack& given) {
+  const at::Tensor of_out = given[0].toTensor().to(at::kDouble), values = given[1].toTensor();
+  const at::Tensor distance = values - along_channels(given[2].toTensor(), values);
+  const at::Tensor sums = channel_sums(of_out), with_values = channel_sums(of_out * distance);
+  const at::Tensor none;
+  const bool of_input = given[5].toBool();
+  return {of_input ? sums : none, of_input ? with_values : none,
+          given[6].toBool() ? with_values * given[3].toTensor() : none, given[7].toBool() ? sums : none};
+}
+
+Stack batch_norm_backward_elemt(const Stack& given) {
+  const at::Tensor values = given[1].toTensor(), scale = given[3].toTensor(),
+                   weight = tensor_or_none(given[4]), count = given[7].toTensor().sum();
+  const at::Tensor slope = given[6].toTensor() / count * scale * scale;
+  at::Tensor of_input = given[0].toTensor() - along_channels(given[5].toTensor() / count, values);
+  of_input = of_input - (values - along_channels(given[2].toTensor(), values)) * along_channels(slope, values);
+  const at::Tensor factor = weight.defined() ? scale * weight : scale;
+  return {of_input * along_channels(factor, values)};
 }
 
 Stack convolution_relu(const Stack& given) {

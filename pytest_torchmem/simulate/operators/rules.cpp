@@ -134,6 +134,12 @@ const Composed kComposed[] = {
     {"_embedding_bag", embedding_bag},
     {"_embedding_bag_forward_only", embedding_bag},
     {"cudnn_convolution_relu", convolution_relu},
+    {"batch_norm_stats", batch_norm_stats},
+    {"batch_norm_gather_stats", batch_norm_gather_stats},
+    {"batch_norm_gather_stats_with_counts", batch_norm_gather_stats},
+    {"batch_norm_elemt", batch_norm_elemt},
+    {"batch_norm_backward_reduce", batch_norm_backward_reduce},
+    {"batch_norm_backward_elemt", batch_norm_backward_elemt},
 };
 
 // The rows of a tensor along an axis, each as the index of its first element, in order.
@@ -202,7 +208,10 @@ Rule rule_of(const std::string& name) {
   rule.looks_for_overflow = is_one_of(name, {"_amp_foreach_non_finite_check_and_unscale_"});
   if (is_one_of(name, {"topk"})) rule.axis_argument = 2;
   if (is_one_of(name, {"argmax", "max"})) rule.axis_argument = 1;
-  if (is_one_of(name, {"native_batch_norm", "cudnn_batch_norm"})) rule.written = {3, 4};
+  if (is_one_of(name, {"native_batch_norm", "cudnn_batch_norm", "batch_norm_gather_stats*"})) {
+    rule.written = {3, 4};
+  }
+  if (is_one_of(name, {"batch_norm_update_stats"})) rule.written = {1, 2};
   for (const Composed& other : kComposed) {
     if (!is_one_of(name, {other.name})) continue;
     rule.compute = other.compute;

@@ -11,7 +11,8 @@ namespace simulated {
 constexpr size_t kKiB = size_t{1} << 10, kMiB = size_t{1} << 20;
 
 inline bool is_on_gpu(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.is_cuda() && tensor.layout() == at::kStrided && !tensor.is_nested();
+  return tensor.defined() && tensor.is_cuda() && tensor.layout() == at::kStrided &&
+         !tensor.is_nested() && !tensor.is_quantized();
 }
 
 inline size_t bytes_of(const at::Tensor& tensor) { return tensor.numel() * tensor.element_size(); }

@@ -7,6 +7,7 @@
 #include "shared.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 #include <cstring>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <vector>
 
 namespace simulated {
@@ -151,6 +153,10 @@ auto& known = forever<Parts>();
 // the blocks that torch has handed out: start to end
 auto& blocks = forever<std::map<uintptr_t, uintptr_t>>();
 
+// memory that another process sees, too, and the files of what this one shares
+auto& shared = forever<Parts>();
+auto& files = forever<std::map<uintptr_t, int>>();
+
 void (*before_writes)() = [] {};
 thread_local long writes = 0;  // copies to the device, and settings
 thread_local bool computes = false;  // for the device, see ../operators
@@ -175,7 +181,7 @@ void make_zero(uintptr_t start, uintptr_t end) {
   static const uintptr_t page = sysconf(_SC_PAGESIZE);
   for (const auto& [from, to] : written.within(start, end)) {
     const uintptr_t first = (from + page - 1) / page * page, last = to / page * page;
-    if (to - from >= 512 * page && first < last) {
+    if (to - from >= 512 * page && first < last && shared.within(from, to).empty()) {
       std::memset(reinterpret_cast<void*>(from), 0, first - from);
       madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
       std::memset(reinterpret_cast<void*>(last), 0, to - last);
@@ -184,6 +190,21 @@ void make_zero(uintptr_t start, uintptr_t end) {
     }
   }
   written.remove(start, end);
+}
+
+void stop_sharing(uintptr_t start) {
+  const auto file = files.find(start);
+  if (file == files.end()) return;
+  close(file->second);
+  files.erase(file);
+}
+
+// What nobody uses any more reads zero where it is used again.
+void give_back_unused(uintptr_t start, size_t bytes) {
+  written.remove(start, start + bytes);
+  known.remove(start, start + bytes);
+  shared.remove(start, start + bytes);
+  give_back(start, bytes);
 }
 
 }  // namespace
@@ -255,12 +276,18 @@ void forget_bytes(void* start, size_t bytes) {
   known.remove(address, address + bytes);
 }
 
+std::pair<uintptr_t, uintptr_t> block_of(const void* address) {
+  Lock lock(guard);
+  const auto place = reinterpret_cast<uintptr_t>(address);
+  const auto after = blocks.upper_bound(place);
+  if (after == blocks.begin() || std::prev(after)->second <= place) return {0, 0};
+  return *std::prev(after);
+}
+
 void doubt_block(const void* start) {
   Lock lock(guard);
-  const auto address = reinterpret_cast<uintptr_t>(start);
-  const auto after = blocks.upper_bound(address);
-  const uintptr_t end = after == blocks.begin() ? 0 : std::prev(after)->second;
-  if (end > address) known.remove(address, end);
+  const uintptr_t end = block_of(start).second;
+  if (end) known.remove(reinterpret_cast<uintptr_t>(start), end);
 }
 
 void set_bytes(void* to, int value, size_t bytes) {
@@ -325,9 +352,8 @@ cudaError_t cudaFree(void* pointer) {
   const auto [bytes, device] = found->second;
   used_bytes[device] -= bytes;
   ranges.erase(found);
-  written.remove(start, start + bytes);
-  known.remove(start, start + bytes);
-  give_back(start, bytes);
+  stop_sharing(start);
+  give_back_unused(start, bytes);
   return cudaSuccess;
 }
 
@@ -448,6 +474,111 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
 cudaError_t cudaGetSymbolAddress(void** out, const void*) {
   static char memory[1 << 16];
   *out = memory;
+  return cudaSuccess;
+}
+
+// --- memory that several processes see: a file is put in its place -----------------------------------
+
+// Stands in the handle that one process gives to another.
+struct Ticket {
+  int process, file, device;
+  size_t bytes;
+};
+
+// Behind the memory the file has its known parts, as distances from its start.
+constexpr size_t kMostTold = size_t{1} << 12;
+struct Told {
+  size_t count;
+  std::pair<size_t, size_t> parts[kMostTold];
+};
+
+static void* map_file(void* start, int file, size_t bytes) {
+  return mmap(start, whole_pages(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0);
+}
+
+// Another process may write to any part of it.
+static void note_shared(uintptr_t start, size_t bytes) {
+  shared.add(start, start + bytes);
+  written.add(start, start + bytes);
+}
+
+static int file_in_place_of(uintptr_t start, size_t bytes) {
+  const int file = memfd_create("torchmem", MFD_CLOEXEC);
+  if (file < 0) return file;
+  bool copied = ftruncate(file, whole_pages(bytes) + sizeof(Told)) == 0;
+  for (const auto& [from, to] : written.within(start, start + bytes)) {
+    const auto length = static_cast<ssize_t>(to - from);
+    copied = copied && pwrite(file, reinterpret_cast<void*>(from), length, from - start) == length;
+  }
+  if (copied && map_file(reinterpret_cast<void*>(start), file, bytes) != MAP_FAILED) {
+    note_shared(start, bytes);
+    return files[start] = file;
+  }
+  close(file);
+  return -1;
+}
+
+static bool tell_known(int file, uintptr_t start, size_t bytes) {
+  auto told = std::make_unique<Told>();
+  for (const auto& [from, to] : known.within(start, start + bytes)) {
+    if (told->count < kMostTold) told->parts[told->count++] = {from - start, to - start};
+  }
+  return pwrite(file, told.get(), sizeof(Told), whole_pages(bytes)) == sizeof(Told);
+}
+
+static void hear_known(int file, uintptr_t start, size_t bytes) {
+  auto told = std::make_unique<Told>();
+  if (pread(file, told.get(), sizeof(Told), whole_pages(bytes)) != sizeof(Told)) return;
+  for (size_t at = 0; at < told->count; ++at) {
+    known.add(start + told->parts[at].first, start + told->parts[at].second);
+  }
+}
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* out, void* pointer) {
+  Lock lock(guard);
+  const auto start = reinterpret_cast<uintptr_t>(pointer);
+  const auto found = ranges.find(start);
+  if (found == ranges.end()) return fail(cudaErrorInvalidValue);
+  const auto [bytes, device] = found->second;
+  const auto made = files.find(start);
+  const int file = made == files.end() ? file_in_place_of(start, bytes) : made->second;
+  if (file < 0 || !tell_known(file, start, bytes)) return fail(cudaErrorMemoryAllocation);
+  const Ticket ticket{getpid(), file, device, bytes};
+  std::memset(out, 0, sizeof *out);
+  std::memcpy(out, &ticket, sizeof ticket);
+  return cudaSuccess;
+}
+
+// It counts as used where it was allocated, and not once more.
+cudaError_t cudaIpcOpenMemHandle(void** out, cudaIpcMemHandle_t handle, unsigned) {
+  Lock lock(guard);
+  Ticket ticket;
+  std::memcpy(&ticket, &handle, sizeof ticket);
+  const std::string path =
+      "/proc/" + std::to_string(ticket.process) + "/fd/" + std::to_string(ticket.file);
+  const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  *out = file < 0 ? nullptr : address_space(ticket.bytes);
+  const bool mapped = *out && map_file(*out, file, ticket.bytes) != MAP_FAILED;
+  const auto start = reinterpret_cast<uintptr_t>(*out);
+  if (mapped) {
+    ranges[start] = {ticket.bytes, ticket.device};
+    blocks[start] = start + ticket.bytes;
+    note_shared(start, ticket.bytes);
+    hear_known(file, start, ticket.bytes);
+  }
+  if (file >= 0) close(file);
+  return mapped ? cudaSuccess : fail(cudaErrorMapBufferObjectFailed);
+}
+
+cudaError_t cudaIpcCloseMemHandle(void* pointer) {
+  Lock lock(guard);
+  const auto start = reinterpret_cast<uintptr_t>(pointer);
+  const auto found = ranges.find(start);
+  if (found == ranges.end()) return fail(cudaErrorInvalidValue);
+  const size_t bytes = found->second.bytes;
+  ranges.erase(found);
+  blocks.erase(start);
+  give_back_unused(start, bytes);
   return cudaSuccess;
 }
 

@@ -35,7 +35,8 @@ struct Function {
 
 using Module = std::map<std::string, Function>;
 
-// Whoever times a kernel launches it over and over; it is run that often.
+// Whoever times a kernel launches it over and over; it is run that often. Then what it has written
+// the last time counts as not exact, and what it reads stays as it is.
 constexpr int kMostAlike = 64;
 
 constexpr char kOneParameter = 0x17, kWithBytes = 4;
@@ -138,23 +139,29 @@ struct Launch {
            arguments == other.arguments;
   }
 
-  // How many launches before this one were the same.
-  int count_alike() const {
+  void run() {
     static std::mutex& guard = forever<std::mutex>();
     static Launch& last = forever<Launch>();
-    static int alike = 0;
+    static triton_ir::Blocks& written = forever<triton_ir::Blocks>();  // by the last
+    static int alike = 0;  // launches before this one were the same
     const std::lock_guard<std::mutex> lock(guard);
     alike = is_like(last) ? alike + 1 : 0;
-    if (!alike) last = *this;
-    return alike;
-  }
-
-  void run() {
+    if (!function->source || !is_short(*function->source, grid)) return doubt();
+    if (alike >= kMostAlike) {
+      for (const auto& [start, end] : written) doubt_block(reinterpret_cast<void*>(start));
+      return;
+    }
+    last = *this;
+    written.clear();
     std::vector<void*> places;
     for (std::string& argument : arguments) places.push_back(&argument[0]);
-    const bool tries = function->source && count_alike() < kMostAlike && is_short(*function->source, grid);
-    if (tries && triton_ir::run(*function->source, grid, places.data())) return;
-    if (tries) function->source = nullptr;
+    if (triton_ir::run(*function->source, grid, places.data(), written)) return;
+    function->source = nullptr;
+    doubt();
+  }
+
+  // Any of its arguments may be what it writes.
+  void doubt() const {
     for (const std::string& argument : arguments) {
       void* pointer = nullptr;
       if (argument.size() == sizeof pointer) std::memcpy(&pointer, argument.data(), sizeof pointer);

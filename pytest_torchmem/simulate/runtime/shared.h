@@ -10,6 +10,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <utility>
 
 namespace simulated {
 
@@ -58,6 +59,8 @@ void write_on(cudaStream_t stream, std::function<void()> work);
 bool is_device(const void* pointer);
 // Whether all of it was allocated at once.
 bool is_device_range(const void* start, size_t bytes);
+// The block that torch handed out and an address lies in: its start and its end, or twice 0.
+std::pair<uintptr_t, uintptr_t> block_of(const void* address);
 // A kernel may have written from here to the end of the block that torch handed out.
 void doubt_block(const void* start);
 // Whether every byte was copied or set, or computed from such; host memory always is.

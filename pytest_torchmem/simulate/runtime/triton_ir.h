@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -51,8 +52,11 @@ Kernel parse(const std::string& text);
 // Whether it does not take too long; a loop counts as one turn.
 bool is_short(const Kernel& kernel, const uint32_t grid[3]);
 
+// The blocks of memory that a kernel has written to: start to end.
+using Blocks = std::map<uintptr_t, uintptr_t>;
+
 // Runs all programs of a grid. `arguments` are as a launch passes them. Returns false if that took too
 // long, or something is not understood; some values may have been written then.
-bool run(const Kernel& kernel, const uint32_t grid[3], void** arguments);
+bool run(const Kernel& kernel, const uint32_t grid[3], void** arguments, Blocks& written);
 
 }  // namespace simulated::triton_ir

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <stdexcept>
 
@@ -39,8 +40,8 @@ int64_t number_after(const std::string& text, const std::string& word) {
 
 class Program {
  public:
-  Program(const Kernel& kernel, const uint32_t grid[3], size_t& left)
-      : kernel_(kernel), grid_(grid), left_(left), values_(kernel.values) {}
+  Program(const Kernel& kernel, const uint32_t grid[3], size_t& left, Blocks& written)
+      : kernel_(kernel), grid_(grid), left_(left), written_(written), values_(kernel.values) {}
 
   void run(const uint32_t place[3], void** arguments) {
     place_ = place;
@@ -463,16 +464,22 @@ class Program {
   }
 
   // Says that values were left in these places.
-  void note(std::vector<uintptr_t> places, size_t bytes) const {
+  void note(std::vector<uintptr_t> places, size_t bytes) {
     std::sort(places.begin(), places.end());
     for (size_t at = 0; at < places.size();) {
       const size_t first = at;
       while (++at < places.size() && places[at] <= places[at - 1] + bytes) {
       }
-      if (places[first]) {
-        note_values(reinterpret_cast<void*>(places[first]), places[at - 1] + bytes - places[first], exact_);
-      }
+      if (!places[first]) continue;
+      note_values(reinterpret_cast<void*>(places[first]), places[at - 1] + bytes - places[first], exact_);
+      note_block(places[first]);
     }
+  }
+
+  void note_block(uintptr_t place) {
+    const auto after = written_.upper_bound(place);
+    if (after != written_.begin() && place < std::prev(after)->second) return;
+    written_.insert(block_of(reinterpret_cast<void*>(place)));
   }
 
   // A value that is not exact is no NaN, as elsewhere.
@@ -653,6 +660,7 @@ class Program {
   const uint32_t* grid_;
   const uint32_t* place_ = nullptr;
   size_t& left_;
+  Blocks& written_;
   std::vector<Value> values_;
   bool exact_ = true;  // all that this program has loaded
 };
@@ -664,10 +672,10 @@ bool is_short(const Kernel& kernel, const uint32_t grid[3]) {
   return programs <= kMostElements && programs * kernel.elements <= kMostElements;
 }
 
-bool run(const Kernel& kernel, const uint32_t grid[3], void** arguments) {
+bool run(const Kernel& kernel, const uint32_t grid[3], void** arguments, Blocks& written) {
   size_t left = kMostElements;
   try {
-    Program program(kernel, grid, left);
+    Program program(kernel, grid, left, written);
     uint32_t place[3];
     for (place[2] = 0; place[2] < grid[2]; ++place[2]) {
       for (place[1] = 0; place[1] < grid[1]; ++place[1]) {

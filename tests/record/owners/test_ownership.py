@@ -6,6 +6,7 @@ import copy
 import io
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.record.tree.tables import StringTable
 from pytest_torchmem.values.trace import CREATE_GRAPH, MarkKind, Ownership
+from tests.measured import measured
 
 reads_saved = pytest.mark.skipif(
     not autograd.READS_SAVED, reason="before torch 2.10 pack hooks alone tell what is saved"
@@ -345,3 +347,37 @@ def test_everything_is_restored_when_a_body_fails(monkeypatch: pytest.MonkeyPatc
         torch.ones(2) @ torch.ones(3)
     recorder.stop()
     assert hooks() == before
+
+
+@dataclass
+class WithoutHash(torch.nn.Module):
+    """Has no hash, as it can be compared."""
+
+    width: int
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(self.width, self.width, bias=False)
+
+
+def test_what_a_module_without_a_hash_holds_is_parameters() -> None:
+    there, made = WithoutHash(16), []
+    result = measured(lambda: made.append(WithoutHash(16)) or there.layer(torch.ones(16)).sum())
+    assert result.retained.parameter == 16 * 16 * 4
+    assert result.peak.parameter == 2 * 16 * 16 * 4
+
+
+def test_objects_that_have_not_called_torchs_init_spoil_no_measurement() -> None:
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            """Forget torch's."""
+
+    class Optimizer(torch.optim.Optimizer):
+        def __init__(self) -> None:
+            """Forget torch's."""
+
+    there = Module(), Optimizer()
+    made: list[object] = []
+    result = measured(lambda: made.extend((Module(), Optimizer(), torch.ones(256))))
+    assert result.retained.total == 1024
+    del there

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import pkgutil
 import sys
 from collections.abc import Callable
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.backends import registry
 
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import CompilationWatch
@@ -22,8 +23,6 @@ from tests.measured import measured
 from tests.record.patches.profiled import profiled
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-_find_backends: Any = registry._lazy_import
 
 
 def code_of(name: str) -> CodeType:
@@ -45,10 +44,15 @@ def seen_beneath(codes: set[CodeType], body: Callable[[], object]) -> set[CodeTy
     return found
 
 
+@cache
+def search_of_backends() -> Any:
+    """What looks, once per process, for all backends that are installed; before it is patched."""
+    return importlib.import_module("torch._dynamo.backends.registry")._lazy_import
+
+
 def compile_and_call() -> None:
     torch.compiler.reset()
-    # Once per process it looks for all backends that are installed.
-    _find_backends.cache_clear()
+    search_of_backends().cache_clear()
     torch._dynamo.list_backends()
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
 

@@ -17,6 +17,7 @@ import torch
 
 from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.record.patches import threads
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.errors import RecordingError
 from pytest_torchmem.values.findings import FindingKind
@@ -389,3 +390,50 @@ def test_what_a_pool_of_before_leaves_passes_no_limit_in_silence() -> None:
     assert result.unexplained_bytes == 4 * SIZE
     findings = judge_limits(result, {"retained": 2 * SIZE, "total": 2 * SIZE})
     assert {finding.kind for finding in findings} == {FindingKind.UNSEEN}
+
+
+RUNS_TORCH = {
+    "operators": lambda: len(KEPT[0] + 1),
+    "an_index": lambda: len(KEPT[0][KEPT[0] < 2]),
+    "a_constructor": lambda: torch.FloatTensor(SIZE),
+    "an_operator_by_name": lambda: torch.ops.aten.exp(KEPT[0]),
+    "after_many_calls": lambda: [abs(n) for n in range(30_000)] and KEPT[0] + 1,
+}
+
+
+@pytest.mark.parametrize("work", RUNS_TORCH.values(), ids=RUNS_TORCH)
+def test_what_a_thread_holds_without_a_call_of_torchs_functions_is_counted(
+    work: Callable[[], object],
+) -> None:
+    KEPT.append(torch.ones(SIZE))
+    assert measured(lambda: in_thread(work)).others_bytes >= 4 * SIZE
+
+
+def test_a_thread_with_the_users_own_profile_function_is_counted() -> None:
+    seen: list[object] = []
+    KEPT.append(torch.ones(SIZE))
+
+    def note(frame: object, event: str, argument: object) -> None:
+        seen.append(event)
+
+    threading.setprofile(note)
+    try:
+        result = measured(
+            lambda: in_thread(lambda: [seen.append(sys.getprofile()), KEPT[0] + 1][1])
+        )
+        assert threading.getprofile() is note
+    finally:
+        threading.setprofile(None)
+    assert result.others_bytes >= 4 * SIZE
+    assert note in seen
+    assert "return" in seen
+
+
+def test_a_thread_that_is_not_followed_to_its_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_PATIENCE", 50)
+
+    def work() -> int:
+        return sum(abs(n) for n in range(1000))
+
+    (spot,) = measured(lambda: in_thread(work)).blind_spots
+    assert "may be missing from the figures: loader made too many calls to be followed" in spot

@@ -319,3 +319,10 @@ def test_what_is_over_counts_as_that_whatever_else_failed():
     both = replace(window(sentence=sentences[0]), sentences=sentences)
     counts = texts(run_of(one("both", both)), Detail.COUNTS)[0]
     assert counts == "memory: 1 failed (1 over a limit or baseline)"
+
+
+def test_what_an_update_would_not_store_is_not_said_to_be_stored():
+    test = one("t.py::test_a", window("test_a", change=Change.NEW))
+    hint = "1 measurement has no baseline; --torchmem-update-baseline stores it"
+    assert hint in texts(RunReport((TestReport(test, "passed"),)))
+    assert hint not in texts(RunReport((TestReport(test, "xfailed"),)))

@@ -8,11 +8,11 @@ memory for the backward.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 import torch
 
+from pytest_torchmem.record.fake.compositions import compose
 from pytest_torchmem.record.fake.kernels.call import HALVES
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import fake_tensors
@@ -25,20 +25,9 @@ _ALIGNED: Final = 16
 
 
 def take_cudas_operators(patches: Installed) -> None:
-    """Let functions of the program use the operators that they use on CUDA."""
-    replacements: tuple[_Function, ...] = (
-        _attention,
-        _dropout,
-        _lstm_cell,
-        _gru_cell,
-        _group_norm,
-    )
-    for name, replacement in zip(fake_tensors.DIFFERENT_ON_CUDA, replacements, strict=True):
-        patches.replace(name, _bound_to(replacement))
-
-
-def _bound_to(replacement: _Function) -> Callable[[_Function], Any]:
-    return lambda plain: partial(replacement, plain)
+    """Let the program use the operators that they use on CUDA."""
+    on_cuda = (_attention, _dropout, _lstm_cell, _gru_cell, _group_norm)
+    compose(patches, dict(zip(fake_tensors.DIFFERENT_ON_CUDA, on_cuda, strict=True)))
 
 
 def _dropout(plain: _Function, input: _Tensor, p: float, train: bool) -> object:
