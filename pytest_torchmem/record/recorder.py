@@ -73,7 +73,7 @@ _EVENTS_BETWEEN_CUTS: Final = 12_500
 _SOONEST_CUT_S: Final = 0.005
 _FIRST_CUT_S: Final = 0.01
 _LATEST_CUT_S: Final = 0.06
-# What the tables of a body may take before somebody is told: some 400,000 small operators.
+# What the tables of a body may take before somebody is told: some 1,400,000 small operators.
 _MUCH_BYTES: Final = 512 * 2**20
 # Where the moment is not safe, another one is looked for.
 _RETRY_S: Final = 0.005

@@ -27,6 +27,8 @@ Column: TypeAlias = "NDArray[Any]"
 _RowKey: TypeAlias = "int | slice | Sequence[int] | NDArray[np.integer[Any]] | NDArray[np.bool_]"
 
 _BLOCK_ROWS: Final = 2**14
+# So many blocks are kept of a column that is looked at row by row.
+_MOST_BLOCKS: Final = 64
 _NARROW: Final = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32))
 # These grow with the row. The first row that is not below another is most often the next one.
 _RELATIVE: Final = frozenset({"end"})
@@ -141,6 +143,36 @@ class PackedTable:
         if name in _RELATIVE:
             found += np.arange(self._length, dtype=found.dtype)
         return found
+
+    def block(self, name: str, number: int) -> Column:
+        """Return one of a column's blocks of rows."""
+        begin = number * _BLOCK_ROWS
+        found = np.empty(min(_BLOCK_ROWS, self._length - begin), self.dtype[name])
+        self._columns[name][number].unpack(found)
+        if name in _RELATIVE:
+            found += np.arange(begin, begin + len(found), dtype=found.dtype)
+        return found
+
+
+class PackedColumn:
+    """A column of which single rows are looked at: only the blocks around these are unpacked."""
+
+    def __init__(self, table: PackedTable, name: str) -> None:
+        self._table, self._name = table, name
+        self._known: dict[int, Column] = {}
+
+    def __getitem__(self, row: int) -> int:
+        number, place = divmod(row, _BLOCK_ROWS)
+        if number not in self._known:
+            if len(self._known) == _MOST_BLOCKS:
+                self._known.clear()
+            self._known[number] = self._table.block(self._name, number)
+        return int(self._known[number][place])
+
+
+def by_row(table: Table, name: str) -> Column | PackedColumn:
+    """Return a column of which single rows will be looked at."""
+    return PackedColumn(table, name) if isinstance(table, PackedTable) else table[name]
 
 
 #: The rows of a table of a recording, in either form.

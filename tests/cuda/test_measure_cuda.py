@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 
@@ -46,6 +48,25 @@ def test_sizes_are_those_requested_not_those_of_blocks(cuda: torch.device) -> No
     assert result.counters is not None
     assert result.counters.allocated >= MiB + 512
     assert result.notes == ()
+
+
+ASKING = """
+import torch
+from pytest_torchmem.record.devices import find_device
+find_device()
+print(torch.cuda.memory_reserved())
+torch.empty(24 * 2**20, dtype=torch.uint8, device="cuda")
+find_device()
+print(torch.cuda.memory_reserved() >= 24 * 2**20)
+"""
+
+
+@pytest.mark.usefixtures("cuda")
+def test_asking_for_the_device_reserves_nothing_and_frees_nothing_of_the_program() -> None:
+    asked = subprocess.run(
+        [sys.executable, "-c", ASKING], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert asked.stdout.split() == ["0", "True"]
 
 
 def test_the_footprint_is_the_allocators_requested_bytes_above_what_was_there(

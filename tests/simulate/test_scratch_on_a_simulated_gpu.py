@@ -170,3 +170,49 @@ def test_layers_of_pictures_copy_what_they_cannot_read(layout, dtype):
     group = (4, 16, 1024, 8, 1e-5)
     plain = x.contiguous()
     require_rule(aten.native_group_norm.default, plain, per_channel, per_channel, *group)
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (64, 64), (3, 64, 64), (200, 64, 64), (700, 700)])
+def test_linear_systems_need_their_factors_and_the_order_of_rows(shape):
+    x = torch.eye(shape[-1], device="cuda").expand(shape).contiguous()
+    require_rule(aten.linalg_inv_ex.default, x)
+    require_rule(aten._linalg_solve_ex.default, x, x)
+    factors, order, _ = aten.linalg_lu_factor_ex(x)
+    for columns in (1, shape[-1]):
+        wanted = floats(*shape[:-1], columns)
+        require_rule(aten.linalg_lu_solve.default, factors, order, wanted)
+        require_rule(aten.linalg_lu_solve.default, factors, order, wanted, adjoint=True)
+    require_rule(aten.linalg_matrix_exp.default, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_copies_gradients_for_cudnn(dtype, training):
+    layer = torch.nn.BatchNorm2d(16).cuda().train(training)
+    x = floats(4, 16, 32, 32, dtype=dtype).requires_grad_()
+    out = layer(x)
+    for grad in (torch.zeros_like(out), floats(1, dtype=dtype).expand(out.shape)):
+        args = (grad, x, layer.weight, None, None, None, None, training, 1e-5, [True] * 3)
+        call = Call(
+            aten.native_batch_norm_backward.default,
+            "aten::native_batch_norm_backward",
+            args,
+            {},
+            [x],
+        )
+        found = measured(torch.autograd.grad, out, (x, layer.weight), grad, retain_graph=True)
+        assert abs(found - scratch_of(call, on_cpu=False).bytes_) <= SMALL
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_bags_copy_an_expanded_gradient(mode):
+    weight, indices, offsets = (
+        floats(100, 64),
+        places(4096, 100),
+        torch.arange(0, 4096, 16, device="cuda"),
+    )
+    out, *found = aten._embedding_bag(weight, indices, offsets, False, mode)
+    func = aten._embedding_bag_backward.default
+    require_rule(
+        func, floats(1).expand(out.shape), indices, offsets, *found, 100, False, mode, False, None
+    )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pytest_torchmem.values import packed
-from pytest_torchmem.values.packed import PackedTable
+from pytest_torchmem.values.packed import PackedTable, by_row
 from pytest_torchmem.values.trace import EVENT, Trace
 
 ROWS = packed._BLOCK_ROWS
@@ -78,3 +78,12 @@ def test_a_trace_with_packed_tables_is_saved_as_one_without(tmp_path) -> None:
     Trace(events=PackedTable.of(table)).save(tmp_path / "packed.npz")
     Trace(events=table).save(tmp_path / "plain.npz")
     assert (tmp_path / "packed.npz").read_bytes() == (tmp_path / "plain.npz").read_bytes()
+
+
+def test_a_row_of_a_column_is_looked_up_without_the_others() -> None:
+    table = np.zeros(2 * ROWS + 9, EVENT)
+    table["line"], table["end"] = np.arange(len(table)) % 1000, np.arange(len(table)) + 2
+    for name in ("line", "end", "parent"):
+        found, plain = by_row(PackedTable.of(table), name), by_row(table, name)
+        for row in (0, 5, ROWS - 1, ROWS, len(table) - 1):
+            assert found[row] == plain[row] == table[name][row]

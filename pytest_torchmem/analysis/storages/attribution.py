@@ -21,6 +21,7 @@ from pytest_torchmem.analysis.events.op_tree import (
 )
 from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
+from pytest_torchmem.values.packed import Column, PackedColumn, by_row
 from pytest_torchmem.values.trace import EventKind, MarkKind, Ownership, Scope, Trace, are_among
 
 
@@ -51,7 +52,8 @@ class CompiledCode:
     """Looks lines of generated code up."""
 
     def __init__(self, trace: Trace) -> None:
-        self._events = trace.events
+        columns = ("kind", "file", "line")
+        self._kinds, self._files, self._lines_of = (by_row(trace.events, n) for n in columns)
         self._lines: dict[tuple[int, int], CompiledLine] = {}
         for (
             file,
@@ -79,7 +81,7 @@ class CompiledCode:
         """The innermost generated line around an event; ``chain`` leads outwards from it."""
         if not self._lines:
             return None
-        kinds, files, lines = (self._events[name] for name in ("kind", "file", "line"))
+        kinds, files, lines = self._kinds, self._files, self._lines_of
         for depth, (below, row) in enumerate(pairwise(chain), 1):
             if kinds[row] == EventKind.PY_CALL and int(files[row]) in self.files:
                 found = self._lines.get((int(files[row]), int(lines[below])))
@@ -132,14 +134,14 @@ class Origin:
 class _Columns(NamedTuple):
     """Columns of `trace.EVENT`: to take one out of the table for each row would cost more."""
 
-    kind: NDArray[np.uint8]
-    name: NDArray[np.int32]
-    file: NDArray[np.int32]
-    line: NDArray[np.int32]
-    scope: NDArray[np.uint8]
-    is_operator: NDArray[np.bool_]
-    parent: NDArray[np.int32]
-    sequence: NDArray[np.int64]
+    kind: Column | PackedColumn
+    name: Column | PackedColumn
+    file: Column | PackedColumn
+    line: Column | PackedColumn
+    scope: Column | PackedColumn
+    is_operator: Column | PackedColumn
+    parent: Column | PackedColumn
+    sequence: Column | PackedColumn
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +243,8 @@ class Attribution:
 
     @cached_property
     def _columns(self) -> _Columns:
-        return _Columns(*map(self.evidence.tree.trace.events.__getitem__, _Columns._fields))
+        events = self.evidence.tree.trace.events
+        return _Columns(*(by_row(events, name) for name in _Columns._fields))
 
     def _chain(self, event: int) -> list[int]:
         """The event and those around it, innermost first."""
@@ -269,7 +272,7 @@ class Attribution:
     @cached_property
     def _forward_of(self) -> dict[int, int]:
         tree = self.evidence.tree
-        sequences = self._columns.sequence
+        sequences = tree.trace.events["sequence"]
         rows = np.flatnonzero((sequences >= 0) & (tree.phase != BACKWARD))
         rows = rows[np.argsort(tree.rank[rows])]
         return dict(zip(sequences[rows].tolist(), rows.tolist(), strict=True))

@@ -242,14 +242,19 @@ class Evidence:
 
     def mentioned(self, *roles: Role) -> NDArray[np.bool_]:
         """Mentioned in any of ``roles`` up to the end of the window."""
-        rows = are_among(self.tree.trace.tensors["role"], roles)
-        return self._of_tensors(rows & (self._tensor_ranks <= self.window.end))
+        rows = np.flatnonzero(are_among(self.tree.trace.tensors["role"], roles))
+        ranks = self.tree.rank[self.tree.trace.tensors["event"][rows]]
+        return self._mask(self.storages.of_tensor[rows[ranks <= self.window.end]])
 
-    @cached_property
+    @property
     def operands(self) -> Operands:
-        """The arguments of operators, those included that no profiler observed."""
+        """The arguments of operators, those included that no profiler observed.
+
+        They take as much as all else that is worked out, so they are made anew.
+        """
         trace = self.tree.trace
-        tensors = np.flatnonzero(trace.tensors["role"] == Role.OPERATOR_INPUT)
+        is_input = trace.tensors["role"] == Role.OPERATOR_INPUT
+        tensors = slice(None) if is_input.all() else np.flatnonzero(is_input)
         at = trace.marks["event"][trace.owners["mark"]]
         owners = np.flatnonzero(are_among(trace.owners["kind"], _OPERANDS) & (at >= 0))
         written = trace.owners["kind"][owners] == Ownership.WRITTEN
@@ -287,7 +292,7 @@ class Evidence:
         outlives[rows] = self.storages.died[rows] > last
         return outlives
 
-    @cached_property
+    @property
     def _tensor_ranks(self) -> NDArray[np.int32]:
         ranks: NDArray[np.int32] = self.tree.rank[self.tree.trace.tensors["event"]]
         return ranks

@@ -33,17 +33,19 @@ def forward_steps(evidence: Evidence) -> Iterator[Step]:
         for _ in range(1000):
             x + 1    # each reads x, and makes what no other operator reads: one step
     """
-    leaves = _Leaves.of(evidence)
-    step, storage, written = leaves.mentions(evidence)
-    reads_others = (leaves.maker[storage] != step) & ~leaves.is_number[storage]
-    reads = _Members.of(step[reads_others], storage[reads_others], leaves.count)
+    leaves, step, storage, written = _leaves_and_mentions(evidence)
+    reads_others = leaves.maker[storage] != step
+    reads_others &= ~leaves.is_number[storage]
+    reads = _Members.of(step, storage, reads_others, leaves.count)
+    del reads_others
     is_read = np.zeros(len(leaves.maker), np.bool_)
     is_read[reads.values] = True
     is_read[-1] = False
     written &= is_read[storage]
-    writes = _Members.of(step[written], storage[written], leaves.count)
-    made = np.flatnonzero(is_read & (leaves.maker >= 0))
-    makes = _Members.of(leaves.maker[made], made, leaves.count)
+    writes = _Members.of(step, storage, written, leaves.count)
+    del step, storage, written
+    everything = np.arange(len(is_read), dtype=np.int32)
+    makes = _Members.of(leaves.maker, everything, is_read & (leaves.maker >= 0), leaves.count)
     is_new = (writes.counts > 0) | (makes.counts > 0) | ~reads.as_before()
     is_new[1:] |= leaves.in_module[1:] != leaves.in_module[:-1]
     kept = np.flatnonzero(is_new)
@@ -57,7 +59,6 @@ class _Leaves:
     """The leaf operators of the forward pass, numbered in the order in which they ran.
 
     Attributes:
-        number: int32, shape (E,), the number of a leaf at its row, -1 at all others.
         in_module: bool, shape (L,), whether it runs within the call of a module.
         maker: int32, shape (S + 1,), the leaf that allocated each storage, or -1. The last entry
             stands for no storage.
@@ -66,7 +67,6 @@ class _Leaves:
             complex number.
     """
 
-    number: NDArray[np.int32]
     in_module: NDArray[np.bool_]
     maker: NDArray[np.int32]
     is_number: NDArray[np.bool_]
@@ -75,36 +75,38 @@ class _Leaves:
     def count(self) -> int:
         return len(self.in_module)
 
-    @classmethod
-    def of(cls, evidence: Evidence) -> _Leaves:
-        tree, birth_leaf = evidence.tree, evidence.birth_leaf
-        event, _, _ = evidence.operands
-        reading = tree.leaf[event[tree.phase[event] == FORWARD]]
-        is_leaf = np.zeros(len(tree.leaf) + 1, np.bool_)
-        is_leaf[reading] = True
-        is_leaf[birth_leaf[evidence.made]] = True
-        rows = np.flatnonzero(is_leaf[:-1] & (tree.phase == FORWARD))
-        rows = rows[np.argsort(tree.rank[rows])]
-        number = np.full(len(tree.leaf), -1, np.int32)
-        number[rows] = np.arange(len(rows))
-        maker = np.full(len(birth_leaf) + 1, -1, np.int32)
-        made = np.flatnonzero(evidence.made & (birth_leaf >= 0))
-        maker[made] = number[birth_leaf[made]]
-        is_number = evidence.made & (birth_leaf < 0)
-        is_number &= evidence.storages.size_bytes <= _NUMBER_BYTES
-        in_module = evidence.module_call[rows] >= 0
-        return cls(number, in_module, maker, np.append(is_number, False))
 
-    def mentions(
-        self, evidence: Evidence
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
-        """Return leaf, storage and whether it is written to, for each mention in a leaf."""
-        tree = evidence.tree
-        event, storage, written = evidence.operands
-        leaf = tree.leaf[event]
-        step = np.where(leaf >= 0, self.number[leaf], np.int32(-1))
-        rows = (tree.phase[event] == FORWARD) & (step >= 0)
-        return step[rows], storage[rows], written[rows]
+def _leaves_and_mentions(
+    evidence: Evidence,
+) -> tuple[_Leaves, NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
+    """Return the leaves, and of each mention in one: leaf, storage, whether it is written to."""
+    tree, birth_leaf = evidence.tree, evidence.birth_leaf
+    event, storage, written = evidence.operands
+    forward = tree.phase[event] == FORWARD
+    if not forward.all():
+        event, storage, written = event[forward], storage[forward], written[forward]
+    leaf = tree.leaf[event]
+    del event, forward
+    is_leaf = np.zeros(len(tree.leaf) + 1, np.bool_)
+    is_leaf[leaf] = True
+    is_leaf[birth_leaf[evidence.made]] = True
+    rows = np.flatnonzero(is_leaf[:-1] & (tree.phase == FORWARD))
+    rows = rows[np.argsort(tree.rank[rows])]
+    # The last entry is that of what is in no leaf.
+    number = np.full(len(tree.leaf) + 1, -1, np.int32)
+    number[rows] = np.arange(len(rows))
+    made = evidence.made & (birth_leaf >= 0)
+    maker = np.append(np.where(made, number[birth_leaf], np.int32(-1)), np.int32(-1))
+    is_number = evidence.made & (birth_leaf < 0)
+    is_number &= evidence.storages.size_bytes <= _NUMBER_BYTES
+    in_module = evidence.module_call[rows] >= 0
+    leaves = _Leaves(in_module, maker, np.append(is_number, False))
+    step = number[leaf]
+    del leaf, number
+    inside = step >= 0
+    if not inside.all():
+        step, storage, written = step[inside], storage[inside], written[inside]
+    return leaves, step, storage, written
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,17 +120,27 @@ class _Members:
     counts: NDArray[np.int32]
 
     @classmethod
-    def of(cls, group: NDArray[np.int32], value: NDArray[np.int64], count: int) -> _Members:
+    def of(
+        cls,
+        group: NDArray[np.int32],
+        value: NDArray[np.int32],
+        where: NDArray[np.bool_],
+        count: int,
+    ) -> _Members:
+        """Return the members ``value`` of each ``group``, of the rows ``where`` that is so."""
         # Both are below 2**31, so they pack into one sortable number; a value may be -1.
-        members = group.astype(np.int64)
+        members = group[where].astype(np.int64)
         members <<= 32
-        members += value
+        members += value[where]
         members += 1
-        members = np.unique(members)
-        counts = np.bincount(members >> 32, minlength=count).astype(np.int32)
-        members &= 2**32 - 1
-        members -= 1
-        return cls(members.astype(np.int32), counts)
+        members.sort()
+        is_new = np.ones(len(members), np.bool_)
+        np.not_equal(members[1:], members[:-1], out=is_new[1:])
+        members = members[is_new]
+        values = (members & (2**32 - 1)).astype(np.int32)
+        values -= 1
+        members >>= 32
+        return cls(values, np.bincount(members, minlength=count).astype(np.int32))
 
     def as_before(self) -> NDArray[np.bool_]:
         """Return whether each group has the members of the one before: bool, shape (G,).

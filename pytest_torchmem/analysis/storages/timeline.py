@@ -27,16 +27,21 @@ class Timeline:
         sizes: int64, shape (T, C); row t holds the bytes live after change t, one column for each
             `Category` in the enum's order.
         estimated: True when the numbers were not measured.
+        columns: The columns of ``sizes`` that may differ from zero. To read the others would take
+            memory for them.
     """
 
     times_ns: NDArray[np.int64]
     sizes: NDArray[np.int64]
     estimated: bool = False
+    columns: tuple[int, ...] = tuple(range(len(Category)))
 
     @property
     def total(self) -> NDArray[np.int64]:
         """The footprint: int64, shape (T,)."""
-        total: NDArray[np.int64] = self.sizes.sum(axis=1)
+        total = np.zeros(len(self.sizes), np.int64)
+        for column in self.columns:
+            total += self.sizes[:, column]
         return total
 
     def of(self, category: Category) -> NDArray[np.int64]:
@@ -57,7 +62,10 @@ class Timeline:
         """Each category's own largest value over time; zeros for an empty timeline."""
         if not len(self.sizes):
             return CategoryBytes()
-        return CategoryBytes(*(int(amount) for amount in self.sizes.max(axis=0)))
+        largest = np.zeros(len(Category), np.int64)
+        for column in self.columns:
+            largest[column] = self.sizes[:, column].max()
+        return CategoryBytes(*(int(amount) for amount in largest))
 
 
 def build_timeline(
@@ -82,9 +90,10 @@ def build_timeline(
     times_ns = times_of(evidence, ranks)
     # Most categories stay at zero; by columns, nothing is written to these.
     levels = np.zeros((len(ranks), len(Category)), np.int64, order="F")
-    for column in np.unique(columns).tolist():
+    used = tuple(np.unique(columns[amounts != 0]).tolist())
+    for column in used:
         levels[:, column] = np.cumsum(np.where(columns == column, amounts, 0))[last]
-    return Timeline(times_ns, levels), ranks
+    return Timeline(times_ns, levels, columns=used), ranks
 
 
 def _changes(
@@ -157,13 +166,14 @@ class Reconciliation:
         # The total has what was counted of other threads, and nobody knows in which order.
         if not is_mine.any() or len(self._others[0]):
             return 0
-        ranks = tree.rank[table["event"][is_mine]]
-        size, drift = size[is_mine], total[is_mine]
-        del total
-        if not ascends(ranks):
-            order = np.argsort(ranks)
-            size, drift = size[order], drift[order]
-        drift -= np.cumsum(size)
+        ranks = tree.rank[table["event"]]
+        if not (is_mine.all() and ascends(ranks)):
+            rows = np.flatnonzero(is_mine)
+            rows = rows[np.argsort(ranks[rows])]
+            size, total = size[rows], total[rows]
+        del ranks
+        drift = np.cumsum(size)
+        np.subtract(total, drift, out=drift)
         return int(drift.max() - drift.min())
 
     @cached_property

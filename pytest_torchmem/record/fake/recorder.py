@@ -38,6 +38,9 @@ _ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 # Backward formulas that fill a gradient of zeros: out of place only for subclasses.
 _FILLING = frozenset({"aten::scatter", "aten::scatter_add", "aten::index_put", "aten::index_add"})
 _PROD_BACKWARD = "ProdBackward"
+_CUMPROD_BACKWARD = "CumprodBackward"
+# With zeros or without, the gradient of a running product makes these.
+_DIVIDING = frozenset({"aten::mul", "aten::flip", "aten::cumsum", "aten::where"})
 _ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
 
 
@@ -324,15 +327,19 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
     def _doubted(self, call: Call, makes: tuple[int, ...]) -> int:
         """Take back what a gradient makes only if one value is zero; return how much that may be.
 
-        See ``prod_backward`` in ``torch/csrc/autograd/FunctionsManual.cpp``: with no zeros it
-        divides, and with two of them nothing is multiplied.
+        See ``prod_backward`` and ``cumprod_backward`` in
+        ``torch/csrc/autograd/FunctionsManual.cpp``: with no zeros they divide, and with two of them
+        the first multiplies nothing.
         """
         scope = _scope_of(autograd.running_node())
-        if not scope.startswith(_PROD_BACKWARD):
+        if not scope.startswith((_PROD_BACKWARD, _CUMPROD_BACKWARD)):
             return 0
         known = self._doubted_bytes.setdefault(scope, {})
-        gradient = call.name == "aten::mul" and self._ledger.number(call.args[0]) not in known
-        for number in () if gradient else makes:
+        if scope.startswith(_PROD_BACKWARD):
+            sure = call.name == "aten::mul" and self._ledger.number(call.args[0]) not in known
+        else:
+            sure = call.name in _DIVIDING and call.outputs[0].is_floating_point()
+        for number in () if sure else makes:
             entry = self._ledger.entries[number]
             known[number] = entry.size_bytes
             entry.size_bytes = 0

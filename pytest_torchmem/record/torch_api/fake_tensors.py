@@ -33,6 +33,7 @@ CHECKED: Final[Checked] = {
     "torch._C._set_grad_enabled": ("2.6.0", "2.13.0"),
     "torch.Tensor._base": ("2.13.0", "2.13.0"),
     "torch.Tensor._fix_weakref": ("2.6.0", "2.13.0"),
+    "torch.ops.aten._fused_rms_norm_backward": ("2.13.0", "2.13.0"),
     "torch.ops.aten._linalg_eigh": ("2.6.0", "2.13.0"),
     "torch.ops.aten._linalg_svd": ("2.6.0", "2.13.0"),
     "torch.ops.aten._local_scalar_dense": ("2.6.0", "2.15.0"),
@@ -72,6 +73,7 @@ DIFFERENT_ON_CUDA: Final = (
     "torch.ops.aten.lstm_cell.default",
     "torch.ops.aten.gru_cell.default",
     "torch.ops.aten.group_norm.default",
+    "torch.ops.aten.rms_norm.default",
 )
 
 # Operators that are made of others for fake tensors.
@@ -83,6 +85,9 @@ DIFFERENT_FOR_FAKES: Final = (
 # What singular and eigenvalues alone come down to.
 SVD: Any = torch.ops.aten._linalg_svd
 EIGH: Any = torch.ops.aten._linalg_eigh
+
+# Before, its parts run one by one on CUDA, too.
+FUSES_RMS_NORM: Final = hasattr(torch.ops.aten, "_fused_rms_norm_backward")
 
 # Operators that such functions come down to on CUDA alone.
 FLASH_ATTENTION: Any = torch.ops.aten._scaled_dot_product_flash_attention

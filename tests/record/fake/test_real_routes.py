@@ -59,3 +59,17 @@ def test_the_gradient_of_a_product_is_an_interval_as_zeros_decide(dims, zeros):
 
     result = estimated(step)
     assert result.peak.total <= measured(step) <= result.at_most
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 64])
+def test_the_gradient_of_a_running_product_is_an_interval_as_zeros_decide(zeros):
+    x = torch.rand(64, 64) + 1
+    x[:zeros, 0] = 0
+    x.requires_grad_()
+
+    def step():
+        x.grad = None
+        x.cumprod(0).sum().backward()
+
+    result = estimated(step)
+    assert result.peak.total <= measured(step) <= result.at_most

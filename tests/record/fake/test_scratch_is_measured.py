@@ -300,3 +300,53 @@ def test_a_convolution_takes_no_more_than_its_bound(
     wanted = [True, True, False]
     back = call_of(aten.convolution_backward.default, grad, x, weight, None, *how, wanted)
     assert measured(back.func, *back.args) <= scratch_of(back, on_cpu=True).at_most_bytes
+
+
+def laid_out(shape: tuple[int, ...], layout: str) -> torch.Tensor:
+    if layout == "expanded":
+        return floats(1).expand(shape)
+    if layout == "by heads":
+        return floats(*shape[:1], shape[2], shape[1], *shape[3:]).transpose(1, 2)
+    if layout == "transposed":
+        return floats(*shape[:2], *reversed(shape[2:])).transpose(2, 3)
+    return floats(*shape)
+
+
+COPIED_BY_LAYOUT: dict[str, Callable[[torch.Tensor], Made]] = {
+    "triu": lambda x: (aten.triu.default, (x,), {}),
+    "tril of one": lambda x: (aten.tril.default, (x[:1],), {}),
+    "pixel_shuffle": lambda x: (aten.pixel_shuffle.default, (x, 2), {}),
+    "pixel_unshuffle": lambda x: (aten.pixel_unshuffle.default, (x, 2), {}),
+    "im2col": lambda x: (aten.im2col.default, (x, [3, 3], [1, 1], [0, 0], [1, 1]), {}),
+}
+
+
+@pytest.mark.parametrize("layout", ["whole", "expanded", "by heads", "transposed"])
+@pytest.mark.parametrize("name", COPIED_BY_LAYOUT)
+def test_what_a_kernel_copies_depends_on_the_layout(name, layout):
+    func, args, kwargs = COPIED_BY_LAYOUT[name](laid_out((4, 8, 16, 16), layout))
+    scratch = ruled(func, *args, **kwargs).bytes_
+    kept = kept_bytes(call_of(func, *args, **kwargs), on_cpu=True)
+    assert abs(measured(func, *args, **kwargs) - scratch) <= SCALARS or kept
+
+
+@pytest.mark.parametrize("layout", ["whole", "expanded", "by heads"])
+def test_attention_copies_a_gradient_that_is_not_by_rows_of_all_heads(layout):
+    x = floats(2, 4, 64, 16)
+    func = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    out, sums = aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)
+    args = (laid_out((2, 4, 64, 16), layout), x, x, x, out, sums, 0.0, False)
+    assert abs(measured(func, *args) - ruled(func, *args).bytes_) <= SCALARS
+
+
+@pytest.mark.parametrize("widths", [(32, 32, 8), (5, 7, 3)])
+def test_the_products_of_a_bilinear_layer_are_bounded(widths):
+    left, right, out = widths
+    a, b, weight = floats(64, left), floats(64, right), floats(out, left, right)
+    func = aten._trilinear.default
+    for args in (
+        (a, weight, b, [1, 3], [0], [1, 2], [2, 3]),
+        (floats(64, out), weight, b, [2, 3], [0], [1, 2], [1, 3]),
+    ):
+        bounds = ruled(func, *args)
+        assert bounds.bytes_ - SCALARS <= measured(func, *args) <= bounds.at_most_bytes + SCALARS

@@ -107,6 +107,32 @@ def blas_takes(matrix: torch.Tensor) -> bool:
     return bool(by_columns or by_rows)
 
 
+def products_of_three(args: Arguments) -> Bounds:
+    """Return what ``_trilinear`` takes for two products of a part; operands may be copied for them.
+
+    See ``_trilinear`` in ``aten/src/ATen/native/Linear.cpp``.
+    """
+    parts, expanded, summed = args[:3], args[3:6], args[6]
+    unrolled = args[7] if len(args) > _BEFORE_UNROLLED else 1
+    sizes = [_unsqueezed(t, added) for t, added in zip(parts, expanded, strict=True)]
+    first = both = int(parts[0].element_size())
+    for dim, (left, right, third) in enumerate(zip(*sizes, strict=True)):
+        if dim != unrolled:
+            first *= 1 if dim in summed and dim in expanded[2] else max(left, right)
+            both *= 1 if dim in summed else max(left, right, third)
+    return first + both, 2 * first + both + sum(map(nbytes, parts))
+
+
+_BEFORE_UNROLLED: Final = 7
+
+
+def _unsqueezed(tensor: torch.Tensor, added: Sequence[int]) -> list[int]:
+    sizes = list(map(int, tensor.shape))
+    for dim in sorted(added):
+        sizes.insert(dim, 1)
+    return sizes
+
+
 def copied_for_fft(call: Call, strides: Sequence[int] | None = None) -> int:
     """The other dimensions become one, if they can without a copy."""
     x, dims = call.args[0], [d % call.args[0].dim() for d in call.args[1]]

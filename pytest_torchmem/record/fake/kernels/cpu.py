@@ -187,7 +187,9 @@ def _flash_attention_backward(call: Call) -> int:
     wide = max(WIDE_BYTES, int(query.element_size()))
     scores = 2 * rows * columns * wide
     halves = 0 if query.element_size() >= WIDE_BYTES else 2 * 2 * rows * columns
-    return nbytes(grad) + torch.get_num_threads() * (scores + halves) + rows * wide
+    # The kernel reads the rows of all heads one after the other.
+    copied = 0 if grad.transpose(1, 2).is_contiguous() else nbytes(grad)
+    return copied + torch.get_num_threads() * (scores + halves) + rows * wide
 
 
 def _blocks(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int]:
@@ -210,7 +212,33 @@ def _fft_to_real(call: Call) -> int:
 
 def _im2col(call: Call) -> int:
     """The result grows out of one that is as large as the input."""
-    return nbytes(call.args[0]) if nbytes(call.args[0]) < call.out_bytes else 0
+    grown = nbytes(call.args[0]) if nbytes(call.args[0]) < call.out_bytes else 0
+    return grown + copied_unless_contiguous(0)(call)
+
+
+def _triangle(call: Call) -> int:
+    """Matrices may have any steps, and so may one batch; batches of batches may not.
+
+    See ``checkTrilTriuBatchContiguous`` in ``aten/src/ATen/native/LinearAlgebraUtils.h``.
+    """
+    x = call.args[0]
+    if x.dim() <= _BATCH_OF_MATRICES or x.is_contiguous():
+        return 0
+    step = int(x.shape[-1] * x.shape[-2])
+    for dim in range(x.dim() - _BATCH_OF_MATRICES, -1, -1):
+        alone = dim == 0 and (x.stride(dim) == 0 or x.shape[dim] == 1)
+        if not alone and x.stride(dim) != step:
+            return nbytes(x)
+        step *= int(x.shape[dim])
+    return 0
+
+
+_BATCH_OF_MATRICES: Final = 3
+
+
+def _in_its_own_layout(call: Call) -> int:
+    x = call.args[0]
+    return 0 if x.is_contiguous(memory_format=layout(x)) else nbytes(x)
 
 
 def _wide_indices(place: int) -> Callable[[Call], int]:
@@ -250,13 +278,13 @@ RULES: Final[Rules] = {
             "aten::grid_sampler_2d_backward",
             "aten::replication_pad1d_backward",
             "aten::replication_pad2d_backward",
-            "aten::tril",
-            "aten::triu",
             "aten::upsample_bilinear2d_backward",
             "aten::upsample_nearest2d_backward",
         ),
         copied_unless_contiguous(0),
     ),
+    **dict.fromkeys(("aten::tril", "aten::triu"), _triangle),
+    **dict.fromkeys(("aten::pixel_shuffle", "aten::pixel_unshuffle"), _in_its_own_layout),
     "aten::kthvalue": lambda call: nbytes(call.args[0]) + 8 * elements(call.args[0]),
     "aten::masked_scatter": copied_unless_contiguous(2),
     "aten::_softmax_backward_data": copied_unless_contiguous(0, 1),

@@ -27,6 +27,7 @@ from pytest_torchmem.record.fake.kernels.call import (
     is_dense,
     layout,
     nbytes,
+    products_of_three,
 )
 from pytest_torchmem.record.fake.kernels.cuda_reductions import (
     EXTREMES,
@@ -312,6 +313,56 @@ def _batch_norm(call: Call, _: Processors) -> int:
     return 0 if blocks < _SHARED_BLOCKS else 4 * channels * blocks * WIDE_BYTES
 
 
+def _batch_norm_backward(call: Call) -> int:
+    """cuDNN, which does not take rows and bfloat16, copies a gradient of another layout."""
+    grad, x, weight, training = call.args[0], call.args[1], call.args[2], call.args[7]
+    by_cudnn = training and weight is not None and x.dim() > _ROWS and x.dtype != torch.bfloat16
+    alike = grad.is_contiguous(memory_format=layout(x))
+    return nbytes(grad) if by_cudnn and not alike else 0
+
+
+_ROWS: Final = 2
+
+
+# Linear algebra, beside what cuSOLVER takes.
+
+
+def _solved(matrix: torch.Tensor, wanted: torch.Tensor) -> Bounds:
+    """The right side with its rows exchanged, and the order of rows; few columns need less."""
+    order, size = _order_of_rows(matrix), int(matrix.shape[-1])
+    taken = nbytes(wanted) + order
+    whole = size > _SMALL_MATRIX and wanted.shape[-2:] == matrix.shape[-2:]
+    batches = elements(matrix) // max(1, size * size)
+    return (taken if whole else 0), taken + _POINTERS_BYTES * batches
+
+
+# A kernel for many small matrices wants to know where each of both sides is.
+_POINTERS_BYTES: Final = 16
+
+
+def _order_of_rows(matrix: torch.Tensor) -> int:
+    rows, size = elements(matrix) // max(1, int(matrix.shape[-1])), int(matrix.shape[-1])
+    return _INDEX_BYTES * (size + 2 * rows)
+
+
+_SMALL_MATRIX: Final = 32
+
+
+def _solved_by_factors(call: Call) -> Bounds:
+    matrix, wanted = call.args[0], call.args[2]
+    least, most = _solved(matrix, wanted)
+    # Adjoint: the exchange comes last, in the result.
+    return (0 if call.argument("adjoint", False) else least), most
+
+
+def _inverted(call: Call) -> Bounds:
+    """The factors with their exchanges, and what solving with them takes."""
+    x = call.args[0]
+    least, most = _solved(x, x)
+    factors = nbytes(x) + WIDE_BYTES * (elements(x) // max(1, int(x.shape[-1])))
+    return (least + factors if least else 0), most + factors
+
+
 _THREADS: Final = 512
 _SHARED_BLOCKS: Final = 8
 
@@ -327,7 +378,12 @@ _BOUNDED: Final[Mapping[str, _Bounded]] = {
     "aten::embedding_dense_backward": sorting.rows_backward,
     "aten::multinomial": lambda call: (nbytes(call.args[0]), 2 * nbytes(call.args[0])),
     "aten::randperm": sorting.shuffled,
-    "aten::_trilinear": lambda call: (0, 4 * sum(map(nbytes, (*call.inputs, *call.outputs)))),
+    "aten::_linalg_solve_ex": lambda call: _solved(call.args[0], call.args[1]),
+    "aten::_trilinear": lambda call: products_of_three(call.args),
+    "aten::linalg_inv_ex": _inverted,
+    "aten::linalg_lu_solve": _solved_by_factors,
+    # Its degree is chosen by the values.
+    "aten::linalg_matrix_exp": lambda call: (0, 16 * nbytes(call.args[0])),
 }
 _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(
@@ -363,6 +419,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "aten::convolution": _alike(_copied_by_cudnn),
     "aten::convolution_backward": _convolution_backward,
     "aten::native_batch_norm": _batch_norm,
+    "aten::native_batch_norm_backward": _alike(_batch_norm_backward),
     "aten::native_group_norm": _group_norm,
     "aten::native_group_norm_backward": _group_norm_backward,
     "aten::_adaptive_avg_pool2d_backward": _alike(_pooled_to_a_size),

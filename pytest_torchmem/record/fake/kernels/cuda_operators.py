@@ -19,14 +19,16 @@ from pytest_torchmem.record.torch_api import fake_tensors
 
 _Tensor = torch.Tensor
 _Optional = torch.Tensor | None
-_Function = Callable[..., Any]
+_Function = Callable[..., object]
+# Autograd's context has what a function puts into it.
+_Context = Any
 _WIDEST_FLASH_HEAD: Final = 256
 _ALIGNED: Final = 16
 
 
 def take_cudas_operators(patches: Installed) -> None:
     """Let the program use the operators that they use on CUDA."""
-    on_cuda = (_attention, _dropout, _lstm_cell, _gru_cell, _group_norm)
+    on_cuda = (_attention, _dropout, _lstm_cell, _gru_cell, _group_norm, _rms_norm)
     compose(patches, dict(zip(fake_tensors.DIFFERENT_ON_CUDA, on_cuda, strict=True)))
 
 
@@ -39,6 +41,43 @@ def _dropout(plain: _Function, input: _Tensor, p: float, train: bool) -> object:
 
 def _group_norm(plain: _Function, input: _Tensor, *rest: object, **named: object) -> object:
     return plain(input.contiguous(), *rest, **named)
+
+
+def _rms_norm(
+    plain: _Function,
+    input: _Tensor,
+    normalized_shape: list[int],
+    weight: _Optional = None,
+    eps: float | None = None,
+) -> object:
+    """One kernel does it where input and weight have one type."""
+    mixed = weight is not None and weight.dtype != input.dtype
+    if mixed or not fake_tensors.FUSES_RMS_NORM:
+        return plain(input, normalized_shape, weight, eps)
+    dims = len(normalized_shape)
+    return _FusedRmsNorm.apply(input, weight, dims)  # type: ignore[no-untyped-call]
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """``_fused_rms_norm``, which is taken apart on the CPU: it keeps a number for each row."""
+
+    @staticmethod
+    def forward(ctx: _Context, input: _Tensor, weight: _Optional, dims: int) -> _Tensor:
+        x = input.contiguous()
+        made = torch.empty_like(x)
+        kept = x.new_empty(x.shape[:-dims], dtype=torch.float32)
+        ctx.save_for_backward(input, weight, kept)
+        return made
+
+    @staticmethod
+    def backward(ctx: _Context, grad: _Tensor) -> object:
+        x, weight, _ = ctx.saved_tensors
+        of_x = torch.empty_like(x)
+        wanted = weight is not None and ctx.needs_input_grad[1]
+        of_weight = torch.empty_like(weight) if wanted else None
+        # The kernel reads it as if it were contiguous.
+        grad = grad.contiguous()
+        return of_x, of_weight, None
 
 
 # Attention.
@@ -168,7 +207,7 @@ class _FusedGru(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inner: _Tensor, outer: _Tensor, hx: _Tensor, b_ih: _Optional, b_hh: _Optional
+        ctx: _Context, inner: _Tensor, outer: _Tensor, hx: _Tensor, b_ih: _Optional, b_hh: _Optional
     ) -> _Tensor:
         made = torch.empty_like(hx)
         kept = hx.new_empty(hx.shape[0], 5 * hx.shape[1])
@@ -178,7 +217,7 @@ class _FusedGru(torch.autograd.Function):
         return made
 
     @staticmethod
-    def backward(ctx: Any, grad: _Tensor) -> object:
+    def backward(ctx: _Context, grad: _Tensor) -> object:
         kept, *_ = ctx.saved_tensors
         rows, width = kept.shape[0], kept.shape[1] // 5 * 3
         of_inner, of_outer = kept.new_empty(rows, width), kept.new_empty(rows, width)

@@ -12,7 +12,14 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.call import WIDE_BYTES, Bounds, Call, elements, nbytes
+from pytest_torchmem.record.fake.kernels.call import (
+    WIDE_BYTES,
+    Bounds,
+    Call,
+    copied_unless_contiguous,
+    elements,
+    nbytes,
+)
 from pytest_torchmem.record.fake.kernels.cuda_reductions import Processors
 
 _INDEX_BYTES: Final = 8
@@ -84,9 +91,11 @@ def rows_backward(call: Call) -> Bounds:
 
 
 def bags_backward(call: Call) -> Bounds:
+    copied = copied_unless_contiguous(0)(call)
     if call.argument("mode") == _LARGEST_OF_A_BAG:
-        return 0, 0
-    return _parts_of_rows(call.args[1], int(call.args[6]), int(call.args[0].shape[-1]))
+        return copied, copied
+    least, most = _parts_of_rows(call.args[1], int(call.args[6]), int(call.args[0].shape[-1]))
+    return copied + least, copied + most
 
 
 def _parts_of_rows(indices: torch.Tensor, rows: int, width: int) -> Bounds:

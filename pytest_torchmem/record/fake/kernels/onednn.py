@@ -13,7 +13,14 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.call import HALVES, WIDE_BYTES, Arguments, Bounds, nbytes
+from pytest_torchmem.record.fake.kernels.call import (
+    HALVES,
+    WIDE_BYTES,
+    Arguments,
+    Bounds,
+    nbytes,
+    products_of_three,
+)
 from pytest_torchmem.record.torch_api import fake_tensors
 
 _BLOCK: Final = 16  # channels of a block
@@ -148,7 +155,7 @@ _RULES: Final[dict[str, Callable[[Arguments, Sequence[torch.Tensor]], Bounds | N
     "aten::_linalg_slogdet": _several(3),
     "aten::_linalg_solve_ex": _several(3),
     "aten::_linalg_svd": _several(4),
-    "aten::_trilinear": _several(4),
+    "aten::_trilinear": lambda args, _: products_of_three(args),
     "aten::cholesky_inverse": _several(3),
     "aten::cholesky_solve": _several(3),
     "aten::linalg_cholesky_ex": _several(3),
