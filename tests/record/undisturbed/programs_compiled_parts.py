@@ -6,8 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
-from torch._dynamo import config
-from torch._dynamo.backends.common import aot_autograd
 from torch.overrides import TorchFunctionMode
 
 from tests.record.undisturbed.programs_compiled import Layers, a_function, compiled, first_and_warm
@@ -43,7 +41,7 @@ def trained(model, function, **changes):
     x = torch.randn(2, 4)
 
     def run():
-        with config.patch(**changes):
+        with torch._dynamo.config.patch(**changes):
             function(x).sum().backward()
         return [p.grad for p in model.parameters()]
 
@@ -63,6 +61,8 @@ def the_backward_pass_too():
 
 
 def by_a_backend_of_its_own():
+    from torch._dynamo.backends.common import aot_autograd
+
     model = Layers()
     backend = aot_autograd(fw_compiler=lambda graph, _: graph)
     return trained(model, torch.compile(model, backend=backend))
