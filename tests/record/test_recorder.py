@@ -11,6 +11,7 @@ import torch
 
 from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.record import safe_points
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.safe_points import SafePoints
 from pytest_torchmem.record.torch_api import autograd, profiler
@@ -57,20 +58,25 @@ def test_everything_is_restored_where_the_end_itself_fails(
     """A session that goes on ends the process when that exits."""
     calls: list[str] = []
 
-    def fail_once(self: SafePoints) -> None:
-        calls.append("hold")
-        if len(calls) == 1:
-            raise ZeroDivisionError
+    def failing_once(method: Callable[[SafePoints], None]) -> Callable[[SafePoints], None]:
+        def fail(points: SafePoints) -> None:
+            calls.append(method.__name__)
+            if len(calls) == 1:
+                raise ZeroDivisionError
+            method(points)
+
+        return fail
 
     before = installed()
     recorder = Recorder(CPU)
     recorder.start()
     torch.ones(10)
     for name in ("hold", "end"):
-        monkeypatch.setattr(SafePoints, name, fail_once)
+        monkeypatch.setattr(SafePoints, name, failing_once(getattr(SafePoints, name)))
     with pytest.raises(ZeroDivisionError):
         getattr(recorder, end)()
     assert installed() == before
+    assert not safe_points._LISTENING
 
 
 def test_a_profiler_around_the_body_is_said_in_one_sentence_and_left_alone() -> None:
