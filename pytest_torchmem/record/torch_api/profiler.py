@@ -297,10 +297,7 @@ class Profiler:
         with _without_own_log():
             _autograd._prepare_profiler(self._config, self._activities)
             self._profile_function.take()
-            # Torch warns of the first block that it sees freed and not made: be it this one.
-            unseen = torch.UntypedStorage(1)  # type: ignore[no-untyped-call]
             _autograd._enable_profiler(self._config, self._activities)
-            del unseen
         self._tracer = type(_profile_function())
 
     def is_undisturbed(self) -> bool:
@@ -381,9 +378,6 @@ def _a_pool_was_traced() -> bool:
     return not KEEPS_COUNT and not _traced.isdisjoint(_threads_of_pools())
 
 
-_UNSEEN_BLOCK: Final = b"Memory block of unknown size was allocated before the profiling started"
-
-
 @contextmanager
 def _without_own_log() -> Iterator[None]:
     """Keep the profiler's notes of its start and stop off standard error.
@@ -405,7 +399,7 @@ def _without_own_log() -> Iterator[None]:
             os.close(original)
             caught.seek(0)
             for line in caught:
-                if not line.startswith(b"USDT:") and _UNSEEN_BLOCK not in line:
+                if not line.startswith(b"USDT:"):
                     os.write(2, line)
 
 
