@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -160,6 +161,19 @@ def unrolled(cell: nn.Module) -> Step:
     return training(cell.parameters(), loss_of)
 
 
+def test_zeros_that_forward_mode_thinks_of_take_no_memory():
+    layers: Any = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    x = torch.randn(32, 64)
+    step = partial(torch.func.jvp, layers, (x,), (torch.ones_like(x),))
+    assert abs(difference(lambda: step()[1])) <= SCALARS
+
+
+def recurrent(kind: Callable[..., nn.Module], **how: Any) -> Step:
+    layers = kind(32, 64, 2, **how)
+    x = torch.randn(8, 24, 32)
+    return training(layers.parameters(), lambda: layers(x)[0].square().mean())
+
+
 def dropped() -> Step:
     layer, x = nn.Linear(64, 64), torch.randn(32, 64)
     return training(layer.parameters(), lambda: nn.functional.dropout(layer(x), 0.1).mean())
@@ -178,6 +192,10 @@ ON_AN_H100: dict[str, tuple[Callable[[], Step], int]] = {
     "attention, dropout": (lambda: attends(None, 0.1), 743944),
     "LSTMCell": (lambda: unrolled(nn.LSTMCell(32, 64)), 665608),
     "GRUCell": (lambda: unrolled(nn.GRUCell(32, 64)), 512008),
+    "RNN": (lambda: recurrent(nn.RNN), 457736),
+    "GRU, both ways": (lambda: recurrent(nn.GRU, batch_first=True, bidirectional=True), 2267136),
+    "GRU without biases": (lambda: recurrent(nn.GRU, bias=False), 1050632),
+    "LSTM, projected": (lambda: recurrent(nn.LSTM, batch_first=True, proj_size=16), 495616),
     "dropout": (dropped, 91392),
     "GroupNorm, channels last": (in_groups, 41864),
 }

@@ -17,13 +17,17 @@ from pytest_torchmem.values.static_graph import Lifetimes
 
 @dataclass(slots=True)
 class LedgerEntry:
-    """A storage while it is recorded. Row numbers are those of `values.static_graph`."""
+    """A storage while it is recorded. Row numbers are those of `values.static_graph`.
+
+    One without memory stands for zeros that forward mode only thinks of.
+    """
 
     size_bytes: int
     device: str
     category: Category
     first: int
     end: int = -1
+    has_memory: bool = True
 
 
 @dataclass(slots=True)
@@ -44,10 +48,13 @@ class Ledger:
     def number(self, tensor: torch.Tensor) -> int | None:
         return self.live.get(memory.storage_key(tensor))
 
-    def add(self, tensor: torch.Tensor, category: Category, first: int) -> int:
+    def add(
+        self, tensor: torch.Tensor, category: Category, first: int, *, has_memory: bool = True
+    ) -> int:
         storage = tensor.untyped_storage()
-        size = fake_tensors.size_hint(storage.nbytes())
-        number = self.append(LedgerEntry(size, str(tensor.device), category, first))
+        size = fake_tensors.size_hint(storage.nbytes()) if has_memory else 0
+        entry = LedgerEntry(size, str(tensor.device), category, first, has_memory=has_memory)
+        number = self.append(entry)
         key = memory.storage_key(tensor)
         self.live[key] = number
         self.watches[number] = weakref.ref(storage, partial(self._died, key, number))
@@ -69,7 +76,7 @@ class Ledger:
         """
         size = fake_tensors.size_hint(tensor.untyped_storage().nbytes())
         old = self.entries[number]
-        if size == old.size_bytes:
+        if size == old.size_bytes or not old.has_memory:
             return None
         old.end = row + 1
         # The watch on the old number would end it a second time.

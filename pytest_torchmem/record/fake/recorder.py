@@ -197,7 +197,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._require_runnable(tensors)
         call = Call(func, _name_of(func), args, kwargs, tensors)
         self._enlarge(call)
-        makes = self._made(tensors)
+        makes = self._made(tensors, has_memory=func is not fake_tensors.ZEROS_WITHOUT_MEMORY)
         summed = self._note_in_place_for_real(func, args, makes)
         scratch, unknown_bytes = self._scratch(call)
         unknown_bytes += self._doubted(call, makes)
@@ -263,13 +263,13 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             StaticNode(path or f"given_{number}", NodeKind.INPUT, module=path, makes=(number,))
         )
 
-    def _made(self, tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+    def _made(self, tensors: Iterable[torch.Tensor], *, has_memory: bool = True) -> tuple[int, ...]:
         row = 2 * self._ledger.operator_count + 1
         made = []
         for tensor in tensors:
             known = self._ledger.number(tensor)
             number = (
-                self._ledger.add(tensor, Category.UNKNOWN, row)
+                self._ledger.add(tensor, Category.UNKNOWN, row, has_memory=has_memory)
                 if known is None
                 else self._ledger.resized(tensor, known, row)
             )

@@ -74,6 +74,10 @@ DIFFERENT_ON_CUDA: Final = (
     "torch.ops.aten.gru_cell.default",
     "torch.ops.aten.group_norm.default",
     "torch.ops.aten.rms_norm.default",
+    "torch.ops.aten.rnn_relu.input",
+    "torch.ops.aten.rnn_tanh.input",
+    "torch.ops.aten.lstm.input",
+    "torch.ops.aten.gru.input",
 )
 
 # Operators that are made of others for fake tensors.
@@ -93,7 +97,10 @@ FUSES_RMS_NORM: Final = hasattr(torch.ops.aten, "_fused_rms_norm_backward")
 FLASH_ATTENTION: Any = torch.ops.aten._scaled_dot_product_flash_attention
 EFFICIENT_ATTENTION: Any = torch.ops.aten._scaled_dot_product_efficient_attention
 FUSED_LSTM_CELL: Any = torch.ops.aten._thnn_fused_lstm_cell
+CUDNN_RNN: Any = torch.ops.aten._cudnn_rnn
 
+# The tangent of what has none.
+ZEROS_WITHOUT_MEMORY: Any = torch.ops.aten._efficientzerotensor.default
 LOCAL_SCALAR: Any = torch.ops.aten._local_scalar_dense.default
 # ``torch.tensor(data)`` ends in one of these: what comes out is new, although it aliases the input.
 LIFTS: frozenset[Any] = frozenset(

@@ -8,6 +8,8 @@ memory for the backward.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
 from typing import Any, Final
 
 import torch
@@ -28,7 +30,8 @@ _ALIGNED: Final = 16
 
 def take_cudas_operators(patches: Installed) -> None:
     """Let the program use the operators that they use on CUDA."""
-    on_cuda = (_attention, _dropout, _lstm_cell, _gru_cell, _group_norm, _rms_norm)
+    operators = (_attention, _dropout, _lstm_cell, _gru_cell, _group_norm, _rms_norm)
+    on_cuda: list[_Function] = [*operators, *(partial(_recurrent, mode) for mode in range(4))]
     compose(patches, dict(zip(fake_tensors.DIFFERENT_ON_CUDA, on_cuda, strict=True)))
 
 
@@ -224,3 +227,116 @@ class _FusedGru(torch.autograd.Function):
         of_state = torch.empty_like(grad)
         sums = (of_inner.sum(0), of_outer.sum(0)) if ctx.has_biases else (None, None)
         return of_inner, of_outer, of_state, *sums
+
+
+# Layers. Libraries count them as relu 0, tanh 1, LSTM 2, GRU 3.
+
+
+def _recurrent(
+    mode: int,
+    plain: _Function,
+    input: _Tensor,
+    hx: _Tensor | tuple[_Tensor, _Tensor],
+    weights: list[_Tensor],
+    has_biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both_ways: bool,
+    batch_first: bool,
+) -> object:
+    if not torch.backends.cudnn.enabled:
+        return plain(input, hx, weights, has_biases, layers, dropout, train, both_ways, batch_first)
+    states = (hx,) if isinstance(hx, _Tensor) else tuple(hx)
+    # The library's buffer has room for biases; weights without any are copied into one.
+    gates = weights[0].shape[0]
+    room = 0 if has_biases else sum(w.shape[0] for w in weights if w.shape[0] == gates)
+    layer = partial(
+        _cudnn_layers,
+        mode=mode,
+        stride=4 if has_biases else 2,
+        layers=layers,
+        dropout=dropout,
+        train=train,
+        both_ways=both_ways,
+    )
+    made: tuple[_Tensor, ...] = _CudnnRnn.apply(  # type: ignore[no-untyped-call]
+        layer, batch_first, room, len(states), input, *states, *weights
+    )
+    return made
+
+
+def _cudnn_layers(
+    x: _Tensor,
+    states: tuple[_Tensor, ...],
+    weights: tuple[_Tensor, ...],
+    flat: _Tensor,
+    *,
+    mode: int,
+    stride: int,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both_ways: bool,
+) -> tuple[_Tensor, ...]:
+    """Call the library on a sequence, time first; return the result and the last states."""
+    width, hidden = states[0].shape[2], states[-1].shape[2]
+    projected = width if width != hidden else 0
+    cell = states[1] if len(states) > 1 else None
+    sizes = (mode, hidden, projected, layers, False, dropout, train, both_ways)
+    given = (x, list(weights), stride, flat, states[0], cell)
+    found = fake_tensors.CUDNN_RNN(*given, *sizes, [], None)
+    return tuple(found[: 1 + len(states)])
+
+
+class _CudnnRnn(torch.autograd.Function):
+    """``_cudnn_rnn``, which has no rule for its backward: gradients of weights are one buffer.
+
+    What cuDNN reserves for the backward is left out, as nobody knows it without the library.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: _Context,
+        layer: Callable[..., tuple[_Tensor, ...]],
+        batch_first: bool,
+        room: int,
+        state_count: int,
+        input: _Tensor,
+        *given: _Tensor,
+    ) -> tuple[_Tensor, ...]:
+        states, weights = given[:state_count], given[state_count:]
+        flat = weights[0].new_empty(room and room + sum(w.numel() for w in weights))
+        made, *last = layer(_time_first(input, batch_first).contiguous(), states, weights, flat)
+        made = _time_first(made, batch_first)
+        ctx.save_for_backward(input, made, flat, *given)
+        ctx.batch_first, ctx.state_count, ctx.room = batch_first, state_count, room
+        return made, *last
+
+    @staticmethod
+    def backward(ctx: _Context, grad: _Tensor, *of_last: _Tensor) -> object:
+        input, _, _, *given = ctx.saved_tensors
+        states, weights = given[: ctx.state_count], given[ctx.state_count :]
+        x = _time_first(input, ctx.batch_first).contiguous()
+        grad = _time_first(grad, ctx.batch_first).contiguous()
+        of_x = _time_first(torch.empty_like(x), ctx.batch_first)
+        of_states = tuple(map(torch.empty_like, states))
+        del x, grad, of_last
+        # Gradients of weights are another call of the library, which copies once more.
+        again = _time_first(input, ctx.batch_first).contiguous()
+        of_weights = _parts_of_one(weights, ctx.room)
+        del again
+        return None, None, None, None, of_x, *of_states, *of_weights
+
+
+def _time_first(tensor: _Tensor, batch_first: bool) -> _Tensor:
+    """Exchange batch and time, either way."""
+    return tensor.transpose(0, 1) if batch_first else tensor
+
+
+def _parts_of_one(weights: list[_Tensor], room: int) -> list[_Tensor]:
+    """Make one buffer of zeros with room for more, and return a part of it for each weight."""
+    counts = [weight.numel() for weight in weights]
+    whole = weights[0].new_zeros(sum(counts) + room)
+    begins = accumulate(counts, initial=0)
+    return [whole[b : b + w.numel()].view(w.shape) for b, w in zip(begins, weights, strict=False)]
