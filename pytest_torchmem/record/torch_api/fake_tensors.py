@@ -33,6 +33,8 @@ CHECKED: Final[Checked] = {
     "torch._C._set_grad_enabled": ("2.6.0", "2.13.0"),
     "torch.Tensor._base": ("2.13.0", "2.13.0"),
     "torch.Tensor._fix_weakref": ("2.6.0", "2.13.0"),
+    "torch.ops.aten._cudnn_rnn": ("2.6.0", "2.15.0"),
+    "torch.ops.aten._efficientzerotensor": ("2.6.0", "2.15.0"),
     "torch.ops.aten._fused_rms_norm_backward": ("2.13.0", "2.13.0"),
     "torch.ops.aten._linalg_eigh": ("2.6.0", "2.13.0"),
     "torch.ops.aten._linalg_svd": ("2.6.0", "2.13.0"),
