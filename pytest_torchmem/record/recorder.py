@@ -454,9 +454,9 @@ class Recorder:
         if self._held_bytes >= _MUCH_BYTES and not self.notes:
             said = LongBodyError(
                 f"this body's recording has {self._event_count:,} events and holds "
-                f"{format_size(self._held_bytes)} by now, and the analysis takes as much again; "
-                "let the body do less (a second step needs what the first one does), or measure a "
-                "part of it in a test of its own"
+                f"{format_size(self._held_bytes)} by now, and the analysis takes twice as much "
+                "again; let the body do less (a second step needs what the first one does), or "
+                "measure a part of it in a test of its own"
             )
             self.notes = (str(said),)
             self._say(str(said))
