@@ -205,7 +205,7 @@ class Reconciliation:
 
     @cached_property
     def _others(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """What other threads made and freed, and what the recorded one freed of it, in order.
+        """Changes of the memory of other threads, in order; the recorded one frees some of it, too.
 
         Ranks, and bytes below zero for a free: shape (N,) each.
         """
@@ -234,9 +234,8 @@ class Reconciliation:
         ranks = tree.rank[table["event"]]
         order = np.lexsort((ranks, table["ptr"]))
         ptr, size = table["ptr"][order], table["size_bytes"][order]
-        again = np.append(False, (ptr[1:] == ptr[:-1]) & (size[1:] < 0) & (size[:-1] < 0))[
-            : len(ptr)
-        ]
+        again = np.zeros(len(ptr), np.bool_)
+        again[1:] = (ptr[1:] == ptr[:-1]) & (size[1:] < 0) & (size[:-1] < 0)
         return ranks[order][again].astype(np.float64), size[again]
 
     @cached_property

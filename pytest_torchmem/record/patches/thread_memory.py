@@ -98,7 +98,7 @@ class ThreadMemory:
 
     @property
     def was_used(self) -> bool:
-        """Whether another thread has run torch."""
+        """True once another thread has run torch."""
         return bool(self._names or self._open or self._uncounted)
 
     def uncounted(self) -> set[str]:

@@ -159,7 +159,7 @@ def begin_counting() -> None:
 
 
 class Counted(NamedTuple):
-    """What a thread allocated on the CPU while it was counted.
+    """The allocations of a thread on the CPU while it was counted.
 
     Attributes:
         thread: Its number, which events of a session have as ``start_tid``.
@@ -269,6 +269,12 @@ def others_listen() -> bool:
     return any(tool not in (None, _TOOL) for tool in map(sys.monitoring.get_tool, range(6)))
 
 
+_REPLACED: Final = (
+    "another thread of the test body ran a torch profiler of its own, and only one can be active; "
+    "what was measured is lost"
+)
+
+
 class Profiler:
     """One session of the kineto profiler, without the front end's own bookkeeping.
 
@@ -335,20 +341,13 @@ class Profiler:
                     _autograd._prepare_profiler(self._config, self._activities)
                 result = _autograd._disable_profiler()
         except RuntimeError as error:
-            raise RecordingError(self._failed(f"torch's profiler failed: {error}")) from None
+            reason = f"torch's profiler failed: {str(error).splitlines()[0]}"
+            raise RecordingError(_REPLACED if self.is_replaced else reason) from None
         finally:
             self._profile_function.give_back()
         if self.is_replaced:
-            raise RecordingError(self._failed())
+            raise RecordingError(_REPLACED)
         return result
-
-    def _failed(self, reason: str = "") -> str:
-        if self.is_replaced:
-            return (
-                "another thread of the test body ran a torch profiler of its own, and only one can "
-                "be active; what was measured is lost"
-            )
-        return reason.splitlines()[0]
 
 
 def _paths_are_text() -> bool:
