@@ -174,6 +174,17 @@ def recurrent(kind: Callable[..., nn.Module], **how: Any) -> Step:
     return training(layers.parameters(), lambda: layers(x)[0].square().mean())
 
 
+def long_sequence() -> Step:
+    """The peak is in the backward pass of the layers."""
+    layers, x = nn.GRU(32, 64, 2, batch_first=True), torch.randn(8, 512, 32)
+
+    def step() -> None:
+        layers.zero_grad()
+        layers(x)[0].square().mean().backward()
+
+    return step
+
+
 def dropped() -> Step:
     layer, x = nn.Linear(64, 64), torch.randn(32, 64)
     return training(layer.parameters(), lambda: nn.functional.dropout(layer(x), 0.1).mean())
@@ -196,6 +207,7 @@ ON_AN_H100: dict[str, tuple[Callable[[], Step], int]] = {
     "GRU, both ways": (lambda: recurrent(nn.GRU, batch_first=True, bidirectional=True), 2267136),
     "GRU without biases": (lambda: recurrent(nn.GRU, bias=False), 1050632),
     "LSTM, projected": (lambda: recurrent(nn.LSTM, batch_first=True, proj_size=16), 495616),
+    "GRU, long": (long_sequence, 5946376),
     "dropout": (dropped, 91392),
     "GroupNorm, channels last": (in_groups, 41864),
 }
