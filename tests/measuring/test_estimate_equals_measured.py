@@ -180,7 +180,7 @@ def long_sequence() -> Step:
 
     def step() -> None:
         layers.zero_grad()
-        layers(x)[0].square().mean().backward()
+        layers(x)[0].sum().backward()
 
     return step
 
@@ -207,7 +207,7 @@ ON_AN_H100: dict[str, tuple[Callable[[], Step], int]] = {
     "GRU, both ways": (lambda: recurrent(nn.GRU, batch_first=True, bidirectional=True), 2267136),
     "GRU without biases": (lambda: recurrent(nn.GRU, bias=False), 1050632),
     "LSTM, projected": (lambda: recurrent(nn.LSTM, batch_first=True, proj_size=16), 495616),
-    "GRU, long": (long_sequence, 5946376),
+    "GRU, long": (long_sequence, 3857416),
     "dropout": (dropped, 91392),
     "GroupNorm, channels last": (in_groups, 41864),
 }
