@@ -47,11 +47,13 @@ def test_pieces_of_any_size_give_what_one_piece_gives(
 @given(
     st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 9)), max_size=20),
     st.booleans(),
+    st.booleans(),
     st.integers(1, 5),
 )
-@example([(4, 4), (2, 9), (-2, 7)], False, 2)
+@example([(4, 4), (2, 9), (-2, 7)], False, False, 2)
+@example([(4, 4), (2, 9), (-2, 7)], False, True, 1)
 def test_the_drift_is_found_in_pieces(
-    changes: Sequence[tuple[int, int]], is_elsewhere: bool, rows: int
+    changes: Sequence[tuple[int, int]], is_elsewhere: bool, is_backwards: bool, rows: int
 ) -> None:
     b = TraceBuilder(devices=("cpu", "cuda:0"))
     for size, _ in changes:
@@ -62,7 +64,12 @@ def test_the_drift_is_found_in_pieces(
     sizes = np.array([size for size, _ in changes] + [1] * is_elsewhere)
     totals = np.array([1000 + total for _, total in changes] + [1] * is_elsewhere)
     trace.allocations["size_bytes"], trace.allocations["total_allocated"] = sizes, totals
-    drift = (totals - np.cumsum(sizes))[: len(changes)]
+    sizes, totals = sizes[: len(changes)], totals[: len(changes)]
+    if is_backwards:
+        # As where the first of two threads begins after the other one.
+        trace.events["start_ns"] = trace.events["start_ns"][::-1].copy()
+        sizes, totals = sizes[::-1], totals[::-1]
+    drift = totals - np.cumsum(sizes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed, "_BLOCK_ROWS", rows)
         found = analyze(trace).reconciliation.drift_bytes
