@@ -34,7 +34,7 @@ def find_device(name: str | None = None) -> torch.device:
     Asking takes a byte, for which CUDA's allocator reserves 2 MiB and keeps them. Where it had
     reserved nothing, it gives them back, so that they do not count as a body's.
     """
-    unused = not allocator.cuda_reserves()
+    unused = not _cuda_reserves()
     device = _find_device(name)
     if unused and device.type == "cuda":
         allocator.cuda_empty_cache()
@@ -61,6 +61,14 @@ def _find_device(name: str | None) -> torch.device:
     _require_counters(device)
     _require_reports(device)
     return device
+
+
+def _cuda_reserves() -> bool:
+    """Return whether CUDA's allocator has reserved memory on any device."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    devices = (torch.device("cuda", place) for place in range(torch.cuda.device_count()))
+    return any(allocator.memory_stats(d).get("reserved_bytes.all.current") for d in devices)
 
 
 def named_device(name: str) -> torch.device:
