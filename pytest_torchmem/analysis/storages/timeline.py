@@ -114,7 +114,7 @@ def build_timeline(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Changes:
+class _FootprintChanges:
     """The changes of a footprint, in their order: shape (C,) if nothing else is said.
 
     Attributes:
@@ -130,7 +130,7 @@ class _Changes:
     is_last: NDArray[np.bool_]
 
 
-def _changes(evidence: Evidence) -> _Changes:
+def _changes(evidence: Evidence) -> _FootprintChanges:
     storages, window = evidence.storages, evidence.window
     storage = np.flatnonzero(evidence.counted).astype(np.int32)
     freed = storage[storages.died[storage] <= window.end]
@@ -144,7 +144,7 @@ def _changes(evidence: Evidence) -> _Changes:
     np.not_equal(ranks[1:], ranks[:-1], out=is_last[:-1])
     alone = [] if len(ranks) and ranks[0] == window.begin else [window.begin]
     ranks = np.concatenate([alone, ranks[is_last]])
-    return _Changes(ranks, storage[order], order >= count, is_last)
+    return _FootprintChanges(ranks, storage[order], order >= count, is_last)
 
 
 def times_of(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int64]:
