@@ -57,30 +57,30 @@ def bounds_in_words(run: StaticRun, peak_bytes: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cause:
+class _Unsure:
     """An operator, or a function of the backward pass, and what its memory depends on."""
 
     name: str
     decided_by: str
 
 
-def _causes(run: StaticRun, number: int) -> Iterator[_Cause]:
+def _causes(run: StaticRun, number: int) -> Iterator[_Unsure]:
     """Yield what may have more memory while an operator runs than is sure."""
     node = _operators(run)[number]
     if node.unknown_bytes:
-        yield _cause(run, node, by_values=node.unknown_by_values)
+        yield _unsure(run, node, by_values=node.unknown_by_values)
     row, lives = 2 * number + 1, run.lifetimes
     makers = makers_of(run.graph)
     for place in np.flatnonzero((lives.first <= row) & (lives.end > row)).tolist():
         if run.graph.storages[place].doubted_bytes:
-            yield _cause(run, makers[place], by_values=True)
+            yield _unsure(run, makers[place], by_values=True)
 
 
-def _cause(run: StaticRun, node: StaticNode, *, by_values: bool) -> _Cause:
+def _unsure(run: StaticRun, node: StaticNode, *, by_values: bool) -> _Unsure:
     function = node.scope.partition(":")[0] if by_values else ""
     place = f" at {node.source}" if node.source else ""
     hardware = "the processor" if run.device == "cpu" else "the GPU"
-    return _Cause(f"{function or node.operator}{place}", "values" if by_values else hardware)
+    return _Unsure(f"{function or node.operator}{place}", "values" if by_values else hardware)
 
 
 def _first_few(names: Sequence[str]) -> str:
