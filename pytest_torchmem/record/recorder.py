@@ -123,7 +123,6 @@ class Recorder:
         self._gloo = GlooWatch()
         self._imports = ImportWatch(self._listen_to_compiler)
         self._parsing = ParsingWatch()
-        self._pack_hooks = PackHookWatch()
         self._regions = CompiledRegions(self._hooks_out, self._hooks_in)
         # Following what is owned is put off for a while by `paused`, and hooks that dynamo would
         # see while compiled code runs.
@@ -165,8 +164,9 @@ class Recorder:
 
     def _install(self) -> None:
         self._watch.install(self._following)
+        if not autograd.READS_SAVED:
+            PackHookWatch().install(self._patches)
         for watch in (
-            self._pack_hooks,
             self._ranges,
             self._threads,
             self._functorch,

@@ -107,7 +107,7 @@ class Body:
         """Return what is asked with the limits of the device that is measured."""
         if not asked.differs_by_device:
             return asked
-        from pytest_torchmem.measuring.environment import device_names
+        from pytest_torchmem.record.environment import device_names
 
         return asked.on_device(*device_names(self.device))
 

@@ -115,7 +115,7 @@ def simulated(result: Result, limits: Mapping[str, int], source: GpuQuestions) -
         return result
     # A process that measures nothing imports neither numpy nor the engine.
     from pytest_torchmem.analysis.gpu_questions import with_counters
-    from pytest_torchmem.measuring.environment import allocator_settings
+    from pytest_torchmem.record.environment import allocator_settings
 
     return with_counters(result, limits, source, allocator_settings())
 

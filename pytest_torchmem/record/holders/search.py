@@ -19,7 +19,7 @@ from typing import Final
 import torch
 
 from pytest_torchmem.record.holders.paths import Searcher, place_of_frame, step_from, tidy
-from pytest_torchmem.record.owners.autograd_graph import GraphReader
+from pytest_torchmem.record.owners.autograd_graph import graph_holdings
 from pytest_torchmem.record.owners.live_objects import (
     HAS_GENERATIONS,
     find_holding,
@@ -105,16 +105,14 @@ def ways_in_garbage(
     ways: dict[Place, str] = {}
     for thing in things:
         if is_a(thing, memory.HOLDING):
-            for place, how in _held_by(thing, GraphReader()):
+            for place, how in _held_by(thing):
                 if place not in ways and (wanted is None or place in wanted):
                     way = garbage.way_to(thing)
                     ways[place] = f"{way}{how}" if way else ""
     return ways
 
 
-def _held_by(
-    tensor: torch.Tensor | torch.UntypedStorage, graphs: GraphReader
-) -> Iterator[tuple[Place, str]]:
+def _held_by(tensor: torch.Tensor | torch.UntypedStorage) -> Iterator[tuple[Place, str]]:
     """The storages that live as long as a tensor does, and how it holds them; or a storage."""
     if isinstance(tensor, torch.UntypedStorage):
         yield from (((device, ptr), "") for device, ptr, _ in storages_of(tensor))
@@ -125,7 +123,7 @@ def _held_by(
         for place in places_of(tensor.grad):
             yield place, ".grad"
     if tensor.grad_fn is not None:
-        holdings = graphs.holdings([tensor])
+        holdings = graph_holdings([tensor])
         for held in (*holdings.saved, *holdings.leaves):
             for place in places_of(held):
                 yield place, ", in its autograd graph"
@@ -142,10 +140,9 @@ class _Holding:
         self._tensors: dict[Place, list[tuple[object, str]]] = {}
         self._found: dict[int, str] = {}
         self._searcher = Searcher()
-        graphs = GraphReader()
         # A storage may have a Python object that nobody holds: it counts where no tensor does.
         for tensor in find_holding():
-            for place, how in _held_by(tensor, graphs):
+            for place, how in _held_by(tensor):
                 if place in wanted and not (_is_storage(tensor) and place in self._tensors):
                     self._tensors.setdefault(place, []).append((tensor, how))
 
