@@ -11,6 +11,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from operator import is_not
 from typing import Final, Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -53,6 +54,8 @@ _BORROWED: Final = (
     *("builtins", "gc", "inspect", "io", "json", "numpy", "os", "os.path", "pathlib", "platform"),
     *("subprocess", "tempfile", "threading", "time", "weakref", "zlib"),
 )
+# A recording puts its own in these places, and takes them out by itself while originals are back.
+_RECORDERS: Final = frozenset(("gc.get_threshold", "threading.getprofile", "threading.setprofile"))
 
 
 class Originals:
@@ -71,21 +74,27 @@ class Originals:
         modules = (sys.modules[name] for name in _BORROWED if name in sys.modules)
         for owner in (*modules, pathlib.PurePath, pathlib.Path):
             if owner not in self._functions:
-                functions = ((n, v) for n, v in vars(owner).items() if _is_function(v))
-                self._functions[owner] = dict(functions)
+                self._functions[owner] = {
+                    name: value
+                    for name, value in vars(owner).items()
+                    if _is_function(value) and f"{owner.__name__}.{name}" not in _RECORDERS
+                }
 
     def back(self) -> Around[list[tuple[object, str, object]]]:
         """Have them in their places in the block, and what took these places again after it."""
         return Around(self._put_back, _replace_again)
 
     def _put_back(self) -> list[tuple[object, str, object]]:
+        # At a body's end the profiler still runs, and records each call that Python makes itself:
+        # one for each function would be more than a small test has. It sees none that C makes.
         replaced = []
         for owner, functions in self._functions.items():
-            now = vars(owner)
-            for name, function in functions.items():
-                if (value := now.get(name, function)) is not function:
-                    replaced.append((owner, name, value))
-                    setattr(owner, name, function)
+            now = owner.__dict__
+            if any(map(is_not, map(now.get, functions), functions.values())):
+                for name, function in functions.items():
+                    if name in now and (value := now[name]) is not function:
+                        replaced.append((owner, name, value))
+                        setattr(owner, name, function)
         return replaced
 
 
