@@ -11,7 +11,9 @@ import pathlib
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from itertools import chain
 from operator import is_not
+from types import ModuleType
 from typing import Final, Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -67,7 +69,9 @@ class Originals:
     """
 
     def __init__(self) -> None:
-        self._functions: dict[object, Mapping[str, object]] = {}
+        self._functions: dict[ModuleType | type, Mapping[str, object]] = {}
+        self._lookups: list[Callable[[str], object]] = []
+        self._values: list[object] = []
 
     def note(self) -> None:
         """Note the functions of libraries that were imported since the last time."""
@@ -79,22 +83,25 @@ class Originals:
                     for name, value in vars(owner).items()
                     if _is_function(value) and f"{owner.__name__}.{name}" not in _RECORDERS
                 }
+                self._lookups.append(owner.__dict__.get)
+                self._values += self._functions[owner].values()
 
     def back(self) -> Around[list[tuple[object, str, object]]]:
         """Have them in their places in the block, and what took these places again after it."""
         return Around(self._put_back, _replace_again)
 
     def _put_back(self) -> list[tuple[object, str, object]]:
-        # At a body's end the profiler still runs, and records each call that Python makes itself:
-        # one for each function would be more than a small test has. It sees none that C makes.
-        replaced = []
+        # At a body's end the profiler still runs. It records each call that Python makes, and none
+        # that C makes: one for each function would be more than a small test has.
+        now = chain.from_iterable(map(map, self._lookups, self._functions.values()))
+        if not any(map(is_not, now, self._values)):
+            return []
+        replaced: list[tuple[object, str, object]] = []
         for owner, functions in self._functions.items():
-            now = owner.__dict__
-            if any(map(is_not, map(now.get, functions), functions.values())):
-                for name, function in functions.items():
-                    if name in now and (value := now[name]) is not function:
-                        replaced.append((owner, name, value))
-                        setattr(owner, name, function)
+            for name, function in functions.items():
+                if (value := owner.__dict__.get(name, function)) is not function:
+                    replaced.append((owner, name, value))
+                    setattr(owner, name, function)
         return replaced
 
 

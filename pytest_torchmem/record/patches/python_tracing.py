@@ -88,14 +88,18 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(method)
     def quietly(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        tracing = TracingPause()
         traced_by = set_frame_callback(None)
-        tracing.suspend()
+        # What `TracingPause` does: its calls would be recorded, a dozen for each small module.
+        thread_state = None
+        if _enter is not None and _leave is not None:
+            thread_state = ctypes.c_void_p(_current())
+            _enter(thread_state)
         try:
             with gc_paused(), dispatcher.unseen_by_modes():
                 return method(*args, **kwargs)
         finally:
-            tracing.resume()
+            if thread_state is not None:
+                _leave(thread_state)
             set_frame_callback(traced_by)
 
     return quietly
