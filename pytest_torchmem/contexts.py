@@ -76,7 +76,8 @@ class Originals:
     def note(self) -> None:
         """Note the functions of libraries that were imported since the last time."""
         modules = (sys.modules[name] for name in _BORROWED if name in sys.modules)
-        for owner in (*modules, pathlib.PurePath, pathlib.Path):
+        owners: tuple[ModuleType | type, ...] = (*modules, pathlib.PurePath, pathlib.Path)
+        for owner in owners:
             if owner not in self._functions:
                 self._functions[owner] = {
                     name: value
