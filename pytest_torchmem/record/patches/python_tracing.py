@@ -118,7 +118,8 @@ class ImportWatch:
     That of torch's compiler leaves cycles behind: `torch.fx.wrap` refers to its own frame, and so
     to those of all its callers, down to the body's with its model and its optimizer. The collector
     frees them at some time later, mostly before the body is over. It is run here, so that what the
-    body retains is no matter of luck.
+    body retains is no matter of luck. For that it rests while the compiler is imported: else it
+    would look at everything three times in that second, and then once more.
 
     Attributes:
         importing: Whether it imports now.
@@ -137,16 +138,24 @@ class ImportWatch:
     def _resting(self, original: Any) -> Any:
         here, tracing, done = threading.get_ident(), self._tracing, self._done
 
+        def load(name: str, import_: Any) -> Any:
+            if name in compiler.PACKAGES and not compiler.has_begun():
+                with gc_paused():
+                    return original(name, import_)
+            return original(name, import_)
+
         def _find_and_load(name: str, import_: Any) -> Any:
-            if name in sys.modules or self.importing or threading.get_ident() != here:
+            if name in sys.modules or threading.get_ident() != here:
                 return original(name, import_)
+            if self.importing:
+                return load(name, import_)
             self.importing = True
             compiler_is_new = not compiler.has_begun()
             # Who measures coverage, or profiles, must see the calls.
             if not profiler.others_listen():
                 tracing.suspend()
             try:
-                return original(name, import_)
+                return load(name, import_)
             finally:
                 if compiler_is_new and compiler.has_begun() and gc.isenabled():
                     gc.collect()
@@ -159,8 +168,9 @@ class ImportWatch:
                     self.importing = False
 
         # Python leaves the frames of importing out of tracebacks, by the name of their file.
-        code = _find_and_load.__code__
-        _find_and_load.__code__ = code.replace(co_filename=original.__code__.co_filename)
+        for function in (load, _find_and_load):
+            code = function.__code__.replace(co_filename=original.__code__.co_filename)
+            function.__code__ = code
         return _find_and_load
 
 
