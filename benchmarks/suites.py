@@ -67,7 +67,6 @@ def run(name: str, checkout: Path, tests: Sequence[str], folder: Path) -> Run:
         "SUITE_MARKED": "1" * marked,
         "SUITE_SHUFFLED": "1" * ("shuffled" in name),
         "OMP_NUM_THREADS": "1",
-        "PYTHONPYCACHEPREFIX": str(folder / "compiled"),
         "PYTHONDONTWRITEBYTECODE": "",
     }
     options = ["-q", "-p", "suite_plugin", "-p", "no:cacheprovider", f"--junitxml={report}"]
