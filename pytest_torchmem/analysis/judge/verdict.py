@@ -300,11 +300,8 @@ def contributors(result: Result, key: str) -> tuple[Contributor, ...]:
         return result.retained.live
     if key in ("total", *COUNTERS):
         return result.peak.live
-    return tuple(c for c in _at_own_peaks(result) if c.category._value_ == key)
-
-
-def _at_own_peaks(result: Result) -> tuple[Contributor, ...]:
-    return result.peak.live_by_category or result.peak.live
+    at_own_peaks = result.peak.live_by_category or result.peak.live
+    return tuple(c for c in at_own_peaks if c.category._value_ == key)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ def find_holders(sizes: Mapping[Place, int]) -> list[Kept]:
     Collects garbage.
     """
     wanted = dict(sorted(sizes.items(), key=lambda item: -item[1]))
-    cycles = _in_garbage(wanted)
+    # When this returns, nothing keeps the garbage from being collected.
+    cycles = ways_in_garbage(collected_garbage(), wanted)
     freed = _freed_by_a_collection()
     holding = _Holding(wanted)
 
@@ -84,14 +85,6 @@ def _freed_by_a_collection() -> set[Place] | None:
         result = session.stop()
     changes = profiler.allocations_in(result)
     return {(device_name(change.device), change.ptr) for change in changes if change.alloc_size < 0}
-
-
-def _in_garbage(wanted: Mapping[Place, int]) -> dict[Place, str]:
-    """The storages among ``wanted`` that garbage holds, each with what closes the cycle.
-
-    When this returns, nothing keeps the garbage from being collected.
-    """
-    return ways_in_garbage(collected_garbage(), wanted)
 
 
 def ways_in_garbage(
@@ -129,10 +122,6 @@ def _held_by(tensor: torch.Tensor | torch.UntypedStorage) -> Iterator[tuple[Plac
                 yield place, ", in its autograd graph"
 
 
-def _is_storage(holder: object) -> bool:
-    return is_a(holder, torch.UntypedStorage)
-
-
 class _Holding:
     """The live tensors and storages that hold each of some storages."""
 
@@ -143,7 +132,8 @@ class _Holding:
         # A storage may have a Python object that nobody holds: it counts where no tensor does.
         for tensor in find_holding():
             for place, how in _held_by(tensor):
-                if place in wanted and not (_is_storage(tensor) and place in self._tensors):
+                is_storage = is_a(tensor, torch.UntypedStorage)
+                if place in wanted and not (is_storage and place in self._tensors):
                     self._tensors.setdefault(place, []).append((tensor, how))
 
     def __contains__(self, place: Place) -> bool:
