@@ -280,8 +280,8 @@ class BodyMeasurement(GpuQuestions):
     ) -> tuple[Held, ...]:
         """Return what keeps alive what a window made and left behind, storage by storage.
 
-        It looks at the objects that are alive now, so ask before anything else runs. ``noted`` knows
-        the ways to what was freed since: those of a moment after the window's end.
+        It looks at the objects that are alive now, so ask before anything else runs. The ways to
+        what was freed since are in ``noted``: those of a moment after the window's end.
         """
         kept = self._kept_now()
         left = window.left_behind(noted.time_ns)
