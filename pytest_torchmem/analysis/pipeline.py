@@ -382,10 +382,12 @@ class MemoryProfile(GpuQuestions):
     @property
     def _block_sized_bytes(self) -> int:
         """Bytes of allocations on a GPU whose request is not known, so that their block counts."""
+        if self.device == "cpu":
+            return 0
         table = self.tree.trace.allocations
         unknown = (table["requested_bytes"] == 0) & (table["size_bytes"] > 0)
         unknown &= table["device"] == self.evidence.device
-        return 0 if self.device == "cpu" else int(table["size_bytes"][unknown].sum())
+        return int(table["size_bytes"][unknown].sum())
 
     def result(self, name: str = "") -> Result:
         """The figures, without the arrays they come from."""
