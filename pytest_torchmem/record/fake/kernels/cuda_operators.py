@@ -121,8 +121,8 @@ def _attention(
     alike = query.shape[-1] == key.shape[-1] == value.shape[-1]
     flash = fake_tensors.attends_by_flash() and attn_mask is None and sixteen_bits
     if whole and alike and flash and query.shape[-1] <= _WIDEST_FLASH_HEAD:
-        heads = (query, *_with_all_heads(query, key, value, enable_gqa and key.shape[1] > 1))
-        return _flash(*heads, dropout_p, is_causal, scale)
+        # Grouped heads are read as they are.
+        return _flash(query, key, value, dropout_p, is_causal, scale)
     efficient = fake_tensors.attends_efficiently() and not enable_gqa
     aligned = query.shape[-1] % (8 if sixteen_bits else 4) == 0
     if whole and efficient and aligned and (sixteen_bits or query.dtype == torch.float32):
@@ -130,18 +130,6 @@ def _attention(
     how = {"scale": scale, "enable_gqa": enable_gqa}
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         return plain(query, key, value, attn_mask, dropout_p, is_causal, **how)
-
-
-def _with_all_heads(
-    query: _Tensor, key: _Tensor, value: _Tensor, grouped: bool
-) -> tuple[_Tensor, _Tensor]:
-    """Flash attention reads grouped heads as they are: expanded ones need no memory."""
-    if not grouped or key.shape[1] == query.shape[1]:
-        return key, value
-    times = query.shape[1] // key.shape[1]
-    return tuple(  # type: ignore[return-value]
-        t.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2) for t in (key, value)
-    )
 
 
 def _flash(
