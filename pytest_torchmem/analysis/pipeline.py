@@ -413,7 +413,7 @@ class MemoryProfile(GpuQuestions):
             has_backward=self.recording.has_backward,
             unexplained_bytes=self.unexplained_bytes,
             others_bytes=self.others_bytes,
-            blind_spots=self.reconciliation.sentences(),
+            blind_spots=tuple(self.reconciliation.sentences()),
             notes=notes,
             failed_passes=self.failed_passes,
         )

@@ -29,7 +29,7 @@ def snapshot(profile: MemoryProfile) -> dict[str, Json]:
     """
     storages, window = profile.storages, profile.window
     rows = np.flatnonzero(profile.evidence.counted)
-    number = int(profile.device.partition(":")[2] or 0)
+    number = _device_number(profile.device)
     entries: list[tuple[float, int, dict[str, Json]]] = []
     for row in rows.tolist():
         block = _block(profile, row)
@@ -48,6 +48,10 @@ def snapshot(profile: MemoryProfile) -> dict[str, Json]:
 def pickled(profile: MemoryProfile) -> bytes:
     """Return the snapshot as the bytes of a ``.pickle`` file, which memory_viz opens."""
     return pickle.dumps(snapshot(profile), protocol=_PROTOCOL)
+
+
+def _device_number(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
 
 
 def _block(profile: MemoryProfile, row: int) -> dict[str, Json]:
