@@ -144,8 +144,6 @@ DIFFERENTIATED = {
     ),
     "bag of embeddings": of_a_bag,
     "layer norm": lambda x: functional.layer_norm(x, (6,), x[0], x[1]),
-    "RMS norm": lambda x: functional.rms_norm(x, (6,), x[0]),
-    "log of a sigmoid": functional.logsigmoid,
     "grid sampler": lambda x: functional.grid_sample(
         x.view(1, 1, 4, 6), x.view(1, 4, 3, 2).tanh(), align_corners=True
     ),
@@ -174,7 +172,7 @@ def test_gradients_of_small_tensors_are_those_that_the_cpu_computes(name):
 
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["layer norm", "RMS norm", "batch norm", "log of a sigmoid"])
+@pytest.mark.parametrize("name", ["layer norm", "RMS norm", "batch norm"])
 def test_half_precision_is_computed_where_the_cpu_has_no_kernel_for_it(name, dtype):
     def gradient(device, dtype):
         x = torch.linspace(-2, 3, 24).view(4, 6).to(device, dtype).requires_grad_()
