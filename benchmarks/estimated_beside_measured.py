@@ -71,7 +71,7 @@ def measured(program: Program, device: str) -> Told:
 def estimated(program: Program) -> Told:
     """The estimate, or the refusal, and what is left of it."""
     from pytest_torchmem import estimate
-    from pytest_torchmem.analysis.estimated.static import largest_possible
+    from pytest_torchmem.analysis.estimated.intervals import largest_possible
     from pytest_torchmem.values.errors import TorchmemError
 
     step = program.build("meta") if program.on_meta else built(program, "cpu")
@@ -81,7 +81,7 @@ def estimated(program: Program) -> Told:
         try:
             result = estimate(step, device=program.device, **program.options)
             # What a GPU's libraries take is left out here as it is where it is measured.
-            found = {"peak": result.peak.total, "at_most": largest_possible(result.run)[0]}
+            found = {"peak": result.peak.total, "at_most": largest_possible(result.run)}
             found["notes"] = (*result.blind_spots, *result.notes)
             del result
         except TorchmemError as error:

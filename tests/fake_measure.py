@@ -38,8 +38,8 @@ state["struck"] = []
 
 
 def install():
-    for name in ("body", "counted", "environment"):
-        sys.modules[f"pytest_torchmem.measuring.{name}"] = sys.modules[__name__]
+    for name in ("measuring.body", "measuring.counted", "record.environment"):
+        sys.modules[f"pytest_torchmem.{name}"] = sys.modules[__name__]
 
 
 def use(size, category="activation", retained=False, operator="aten::mm", module="net", line=12):
@@ -63,10 +63,6 @@ def run_out():
     live = sorted((contributor for contributor, _ in state["used"]), key=lambda c: -c.size_bytes)
     state["struck"].append(tuple(live))
     raise OutOfMemoryError("out of memory. Tried to allocate 20.00 GiB.\nand more")
-
-
-def require_device_name(name):
-    raise DeviceNameError(f"there is no device called {name!r} on any machine")
 
 
 def allocator_settings():
@@ -95,8 +91,8 @@ def estimate_of(size, device="cpu"):
     return Estimate.of(StaticRun(graph, lifetimes, device))
 
 
-def environment(device):
-    kind = "cpu" if device == "cpu" else "Fake 100"
+def environment(device_name):
+    kind = "cpu" if device_name == "cpu" else "Fake 100"
     return {"device": kind, "capability": "", "torch": "2.99", "allocator": ""}
 
 
@@ -177,7 +173,7 @@ class BodyMeasurement:
     def __init__(self, device=None, passes=(), say=print):
         if device and device not in ("cpu", "cuda", "cuda:0", "xpu"):
             if not device.startswith("cuda"):
-                require_device_name(device)
+                raise DeviceNameError(f"there is no device called {device!r} on any machine")
             raise DeviceError(f"there is no device {device}; this machine has cpu, cuda:0")
         self.device = {"cuda": "cuda:0"}.get(device, device or "cpu")
         self.regions = []

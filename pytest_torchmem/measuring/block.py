@@ -24,8 +24,8 @@ from pytest_torchmem.analysis.judge.causes import explain_retained
 from pytest_torchmem.analysis.judge.verdict import judge_limits, sentences
 from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.measuring.body import BodyMeasurement, MeasuredNumbers, Region, running
-from pytest_torchmem.measuring.environment import allocator_settings, device_names
 from pytest_torchmem.measuring.saving import UNNAMED, write_windows
+from pytest_torchmem.record.environment import allocator_settings, device_names
 from pytest_torchmem.values.errors import LimitError, MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.values.findings import (
     Size,

@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from pytest_torchmem.store.provenance import environment_rank
 from pytest_torchmem.values.errors import RankError, RecordingError
 from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.measured import Rank
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.judge.ranks import RankResults
     from pytest_torchmem.measuring.block import Measure
     from pytest_torchmem.measuring.body import Region
-    from pytest_torchmem.record.torch_api.distributed import ProcessGroup
+    from pytest_torchmem.record.environment import ProcessGroup
 
 
 def gather_ranks(
@@ -27,11 +27,12 @@ def gather_ranks(
     `RankError` when a rank has no result, and in a job of several ranks without a process group.
     """
     from pytest_torchmem.analysis.judge.ranks import RankResults
-    from pytest_torchmem.record.torch_api.distributed import gather, group_rank
+    from pytest_torchmem.record.environment import group_rank
+    from pytest_torchmem.record.torch_api.distributed import gather
 
     found = group_rank(group)
     if found is None:
-        if (rank := environment_rank()).count > 1:
+        if (rank := Rank.launched()).count > 1:
             raise RankError(
                 f"this is {rank}, and there is no process group to gather results with: call "
                 "torch.distributed.init_process_group() first, or save a file for each rank and "

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from pytest_torchmem.analysis.judge.ranks import RankResults
-from pytest_torchmem.measuring.environment import current_rank, environment
 from pytest_torchmem.store.baselines import entry_key, portable
 from pytest_torchmem.store.files import write_report
 from pytest_torchmem.store.provenance import path_of_rank, stamped
@@ -50,6 +49,8 @@ def write_windows(path: str | os.PathLike[str], name: str, windows: Iterable[Dra
 
 
 def _write(path: str | os.PathLike[str], tests: Iterable[tuple[str, list[Drawn]]]) -> Path:
+    from pytest_torchmem.record.environment import current_rank  # reading needs no torch
+
     rank = current_rank()
     place = path_of_rank(path, rank)
     run = RunReport(tuple(TestReport(_measured(name, windows)) for name, windows in tests))
@@ -58,6 +59,8 @@ def _write(path: str | os.PathLike[str], tests: Iterable[tuple[str, list[Drawn]]
 
 
 def _measured(name: str, windows: list[Drawn]) -> MeasuredTest:
+    from pytest_torchmem.record.environment import environment
+
     kept = (
         replace(unjudged(portable(result, Path.cwd()), picture), key=entry_key(name, result.name))
         for result, picture in windows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 import time
 from collections import defaultdict
@@ -34,7 +33,7 @@ def find_device(name: str | None = None) -> torch.device:
     Asking takes a byte, for which CUDA's allocator reserves 2 MiB and keeps them. Where it had
     reserved nothing, it gives them back, so that they do not count as a body's.
     """
-    unused = not allocator.cuda_reserves()
+    unused = not _cuda_reserves()
     device = _find_device(name)
     if unused and device.type == "cuda":
         allocator.cuda_empty_cache()
@@ -61,6 +60,14 @@ def _find_device(name: str | None) -> torch.device:
     _require_counters(device)
     _require_reports(device)
     return device
+
+
+def _cuda_reserves() -> bool:
+    """Return whether CUDA's allocator has reserved memory on any device."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    devices = (torch.device("cuda", place) for place in range(torch.cuda.device_count()))
+    return any(allocator.memory_stats(d).get("reserved_bytes.all.current") for d in devices)
 
 
 def named_device(name: str) -> torch.device:
@@ -212,71 +219,6 @@ class CounterReader:
     def peaks(self) -> dict[str, int] | None:
         """The peaks between `start` and `stop`; None where there is no such allocator."""
         return self._peaks
-
-
-def environment(device_name: str) -> dict[str, str]:
-    """Return all that a baseline depends on beside the code; see `values.baseline`.
-
-    A setting counts when it changes what is allocated. CPU models do not: oneDNN's scratch differs
-    by about 1 % between AVX2 and AVX-512, no more than with the number of threads; without oneDNN,
-    as on an Apple machine, a convolution needs half as much again.
-    """
-    device = torch.device(device_name)
-    version = ".".join(torch.__version__.split(".")[:2])
-    if device.type != "cuda":
-        is_cpu = device.type == "cpu"
-        return {
-            "device": "cpu" if is_cpu else allocator.accelerator_name(device),
-            "capability": _architecture() if is_cpu else "",
-            "torch": version,
-            "runtime": "",
-            "allocator": "" if is_cpu else _allocator_settings("PYTORCH_ALLOC_CONF"),
-            "libraries": _settings(_CPU_LIBRARIES) if is_cpu else "",
-        }
-    properties = torch.cuda.get_device_properties(device)
-    hip: str | None = torch.version.hip
-    return {
-        "device": properties.name,
-        "capability": str(getattr(properties, "gcnArchName", "")).partition(":")[0]
-        if hip
-        else f"sm{properties.major}{properties.minor}",
-        "torch": version,
-        "runtime": f"rocm{_major(hip)}" if hip else f"cuda{_major(torch.version.cuda or '')}",
-        "allocator": _allocator_settings(*_CUDA_SETTINGS),
-        "libraries": _settings(_GPU_LIBRARIES),
-    }
-
-
-# What oneDNN may use, and whether torch uses it, decides how wide its layouts and scratch are.
-_CPU_LIBRARIES: Final = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-# The sizes of the workspaces that stay allocated, and without the caching allocator no rounding.
-_GPU_LIBRARIES: Final = (
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUBLASLT_WORKSPACE_SIZE",
-    "HIPBLASLT_WORKSPACE_SIZE",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "PYTORCH_NO_HIP_MEMORY_CACHING",
-)
-_CUDA_SETTINGS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-
-
-def _architecture() -> str:
-    machine = platform.machine().lower()
-    usual = ("x86_64", "amd64", "x64", "i386", "i686", "")
-    return "" if machine in usual else {"aarch64": "arm64"}.get(machine, machine)
-
-
-def _major(version: str) -> str:
-    return version.partition(".")[0]
-
-
-def _settings(names: tuple[str, ...]) -> str:
-    return ",".join(f"{name}={os.environ[name]}" for name in names if os.environ.get(name))
-
-
-def _allocator_settings(*names: str) -> str:
-    settings = {part for n in names for part in os.environ.get(n, "").split(",") if part}
-    return ",".join(sorted(settings))
 
 
 @dataclass(frozen=True, slots=True)

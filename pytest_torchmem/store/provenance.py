@@ -21,7 +21,6 @@ from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.measured import Rank
 
 _GIT_SECONDS: Final = 10
-_NUMBER: Final = re.compile(r"\d{1,9}")
 _HUNK: Final = re.compile(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@")
 _FILE: Final = "+++ b/"
 _NO_FILE: Final = "--- /dev/null"
@@ -46,14 +45,6 @@ def stamped(run: RunReport, folder: Path, rank: Rank) -> RunReport:
         versions=_versions(),
         rank=rank,
     )
-
-
-def environment_rank(environment: Mapping[str, str] = os.environ) -> Rank:
-    """Return what a launcher such as ``torchrun`` says; rank 0 of 1 where none does."""
-    number, count = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
-    if _NUMBER.fullmatch(number) and _NUMBER.fullmatch(count) and int(number) < int(count):
-        return Rank(int(number), int(count))
-    return Rank()
 
 
 PLACE: Final = "{rank}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,6 +17,7 @@ from pytest_torchmem.values.results import Level, Result
 from pytest_torchmem.values.units import format_change, format_share, format_size
 
 _COMPARED: Final = (Change.SAME, Change.WITHIN, Change.GROWN, Change.SHRUNK)
+_NUMBER: Final = re.compile(r"\d{1,9}")
 NOT_COMPARED: Final = "not compared, ended by an exception"
 """Said of a body that did not come to its end."""
 
@@ -249,6 +252,14 @@ class Rank:
 
     number: int = 0
     count: int = 1
+
+    @classmethod
+    def launched(cls, environment: Mapping[str, str] = os.environ) -> Rank:
+        """Return what a launcher such as ``torchrun`` says; rank 0 of 1 where none does."""
+        number, count = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+        if _NUMBER.fullmatch(number) and _NUMBER.fullmatch(count) and int(number) < int(count):
+            return cls(int(number), int(count))
+        return cls()
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Rank:

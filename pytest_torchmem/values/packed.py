@@ -179,6 +179,20 @@ def by_row(table: Table, name: str) -> Column | PackedColumn:
 Table: TypeAlias = "NDArray[np.void] | PackedTable"
 
 
+def in_pieces(table: Table, *names: str) -> Iterator[tuple[slice, list[Column]]]:
+    """Yield which rows come next, and what these columns have there.
+
+    A column in one piece would take as much as all of the packed table.
+    """
+    for begin in range(0, len(table), _BLOCK_ROWS):
+        rows = slice(begin, min(begin + _BLOCK_ROWS, len(table)))
+        if isinstance(table, PackedTable):
+            number = begin // _BLOCK_ROWS
+            yield rows, [table.block(name, number) for name in names]
+        else:
+            yield rows, [table[name][rows] for name in names]
+
+
 def _blocks(values: Column) -> Iterator[Column]:
     for start in range(0, len(values), _BLOCK_ROWS):
         yield values[start : start + _BLOCK_ROWS]

@@ -40,11 +40,13 @@ class StaticStorage:
         size_bytes: What was asked for; the hint where the size is symbolic.
         device: ``cpu`` or ``cuda:0``.
         category: As far as the owner is known; UNKNOWN is for the analysis to settle.
+        doubted_bytes: How much larger it is if the values of tensors will have it so.
     """
 
     size_bytes: int
     device: str
     category: Category = Category.UNKNOWN
+    doubted_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class StaticNode:
         scope: The evaluation of a node of the backward graph that it belongs to; ``""`` outside the
             backward, and where a traced graph does not say.
         unknown_bytes: The most that its kernel may hold for itself beside what it makes.
+        unknown_by_values: Values of tensors decide how much of that it holds.
     """
 
     name: str
@@ -77,6 +80,7 @@ class StaticNode:
     writes: tuple[int, ...] = ()
     scope: str = ""
     unknown_bytes: int = 0
+    unknown_by_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)

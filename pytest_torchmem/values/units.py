@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Final
 
@@ -167,6 +168,12 @@ def format_apart(*sizes: int) -> tuple[str, ...]:
         digits = 1 if factor > 1 else 0
         texts = tuple(f"{size / factor:.{digits}f} {name}" for size in sizes)
     return texts
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence has them: ``cuDNN, cuFFT and cuSOLVER``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def format_change(size_bytes: int) -> str:

@@ -38,12 +38,12 @@ from pytest_torchmem.simulate.world import parse_world
 from pytest_torchmem.store.baseline_file import FileChanges, read_any, read_file, write_file
 from pytest_torchmem.store.baselines import BaselineStore
 from pytest_torchmem.store.origins import origins_path
-from pytest_torchmem.store.provenance import environment_rank
 from pytest_torchmem.store.results import read_run, render_run
 from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry
 from pytest_torchmem.values.errors import TorchmemError
+from pytest_torchmem.values.measured import Rank
 from pytest_torchmem.values.trace import TABLES, Ownership, Trace
 from pytest_torchmem.values.units import MiB, format_size, parse_floor, parse_fraction, parse_size
 from tests.analysis.snapshots import frame, snapshot_of
@@ -368,7 +368,7 @@ def _settings(text: str) -> object:
 
 
 def _rank(text: str) -> object:
-    return environment_rank({"RANK": text, "WORLD_SIZE": text + "0"})
+    return Rank.launched({"RANK": text, "WORLD_SIZE": text + "0"})
 
 
 def _world(text: str) -> object:

@@ -257,6 +257,24 @@ def test_scratch_that_cannot_matter_at_the_peak_is_not_spoken_of():
     assert result.blind_spots == ()
 
 
+def test_all_that_a_gpu_s_libraries_take_is_left_out_in_one_sentence():
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.layers = nn.Conv1d(8, 8, 3), nn.LSTM(8, 8, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y, _ = self.layers(self.conv(x).mT)
+            return torch.linalg.inv(y.mT @ y)
+
+    (spot,) = estimate(Several(), torch.randn(2, 8, 16), device="cuda").blind_spots
+    assert spot == (
+        "the estimate is a lower bound: it leaves out a workspace of cuBLAS for each stream "
+        "(8 MiB, 32 MiB from Hopper on), the workspaces of cuDNN and cuSOLVER and what recurrent "
+        "layers of cuDNN keep for the backward"
+    )
+
+
 def test_libraries_of_a_gpu_that_take_unknown_memory_make_a_lower_bound():
     result = estimate(nn.LSTM(4, 4), torch.randn(2, 3, 4), device="cuda")
     assert result.at_most is None

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem import estimate, measure
+from pytest_torchmem.analysis.estimated.intervals import largest_possible
 from pytest_torchmem.values.errors import EstimateError
 
 # What C++ wraps Python numbers in.
@@ -221,3 +222,21 @@ def test_training_for_cuda_has_the_operators_of_cuda(name):
     step()
     peak = estimate(step, backward=False, device="cuda").peak
     assert abs(peak.total - needed) <= SCALARS
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="has CUDA's own operators")
+def test_attention_for_cuda_reads_grouped_heads_as_they_are():
+    wide, narrow = (2, 4, 512, 64), (2, 2, 512, 64)
+    query, key, value = (
+        torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
+        for shape in (wide, narrow, narrow)
+    )
+
+    def step() -> None:
+        nn.functional.scaled_dot_product_attention(
+            query, key, value, enable_gqa=True
+        ).sum().backward()
+
+    run = estimate(step, backward=False, device="cuda").run
+    # A simulated A100 attends by flash attention, an H100 by cuDNN, in 4,227,092 bytes.
+    assert largest_possible(run) == 5799964

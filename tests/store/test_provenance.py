@@ -2,15 +2,15 @@
 
 import pytest
 
-from pytest_torchmem.store.provenance import environment_rank, path_of_rank
+from pytest_torchmem.store.provenance import path_of_rank
 from pytest_torchmem.values.measured import Rank
 
 
 def test_who_a_process_is_comes_from_its_launcher():
-    assert environment_rank({"RANK": "1", "WORLD_SIZE": "4"}) == Rank(1, 4)
+    assert Rank.launched({"RANK": "1", "WORLD_SIZE": "4"}) == Rank(1, 4)
     for nonsense in ({}, {"RANK": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}):
-        assert environment_rank(nonsense) == Rank(0, 1)
-    assert environment_rank({"RANK": "2", "WORLD_SIZE": "2"}) == Rank(0, 1)
+        assert Rank.launched(nonsense) == Rank(0, 1)
+    assert Rank.launched({"RANK": "2", "WORLD_SIZE": "2"}) == Rank(0, 1)
 
 
 @pytest.mark.parametrize(

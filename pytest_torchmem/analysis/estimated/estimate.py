@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.caching_allocator import Requests
+from pytest_torchmem.analysis.estimated.intervals import largest_possible
 from pytest_torchmem.analysis.estimated.schedule import NodeBytes, bytes_by_node
 from pytest_torchmem.analysis.estimated.static import (
     allocation_events,
@@ -16,7 +17,6 @@ from pytest_torchmem.analysis.estimated.static import (
     contributors,
     estimate_result,
     grouped,
-    largest_possible,
     storages_here,
 )
 from pytest_torchmem.analysis.estimated.static_facts import decide_categories, settle_categories
@@ -66,7 +66,7 @@ class Estimate(Result, GpuQuestions):
         `Peak.total` is the least. Both are equal unless the kernel of some operator takes memory
         for itself that depends on the processor or the GPU, and that could matter at the peak.
         """
-        return None if self.run.blind_spots else largest_possible(self.run)[0]
+        return None if self.run.blind_spots else largest_possible(self.run)
 
     def picture(self) -> Picture:
         """The timeline, sampled."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_torchmem.analysis.estimated.intervals import bounds_in_words
 from pytest_torchmem.analysis.estimated.static_facts import makers_of, settle_categories
 from pytest_torchmem.analysis.events.op_tree import folded
 from pytest_torchmem.analysis.storages.timeline import Timeline
@@ -27,7 +28,6 @@ from pytest_torchmem.values.static_graph import (
     StaticNode,
     StaticRun,
 )
-from pytest_torchmem.values.units import format_apart
 
 Releasable = Callable[[StaticNode], bool]
 
@@ -277,55 +277,9 @@ def estimate_result(run: StaticRun, name: str = "") -> Result:
         ),
         retained=Retained(left_bytes.total, left_bytes, left_live),
         has_backward=any(node.phase is Phase.BACKWARD for node in run.graph.nodes),
-        blind_spots=(*run.blind_spots, *_bounded(run, int(timeline.total[row]))),
+        blind_spots=(*run.blind_spots, *bounds_in_words(run, int(timeline.total[row]))),
         notes=run.notes,
     )
-
-
-def largest_possible(run: StaticRun) -> tuple[int, StaticNode | None]:
-    """Return the most bytes that may be in use, and the operator whose own memory decides it.
-
-    A kernel that may hold up to 30 bytes for itself matters only if they do not fit below the
-    peak, which another operator makes::
-
-        operator    level while it runs   its kernel may hold   at most
-        conv                        100                    30       130
-        mm                          140                     0       140
-    """
-    sizes = np.array(
-        [s.size_bytes * (s.device == run.device) for s in run.graph.storages], dtype=np.int64
-    )
-    change = np.zeros(run.graph.row_count + 1, dtype=np.int64)
-    np.add.at(change, run.lifetimes.first, sizes)
-    np.add.at(change, run.lifetimes.end, -sizes)
-    levels = np.cumsum(change[:-1])
-    operators = [node for node in run.graph.nodes if node.kind is NodeKind.OPERATOR]
-    unknown = np.array([node.unknown_bytes for node in operators], dtype=np.int64)
-    if not unknown.any():
-        return int(levels.max(initial=0)), None
-    possible = levels[1::2] + unknown
-    decisive = int(np.argmax(possible))
-    if possible[decisive] <= levels.max():
-        return int(levels.max()), None
-    return int(possible[decisive]), operators[decisive]
-
-
-def _bounded(run: StaticRun, peak_bytes: int) -> tuple[str, ...]:
-    """Return a sentence with both ends where the peak is known as an interval only."""
-    at_most, node = largest_possible(run)
-    if node is None or at_most <= peak_bytes * (1 + _NEGLIGIBLE):
-        return ()
-    place = f" at {node.source}" if node.source else ""
-    decides = "processor" if run.device == "cpu" else "GPU"
-    least, most = format_apart(peak_bytes, at_most)
-    return (
-        f"the estimated peak is between {least} and {most}: "
-        f"how much memory {node.operator} takes for itself{place} depends on the {decides}",
-    )
-
-
-# A thousandth of a peak is no news.
-_NEGLIGIBLE = 0.001
 
 
 def _live_at(run: StaticRun, row: int) -> NDArray[np.int64]:

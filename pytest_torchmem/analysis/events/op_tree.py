@@ -10,7 +10,7 @@ import re
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,7 +122,7 @@ def build_op_tree(trace: Trace) -> OpTree:
     return tree
 
 
-def ascends(values: NDArray[np.signedinteger]) -> bool:
+def ascends(values: NDArray[np.number[Any]]) -> bool:
     """Return whether no value is below the one before: those of one thread are in order."""
     return bool(np.all(values[:-1] <= values[1:]))
 

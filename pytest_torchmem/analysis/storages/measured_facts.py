@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.events.op_tree import FORWARD, PHASES, RECOMPUTE
+from pytest_torchmem.analysis.events.op_tree import FORWARD, PHASES, RECOMPUTE, ascends
 from pytest_torchmem.analysis.storages.categories import Step
 from pytest_torchmem.analysis.storages.evidence import Evidence
 from pytest_torchmem.analysis.storages.storages import NEVER
@@ -20,6 +20,8 @@ from pytest_torchmem.values.trace import Mutable, Ownership, Role, are_among
 if TYPE_CHECKING:
     from pytest_torchmem.analysis.storages.categories import Mask
 
+# The members of steps that mention so many tensors are in memory at a time.
+_MENTIONS_AT_ONCE: Final = 2**18
 # Larger is no number that became a tensor: a complex one has so many bytes.
 _NUMBER_BYTES: Final = 16
 
@@ -32,26 +34,56 @@ def forward_steps(evidence: Evidence) -> Iterator[Step]:
 
         for _ in range(1000):
             x + 1    # each reads x, and makes what no other operator reads: one step
+
+    The members of all steps at once would take as much as the recording. So some leaves are looked
+    at after the others, twice: to find out what is read, and to yield the steps.
     """
     leaves, step, storage, written = _leaves_and_mentions(evidence)
-    reads_others = leaves.maker[storage] != step
-    reads_others &= ~leaves.is_number[storage]
-    reads = _Members.of(step, storage, reads_others, leaves.count)
-    del reads_others
+    pieces = list(_pieces(step, leaves.count))
     is_read = np.zeros(len(leaves.maker), np.bool_)
-    is_read[reads.values] = True
+    for _, rows in pieces:
+        is_read[storage[rows][leaves.others(step[rows], storage[rows])]] = True
     is_read[-1] = False
-    written &= is_read[storage]
-    writes = _Members.of(step, storage, written, leaves.count)
-    del step, storage, written
-    everything = np.arange(len(is_read), dtype=np.int32)
-    makes = _Members.of(leaves.maker, everything, is_read & (leaves.maker >= 0), leaves.count)
+    made = np.flatnonzero(is_read & (leaves.maker >= 0)).astype(np.int32)
+    made = made[np.argsort(leaves.maker[made], kind="stable")]
+    for numbers, rows in pieces:
+        members = step[rows] - numbers.start, storage[rows]
+        new = made[slice(*np.searchsorted(leaves.maker[made], (numbers.start, numbers.stop)))]
+        yield from _steps(
+            leaves.in_module[numbers.start : numbers.stop],
+            _Members.of(*members, leaves.others(step[rows], storage[rows]), len(numbers)),
+            _Members.of(*members, written[rows] & is_read[storage[rows]], len(numbers)),
+            _Members.of(leaves.maker[new] - numbers.start, new, new >= 0, len(numbers)),
+        )
+
+
+def _pieces(step: NDArray[np.int32], count: int) -> Iterator[tuple[range, slice]]:
+    """Yield the numbers of some steps after the others, and the rows that mention them.
+
+    A piece of two rows at least, of three steps that have two, one and one::
+
+        step      [0, 0, 1, 2]
+        pieces    steps 0 in rows 0 and 1, steps 1 and 2 in rows 2 and 3
+    """
+    first = row = 0
+    while first < count:
+        further = row + _MENTIONS_AT_ONCE
+        last = int(step[further - 1]) + 1 if further < len(step) else count
+        end = int(np.searchsorted(step, last))
+        yield range(first, last), slice(row, end)
+        first, row = last, end
+
+
+def _steps(
+    in_module: NDArray[np.bool_], reads: _Members, writes: _Members, makes: _Members
+) -> Iterator[Step]:
+    """Yield the steps of some leaves, the first of them and those that say more than the last."""
     is_new = (writes.counts > 0) | (makes.counts > 0) | ~reads.as_before()
-    is_new[1:] |= leaves.in_module[1:] != leaves.in_module[:-1]
+    is_new[1:] |= in_module[1:] != in_module[:-1]
     kept = np.flatnonzero(is_new)
-    columns = (leaves.in_module[kept].tolist(), *(m.lists(kept) for m in (reads, writes, makes)))
-    for in_module, read, overwritten, new in zip(*columns, strict=True):
-        yield Step(in_module, set(read), set(overwritten), new)
+    columns = (in_module[kept].tolist(), *(m.lists(kept) for m in (reads, writes, makes)))
+    for within, read, overwritten, new in zip(*columns, strict=True):
+        yield Step(within, set(read), set(overwritten), new)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,11 +107,20 @@ class _Leaves:
     def count(self) -> int:
         return len(self.in_module)
 
+    def others(self, step: NDArray[np.int32], storage: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Return which mentions are of what the step did not make, and of no number."""
+        others: NDArray[np.bool_] = self.maker[storage] != step
+        others &= ~self.is_number[storage]
+        return others
+
 
 def _leaves_and_mentions(
     evidence: Evidence,
 ) -> tuple[_Leaves, NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
-    """Return the leaves, and of each mention in one: leaf, storage, whether it is written to."""
+    """Return the leaves, and of each mention in one: leaf, storage, whether it is written to.
+
+    The mentions are in the order of the leaves.
+    """
     tree, birth_leaf = evidence.tree, evidence.birth_leaf
     event, storage, written = evidence.operands
     forward = tree.phase[event] == FORWARD
@@ -106,6 +147,9 @@ def _leaves_and_mentions(
     inside = step >= 0
     if not inside.all():
         step, storage, written = step[inside], storage[inside], written[inside]
+    if not ascends(step):
+        order = np.argsort(step, kind="stable")
+        step, storage, written = step[order], storage[order], written[order]
     return leaves, step, storage, written
 
 

@@ -6,21 +6,21 @@ device and the time between an allocation and its free name every storage, with 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.events.op_tree import OpTree
-from pytest_torchmem.values.packed import Table
+from pytest_torchmem.analysis.events.op_tree import OpTree, ascends
+from pytest_torchmem.values.packed import Column, Table, in_pieces
 from pytest_torchmem.values.trace import MarkKind, Ownership, Role, Trace, are_among
 
 #: ``born`` of a storage that was there before the recording, ``died`` of one that outlived it.
 BEFORE: Final = -1.0
 NEVER: Final = float("inf")
-
-_Number = TypeVar("_Number", np.int16, np.int64, np.uint64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,23 +56,14 @@ def find_storages(tree: OpTree) -> Storages:
     """Return every storage that the recording allocated, freed or mentioned."""
     trace = tree.trace
     places = _places(trace.allocations, trace.tensors, trace.owners)
-    allocation_place, tensor_place, owner_place = places.of
-    tensor_rank = tree.rank[trace.tensors["event"]]
+    tensor_place, owner_place = places.of[1:]
     owner_rank = tree.mark_ranks[trace.owners["mark"]]
-    changes = _changes(tree, allocation_place, owner_place)
-
-    first_birth = np.full(len(places), NEVER)
-    births = changes.size > 0
-    np.minimum.at(first_birth, changes.place[births], changes.rank[births])
-    # A storage that was alive at the start counts only if an operator mentions it, or a module, an
-    # optimizer or a graph owns it.
-    held = ~are_among(trace.owners["kind"], (Ownership.LIVE, Ownership.SURVIVOR))
-    owned = held & (owner_rank < first_birth[owner_place])
-    mentioned = tensor_rank < first_birth[tensor_place]
-    early = np.unique(np.concatenate([tensor_place[mentioned], owner_place[owned]]))
-    lives = _lifetimes(changes, early)
-
-    of_tensor = lives.at(tensor_place, tensor_rank)
+    changes = _changes(tree, places.of.pop(0), owner_place)
+    lives = _lifetimes(changes, _early(tree, changes, places, owner_rank))
+    del changes
+    of_tensor = np.empty(len(trace.tensors), np.int32)
+    for rows, (event,) in in_pieces(trace.tensors, "event"):
+        of_tensor[rows] = lives.at(tensor_place[rows], tree.rank[event])
     # A mark stands after the events that led to it, so it speaks of the last storage at the place.
     of_owner = lives.at(owner_place, owner_rank)
     return Storages(
@@ -89,10 +80,15 @@ def find_storages(tree: OpTree) -> Storages:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Changes:
-    """Allocations and frees, sorted by place, then by rank. A free has a negative size."""
+    """Allocations and frees, sorted by place, then by rank: shape (C,).
+
+    ``size`` and ``event`` are in another order, in which there is one entry for each change, too;
+    ``order`` has the one of each row. A free has a negative size.
+    """
 
     place: NDArray[np.int32]
-    rank: NDArray[np.float64]
+    rank: NDArray[np.float64 | np.int32]
+    order: NDArray[np.int32]
     size: NDArray[np.int64]
     event: NDArray[np.int32]
 
@@ -102,15 +98,57 @@ def _changes(
 ) -> _Changes:
     """Return what the allocator did, and what was seen to be freed."""
     allocations, owners, marks = tree.trace.allocations, tree.trace.owners, tree.trace.marks
-    freed = marks["kind"][owners["mark"]] == MarkKind.STORAGE_FREED
-    freed_at = tree.mark_ranks[owners["mark"]][freed]
-    place = np.concatenate([allocation_place, owner_place[freed]])
-    rank = np.concatenate([tree.rank[allocations["event"]], freed_at])
-    order = np.lexsort((rank, place))
-    place, rank = place[order], rank[order]
-    size = np.concatenate([_asked_for(allocations), -owners["size_bytes"][freed]])[order]
-    event = np.concatenate([allocations["event"], np.full(len(freed_at), -1, np.int32)])[order]
-    return _Changes(place, rank, size, event)
+    freed = np.flatnonzero(marks["kind"][owners["mark"]] == MarkKind.STORAGE_FREED)
+    place, event = allocation_place, allocations["event"]
+    rank: NDArray[np.float64 | np.int32] = tree.rank[event]
+    size = _asked_for(allocations)
+    if len(freed):
+        place = np.concatenate([place, owner_place[freed]])
+        rank = np.concatenate([rank, tree.mark_ranks[owners["mark"][freed]]])
+        size = np.concatenate([size, -owners["size_bytes"][freed]])
+        event = np.concatenate([event, np.full(len(freed), -1, np.int32)])
+    order = _by_place(place, rank)
+    return _Changes(place[order], rank[order], order, size, event)
+
+
+def _by_place(place: NDArray[np.int32], rank: NDArray[np.float64 | np.int32]) -> NDArray[np.int32]:
+    """Return the rows sorted by place, then by rank.
+
+    It is ``numpy.lexsort((rank, place))`` in half the memory: place and row in one number. ::
+
+        place [7, 3, 7]  ->  [7 << 32 | 0, 3 << 32 | 1, 7 << 32 | 2]  ->  rows [1, 0, 2]
+    """
+    by_rank = None if ascends(rank) else np.argsort(rank, kind="stable")
+    keys = (place if by_rank is None else place[by_rank]).astype(np.int64)
+    keys <<= 32
+    keys += np.arange(len(keys), dtype=np.int32)
+    keys.sort()
+    keys &= 2**32 - 1
+    order = keys.astype(np.int32)
+    return order if by_rank is None else by_rank[order].astype(np.int32)
+
+
+def _early(
+    tree: OpTree, changes: _Changes, places: _Places, owner_rank: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Return the places that were in use before the recording, ascending.
+
+    A storage that was alive at the start counts only if an operator mentions it, or a module, an
+    optimizer or a graph owns it.
+    """
+    trace = tree.trace
+    tensor_place, owner_place = places.of
+    first_birth = np.full(len(places), NEVER)
+    births = np.flatnonzero((changes.size > 0)[changes.order])[::-1]
+    first_birth[changes.place[births]] = changes.rank[births]
+    del births
+    is_early = np.zeros(len(places), np.bool_)
+    for rows, (event,) in in_pieces(trace.tensors, "event"):
+        place = tensor_place[rows]
+        is_early[place[tree.rank[event] < first_birth[place]]] = True
+    held = ~are_among(trace.owners["kind"], (Ownership.LIVE, Ownership.SURVIVOR))
+    is_early[owner_place[held & (owner_rank < first_birth[owner_place])]] = True
+    return np.flatnonzero(is_early)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,33 +175,48 @@ def _places(*tables: Table) -> _Places:
         distinct, sorted    [50, 70]    first met at rows [1, 0]    rows [1, 0, 1]
         by first meeting    [70, 50]                                rows [0, 1, 0]
     """
-    pointers, at = _distinct(np.concatenate([table["ptr"] for table in tables]))
-    devices, on = _distinct(np.concatenate([table["device"] for table in tables]))
-    # A place is a pointer and a device; nearly always there is one device.
+    pointers, devices = (_distinct(_column(tables, name)) for name in ("ptr", "device"))
+
+    def keys_in(table: Table) -> Iterator[tuple[slice, NDArray[np.int64]]]:
+        """Yield numbers of pairs of a pointer and a device; nearly always there is one device."""
+        for rows, (pointer, device) in in_pieces(table, "ptr", "device"):
+            key = np.searchsorted(pointers, pointer)
+            if len(devices) > 1:
+                key = key * len(devices) + np.searchsorted(devices, device)
+            yield rows, key
+
     keys = np.arange(len(pointers))
     if len(devices) > 1:
-        keys, at = _distinct(at * np.int64(len(devices)) + on)
-    first = np.zeros(len(keys), np.int32)
-    first[at[::-1]] = np.arange(len(at), dtype=np.int32)[::-1]
+        keys = _distinct([key for table in tables for _, key in keys_in(table)])
+    count = sum(map(len, tables))
+    first, before = np.full(len(keys), count), 0
+    of = [np.empty(len(table), np.int32) for table in tables]
+    for table, at in zip(tables, of, strict=True):
+        for rows, key in keys_in(table):
+            at[rows] = found = np.searchsorted(keys, key) if len(devices) > 1 else key
+            new = np.flatnonzero(first[found] == count)[::-1]
+            first[found[new]] = before + rows.start + new
+        before += len(table)
     order = np.argsort(first)
     number = np.empty(len(keys), np.int32)
     number[order] = np.arange(len(keys))
-    split = np.cumsum([len(table) for table in tables])[:-1]
+    for at in of:
+        np.take(number, at, out=at, mode="clip")
     keys = keys[order]
-    return _Places(
-        devices[keys % max(1, len(devices))],
-        pointers[keys // max(1, len(devices))],
-        np.split(number[at], split),
-    )
+    return _Places(devices[keys % max(1, len(devices))], pointers[keys // max(1, len(devices))], of)
 
 
-def _distinct(values: NDArray[_Number]) -> tuple[NDArray[_Number], NDArray[np.int32]]:
-    """Return the distinct values, ascending, and the place of each value among them."""
-    distinct = np.unique(values)
-    return distinct, np.searchsorted(distinct, values).astype(np.int32)
+def _column(tables: Iterable[Table], name: str) -> Iterator[Column]:
+    return (column for table in tables for _, (column,) in in_pieces(table, name))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+def _distinct(pieces: Iterable[Column]) -> Column:
+    """Return the distinct values of a column that is given in pieces, ascending."""
+    found = [np.unique(piece) for piece in pieces]
+    return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
 class _Lives:
     """Lifetimes sorted by place, then by birth."""
 
@@ -186,19 +239,25 @@ class _Lives:
             place 0, rank 9    9 -> behind 8: storage 1
             place 1, rank 4  104 -> behind 8, which is at place 0: -1
         """
-        # Ranks are below 2**31, so place and rank pack into one sortable number.
-        keys = self.place * 2.0**32 + self.born
         wanted = place * 2.0**32
         wanted += rank
-        found = np.searchsorted(keys, wanted, side="right").astype(np.int32)
+        found = np.searchsorted(self._keys, wanted, side="right").astype(np.int32)
         found -= 1
         right = found >= 0
         right[right] = self.place[found[right]] == place[right]
         found[~right] = -1
         return found
 
+    @cached_property
+    def _keys(self) -> NDArray[np.float64]:
+        # Ranks are below 2**31, so place and rank pack into one sortable number.
+        keys = self.place.astype(np.float64)
+        keys *= 2.0**32
+        keys += self.born
+        return keys
 
-def _lifetimes(changes: _Changes, early: NDArray[np.int32]) -> _Lives:
+
+def _lifetimes(changes: _Changes, early: NDArray[np.int64]) -> _Lives:
     """Pair allocations with frees. ``early`` are places that were in use before the recording.
 
     Three events at place 0, which is early, and what they say about it::
@@ -207,7 +266,7 @@ def _lifetimes(changes: _Changes, early: NDArray[np.int32]) -> _Lives:
         rank 4   +24   a second storage is born
         rank 7   +32   a third one in its place: the second one's free went unseen
 
-    >>> columns = [0, 0, 0], [2.0, 4, 7], [-16, 24, 32], [0, 1, 2]
+    >>> columns = [0, 0, 0], [2.0, 4, 7], [0, 1, 2], [-16, 24, 32], [0, 1, 2]
     >>> lives = _lifetimes(_Changes(*map(np.array, columns)), np.array([0]))
     >>> lives.born.tolist(), lives.died.tolist(), lives.size.tolist()
     ([-1.0, 4.0, 7.0], [2.0, 7.0, inf], [16, 24, 32])
@@ -216,28 +275,43 @@ def _lifetimes(changes: _Changes, early: NDArray[np.int32]) -> _Lives:
     there before if the place is early, or if its first event is a free. A free after another one
     is the same, reported twice.
     """
-    place, rank, size, event = changes.place, changes.rank, changes.size, changes.event
-    is_first = np.diff(place, prepend=-1) != 0
-    next_rank = np.full(len(place), NEVER)
-    next_rank[:-1][~is_first[1:]] = rank[1:][~is_first[1:]]
-    born = size > 0
-    freed = is_first & ~born
-    unused = early[~np.isin(early, place)]
-    begun = is_first & (freed | np.isin(place, early))
-    count = np.count_nonzero(begun) + len(unused)
-    places = np.concatenate([place[begun], unused, place[born]])
-    births = np.concatenate([np.full(count, BEFORE), rank[born]])
-    deaths = np.concatenate([rank[begun], np.full(len(unused), NEVER), next_rank[born]])
-    sizes = np.concatenate([np.maximum(0, -size[begun]), np.zeros_like(unused), size[born]])
-    events = np.concatenate([np.full(count, -1, np.int32), event[born]])
-    by_place = np.lexsort((births, places))
-    return _Lives(*(column[by_place] for column in (places, births, deaths, sizes, events)))
+    place, rank, order = changes.place, changes.rank, changes.order
+    is_last = np.ones(len(place), np.bool_)
+    np.not_equal(place[1:], place[:-1], out=is_last[:-1])
+    is_born = (changes.size > 0)[order]
+    born = np.flatnonzero(is_born).astype(np.int32)
+    died = np.full(len(born), NEVER)
+    ends = np.flatnonzero(~is_last[born])
+    died[ends] = rank[born[ends] + 1]
+    # Those from before: what the first event at their place says of them, if there is any.
+    first = np.flatnonzero(np.append(True, is_last)[:-1])
+    begun = first[~is_born[first] | np.isin(place[first], early)]
+    unused = early[~np.isin(early, place[first])]
+    places = np.concatenate([place[begun], unused])
+    by_place = np.argsort(places)
+    deaths = np.concatenate([rank[begun], np.full(len(unused), NEVER)])
+    sizes = np.concatenate([np.maximum(0, -changes.size[order[begun]]), np.zeros_like(unused)])
+    place = place[born]
+    at = np.searchsorted(place, places[by_place])
+
+    def with_early(of_born: Column, of_early: Column) -> Column:
+        return np.insert(of_born, at, of_early[by_place])
+
+    nothing = np.full(len(places), -1, np.int32)
+    return _Lives(
+        with_early(place, places),
+        with_early(rank[born].astype(np.float64), np.full(len(places), BEFORE)),
+        with_early(died, deaths),
+        with_early(changes.size[order[born]], sizes),
+        with_early(changes.event[order[born]], nothing),
+    )
 
 
 def _asked_for(allocations: Table) -> NDArray[np.int64]:
     """Return the bytes that each allocation asked for, else its block's; negative for a free."""
-    requested, block = allocations["requested_bytes"], allocations["size_bytes"]
-    sizes: NDArray[np.int64] = np.where(requested > 0, requested, block)
+    sizes = np.empty(len(allocations), np.int64)
+    for rows, (requested, block) in in_pieces(allocations, "requested_bytes", "size_bytes"):
+        sizes[rows] = np.where(requested > 0, requested, block)
     return sizes
 
 
@@ -247,14 +321,16 @@ def _sizes(
     """Return the bytes of each storage: from its allocation, its owner, or the widest mention."""
     trace = tree.trace
     mentioned = np.zeros(len(lives.place), np.int64)
-    seen = of_tensor >= 0
-    np.maximum.at(mentioned, of_tensor[seen], trace.tensors["size_bytes"][seen])
+    for rows, (size,) in in_pieces(trace.tensors, "size_bytes"):
+        seen = np.flatnonzero(of_tensor[rows] >= 0)
+        seen = seen[lives.event[of_tensor[rows][seen]] < 0]
+        np.maximum.at(mentioned, of_tensor[rows][seen], size[seen])
     held = np.zeros(len(lives.place), np.int64)
     known = (of_owner >= 0) & (trace.owners["kind"] == Ownership.LIVE)
     np.maximum.at(held, of_owner[known], trace.owners["size_bytes"][known])
-    sizes: NDArray[np.int64] = np.where(
-        lives.event >= 0, lives.size, np.where(held > 0, held, np.maximum(mentioned, lives.size))
-    )
+    sizes, before = lives.size, np.flatnonzero(lives.event < 0)
+    widest = np.maximum(mentioned[before], sizes[before])
+    sizes[before] = np.where(held[before] > 0, held[before], widest)
     return sizes
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +14,13 @@ from pytest_torchmem.analysis.events.op_tree import ascends
 from pytest_torchmem.analysis.storages.evidence import Evidence, RankWindow
 from pytest_torchmem.analysis.storages.storages import BEFORE
 from pytest_torchmem.values.contributors import Category, CategoryBytes
+from pytest_torchmem.values.packed import Column, in_pieces
 from pytest_torchmem.values.results import Peak
 from pytest_torchmem.values.trace import Ownership
 from pytest_torchmem.values.units import format_size
+
+# What is worked out of the changes is in memory for so many of them at a time.
+_CHANGES_AT_ONCE: Final = 2**18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +61,12 @@ class Timeline:
     @property
     def peak_row(self) -> int:
         """The first row at which the footprint is largest; the timeline must not be empty."""
-        return int(np.argmax(self.total))
+        row, most = 0, -1
+        for first in range(0, len(self.sizes), _CHANGES_AT_ONCE):
+            total = self.sizes[first : first + _CHANGES_AT_ONCE, self.columns].sum(axis=1)
+            if total.max() > most:
+                row, most = first + int(np.argmax(total)), total.max()
+        return row
 
     @property
     def largest(self) -> CategoryBytes:
@@ -84,41 +95,66 @@ def build_timeline(
     Changes at one rank are one row: those at the beginning, and the end of a storage in whose place
     another one is born.
     """
-    ranks, amounts, columns = _changes(evidence, labels)
-    last = np.append(np.flatnonzero(np.diff(ranks)), len(ranks) - 1)
-    ranks = ranks[last]
-    times_ns = times_of(evidence, ranks)
+    changes = _changes(evidence)
+    ranks, times_ns = changes.ranks, times_of(evidence, changes.ranks)
+    sizes = evidence.storages.size_bytes
     # Most categories stay at zero; by columns, nothing is written to these.
     levels = np.zeros((len(ranks), len(Category)), np.int64, order="F")
-    used = tuple(np.unique(columns[amounts != 0]).tolist())
-    for column in used:
-        levels[:, column] = np.cumsum(np.where(columns == column, amounts, 0))[last]
+    used = tuple(np.unique(labels[evidence.counted & (sizes != 0)]).tolist())
+    level, row = np.zeros(len(Category), np.int64), len(ranks) - np.count_nonzero(changes.is_last)
+    for first in range(0, len(changes.storage), _CHANGES_AT_ONCE):
+        part = slice(first, first + _CHANGES_AT_ONCE)
+        storage, is_last = changes.storage[part], changes.is_last[part]
+        amounts = np.where(changes.is_free[part], -sizes[storage], sizes[storage])
+        rows = slice(row, row := row + np.count_nonzero(is_last))
+        for column in used:
+            now = level[column] + np.cumsum(np.where(labels[storage] == column, amounts, 0))
+            levels[rows, column], level[column] = now[is_last], now[-1]
     return Timeline(times_ns, levels, columns=used), ranks
 
 
-def _changes(
-    evidence: Evidence, labels: NDArray[np.uint8]
-) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.uint8]]:
-    """Return rank, bytes and category of each change of the footprint, in their order."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _FootprintChanges:
+    """The changes of a footprint, in their order: shape (C,) if nothing else is said.
+
+    Attributes:
+        ranks: float64, that of the beginning, and each at which something changes, once.
+        storage: int32, the storage that comes or goes.
+        is_free: bool, whether it goes.
+        is_last: bool, whether nothing else comes or goes at its rank after it.
+    """
+
+    ranks: NDArray[np.float64]
+    storage: NDArray[np.int32]
+    is_free: NDArray[np.bool_]
+    is_last: NDArray[np.bool_]
+
+
+def _changes(evidence: Evidence) -> _FootprintChanges:
     storages, window = evidence.storages, evidence.window
-    counted = np.flatnonzero(evidence.counted)
-    begin = np.maximum(storages.born[counted], window.begin)
-    died = storages.died[counted]
-    freed = died <= window.end
-    ranks = np.concatenate([[window.begin], begin, died[freed]])
-    sizes = storages.size_bytes[counted]
-    amounts = np.concatenate([[0], sizes, -sizes[freed]])
-    columns = np.concatenate([[0], labels[counted], labels[counted][freed]]).astype(np.uint8)
-    order = np.argsort(ranks, kind="stable")
-    return ranks[order], amounts[order], columns[order]
+    storage = np.flatnonzero(evidence.counted).astype(np.int32)
+    freed = storage[storages.died[storage] <= window.end]
+    came = np.maximum(storages.born[storage], window.begin)
+    ranks, count = np.concatenate([came, storages.died[freed]]), len(came)
+    del came
+    storage = np.concatenate([storage, freed])
+    order = np.argsort(ranks, kind="stable").astype(np.int32)
+    ranks = ranks[order]
+    is_last = np.ones(len(ranks), np.bool_)
+    np.not_equal(ranks[1:], ranks[:-1], out=is_last[:-1])
+    alone = [] if len(ranks) and ranks[0] == window.begin else [window.begin]
+    ranks = np.concatenate([alone, ranks[is_last]])
+    return _FootprintChanges(ranks, storage[order], order >= count, is_last)
 
 
 def times_of(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return ranks as nanoseconds since the first event: int64, of the same shape."""
-    starts = evidence.tree.starts_ns()
-    if not len(starts):
+    count = len(evidence.tree.rank)
+    if not count:
         return np.zeros(len(ranks), np.int64)
-    times: NDArray[np.int64] = starts[np.clip(ranks, 0, len(starts) - 1).astype(np.int32)]
+    at = np.clip(ranks, 0, count - 1).astype(np.int32)
+    starts = evidence.tree.starts_ns()
+    times: NDArray[np.int64] = starts[at]
     times -= starts[0]
     return times
 
@@ -155,26 +191,37 @@ class Reconciliation:
             totals                     [108, 114, 106]
             drift      [100, 104, 104], so 4 bytes
         """
-        tree = self.evidence.tree
-        table = tree.trace.allocations
-        size, total = table["size_bytes"], table["total_allocated"]
+        # The total has what was counted of other threads, and nobody knows in which order.
+        if len(self._others[0]):
+            return 0
+        drifts: list[int] = []
+        recorded = 0
+        for size, total in self._sizes_and_totals():
+            drift = total - np.cumsum(size) - recorded
+            recorded += int(size.sum())
+            drifts += (int(drift.max()), int(drift.min()))
+        return max(drifts, default=0) - min(drifts, default=0)
+
+    def _sizes_and_totals(self) -> Iterator[list[Column]]:
+        """Yield what the device's allocations have of both, in the order of ranks, in pieces."""
+        table, rank = self.evidence.tree.trace.allocations, self.evidence.tree.rank
+        columns, last, is_plain = ("size_bytes", "total_allocated"), -1, True
+        for _, (event, device, size, total) in in_pieces(table, "event", "device", *columns):
+            ranks = rank[event]
+            is_plain &= bool(np.all(device == self.evidence.device)) and last < ranks[0]
+            is_plain &= ascends(ranks) and not np.any((size > 0) & (total == 0))
+            last = ranks[-1]
+        if is_plain:
+            yield from (found for _, found in in_pieces(table, *columns))
+            return
         is_mine = table["device"] == self.evidence.device
+        size, total = (table[name] for name in columns)
         # Shared memory, which has an allocator of its own, is reported with a total of nothing.
         is_other = is_mine & (size > 0) & (total == 0)
-        if is_other.any():
-            is_mine &= ~np.isin(table["ptr"], table["ptr"][is_other])
-        # The total has what was counted of other threads, and nobody knows in which order.
-        if not is_mine.any() or len(self._others[0]):
-            return 0
-        ranks = tree.rank[table["event"]]
-        if not (is_mine.all() and ascends(ranks)):
-            rows = np.flatnonzero(is_mine)
-            rows = rows[np.argsort(ranks[rows])]
-            size, total = size[rows], total[rows]
-        del ranks
-        drift = np.cumsum(size)
-        np.subtract(total, drift, out=drift)
-        return int(drift.max() - drift.min())
+        rows = np.flatnonzero(is_mine & ~np.isin(table["ptr"], table["ptr"][is_other]))
+        rows = rows[np.argsort(rank[table["event"][rows]])]
+        if len(rows):
+            yield [size[rows], total[rows]]
 
     @cached_property
     def unseen_bytes(self) -> int:
@@ -230,10 +277,10 @@ class Reconciliation:
         """
         tree = self.evidence.tree
         table = tree.trace.allocations
-        table = table[table["device"] == self.evidence.device]
-        ranks = tree.rank[table["event"]]
-        order = np.lexsort((ranks, table["ptr"]))
-        ptr, size = table["ptr"][order], table["size_bytes"][order]
+        rows = np.flatnonzero(table["device"] == self.evidence.device)
+        ranks, ptr = tree.rank[table["event"][rows]], table["ptr"][rows]
+        order = np.lexsort((ranks, ptr))
+        ptr, size = ptr[order], table["size_bytes"][rows[order]]
         again = np.zeros(len(ptr), np.bool_)
         again[1:] = (ptr[1:] == ptr[:-1]) & (size[1:] < 0) & (size[:-1] < 0)
         return ranks[order][again].astype(np.float64), size[again]
@@ -274,53 +321,49 @@ class Reconciliation:
         A body on a GPU always allocates on the CPU, too.
         """
         trace = self.evidence.tree.trace
-        device, size = trace.allocations["device"], trace.allocations["size_bytes"]
-        born = {
-            name: size[(device == number) & (size > 0)]
+        others = [
+            (number, name)
             for number, name in enumerate(trace.devices)
             if number != self.evidence.device and name != "cpu"
-        }
-        return {name: int(sizes.sum()) for name, sizes in born.items() if len(sizes)}
+        ]
+        if not others:
+            return {}
+        device, size = trace.allocations["device"], trace.allocations["size_bytes"]
+        born = {name: int(size[(device == n) & (size > 0)].sum()) for n, name in others}
+        return {name: size_bytes for name, size_bytes in born.items() if size_bytes}
 
-    def sentences(self) -> tuple[str, ...]:
-        """Return a sentence for each kind of memory that the figures lack, or may lack."""
-        spots = []
+    def sentences(self) -> Iterator[str]:
+        """Yield a sentence for each kind of memory that the figures lack, or may lack."""
         if self.foreign_is_used:
-            spots.append(
+            yield (
                 "the body used memory that is not in the figures: another allocator (such as "
                 "numpy's) or another thread made it, or torch holds it outside Python"
             )
         if self.unseen_bytes:
-            spots.append(
+            yield (
                 f"{format_size(self.unseen_bytes)} that are alive at the end were made unseen by "
                 "another thread, or by another allocator such as numpy's or shared memory"
             )
-        meta = self.evidence.tree.trace.meta
-        if others := self.others_bytes(self.evidence.window):
-            names = ", ".join(meta["other_threads"]["names"])
-            spots.append(
-                f"other threads held {format_size(others)} that are not in the figures: {names}"
-            )
-        if threads := meta.get("unseen_threads", ()):
-            spots.append(
-                f"memory of other threads is not in the figures: {', '.join(threads)} ran torch"
-            )
-        if threads := self.evidence.tree.trace.meta.get("unfollowed_threads", ()):
-            spots.append(
-                "memory of other threads may be missing from the figures: "
-                f"{', '.join(threads)} made too many calls to be followed"
-            )
+        yield from self._of_other_threads()
         if self.drift_bytes:
-            spots.append(
-                f"{format_size(self.drift_bytes)} do not reconcile with the allocator's own total"
-            )
+            yield f"{format_size(self.drift_bytes)} do not reconcile with the allocator's own total"
         elif self.unrecorded_bytes:
-            spots.append(
+            yield (
                 f"the allocator's own peak holds {format_size(self.unrecorded_bytes)} that "
                 "another thread made unseen"
             )
-        spots += [
-            f"{format_size(size_bytes)} were allocated on {device}, which is not measured"
-            for device, size_bytes in self.elsewhere.items()
-        ]
-        return tuple(spots)
+        for device, size_bytes in self.elsewhere.items():
+            yield f"{format_size(size_bytes)} were allocated on {device}, which is not measured"
+
+    def _of_other_threads(self) -> Iterator[str]:
+        meta = self.evidence.tree.trace.meta
+        if others := self.others_bytes(self.evidence.window):
+            names = ", ".join(meta["other_threads"]["names"])
+            yield f"other threads held {format_size(others)} that are not in the figures: {names}"
+        if threads := meta.get("unseen_threads", ()):
+            yield f"memory of other threads is not in the figures: {', '.join(threads)} ran torch"
+        if threads := meta.get("unfollowed_threads", ()):
+            yield (
+                "memory of other threads may be missing from the figures: "
+                f"{', '.join(threads)} made too many calls to be followed"
+            )

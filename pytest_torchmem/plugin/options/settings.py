@@ -28,10 +28,11 @@ from pytest_torchmem.plugin.options.option_table import (
 )
 from pytest_torchmem.report.writing import FOLDER, kind_of
 from pytest_torchmem.store.baselines import BaselineStore
-from pytest_torchmem.store.provenance import environment_rank, path_of_rank
+from pytest_torchmem.store.provenance import path_of_rank
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import DeviceNameError, MarkerError, ReportError, SizeError
 from pytest_torchmem.values.json_values import shown
+from pytest_torchmem.values.measured import Rank
 from pytest_torchmem.values.units import (
     MOST_RUNS,
     is_run_count,
@@ -168,7 +169,7 @@ class Run:
     def environment(self, device: str) -> Mapping[str, str]:
         """Return what the baselines of a device are keyed by."""
         if device not in self._environments:
-            from pytest_torchmem.measuring.environment import environment
+            from pytest_torchmem.record.environment import environment
 
             self._environments[device] = environment(device)
         return self._environments[device]
@@ -327,7 +328,7 @@ def _report_paths(values: _Values) -> tuple[Path, ...]:
     start = config.invocation_params.dir if values.typed("report") else config.rootpath
     lines = filter(None, map(str.strip, values.text("report").splitlines()))
     paths = (start / _expanded(line) for line in lines)
-    return tuple(dict.fromkeys(path_of_rank(path, environment_rank()) for path in paths))
+    return tuple(dict.fromkeys(path_of_rank(path, Rank.launched()) for path in paths))
 
 
 def _expanded(text: str) -> Path:
@@ -379,6 +380,6 @@ def require_device_name(name: str) -> None:
     Whether it is there is another question. Names that every torch knows are not worth loading it.
     """
     if name and not _ANYWHERE.fullmatch(name):
-        from pytest_torchmem.measuring import environment
+        from pytest_torchmem.record.devices import named_device
 
-        environment.require_device_name(name)
+        named_device(name)

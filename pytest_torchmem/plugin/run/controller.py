@@ -55,11 +55,11 @@ from pytest_torchmem.report.text.tables import (
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.gaps import simulated_here
-from pytest_torchmem.store.provenance import checked_out, environment_rank, stamped
+from pytest_torchmem.store.provenance import checked_out, stamped
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, ReportError
-from pytest_torchmem.values.measured import MeasuredTest, RunSummary
+from pytest_torchmem.values.measured import MeasuredTest, Rank, RunSummary
 
 _BY_VERBOSITY: Final = (
     Detail.PROBLEMS,
@@ -208,7 +208,7 @@ class Collector:
         lines = summary_lines(self._as_typed(), detail, width, room(self.config))
         if lines or self._lines:
             terminalreporter.ensure_newline()  # or the first line of the table would see to it
-            rank = environment_rank()  # of a job, each rank says its own
+            rank = Rank.launched()  # of a job, each rank says its own
             told = [str(rank)] if rank.count > 1 else []
             told += [f"simulated {gpu}"] if (gpu := simulated_here()) else []
             terminalreporter.section(", ".join(["torchmem", *told]))
@@ -266,7 +266,7 @@ class Collector:
         settings, github = self.run.settings, on_github() and self.summary.anything
         if not settings.reports and not github:
             return written
-        run = stamped(self._run_report(), self.config.rootpath, environment_rank())
+        run = stamped(self._run_report(), self.config.rootpath, Rank.launched())
         for asked in settings.report_paths:
             try:
                 path = write_run(run, asked, self._traces)

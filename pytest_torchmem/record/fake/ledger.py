@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,7 +19,8 @@ from pytest_torchmem.values.static_graph import Lifetimes
 class LedgerEntry:
     """A storage while it is recorded. Row numbers are those of `values.static_graph`.
 
-    One without memory stands for zeros that forward mode only thinks of.
+    One without memory stands for zeros that forward mode only thinks of. Values decide whether the
+    doubted bytes are there.
     """
 
     size_bytes: int
@@ -28,6 +29,7 @@ class LedgerEntry:
     first: int
     end: int = -1
     has_memory: bool = True
+    doubted_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -64,6 +66,12 @@ class Ledger:
         self.entries.append(entry)
         return len(self.entries) - 1
 
+    def doubt(self, numbers: Iterable[int]) -> None:
+        """Take back the sizes of storages that are there with certain values only."""
+        for number in numbers:
+            entry = self.entries[number]
+            entry.size_bytes, entry.doubted_bytes = 0, entry.size_bytes
+
     def ended(self, size_bytes: int, device: str, category: Category) -> int:
         """Add a storage from before the run that no operator touched, and that dies now."""
         self.before_death()
@@ -76,7 +84,7 @@ class Ledger:
         """
         size = fake_tensors.size_hint(tensor.untyped_storage().nbytes())
         old = self.entries[number]
-        if size == old.size_bytes or not old.has_memory:
+        if size == old.size_bytes + old.doubted_bytes or not old.has_memory:
             return None
         old.end = row + 1
         # The watch on the old number would end it a second time.

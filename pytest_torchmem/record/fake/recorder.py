@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from pytest_torchmem.record.fake import compositions
+from pytest_torchmem.record.fake.doubts import Doubt, Doubts
 from pytest_torchmem.record.fake.kernels.call import Call
-from pytest_torchmem.record.fake.kernels.scratch import kept_bytes, scratch_of
+from pytest_torchmem.record.fake.kernels.scratch import DECIDED_BY_VALUES, kept_bytes, scratch_of
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import recomputes, starts_backward, user_line
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
@@ -37,10 +38,6 @@ from pytest_torchmem.values.static_graph import (
 _ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 # Backward formulas that fill a gradient of zeros: out of place only for subclasses.
 _FILLING = frozenset({"aten::scatter", "aten::scatter_add", "aten::index_put", "aten::index_add"})
-_PROD_BACKWARD = "ProdBackward"
-_CUMPROD_BACKWARD = "CumprodBackward"
-# With zeros or without, the gradient of a running product makes these.
-_DIVIDING = frozenset({"aten::mul", "aten::flip", "aten::cumsum", "aten::where"})
 _ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
 
 
@@ -84,7 +81,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._made_in_backward: dict[int, StaticNode] = {}
         self._forward_origins: dict[int, _CallSite] = {}
         self._freed: set[int] = set()
-        self._doubted_bytes: dict[str, dict[int, int]] = {}
+        self._doubts = Doubts(self._is_doubted)
         self._finished = False
 
     # What happened.
@@ -99,7 +96,8 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
     def recorded(self) -> tuple[StaticGraph, Lifetimes]:
         """The graph and the lifetimes that were recorded until `finish`."""
         storages = tuple(
-            StaticStorage(e.size_bytes, e.device, e.category) for e in self._ledger.entries
+            StaticStorage(e.size_bytes, e.device, e.category, e.doubted_bytes)
+            for e in self._ledger.entries
         )
         graph = StaticGraph((*self._given, *self._nodes), storages)
         return graph, self._ledger.lifetimes()
@@ -162,7 +160,9 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                 self.label(tensor, Category.OPTIMIZER_STATE)
 
     def made_outside(self, tensor: torch.Tensor, operator: str) -> None:
-        """Record a tensor that C++ made without the dispatcher noticing."""
+        """Record a tensor that C++ made on the CPU without the dispatcher noticing."""
+        if self._stand_in is not None:
+            return
         made = self._ledger.add(tensor, Category.UNKNOWN, 2 * self._ledger.operator_count + 1)
         self._append(operator, sys._getframe().f_back, makes=(made,))
 
@@ -193,26 +193,32 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             given = map(self._given_or_known, fake_tensors.tensors_in((args, kwargs)))
             uses = tuple(dict.fromkeys(given))
         out = func(*args, **kwargs)
-        tensors = fake_tensors.tensors_in(out)
+        call = Call(func, _name_of(func), args, kwargs, fake_tensors.tensors_in(out))
+        self._record(call, uses, sys._getframe().f_back)
+        return out
+
+    def _record(self, call: Call, uses: tuple[int, ...], caller: FrameType | None) -> None:
+        """Note an operator that has run: what it used, made and wrote to, and its scratch."""
+        func, tensors = call.func, call.outputs
         self._require_runnable(tensors)
-        call = Call(func, _name_of(func), args, kwargs, tensors)
         self._enlarge(call)
         makes = self._made(tensors, has_memory=func is not fake_tensors.ZEROS_WITHOUT_MEMORY)
-        summed = self._note_in_place_for_real(func, args, makes)
-        scratch, unknown_bytes = self._scratch(call)
-        unknown_bytes += self._doubted(call, makes)
-        writes = self._numbers(tensors) if dispatcher.writes_in_place(func) else ()
+        summed = self._note_in_place_for_real(func, call.args, makes)
+        doubt = self._doubts.about(call, _scope_of(autograd.running_node()))
+        scratch, unknown_bytes = self._scratch(call, doubt)
+        if doubt is not None and not doubt.is_sure:
+            self._ledger.doubt(makes)
         self._append(
             call.name,
-            sys._getframe().f_back,
+            caller,
             (*makes, *scratch),
             uses,
-            writes,
+            self._numbers(tensors) if dispatcher.writes_in_place(func) else (),
             summed=summed,
             unknown_bytes=unknown_bytes,
+            unknown_by_values=doubt is not None or call.name in DECIDED_BY_VALUES,
         )
         self._label_made(tensors)
-        return out
 
     def _label_made(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give the last operator's outputs the labels that only this moment can tell."""
@@ -278,7 +284,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         return tuple(made)
 
     def _note_in_place_for_real(
-        self, func: dispatcher.Operator, args: tuple[Any, ...], makes: tuple[int, ...]
+        self, func: dispatcher.Operator, args: Sequence[Any], makes: tuple[int, ...]
     ) -> bool:
         """Return whether autograd adds up gradients here, between two nodes.
 
@@ -311,39 +317,25 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             place, size_bytes = kept
             fake_tensors.enlarge(call.outputs[place], size_bytes)
 
-    def _scratch(self, call: Call) -> tuple[tuple[int, ...], int]:
+    def _scratch(self, call: Call, doubt: Doubt | None) -> tuple[tuple[int, ...], int]:
         """Record what an operator takes for itself; return it, and how much more that may be."""
         if not call.outputs:
             return (), 0
         scratch = scratch_of(call, on_cpu=self._on_cpu(call))
-        unknown_bytes = scratch.at_most_bytes - scratch.bytes_
-        if not scratch.bytes_:
-            return (), unknown_bytes
+        size, at_most = scratch.bytes_, scratch.at_most_bytes
+        if doubt is not None:
+            size = size * doubt.is_sure + doubt.taken_bytes
+            at_most += doubt.taken_bytes + doubt.unknown_bytes
+        if not size:
+            return (), at_most
         row = 2 * self._ledger.operator_count + 1
         beside = str(call.outputs[0].device)
-        entry = LedgerEntry(scratch.bytes_, beside, Category.TEMPORARY, row, row + 1)
-        return (self._ledger.append(entry),), unknown_bytes
+        entry = LedgerEntry(size, beside, Category.TEMPORARY, row, row + 1)
+        return (self._ledger.append(entry),), at_most - size
 
-    def _doubted(self, call: Call, makes: tuple[int, ...]) -> int:
-        """Take back what a gradient makes only if one value is zero; return how much that may be.
-
-        See ``prod_backward`` and ``cumprod_backward`` in
-        ``torch/csrc/autograd/FunctionsManual.cpp``: with no zeros they divide, and with two of them
-        the first multiplies nothing.
-        """
-        scope = _scope_of(autograd.running_node())
-        if not scope.startswith((_PROD_BACKWARD, _CUMPROD_BACKWARD)):
-            return 0
-        known = self._doubted_bytes.setdefault(scope, {})
-        if scope.startswith(_PROD_BACKWARD):
-            sure = call.name == "aten::mul" and self._ledger.number(call.args[0]) not in known
-        else:
-            sure = call.name in _DIVIDING and call.outputs[0].is_floating_point()
-        for number in () if sure else makes:
-            entry = self._ledger.entries[number]
-            known[number] = entry.size_bytes
-            entry.size_bytes = 0
-        return sum(known.values())
+    def _is_doubted(self, tensor: torch.Tensor) -> bool:
+        number = self._ledger.number(tensor)
+        return number is not None and self._ledger.entries[number].doubted_bytes > 0
 
     def _on_cpu(self, call: Call) -> bool:
         return call.outputs[0].device.type == "cpu" and self._stand_in is None
@@ -362,6 +354,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         *,
         summed: bool = False,
         unknown_bytes: int = 0,
+        unknown_by_values: bool = False,
     ) -> None:
         phase = self._phase(frame)
         origin = self._origin(phase, frame)
@@ -385,6 +378,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                 writes=writes,
                 scope=scope,
                 unknown_bytes=unknown_bytes,
+                unknown_by_values=unknown_by_values,
             )
         )
         self._ledger.operator_count += 1

@@ -28,7 +28,7 @@ from pytest_torchmem.record.holders.paths import (
     variable,
 )
 from pytest_torchmem.record.holders.search import ways_in_garbage, young_garbage
-from pytest_torchmem.record.owners.autograd_graph import GraphReader
+from pytest_torchmem.record.owners.autograd_graph import graph_holdings
 from pytest_torchmem.record.owners.live_objects import is_a, referents, running_frames
 from pytest_torchmem.record.owners.places import places_of
 from pytest_torchmem.record.patches.python_tracing import quiet
@@ -97,9 +97,8 @@ def _places(frames: Iterable[types.FrameType]) -> Ways:
                     found.setdefault(place, tidy(f"{way}.grad"))
             elif len(graphs) < _GRAPHS:
                 graphs.append((tensor, f"{by}, in its autograd graph"))
-    reader = GraphReader()
     for tensor, by in graphs:
-        holdings = reader.holdings([tensor])
+        holdings = graph_holdings([tensor])
         for held in (*holdings.saved, *holdings.leaves):
             for place in places_of(held):
                 found.setdefault(place, by)

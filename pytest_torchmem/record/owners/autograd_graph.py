@@ -11,7 +11,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial, wraps
-from typing import ClassVar
+from typing import ClassVar, Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
@@ -28,51 +29,46 @@ class GraphHoldings:
     leaves: list[torch.Tensor]
 
 
-class GraphReader:
-    """Walks graphs; remembers per node class which attributes hold saved tensors."""
+def graph_holdings(roots: Iterable[object]) -> GraphHoldings:
+    """Return what the graphs below ``roots`` (tensors, or edges that stand for one) hold."""
+    saved: list[torch.Tensor] = []
+    leaves: list[torch.Tensor] = []
+    with autograd.unseen_by_modes():
+        for node in nodes_below(roots):
+            if (leaf := getattr(node, "variable", None)) is not None:
+                leaves.append(leaf)
+            saved += _saved_by(node)
+    return GraphHoldings(saved, leaves)
 
-    def __init__(self) -> None:
-        self._saved_names: dict[type[Node], tuple[str, ...]] = {}
 
-    def holdings(self, roots: Iterable[object]) -> GraphHoldings:
-        """Return what the graphs below ``roots`` (tensors, or edges that stand for one) hold."""
-        saved: list[torch.Tensor] = []
-        leaves: list[torch.Tensor] = []
-        with autograd.unseen_by_modes():
-            for node in nodes_below(roots):
-                if (leaf := getattr(node, "variable", None)) is not None:
-                    leaves.append(leaf)
-                saved += self._saved_by(node)
-        return GraphHoldings(saved, leaves)
+def _saved_by(node: Node) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    # Before torch 2.10, to read means to unpack.
+    names = _names_of(type(node)) if autograd.READS_SAVED or surely_without(node) else ()
+    for name in names:
+        try:
+            value = getattr(node, name)
+        except RuntimeError:  # the graph was freed by an earlier backward
+            continue
+        for item in value if type(value) in (tuple, list) else (value,):
+            found += tensors_in(autograd.raw_saved(item))
+    # A custom Function may also keep tensors as attributes of its context.
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        found += tensors_in(vars(node))
+    return found
 
-    def _saved_by(self, node: Node) -> list[torch.Tensor]:
-        found: list[torch.Tensor] = []
-        for name in self._names(node):
-            try:
-                value = getattr(node, name)
-            except RuntimeError:  # the graph was freed by an earlier backward
-                continue
-            for item in value if type(value) in (tuple, list) else (value,):
-                found += tensors_in(autograd.raw_saved(item))
-        # A custom Function may also keep tensors as attributes of its context.
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            found += tensors_in(vars(node))
-        return found
 
-    def _names(self, node: Node) -> tuple[str, ...]:
-        """Return the attributes in which a node shows the tensors that it saved."""
-        if not autograd.READS_SAVED and not surely_without(node):
-            return ()
-        kind = type(node)
-        if kind not in self._saved_names:
-            raw = autograd.raw_names(kind)
-            names = (
-                raw
-                if autograd.READS_SAVED
-                else [autograd.unpacked_name(kind, name) for name in raw]
-            )
-            self._saved_names[kind] = tuple(names)
-        return self._saved_names[kind]
+# The attributes in which nodes show the tensors that they saved. Programs make classes of nodes.
+_NAMES: Final[WeakKeyDictionary[type[Node], tuple[str, ...]]] = WeakKeyDictionary()
+
+
+def _names_of(kind: type[Node]) -> tuple[str, ...]:
+    if kind not in _NAMES:
+        raw = autograd.raw_names(kind)
+        if not autograd.READS_SAVED:
+            raw = [autograd.unpacked_name(kind, name) for name in raw]
+        _NAMES[kind] = tuple(raw)
+    return _NAMES[kind]
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
@@ -136,9 +132,7 @@ class PackHookWatch:
         self._known_until: int | None = None
 
     def install(self, patches: Installed) -> None:
-        """Begin to note hooks, unless this release of torch shows what a node saved unasked."""
-        if autograd.READS_SAVED:
-            return
+        """Begin to note hooks: where torch does not show what a node saved without unpacking it."""
         self._thread = threading.get_ident()
         self._known_from = autograd.next_sequence_number()
         PackHookWatch.latest = self

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pytest_torchmem.record.owners.autograd_graph import (
     GraphHoldings,
-    GraphReader,
+    graph_holdings,
     nodes_below,
     tensors_in,
 )
@@ -80,7 +80,7 @@ class OwnershipLog:
 
 
 class KnownModules:
-    """Modules that were met, by identity: a dataclass has no hash. None is kept alive."""
+    """The modules that were met, by identity: a dataclass has no hash. It keeps none alive."""
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
@@ -110,7 +110,6 @@ class OwnershipWatch:
         self._log = log
         self._mark = mark
         self._modules = KnownModules()
-        self._graphs = GraphReader()
         self._compiled_ran = False
         self._storages: dict[tuple[int, int], weakref.ref[torch.UntypedStorage]] = {}
         self._depth = 0
@@ -140,7 +139,7 @@ class OwnershipWatch:
     def _seeing_copies(
         self, set_state: Callable[[torch.nn.Module, object], None]
     ) -> Callable[[torch.nn.Module, object], None]:
-        """A deep copy and an unpickled module never register anything: they get their state."""
+        """See deep copies and unpickled modules, which register nothing: they get their state."""
 
         def watched(module: torch.nn.Module, state: object) -> None:
             set_state(module, state)
@@ -149,7 +148,7 @@ class OwnershipWatch:
         return watched
 
     def forget_storages(self) -> None:
-        """Stop to notice what is freed."""
+        """Notice no longer which storages die."""
         self._storages.clear()
 
     @quiet
@@ -158,7 +157,7 @@ class OwnershipWatch:
         live = find_live()
         tensors = live.tensors
         self._modules.update(live.modules)
-        holdings = self._graphs.holdings(t for t in tensors if t.grad_fn is not None)
+        holdings = graph_holdings(t for t in tensors if t.grad_fn is not None)
         # What a graph saved and what is in a ``.grad`` may have no Python object until we ask.
         gradients = (t.grad for t in tensors if t.is_leaf)
         for tensor in (*tensors, *holdings.saved, *(g for g in gradients if g is not None)):
@@ -206,7 +205,7 @@ class OwnershipWatch:
     def sample_graphs(self, mark: int) -> None:
         """Log what the graphs of all live tensors keep for a backward pass that may follow."""
         roots = (t for t in find_live().tensors if t.grad_fn is not None)
-        self._log_holdings(mark, self._graphs.holdings(roots))
+        self._log_holdings(mark, graph_holdings(roots))
 
     @quiet
     def note_call(self, read: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> int:
@@ -230,7 +229,7 @@ class OwnershipWatch:
             self._log_held(mark, module, gradients=False)
         live = find_live()
         roots = (t for t in live.tensors if t.grad_fn is not None)
-        self._log_holdings(mark, self._graphs.holdings(roots))
+        self._log_holdings(mark, graph_holdings(roots))
         cpu = self._log.devices.number("cpu")
         for tensor in live.tensors:
             if tensor.device.type == "cpu" and any(
@@ -250,7 +249,7 @@ class OwnershipWatch:
         self.sample(mark)
         for gradient in gradients:
             self._log.owner(mark, Ownership.GRADIENT_ROOT, gradient)
-        holdings = self._graphs.holdings(roots)
+        holdings = graph_holdings(roots)
         self._log_holdings(mark, holdings)
         self._depth += 1
         return holdings.leaves
@@ -289,8 +288,8 @@ class OwnershipWatch:
         for leaf in leaves:
             if leaf.grad is not None:
                 self._log.owner(mark, self._gradient_kind(leaf), leaf.grad)
-        # Within another backward pass what is returned goes on into that one, as a checkpoint's
-        # gradients do.
+        # The gradients of a backward pass within another one go on into the outer one: those of a
+        # checkpoint do.
         kind = Ownership.GRADIENT_ROOT if self._depth else Ownership.RETURNED
         for gradient in gradients:
             self._log.owner(mark, kind, gradient)

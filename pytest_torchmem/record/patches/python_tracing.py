@@ -111,10 +111,10 @@ class ImportWatch:
     An import is millions of calls: what takes two seconds would take half a minute, and gigabytes.
     What is allocated meanwhile is recorded as ever.
 
-    That of torch's compiler leaves cycles behind: `torch.fx.wrap` refers to its own frame, and so
-    to those of all its callers, down to the body's with its model and its optimizer. The collector
-    frees them at some time later, mostly before the body is over. It is run here, so that what the
-    body retains is no matter of luck.
+    The import of torch's compiler leaves cycles behind: `torch.fx.wrap` refers to its own frame,
+    and so to the frames of all its callers, down to the body's with its model and its optimizer.
+    The collector would free them later, mostly before the body is over. It runs here, so that luck
+    does not decide what the body retains.
 
     Attributes:
         importing: Whether it imports now.
@@ -146,7 +146,7 @@ class ImportWatch:
             finally:
                 if compiler_is_new and compiler.has_begun() and gc.isenabled():
                     gc.collect()
-                # To see which functions are ours is a hundred thousand calls.
+                # It takes a hundred thousand calls to find out which functions are ours.
                 tracing.suspend()
                 try:
                     done()
@@ -161,7 +161,7 @@ class ImportWatch:
 
 
 def _resting_on(thread: int) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """Return what makes a function suspend the Python tracer while it is called on ``thread``."""
+    """Return a decorator: a call on ``thread`` suspends the Python tracer until it returns."""
 
     def resting(original: Callable[..., object]) -> Callable[..., object]:
         @wraps(original)

@@ -61,17 +61,6 @@ def empty_cache() -> None:
     accelerator.empty_cache()
 
 
-def cuda_reserves() -> bool:
-    """Return whether CUDA's allocator has reserved memory on any device."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return False
-    places = range(torch.cuda.device_count())
-    return any(
-        memory_stats(torch.device("cuda", place)).get("reserved_bytes.all.current")
-        for place in places
-    )
-
-
 def cuda_empty_cache() -> None:
     torch.cuda.empty_cache()
 

@@ -296,7 +296,7 @@ class Mentions:
     """
 
     def __init__(self, shapes: InputShapes, sizes: InputSizes | None = None) -> None:
-        #: The shapes that operators were given the numbers of.
+        #: The shapes whose numbers the operators have.
         self.shapes = shapes
         self._sizes = sizes
         # Allocation ids of which an allocation was met, and of others all that they stand for.

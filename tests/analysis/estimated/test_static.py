@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pytest_torchmem.analysis.estimated.intervals import largest_possible
 from pytest_torchmem.analysis.estimated.static import (
     allocation_events,
     build_estimated_timeline,
@@ -390,3 +391,29 @@ def test_releasing_less_never_lowers_the_profile():
 def test_an_empty_graph_needs_nothing(device):
     result = estimate_result(run_of(graph_of([]), device))
     assert (result.peak.total, result.retained.total) == (0, 0)
+
+
+def test_an_interval_names_what_adds_most_first_and_each_once():
+    line = Source("step.py", 3, "step")
+    graph = graph_of(
+        [10**6],
+        op("mm", (0,), unknown_bytes=2000, source=line),
+        op("sum", (), (0,), unknown_bytes=100, source=line),
+        op("sort", (), (0,), unknown_bytes=9000),
+        op("mm", (), (0,), unknown_bytes=5000, source=line),
+        output(0),
+    )
+    (said,) = estimate_result(run_of(graph)).blind_spots
+    assert said.endswith(
+        "how much memory aten::sort and aten::mm at step.py:3 take for themselves depends on the "
+        "processor"
+    )
+
+
+def test_what_values_decide_is_in_an_interval_and_said_so():
+    node = op("mul", (0, 1), unknown_bytes=7, unknown_by_values=True, scope="ProdBackward0:3")
+    storages = (StaticStorage(10**6, "cpu"), StaticStorage(0, "cpu", doubted_bytes=10**5))
+    run = run_of(StaticGraph((node, output(0, 1)), storages))
+    assert largest_possible(run) == 1_100_007
+    (said,) = estimate_result(run).blind_spots
+    assert said.endswith("how much memory ProdBackward0 takes for itself depends on values")

@@ -49,20 +49,21 @@ def test_the_name_says_what_is_not_usual_and_nothing_else():
 
 
 def test_what_this_machine_is_has_all_parts(monkeypatch):
-    from pytest_torchmem.record import devices
+    from pytest_torchmem.record import environment as of_devices
+    from pytest_torchmem.record.environment import environment
     from pytest_torchmem.values.baseline import KEYS
 
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
-    usual = devices.environment("cpu")
+    usual = environment("cpu")
     assert sorted(usual) == sorted(KEYS)
     assert usual["libraries"] == ""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert devices.environment("cpu")["libraries"] == "ONEDNN_MAX_CPU_ISA=AVX2"
-    monkeypatch.setattr(devices.platform, "machine", lambda: "aarch64")  # type: ignore[attr-defined]
-    assert environment_name(devices.environment("cpu")).startswith("cpu-arm64-torch")
-    monkeypatch.setattr(devices.platform, "machine", lambda: "AMD64")  # type: ignore[attr-defined]
-    assert devices.environment("cpu")["capability"] == ""
+    assert environment("cpu")["libraries"] == "ONEDNN_MAX_CPU_ISA=AVX2"
+    monkeypatch.setattr(of_devices.platform, "machine", lambda: "aarch64")  # type: ignore[attr-defined]
+    assert environment_name(environment("cpu")).startswith("cpu-arm64-torch")
+    monkeypatch.setattr(of_devices.platform, "machine", lambda: "AMD64")  # type: ignore[attr-defined]
+    assert environment("cpu")["capability"] == ""
 
 
 def test_a_rank_of_a_job_has_a_name_of_its_own():

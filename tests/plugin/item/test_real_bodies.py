@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from pytest_torchmem.measuring import body, counted, environment
+from pytest_torchmem.measuring import body, counted
+from pytest_torchmem.record import environment
 
 BODIES = """
 import asyncio

@@ -313,6 +313,12 @@ def laid_out(shape: tuple[int, ...], layout: str) -> torch.Tensor:
 
 
 COPIED_BY_LAYOUT: dict[str, Callable[[torch.Tensor], Made]] = {
+    "triu of a batch": lambda x: (aten.triu.default, (x[0],), {}),
+    "median": lambda x: (aten.median.dim, (x, 0), {}),
+    "median of rows": lambda x: (aten.nanmedian.dim, (x, -1), {}),
+    "median of planes": lambda x: (aten.median.dim, (x, 2), {}),
+    "count_nonzero": lambda x: (aten.count_nonzero.dim_IntList, (x, [0]), {}),
+    "median of all": lambda x: (aten.median.default, (x,), {}),
     "triu": lambda x: (aten.triu.default, (x,), {}),
     "tril of one": lambda x: (aten.tril.default, (x[:1],), {}),
     "pixel_shuffle": lambda x: (aten.pixel_shuffle.default, (x, 2), {}),
@@ -350,3 +356,81 @@ def test_the_products_of_a_bilinear_layer_are_bounded(widths):
     ):
         bounds = ruled(func, *args)
         assert bounds.bytes_ - SCALARS <= measured(func, *args) <= bounds.at_most_bytes + SCALARS
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, torch.int64])
+@pytest.mark.parametrize("shape", [(64, 64), (100, 30), (60, 61), (2, 64, 64)])
+def test_a_whole_matrix_is_transposed_in_blocks(shape, dtype):
+    x = torch.ones(shape, dtype=dtype)
+    made = x.mT.contiguous()
+    contiguous: dict[str, Any] = {"memory_format": torch.contiguous_format}
+    for func, args, how in (
+        (aten.clone.default, (x.mT,), contiguous),
+        (aten.clone.default, (x.mT,), {}),
+        (aten.copy_.default, (made, x.mT), {}),
+        (aten.median.dim, (x, 0), {}),
+    ):
+        assert abs(measured(func, *args, **how) - ruled(func, *args, **how).bytes_) <= SCALARS
+
+
+def given_as(x: torch.Tensor, form: str) -> torch.Tensor:
+    return {"plain": x, "conjugate": x.conj(), "adjoint": x.mH}[form]
+
+
+FORMS = ["plain", "conjugate", "adjoint"]
+
+
+@pytest.mark.parametrize("right", FORMS)
+@pytest.mark.parametrize("left", FORMS)
+@pytest.mark.parametrize("func", [aten.mm.default, aten.bmm.default])
+def test_a_blas_conjugates_what_it_transposes_and_copies_others(func, left, right):
+    x = floats(*(32, 32) if func is aten.mm.default else (3, 32, 32), dtype=torch.complex64)
+    args = given_as(x, left), given_as(x, right)
+    assert measured(func, *args) == ruled(func, *args).bytes_
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, torch.float16, torch.complex64])
+@pytest.mark.parametrize(
+    "shape", [(48, 48), (3, 3), (1, 64, 64), (2, 48, 48), (16, 6, 6), (9, 1, 1)]
+)
+def test_the_exponential_of_a_matrix_is_bounded_by_its_powers(shape, dtype):
+    least, most = [], []
+    for scale in (0.0, 1e-5, 1e-3, 0.1, 1.0, 100.0):
+        x = (torch.randn(shape) * scale / shape[-1]).to(dtype)
+        bounds = ruled(aten.linalg_matrix_exp.default, x)
+        taken = measured(aten.linalg_matrix_exp.default, x)
+        least.append(taken - bounds.bytes_)
+        most.append(bounds.at_most_bytes - taken)
+    # oneDNN copies for products of 16 bits, where the processor has instructions for them.
+    assert min(least) >= -SCALARS
+    assert min(least) <= 512 or dtype == BF16
+    assert min(most) >= -SCALARS
+
+
+@pytest.mark.parametrize("mask", [(1,), (24,), (20, 24)])
+def test_what_a_mask_chose_is_bounded(mask):
+    grad, func = floats(20, 24), aten.masked_scatter_backward.default
+    for share in (0.0, 0.5, 1.0):
+        args = grad, torch.rand(mask) < share, [20, 24]
+        bounds = ruled(func, *args)
+        assert bounds.bytes_ <= measured(func, *args) <= bounds.at_most_bytes
+
+
+@pytest.mark.parametrize("sizes", [(4000, 10), (4000, 3000), (10, 4000)])
+@pytest.mark.parametrize("dtype", [F32, torch.int64])
+@pytest.mark.parametrize("unique", [True, False])
+def test_looking_up_many_in_many_is_bounded(sizes, dtype, unique):
+    args = tuple(torch.arange(size).to(dtype) for size in sizes)
+    bounds = ruled(aten.isin.Tensor_Tensor, *args, assume_unique=unique)
+    taken = measured(aten.isin.Tensor_Tensor, *args, assume_unique=unique)
+    assert bounds.bytes_ <= taken <= bounds.at_most_bytes
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (5, 64, 48)])
+def test_reflections_take_a_block_of_columns_at_most(shape):
+    func, args = (
+        aten.linalg_householder_product.default,
+        (floats(*shape), floats(*shape[:-2], shape[-1])),
+    )
+    bounds = ruled(func, *args)
+    assert bounds.bytes_ <= measured(func, *args) <= bounds.at_most_bytes

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from pytest_torchmem.record.owners.autograd_graph import GraphReader, tensors_in
+from pytest_torchmem.record.owners.autograd_graph import graph_holdings, tensors_in
 from pytest_torchmem.record.torch_api import autograd
 
 
 def held_by(*roots: object) -> tuple[list[int], list[int]]:
     """Pointers of the saved tensors and of the leaves."""
-    holdings = GraphReader().holdings(roots)
+    holdings = graph_holdings(roots)
     return [t.data_ptr() for t in holdings.saved], [t.data_ptr() for t in holdings.leaves]
 
 
@@ -123,7 +123,7 @@ def test_the_graph_within_a_function_transform_is_read():
 
     def loss(value: torch.Tensor) -> torch.Tensor:
         result = value.exp().sum()
-        found.append(GraphReader().holdings([result]))
+        found.append(graph_holdings([result]))
         return result
 
     torch.func.grad(loss)(torch.ones(8))

@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from pytest_torchmem.record.owners.autograd_graph import PackHookWatch, surely_without
 from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd
 
 Node = torch.autograd.graph.Node
@@ -80,9 +81,12 @@ def test_hooks_of_another_thread_are_not_meant(patches: Installed) -> None:
     assert surely_without(node())
 
 
+@pytest.mark.parametrize("reads_saved", [True, False])
 def test_nothing_is_watched_where_torch_lets_read_what_is_saved(
-    patches: Installed, monkeypatch: pytest.MonkeyPatch
+    reads_saved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autograd, "READS_SAVED", True)
-    PackHookWatch().install(patches)
-    assert patches.names == []
+    monkeypatch.setattr(autograd, "READS_SAVED", reads_saved)
+    recorder = Recorder(torch.device("cpu"))
+    recorder.start()
+    recorder.cancel()
+    assert (PackHookWatch.latest is None) == reads_saved

@@ -99,12 +99,12 @@ def blas_takes(matrix: torch.Tensor) -> bool:
 
     It cannot read an expanded one (the gradient of ``.sum()``), so torch copies that first:
     ``addmm_impl_cpu_`` in ``aten/src/ATen/native/LinearAlgebra.cpp``, ``prepare_matrix_for_cublas``
-    in ``aten/src/ATen/native/cuda/Blas.cpp``.
+    in ``aten/src/ATen/native/cuda/Blas.cpp``. It conjugates what it transposes alone.
     """
     (rows, columns), (row_step, column_step) = matrix.shape[-2:], matrix.stride()[-2:]
     by_columns = row_step == 1 and column_step >= max(1, rows)
     by_rows = column_step == 1 and row_step >= max(1, columns)
-    return bool(by_columns or by_rows)
+    return bool(by_columns or (by_rows and not matrix.is_conj()))
 
 
 def products_of_three(args: Arguments) -> Bounds:
@@ -131,6 +131,44 @@ def _unsqueezed(tensor: torch.Tensor, added: Sequence[int]) -> list[int]:
     for dim in sorted(added):
         sizes.insert(dim, 1)
     return sizes
+
+
+def powers_of_matrix(x: torch.Tensor) -> Bounds:
+    """Return what ``linalg_matrix_exp`` takes for the powers that it adds up.
+
+    The norm of a single matrix decides how many those are; a batch has all of them. See
+    ``mexp_impl`` in ``aten/src/ATen/native/LinearAlgebra.cpp``.
+    """
+    size = int(x.shape[-1])
+    if size <= 1:
+        return 0, 0
+    matrices = elements(x) // (size * size)
+    norms = _NORMS_BYTES * (matrices + 1)
+    if matrices == 1:
+        return 4 * nbytes(x), 12 * nbytes(x) + norms
+    return 10 * nbytes(x), 10 * nbytes(x) + norms
+
+
+_NORMS_BYTES: Final = 64
+_FEW_BYTES: Final = 1024
+
+
+def gathered_by_mask(args: Arguments) -> Bounds:
+    """Return what the gradient of ``masked_scatter`` takes: what a mask chooses, and its places."""
+    grad = args[0]
+    return 0, nbytes(grad) + elements(grad) * (17 + 8 * max(1, grad.dim()))
+
+
+def found_in(args: Arguments, *, sorting_bytes: int) -> Bounds:
+    """Return what ``isin`` takes: many are put in order with those that they are looked up in.
+
+    See ``isin_Tensor_Tensor_out`` in ``aten/src/ATen/native/TensorCompare.cpp``.
+    """
+    counts = [elements(t) if isinstance(t, torch.Tensor) else 1 for t in args[:2]]
+    if counts[1] < 10 * counts[0] ** 0.145:
+        return 0, 0
+    item = max(int(t.element_size()) for t in fake_tensors.tensors_in(list(args[:2])))
+    return 0, 8 * counts[0] + sum(counts) * (4 * item + sorting_bytes) + _FEW_BYTES
 
 
 def copied_for_fft(call: Call, strides: Sequence[int] | None = None) -> int:

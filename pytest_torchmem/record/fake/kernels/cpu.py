@@ -71,9 +71,11 @@ _MASKED: Final = frozenset({"aten::where", "aten::masked_fill", "aten::masked_fi
 def _copied_of_a_batch(call: Call) -> int:
     """Matrices that a BLAS cannot read are copied one by one; small products need no BLAS."""
     left, right = call.inputs[-2:]
+    conjugates = sum(nbytes(m) for m in (left, right) if m.is_conj())
     if left.shape[-2] * left.shape[-1] * right.shape[-1] < _SMALL_PRODUCT:
-        return 0
-    return sum(nbytes(m) // max(1, m.shape[0]) for m in (left, right) if not blas_takes(m))
+        return conjugates
+    others = (m for m in (left, right) if not (m.is_conj() or blas_takes(m)))
+    return conjugates + sum(nbytes(m) // max(1, m.shape[0]) for m in others)
 
 
 _SMALL_PRODUCT: Final = 400
@@ -162,7 +164,7 @@ def _upsample(points: int) -> Callable[[Call], int]:
                 return 0
             if small:
                 return nbytes(x) + nbytes(out)
-        return int(sum(spatial)) * points * (8 + max(WIDE_BYTES, int(x.element_size())))
+        return int(sum(spatial)) * points * (8 + int(x.element_size()))
 
     return rule
 
@@ -217,23 +219,57 @@ def _im2col(call: Call) -> int:
 
 
 def _triangle(call: Call) -> int:
-    """Matrices may have any steps, and so may one batch; batches of batches may not.
+    """Matrices may have any steps; batches of them may not.
 
     See ``checkTrilTriuBatchContiguous`` in ``aten/src/ATen/native/LinearAlgebraUtils.h``.
     """
     x = call.args[0]
-    if x.dim() <= _BATCH_OF_MATRICES or x.is_contiguous():
+    if x.is_contiguous():
         return 0
     step = int(x.shape[-1] * x.shape[-2])
-    for dim in range(x.dim() - _BATCH_OF_MATRICES, -1, -1):
-        alone = dim == 0 and (x.stride(dim) == 0 or x.shape[dim] == 1)
-        if not alone and x.stride(dim) != step:
+    for dim in range(x.dim() - 3, -1, -1):
+        if x.stride(dim) != step:
             return nbytes(x)
         step *= int(x.shape[dim])
     return 0
 
 
-_BATCH_OF_MATRICES: Final = 3
+def _transposed(source: int) -> Callable[[Call], int]:
+    """A whole matrix is transposed in blocks: ``copy_transpose_valid`` in ``Copy.cpp``."""
+
+    def rule(call: Call) -> int:
+        x, made = call.args[source], call.outputs[0]
+        fits = made.is_contiguous() and x.dtype == made.dtype
+        return _bytes_of_blocks(x) if fits else 0
+
+    return rule
+
+
+def _bytes_of_blocks(x: torch.Tensor) -> int:
+    large = x.dim() == _MATRIX and elements(x) >= _BLOCK_TRANSPOSED
+    if not large or x.stride(0) != 1 or x.stride(1) != x.shape[0]:
+        return 0
+    return _BLOCK_TRANSPOSED * int(x.element_size())
+
+
+_MATRIX: Final = 2
+_BLOCK_TRANSPOSED: Final = 60 * 60
+
+
+def _median(call: Call) -> int:
+    """All are put in order in a copy; a dimension is read as it is where it has no gaps."""
+    x = call.args[0]
+    dim = call.argument("dim")
+    if dim is None:
+        return nbytes(x)
+    if x.dim() == 0 or x.stride(dim) <= 1:
+        return 0
+    return nbytes(x) + _bytes_of_blocks(x.transpose(dim, -1))
+
+
+def _counted(call: Call) -> int:
+    """Along dimensions marks of what is not zero are cast to whole numbers."""
+    return 0 if call.argument("dim") in (None, []) else 9 * elements(call.args[0])
 
 
 def _in_its_own_layout(call: Call) -> int:
@@ -285,6 +321,10 @@ RULES: Final[Rules] = {
     ),
     **dict.fromkeys(("aten::tril", "aten::triu"), _triangle),
     **dict.fromkeys(("aten::pixel_shuffle", "aten::pixel_unshuffle"), _in_its_own_layout),
+    **dict.fromkeys(("aten::median", "aten::nanmedian"), _median),
+    "aten::clone": _transposed(0),
+    "aten::copy_": _transposed(1),
+    "aten::count_nonzero": _counted,
     "aten::kthvalue": lambda call: nbytes(call.args[0]) + 8 * elements(call.args[0]),
     "aten::masked_scatter": copied_unless_contiguous(2),
     "aten::_softmax_backward_data": copied_unless_contiguous(0, 1),
@@ -317,6 +357,9 @@ RULES: Final[Rules] = {
     "aten::scatter_add": _wide_indices(2),
     "aten::smooth_l1_loss": _elements_once,
     "aten::sort": _sort,
+    "aten::_upsample_nearest_exact1d": _upsample(1),
+    "aten::_upsample_nearest_exact2d": _upsample(1),
+    "aten::_upsample_nearest_exact3d": _upsample(1),
     "aten::upsample_bicubic2d": _upsample(4),
     "aten::upsample_bilinear2d": _upsample(2),
     "aten::upsample_linear1d": _upsample(2),

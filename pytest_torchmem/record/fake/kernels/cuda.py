@@ -24,9 +24,11 @@ from pytest_torchmem.record.fake.kernels.call import (
     copied_for_fft,
     copied_unless_contiguous,
     elements,
+    gathered_by_mask,
     is_dense,
     layout,
     nbytes,
+    powers_of_matrix,
     products_of_three,
 )
 from pytest_torchmem.record.fake.kernels.cuda_reductions import (
@@ -382,8 +384,9 @@ _BOUNDED: Final[Mapping[str, _Bounded]] = {
     "aten::_trilinear": lambda call: products_of_three(call.args),
     "aten::linalg_inv_ex": _inverted,
     "aten::linalg_lu_solve": _solved_by_factors,
-    # Its degree is chosen by the values.
-    "aten::linalg_matrix_exp": lambda call: (0, 16 * nbytes(call.args[0])),
+    "aten::isin": sorting.found,
+    "aten::masked_scatter_backward": lambda call: gathered_by_mask(call.args),
+    "aten::linalg_matrix_exp": lambda call: powers_of_matrix(call.args[0]),
 }
 _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(

@@ -18,6 +18,7 @@ from pytest_torchmem.record.fake.kernels.call import (
     Call,
     copied_unless_contiguous,
     elements,
+    found_in,
     nbytes,
 )
 from pytest_torchmem.record.fake.kernels.cuda_reductions import Processors
@@ -58,6 +59,12 @@ def sorted_along(call: Call) -> Bounds:
 def shuffled(call: Call) -> Bounds:
     count = elements(call.outputs[0])
     return 16 * count, 41 * count + _counters(0)
+
+
+def found(call: Call) -> Bounds:
+    """What is in order is sorted twice more, with and without its places."""
+    least, most = found_in(call.args, sorting_bytes=41)
+    return least, most + _counters(0) if most else 0
 
 
 def middle(call: Call) -> Bounds:

@@ -8,12 +8,14 @@ from typing import Final
 import torch
 
 from pytest_torchmem.values.static_graph import StaticGraph
+from pytest_torchmem.values.units import listed
 
 _CUBLAS: Final = "a workspace of cuBLAS for each stream (8 MiB, 32 MiB from Hopper on)"
-_CUFFT: Final = "the workspaces of cuFFT"
-_CUDNN: Final = "the workspaces of cuDNN"
-_CUDNN_KEEPS: Final = "the workspaces of cuDNN, and what its recurrent layers keep for the backward"
-_CUDNN_ATTENDS: Final = "the workspaces of cuDNN, whose attention Hopper and Blackwell use"
+_CUDNN: Final = "cuDNN"
+_CUDNN_KEEPS: Final = "what recurrent layers of cuDNN keep for the backward"
+_CUDNN_ATTENDS: Final = "cuDNN's attention, from Hopper on"
+# Sentences name them in this order.
+_WORKSPACES: Final = (_CUDNN, _CUDNN_ATTENDS, "cuFFT", "cuSOLVER")
 _USED_BY: Final[Mapping[str, str]] = {
     **dict.fromkeys(("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"), _CUBLAS),
     **dict.fromkeys(("aten::convolution", "aten::convolution_backward"), _CUDNN),
@@ -48,9 +50,9 @@ _USED_BY: Final[Mapping[str, str]] = {
             "aten::linalg_qr",
             "aten::linalg_solve_triangular",
         ),
-        "the workspaces of cuSOLVER",
+        "cuSOLVER",
     ),
-    **dict.fromkeys(("aten::_fft_c2c", "aten::_fft_c2r", "aten::_fft_r2c"), _CUFFT),
+    **dict.fromkeys(("aten::_fft_c2c", "aten::_fft_c2r", "aten::_fft_r2c"), "cuFFT"),
 }
 
 
@@ -67,6 +69,16 @@ def uncounted_on_the_cpu(graph: StaticGraph) -> tuple[str, ...]:
 
 
 def uncounted_on_gpus(graph: StaticGraph) -> tuple[str, ...]:
-    """Return a sentence for each library that the operators of a graph use on a GPU."""
+    """Return a sentence about the libraries that the operators of a graph use on a GPU."""
     used = {_USED_BY[n.operator] for n in graph.nodes if n.operator in _USED_BY}
-    return tuple(f"the estimate is a lower bound: it leaves out {each}" for each in sorted(used))
+    if _CUDNN_KEEPS in used:
+        used.add(_CUDNN)
+    if _CUDNN in used:
+        used.discard(_CUDNN_ATTENDS)
+    of_workspaces = [name for name in _WORKSPACES if name in used]
+    parts = [_CUBLAS] if _CUBLAS in used else []
+    if of_workspaces:
+        parts.append(f"the workspaces of {listed(of_workspaces)}")
+    if _CUDNN_KEEPS in used:
+        parts.append(_CUDNN_KEEPS)
+    return (f"the estimate is a lower bound: it leaves out {listed(parts)}",) if parts else ()

@@ -18,7 +18,10 @@ from pytest_torchmem.record.fake.kernels.call import (
     WIDE_BYTES,
     Arguments,
     Bounds,
+    found_in,
+    gathered_by_mask,
     nbytes,
+    powers_of_matrix,
     products_of_three,
 )
 from pytest_torchmem.record.torch_api import fake_tensors
@@ -73,6 +76,18 @@ def _product(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds | None:
     if outputs[0].dtype not in HALVES:
         return None
     return 0, 3 * sum(map(nbytes, tensors)) // 2 + _SMALL_BYTES // 4
+
+
+def _exponential(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds:
+    least, most = powers_of_matrix(args[0])
+    of_products = _product((args[0], args[0]), outputs)
+    return least, most + (of_products[1] if of_products is not None else 0)
+
+
+def _reflected(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:
+    """A block of columns, and the pivots."""
+    columns = int(args[0].shape[-1])
+    return 0, (_LINE_BYTES * columns + 1) * int(args[0].element_size())
 
 
 def _several(factor: int) -> Callable[[Arguments, Sequence[torch.Tensor]], Bounds]:
@@ -160,12 +175,15 @@ _RULES: Final[dict[str, Callable[[Arguments, Sequence[torch.Tensor]], Bounds | N
     "aten::cholesky_solve": _several(3),
     "aten::linalg_cholesky_ex": _several(3),
     "aten::linalg_eig": _several(8),
+    "aten::isin": lambda args, _: found_in(args, sorting_bytes=18),
+    "aten::linalg_householder_product": _reflected,
     "aten::linalg_inv_ex": _several(3),
     "aten::linalg_lstsq": _several(6),
     "aten::linalg_lu": _several(4),
-    "aten::linalg_matrix_exp": _several(16),
+    "aten::linalg_matrix_exp": _exponential,
     "aten::linalg_pinv": _several(8),
     "aten::linalg_qr": _several(4),
+    "aten::masked_scatter_backward": lambda args, _: gathered_by_mask(args),
     "aten::linalg_solve_triangular": _several(3),
     "aten::lu_unpack": _several(2),
 }

@@ -94,6 +94,10 @@ _REDUCED_IN_PLACE: Final = frozenset(
 )
 
 
+# Kernels that read how much memory they need.
+DECIDED_BY_VALUES: Final = frozenset(
+    {"aten::linalg_matrix_exp", "aten::isin", "aten::masked_scatter_backward"}
+)
 _SHRUNK: Final = ("aten::col2im", "aten::im2col")
 _EVERYWHERE: Final[Rules] = {
     "aten::mm": lambda call: copied_matrices(call.args[:2]),
@@ -120,6 +124,8 @@ _EVERYWHERE: Final[Rules] = {
             "aten::max_pool3d_with_indices_backward",
             "aten::reflection_pad1d_backward",
             "aten::reflection_pad2d_backward",
+            "aten::reflection_pad3d_backward",
+            "aten::replication_pad3d_backward",
             "aten::upsample_bicubic2d_backward",
             "aten::upsample_linear1d_backward",
             "aten::upsample_nearest1d_backward",

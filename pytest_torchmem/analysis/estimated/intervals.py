@@ -1,0 +1,111 @@
+"""The most that an estimated peak can be, and what it depends on.
+
+Kernels take memory for themselves that depends on the processor, and the values of tensors may
+decide what a backward pass makes. Both matter only where they do not fit below the peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_torchmem.analysis.estimated.static_facts import makers_of
+from pytest_torchmem.values.static_graph import NodeKind, StaticNode, StaticRun
+from pytest_torchmem.values.units import format_apart, listed
+
+# A thousandth of a peak is no news.
+_NEGLIGIBLE: Final = 0.001
+_NAMED: Final = 3
+
+
+def largest_possible(run: StaticRun) -> int:
+    """Return the most bytes that may be in use.
+
+    A kernel that may hold up to 30 bytes for itself matters only if they do not fit below the
+    peak, which another operator makes::
+
+        operator    level while it runs   its kernel may hold   at most
+        conv                        100                    30       130
+        mm                          140                     0       140
+    """
+    return int(max(_levels(run).max(initial=0), _possible(run).max(initial=0)))
+
+
+def bounds_in_words(run: StaticRun, peak_bytes: int) -> tuple[str, ...]:
+    """Return a sentence with both ends where the peak is known as an interval only.
+
+    It names what the peak may be larger by, what may add most first.
+    """
+    at_most, of_note = largest_possible(run), peak_bytes * (1 + _NEGLIGIBLE)
+    if at_most <= of_note:
+        return ()
+    possible = _possible(run)
+    operators = [k for k in np.argsort(-possible, kind="stable").tolist() if possible[k] > of_note]
+    causes = dict.fromkeys(cause for k in operators for cause in _causes(run, k))
+    named = list(dict.fromkeys(cause.name for cause in causes))
+    takes = "takes for itself" if len(named) == 1 else "take for themselves"
+    decides = " and on ".join(dict.fromkeys(cause.decided_by for cause in causes))
+    least, most = format_apart(peak_bytes, at_most)
+    return (
+        f"the estimated peak is between {least} and {most}: "
+        f"how much memory {_first_few(named)} {takes} depends on {decides}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsure:
+    """An operator, or a function of the backward pass, and what its memory depends on."""
+
+    name: str
+    decided_by: str
+
+
+def _causes(run: StaticRun, number: int) -> Iterator[_Unsure]:
+    """Yield what may have more memory while an operator runs than is sure."""
+    node = _operators(run)[number]
+    if node.unknown_bytes:
+        yield _unsure(run, node, by_values=node.unknown_by_values)
+    row, lives = 2 * number + 1, run.lifetimes
+    makers = makers_of(run.graph)
+    for place in np.flatnonzero((lives.first <= row) & (lives.end > row)).tolist():
+        if run.graph.storages[place].doubted_bytes:
+            yield _unsure(run, makers[place], by_values=True)
+
+
+def _unsure(run: StaticRun, node: StaticNode, *, by_values: bool) -> _Unsure:
+    function = node.scope.partition(":")[0] if by_values else ""
+    place = f" at {node.source}" if node.source else ""
+    hardware = "the processor" if run.device == "cpu" else "the GPU"
+    return _Unsure(f"{function or node.operator}{place}", "values" if by_values else hardware)
+
+
+def _first_few(names: Sequence[str]) -> str:
+    if len(names) > _NAMED:
+        names = [*names[:_NAMED], f"{len(names) - _NAMED} more"]
+    return listed(names)
+
+
+def _operators(run: StaticRun) -> list[StaticNode]:
+    return [node for node in run.graph.nodes if node.kind is NodeKind.OPERATOR]
+
+
+def _levels(run: StaticRun) -> NDArray[np.int64]:
+    """Return the most bytes that storages may have, row by row."""
+    sizes = np.array(
+        [(s.size_bytes + s.doubted_bytes) * (s.device == run.device) for s in run.graph.storages],
+        dtype=np.int64,
+    )
+    change = np.zeros(run.graph.row_count + 1, dtype=np.int64)
+    np.add.at(change, run.lifetimes.first, sizes)
+    np.add.at(change, run.lifetimes.end, -sizes)
+    return np.cumsum(change[:-1])
+
+
+def _possible(run: StaticRun) -> NDArray[np.int64]:
+    """Return the most bytes that may be in use while each operator runs."""
+    unknown = [node.unknown_bytes for node in _operators(run)]
+    return _levels(run)[1::2] + np.array(unknown, dtype=np.int64)

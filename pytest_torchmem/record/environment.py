@@ -1,0 +1,108 @@
+"""The environment that a number depends on beside the code: device, releases, settings, rank."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Final, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from pytest_torchmem.record.torch_api import allocator
+from pytest_torchmem.values.measured import Rank
+
+#: The ranks that take part; a process alone has none.
+ProcessGroup: TypeAlias = "dist.ProcessGroup"
+
+
+def environment(device_name: str) -> dict[str, str]:
+    """Return all that a baseline depends on beside the code; see `values.baseline`.
+
+    In a job of several ranks it depends on the rank: the last stage of a pipeline grows alone. A
+    setting counts when it changes what is allocated. CPU models do not: oneDNN's scratch differs by
+    about 1 % between AVX2 and AVX-512, no more than with the number of threads; without oneDNN, as
+    on an Apple machine, a convolution needs half as much again.
+    """
+    return {**_environment(torch.device(device_name)), **current_rank().environment}
+
+
+def _environment(device: torch.device) -> dict[str, str]:
+    version = ".".join(torch.__version__.split(".")[:2])
+    if device.type != "cuda":
+        is_cpu = device.type == "cpu"
+        return {
+            "device": "cpu" if is_cpu else allocator.accelerator_name(device),
+            "capability": _architecture() if is_cpu else "",
+            "torch": version,
+            "runtime": "",
+            "allocator": "" if is_cpu else _allocator_settings("PYTORCH_ALLOC_CONF"),
+            "libraries": _settings(_CPU_LIBRARIES) if is_cpu else "",
+        }
+    properties = torch.cuda.get_device_properties(device)
+    hip: str | None = torch.version.hip
+    return {
+        "device": properties.name,
+        "capability": str(getattr(properties, "gcnArchName", "")).partition(":")[0]
+        if hip
+        else f"sm{properties.major}{properties.minor}",
+        "torch": version,
+        "runtime": f"rocm{_major(hip)}" if hip else f"cuda{_major(torch.version.cuda or '')}",
+        "allocator": _allocator_settings(*_CUDA_SETTINGS),
+        "libraries": _settings(_GPU_LIBRARIES),
+    }
+
+
+# What oneDNN may use, and whether torch uses it, decides how wide its layouts and scratch are.
+_CPU_LIBRARIES: Final = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+# The sizes of the workspaces that stay allocated, and without the caching allocator no rounding.
+_GPU_LIBRARIES: Final = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "HIPBLASLT_WORKSPACE_SIZE",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "PYTORCH_NO_HIP_MEMORY_CACHING",
+)
+_CUDA_SETTINGS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def _architecture() -> str:
+    machine = platform.machine().lower()
+    usual = ("x86_64", "amd64", "x64", "i386", "i686", "")
+    return "" if machine in usual else {"aarch64": "arm64"}.get(machine, machine)
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]
+
+
+def _settings(names: tuple[str, ...]) -> str:
+    return ",".join(f"{name}={os.environ[name]}" for name in names if os.environ.get(name))
+
+
+def _allocator_settings(*names: str) -> str:
+    settings = {part for n in names for part in os.environ.get(n, "").split(",") if part}
+    return ",".join(sorted(settings))
+
+
+def device_names(device: str) -> tuple[str, str]:
+    """Return what a device is called in limits by device: its model, and its kind."""
+    return environment(device)["device"], device.partition(":")[0]
+
+
+def allocator_settings() -> str:
+    """The allocator settings that torch would find in the environment of this process."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+
+
+def current_rank() -> Rank:
+    """Return this process's rank in torch's process group, else what its launcher says."""
+    found = group_rank()
+    return Rank(*found) if found else Rank.launched()
+
+
+def group_rank(group: ProcessGroup | None = None) -> tuple[int, int] | None:
+    """Return this process's rank in a group and the group's size; None without a group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    return dist.get_rank(group), dist.get_world_size(group)

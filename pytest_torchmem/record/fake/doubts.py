@@ -1,0 +1,89 @@
+"""Gradients of products, which torch computes in another way where some values are zero.
+
+See ``prod_backward`` and ``cumprod_backward`` in ``torch/csrc/autograd/FunctionsManual.cpp``. With
+no zeros they divide, and with two of them the gradient of a product of all is zero. Fake tensors
+always go the longest way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from pytest_torchmem.record.fake.kernels.call import Call, elements, nbytes
+
+_OF_ALL: Final = "ProdBackward0"
+_ALONG: Final = "ProdBackward1"
+_RUNNING: Final = "CumprodBackward"
+_INDEX_BYTES: Final = 8
+_ONE_PLACE_BYTES: Final = 64
+# With zeros or without, the gradient of a running product makes these.
+_DIVIDING: Final = frozenset({"aten::mul", "aten::flip", "aten::cumsum", "aten::where"})
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """How far values decide an operator's memory.
+
+    Attributes:
+        is_sure: It makes the same whatever the values are.
+        taken_bytes: What torch has beside it, with zeros or without.
+        unknown_bytes: What torch may have beside it.
+    """
+
+    is_sure: bool
+    taken_bytes: int = 0
+    unknown_bytes: int = 0
+
+
+class Doubts:
+    """What values decide in the nodes of a backward pass."""
+
+    def __init__(self, is_doubted: Callable[[torch.Tensor], bool]) -> None:
+        self._is_doubted = is_doubted
+        self._rows: dict[str, int] = {}
+
+    def about(self, call: Call, scope: str) -> Doubt | None:
+        """Return what values decide about an operator in a node, if anything."""
+        if not call.outputs:
+            return None
+        if scope.startswith(_RUNNING):
+            return _running(call)
+        if scope.startswith(_ALONG):
+            return self._along(call, scope)
+        if scope.startswith(_OF_ALL):
+            return self._of_all(call)
+        return None
+
+    def _along(self, call: Call, scope: str) -> Doubt:
+        """The zeros are marked and counted, the marks cast for it; then there are two products."""
+        count = elements(call.outputs[0])
+        if call.name == "aten::ones":
+            self._rows[scope] = count
+        counted = count + _INDEX_BYTES * self._rows.get(scope, 0)
+        if call.name == "aten::cat":
+            return Doubt(is_sure=False, taken_bytes=counted + count * _INDEX_BYTES)
+        is_sure = call.name == "aten::mul"
+        return Doubt(is_sure, taken_bytes=counted if is_sure else 0)
+
+    def _of_all(self, call: Call) -> Doubt:
+        """The places of the zeros are looked up: there may be as many as there are values."""
+        if call.name == "aten::view":
+            x = call.args[0]
+            most = elements(x) * (1 + _INDEX_BYTES * x.dim()) + nbytes(x)
+            return Doubt(is_sure=True, unknown_bytes=most)
+        # The last product alone is the gradient: an operand of the other is made here.
+        is_sure = call.name == "aten::mul" and not self._is_doubted(call.args[0])
+        return Doubt(is_sure, unknown_bytes=_ONE_PLACE_BYTES)
+
+
+def _running(call: Call) -> Doubt:
+    finds_zeros = call.name == "aten::eq" and not _is_whole(call.args[0])
+    return Doubt(finds_zeros or (call.name in _DIVIDING and not _is_whole(call.outputs[0])))
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
