@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from pytest_torchmem.measuring import body, counted
-from pytest_torchmem.record import environment
+from pytest_torchmem.record import devices, environment
 
 BODIES = """
 import asyncio
@@ -109,6 +109,8 @@ def test_every_kind_of_body_on_the_real_engine(torch_pytester):
         (body, "Region"),
         (counted, "CounterMeasurement"),
         (environment, "environment"),
+        (environment, "device_names"),
+        (devices, "named_device"),
     ],
 )
 def test_the_stand_in_is_called_as_the_real_engine_is(module, name):
