@@ -37,7 +37,8 @@ class SequenceNumbers:
         sequences = np.array(tree.sequences, np.int64)
         numbered = np.flatnonzero(sequences >= 0)
         starts_ns, threads = _times(tree, sequences >= 0)
-        forward, backward = self._places.keys() | set(), set()
+        forward: set[int] = set(self._places)
+        backward: set[int] = set()
         for thread, makes in zip(threads, makes_nodes[numbered].tolist(), strict=True):
             (forward if makes else backward).add(thread)
         if len(forward) == 1 and not forward & backward:
