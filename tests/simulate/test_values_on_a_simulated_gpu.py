@@ -99,6 +99,10 @@ def doubled(tensor):
 
 IN_PLACE = {
     # Each is made of other operators on the GPU, which change the tensor before it is computed.
+    "a conjugate from the host": lambda x: torch.zeros(
+        4, 3, dtype=torch.complex64, device=x.device
+    ).copy_(torch.view_as_complex(x.cpu().view(4, 3, 2)).conj()),
+    "out of other operators": lambda x: x.abs_().add_(5).mvlgamma_(2),
     "foreach, one by one": lambda x: doubled(x[:, ::2]),
     "cumulative sum": lambda x: x.cumsum_(0),
     "index_put": lambda x: x.index_put_((x[:, 0] > 0,), x[0].clone(), accumulate=True),
@@ -141,6 +145,12 @@ DIFFERENTIATED = {
     "bag of embeddings": of_a_bag,
     "LSTM cell": of_a_cell(nn.LSTMCell),
     "GRU cell": of_a_cell(nn.GRUCell),
+    "logarithm of a sigmoid": functional.logsigmoid,
+    "RMS norm": lambda x: functional.rms_norm(x, (6,), x[1].detach(), 1e-3),
+    "RMS norm of two axes": lambda x: functional.rms_norm(x.view(2, 2, 6), (2, 6)),
+    "batch norm that is frozen": lambda x: functional.batch_norm(
+        x, x[0].detach(), x[0].exp().detach()
+    ),
 }
 
 

@@ -14,6 +14,8 @@ torch::jit::Stack lstm_cell(const torch::jit::Stack& given);
 torch::jit::Stack lstm_cell_backward(const torch::jit::Stack& given);
 torch::jit::Stack gru_cell(const torch::jit::Stack& given);
 torch::jit::Stack gru_cell_backward(const torch::jit::Stack& given);
+torch::jit::Stack log_sigmoid_backward(const torch::jit::Stack& given);
+torch::jit::Stack rms_norm_backward(const torch::jit::Stack& given);
 torch::jit::Stack embedding_bag(const torch::jit::Stack& given);
 torch::jit::Stack convolution_relu(const torch::jit::Stack& given);
 torch::jit::Stack batch_norm_stats(const torch::jit::Stack& given);

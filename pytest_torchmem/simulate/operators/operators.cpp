@@ -150,7 +150,7 @@ class Call {
       for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
         if (device_ < 0) device_ = tensor.device().index();
         count(tensor);
-        const bool counts = !op_.out[at] && !(at == 0 && leaves_self_out(*op_.schema, arguments_));
+        const bool counts = !op_.out[at] && !leaves_out(*op_.schema, arguments_, at);
         if (small_ && counts) exact_ = exact_ && is_exact(tensor);
       });
       if (arguments_[at].isDevice() && device_ < 0) device_ = arguments_[at].toDevice().index();
@@ -161,8 +161,10 @@ class Call {
     Saved::before_writes();  // for the operator that this one is part of
     if (op_.random) generator_ = draw_like(given_generator(), std::max<int>(device_, 0));
     for (size_t at = 0; at < arguments_.size(); ++at) {
-      if (!op_.written[at] || op_.out[at]) continue;
-      for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) { saved_.emplace_back(tensor); });
+      if (!op_.written[at]) continue;
+      for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
+        if (!op_.out[at] || is_read(tensor)) saved_.emplace_back(tensor);
+      });
     }
     // A shape that depends on values has to be known before the kernel takes memory for it.
     if (op_.rule.host_reads && compute()) {
@@ -197,6 +199,18 @@ class Call {
     const size_t bytes = bytes_of(tensor);
     total_ += bytes;
     small_ = small_ && bytes <= op_.rule.most_bytes(tensor.scalar_type()) && total_ <= 8 * kMiB;
+  }
+
+  // In `torch.exp(x, out=x)` what stood where it writes does matter.
+  bool is_read(const at::Tensor& out) const {
+    bool read = false;
+    for (size_t at = 0; at < arguments_.size(); ++at) {
+      if (op_.out[at]) continue;
+      for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
+        read = read || tensor.const_data_ptr() == out.const_data_ptr();
+      });
+    }
+    return read && out.numel();
   }
 
   IValue given_generator() const {
@@ -403,7 +417,8 @@ bool is_wanted(const Handle& handle) {
   const c10::OperatorName& name = handle.operator_name();
   if (name.name.rfind("aten::", 0) || !handle.hasSchema()) return false;
   // Of these a kernel for any device calls the GPU's, and no operator of its own.
-  const bool composed = name.name == "aten::copy_" || name.name == "aten::linalg_lstsq";
+  const bool composed = name.name == "aten::copy_" || name.name == "aten::linalg_lstsq" ||
+                        name.name == "aten::conj_physical_";
   if (!handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA) && !composed) return false;
   const bool tells_values = rule_of(name.name).host_reads;
   return (tells_values || writes_values(handle.schema())) && !leaves_values_alone(name.name);

@@ -131,6 +131,8 @@ const Composed kComposed[] = {
      {4, 5, 6, 7, 12, 13}},
     {"_scaled_dot_product_efficient_attention_backward", efficient_attention_backward, {5, 6, 7, 8}},
     {"_scaled_dot_product_cudnn_attention_backward", cudnn_attention_backward, {4, 5, 6, 7, 9, 10}},
+    {"log_sigmoid_backward", log_sigmoid_backward, {2}},
+    {"_fused_rms_norm_backward", rms_norm_backward},
     {"_embedding_bag", embedding_bag},
     {"_embedding_bag_forward_only", embedding_bag},
     {"cudnn_convolution_relu", convolution_relu},
@@ -227,10 +229,13 @@ Rule rule_of(const std::string& name) {
 
 bool leaves_values_alone(const std::string& name) { return is_one_of(name, kLeftAlone); }
 
-bool leaves_self_out(const c10::FunctionSchema& schema, const Arguments& arguments) {
+bool leaves_out(const c10::FunctionSchema& schema, const Arguments& arguments, size_t number) {
   const auto& declared = schema.arguments();
+  const bool is_of_batch = declared[number].name().rfind("save_", 0) == 0;
   for (size_t at = 0; at < arguments.size(); ++at) {
-    if (declared[at].name() == "beta" && arguments[at].isScalar()) return arguments[at].toScalar().equal(0);
+    const std::string& name = declared[at].name();
+    if (!number && name == "beta" && arguments[at].isScalar()) return arguments[at].toScalar().equal(0);
+    if (is_of_batch && (name == "train" || name == "update")) return !arguments[at].toBool();
   }
   return false;
 }
