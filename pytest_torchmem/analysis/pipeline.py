@@ -279,7 +279,7 @@ class MemoryProfile(GpuQuestions):
         return tuple(sorted(more, key=lambda origin: -origin.size_bytes))
 
     def _origins_at(self, rank: float) -> dict[Contributor, tuple[int, int]]:
-        """Return bytes and count of what the window made and is alive, by contributors without."""
+        """Return what the window made and is alive: bytes and count of each origin."""
         rows = np.flatnonzero(self._retained_at(rank)).tolist()
         return {
             replace(found, size_bytes=0, count=0): (found.size_bytes, found.count)
@@ -413,7 +413,7 @@ class MemoryProfile(GpuQuestions):
             has_backward=self.recording.has_backward,
             unexplained_bytes=self.unexplained_bytes,
             others_bytes=self.others_bytes,
-            blind_spots=self.reconciliation.sentences(),
+            blind_spots=tuple(self.reconciliation.sentences()),
             notes=notes,
             failed_passes=self.failed_passes,
         )

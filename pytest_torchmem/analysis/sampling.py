@@ -394,9 +394,9 @@ def find_idle(profile: MemoryProfile) -> Iterator[Span]:
 
 
 def find_spans(profile: MemoryProfile) -> Iterator[Span]:
-    """Yield what the marks within the window delimit; a pair closes the innermost open one.
+    """Yield the spans between the marks in the window; an end closes the innermost open span.
 
-    Of steps only those are told that `MemoryProfile.steps` has the bytes of.
+    Of the steps, only those are spans whose bytes `MemoryProfile.steps` has.
     """
     trace = profile.tree.trace
     began_ns = start_ns(profile.tree)

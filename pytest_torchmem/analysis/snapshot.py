@@ -46,7 +46,7 @@ from pytest_torchmem.values.contributors import Category, CategoryBytes, Contrib
 from pytest_torchmem.values.errors import SnapshotError
 from pytest_torchmem.values.json_values import WRONG, checked_list, shown, told_damage, whole_number
 from pytest_torchmem.values.picture import Picture
-from pytest_torchmem.values.results import Counters, Peak, Result, Retained
+from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import format_size
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Snapshot(GpuQuestions):
                 _unknown(sum(c.size_bytes for c in retained)),
                 retained,
             ),
-            counters=self._counters(),
+            counters=replace(self.replay.peak, estimated=self.misplaced_count > 0),
             has_backward=any(site.phase is Phase.BACKWARD for site in self.sites.values()),
             notes=tuple(self._notes()),
         )
@@ -224,9 +224,6 @@ class Snapshot(GpuQuestions):
             np.array([sizes[key] for key in keys], np.int64),
             [self.sites[key] for key in keys],
         )
-
-    def _counters(self) -> Counters:
-        return replace(self.replay.peak, estimated=self.misplaced_count > 0)
 
     def _notes(self) -> Iterator[str]:
         if self.begins_in_the_middle:

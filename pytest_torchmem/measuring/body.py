@@ -13,7 +13,6 @@ from os import PathLike, getpid
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pytest_torchmem.analysis.caching_allocator import Requests
-from pytest_torchmem.analysis.estimated.estimate import Estimate
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.judge.causes import Held, LeftBehind
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
@@ -26,6 +25,7 @@ from pytest_torchmem.values.results import Fate, Holder, Peak, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind
 
 if TYPE_CHECKING:
+    from pytest_torchmem.analysis.estimated.estimate import Estimate
     from pytest_torchmem.record.holders.search import Kept
     from pytest_torchmem.record.recorder import Recorder
 
@@ -280,8 +280,8 @@ class BodyMeasurement(GpuQuestions):
     ) -> tuple[Held, ...]:
         """Return what keeps alive what a window made and left behind, storage by storage.
 
-        To be asked before anything else runs: it looks at the objects that are alive now. Of what
-        was freed since, ``noted`` knows how one got there a moment after the window's end.
+        It looks at the objects that are alive now, so ask before anything else runs. The ways to
+        what was freed since are in ``noted``: those of a moment after the window's end.
         """
         kept = self._kept_now()
         left = window.left_behind(noted.time_ns)
@@ -290,8 +290,8 @@ class BodyMeasurement(GpuQuestions):
     def _kept_now(self) -> Mapping[tuple[str, int], Kept]:
         """Find the holders of the memory that the body has left behind until now.
 
-        To find that frees what only cycles keep. So it is found for all windows at once: the next
-        one would find nothing that holds its storages.
+        The search frees what only cycles keep, so there is one search for all windows: a second one
+        would find nothing that holds its storages.
         """
         from pytest_torchmem.record.holders import search
 
@@ -315,7 +315,7 @@ class BodyMeasurement(GpuQuestions):
     def _recording(self) -> Recorder:
         if self._recorder is None:
             raise RecordingError("nothing is being measured now")
-        # Another thread would end a session that is none of its own, and nobody could end it then.
+        # Another thread cannot end this session, and if it tried, nobody could end it any more.
         running()
         return self._recorder
 

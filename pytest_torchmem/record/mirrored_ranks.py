@@ -9,6 +9,8 @@ runtime, by the same rule.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import re
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -18,7 +20,9 @@ import torch.distributed as dist
 
 from pytest_torchmem.record.torch_api.distributed import (
     make_gloo_without_partners,
+    refuse_unsent_objects,
     replace_rendezvous,
+    tell_sizes_of_groups,
 )
 
 #: NCCL's name for a communicator. Rank 0 makes it up, and the simulated NCCL does not look at it.
@@ -35,12 +39,24 @@ def join() -> None:
     if dist.is_available():
         replace_rendezvous(_rendezvous)
         make_gloo_without_partners()
+        refuse_unsent_objects(_no_object)
+        tell_sizes_of_groups(_tell_nccl)
+
+
+def _no_object() -> dist.DistBackendError:
+    return dist.DistBackendError(
+        f"rank {dist.get_rank()} of {dist.get_world_size()} waits for an object that another rank "
+        "would send; only this rank is run [not-simulated]"
+    )
+
+
+def _tell_nccl(rank_count: int) -> None:
+    with contextlib.suppress(AttributeError):  # without a simulated GPU there is nobody to tell
+        ctypes.CDLL(None).torchmem_next_split(rank_count)
 
 
 def _rendezvous(rank: int, world_size: int) -> Iterator[tuple[dist.Store, int, int]]:
-    store = MirroredStore(rank, world_size)
-    _STORES.append(store)
-    yield store, rank, world_size
+    yield MirroredStore(rank, world_size), rank, world_size
 
 
 class MirroredStore(dist.Store):
@@ -56,6 +72,12 @@ class MirroredStore(dist.Store):
         self._rank = rank
         self._world_size = world_size
         self._own = dist.HashStore()
+        _STORES.append(self)
+
+    def clone(self) -> MirroredStore:
+        other = MirroredStore(self._rank, self._world_size)
+        other._own = self._own
+        return other
 
     def set(self, key: str, value: str) -> None:
         self._own.set(key, value)

@@ -73,11 +73,11 @@ _EVENTS_BETWEEN_CUTS: Final = 12_500
 _SOONEST_CUT_S: Final = 0.005
 _FIRST_CUT_S: Final = 0.01
 _LATEST_CUT_S: Final = 0.06
-# What the tables of a body may take before somebody is told: some 1,400,000 small operators.
+# Where the tables of a body take more, we say so once: some 1,400,000 small operators.
 _MUCH_BYTES: Final = 512 * 2**20
-# Where the moment is not safe, another one is looked for.
+# After a moment that is not safe, we look for another one that much later.
 _RETRY_S: Final = 0.005
-# What is alive at these is what somebody is told of.
+# Numbers of users are those of what is alive at these marks.
 _NUMBERS_END = frozenset({MarkKind.STEP, MarkKind.REGION_END})
 
 
@@ -85,8 +85,8 @@ class Recorder:
     """Records one body on the calling thread.
 
     `start`, then `mark` and `trace` as often as wanted, then `stop`. Both `trace` and `stop` return
-    everything since `start`; profiling goes on after `trace`. What somebody must know while the
-    body runs goes to ``say``, between two sessions.
+    everything since `start`; profiling goes on after `trace`. Between two sessions, ``say`` gets
+    what somebody must know while the body runs.
     """
 
     #: The one that records now.
@@ -254,7 +254,7 @@ class Recorder:
         return self._assemble(last=True)
 
     def _let_see_what_it_keeps(self) -> profiler.Profiler | None:
-        """End the session of a body that is over; begin another where that sees something freed."""
+        """End the session of a body that is over, and begin another one that may see more freed."""
         with self._count.kept():
             ended = self._pause()
             if self._may_keep():
@@ -379,11 +379,11 @@ class Recorder:
         The end of a session takes 3 KiB for each of its events, and gives them back.
         """
         session = self._profiler
-        # With a profiler of the body's, its recording is lost, but the profiler's own must not be.
+        # A profiler of the body's has taken our session's place, and must not lose its recording.
         if session is None or not session.is_undisturbed():
             return
         with self._count.kept():
-            # What runs late may run into the next session.
+            # A call that comes late may come in the next session.
             too_early = time.thread_time() - self._session_began_s < self._cut_after_s
             if too_early or not self._can_be_cut():
                 self._show_cut()
@@ -397,7 +397,7 @@ class Recorder:
             self._count_time()
 
     def _show_cut(self) -> None:
-        """Put an event into the recording, so that what belongs to a cut is known there."""
+        """Put an event into the recording: it tells which events belong to a cut."""
         with self._functorch.heard(), profiler.RecordFunction(CUT):
             pass
 

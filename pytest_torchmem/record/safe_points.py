@@ -6,17 +6,18 @@ signal. The body's own calls may still be called by torch: by autograd, by an op
 written in Python, in the middle of a compilation. The stack of the process says so, and then the
 moment is not safe: what is neither Python's nor the operating system's may be in an operator.
 
-Nor is it where torch's tracer of Python would not know all calls that are open. A session that
-begins is told of the Python functions on the stack, and of no function of C. And a function that
-has just been called is on the stack, but its call is told later, a second time.
+The moment is not safe either where torch's tracer of Python would count the open calls wrongly.
+When a session begins, the tracer learns of the Python functions on the stack, and of no function of
+C. It would count a function twice that has just been called: the function is on the stack already,
+and Python reports its call a moment later.
 
     body's bytecodes    x + 1 | x + 1 | x + 1 | ...
     timer                         runs out
     main thread                          `_PendingCall.__bool__` -> `reached`
 
-The timer's thread becomes one of Python's to ask. When a session begins or ends, torch's tracer
-goes through these without the lock of their list, and ends the process at one that is half made.
-So no session does while a timer runs or a call is on its way: `hold`.
+To ask, the timer's thread becomes one of Python's threads. When a session begins or ends, torch's
+tracer goes through the list of Python's threads without its lock, and a thread that is half made
+ends the process. So no session begins or ends while a timer runs or a call is on its way: `hold`.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ _SOON_S: Final = 0.0001
 class SafePoints:
     """Calls ``reached`` on the main thread when the time given to `after` is over.
 
-    It does nothing where the operating system has no such timer (it is Linux that has), on other
-    threads than the main one, and with a torch whose profiler cannot go on below a call of C.
+    Only Linux has such a timer. It does nothing elsewhere, on other threads than the main one, and
+    with a torch whose profiler cannot go on below a call of C.
     """
 
     def __init__(self, reached: Callable[[], None]) -> None:
@@ -138,11 +139,11 @@ class SafePoints:
         return exists and (not now.is_running() or self._set(0))
 
     def is_safe(self) -> bool:
-        """Return whether no operator is open, no function of C since `begin`, and nothing of ours.
+        """Return whether no operator, function of ours or new function of C is open.
 
-        Only at a call of ``reached``.
+        A function of C is new where it was called after `begin`. Only ``reached`` may ask.
         """
-        # To record these calls would take longer than they do.
+        # To record these calls would take longer than the calls.
         tracing = TracingPause()
         tracing.suspend()
         try:
@@ -172,17 +173,17 @@ class SafePoints:
             self.after(self._next_s)
 
 
-#: Who is to be called: the last one, below which the others are paused.
+#: Those that have begun and not ended. The last one is called; the others are paused below it.
 _LISTENING: Final[list[SafePoints]] = []
-#: Whose timer was set, until that has led to a call: one at most.
+#: The one whose timer was set, until the timer has led to a call: one at most.
 _ASKED: Final[list[SafePoints]] = []
 
 
 class _PendingCall:
-    """A pending call: it is asked whether it is true.
+    """Runs our code as a pending call, which asks it whether it is true.
 
-    That is a function of C that calls one of Python's, and hands on what it raises, such as the
-    exception of a signal that arrived meanwhile.
+    The function of C that asks hands on what our code raises, such as the exception of a signal
+    that arrived meanwhile.
     """
 
     def __bool__(self) -> bool:
@@ -205,7 +206,7 @@ def _request() -> Callable[[], int]:
     """Return the call that asks Python for a `_PendingCall`, all of it functions of C.
 
     No more than one may be waiting: Python 3.11 would go round in circles at another one in the
-    middle of ours. Nobody lets go of the call: Python may come to it when nobody listens any more.
+    middle of ours. The call is kept for good: Python may make it when nobody listens any more.
     """
     is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
     add = ctypes.pythonapi.Py_AddPendingCall
@@ -369,9 +370,10 @@ def _trace_functions(stack: Iterable[FrameType]) -> Iterator[object]:
 class KeptCount:
     """Keeps what a block makes out of the count of new objects after which the collector runs.
 
-    A program's own cycles are then freed when they are without us. The count itself cannot be set,
-    and an object that Python keeps for its next use is never taken off it: the threshold goes up by
-    what the block has left in the count, until the next collection sets that to zero.
+    Then a program's own cycles are freed at the moment at which they are freed without us. The
+    count itself cannot be set, and an object that Python keeps for its next use is never taken off
+    it. So the threshold goes up by what the block has left in the count, until the next collection
+    sets the count to zero.
     """
 
     def __init__(self) -> None:
@@ -379,7 +381,7 @@ class KeptCount:
         self._moved: tuple[int, int, int] | None = None
 
     def install(self, patches: Installed) -> None:
-        """Notice the collector's runs. Who asks for the threshold is told the program's own."""
+        """Notice the collector's runs, and tell whoever asks the program's own threshold."""
         gc.callbacks.append(self._on_collection)
 
         def own(_: object) -> Callable[[], tuple[int, int, int]]:
@@ -394,7 +396,7 @@ class KeptCount:
         self._move_back()
 
     def kept(self) -> Around[tuple[bool, int]]:
-        """Run the collector not at all in the block, and after it as if there had been none."""
+        """Keep the collector from running in the block, and its count as if there were no block."""
         return Around(_pause, self._restore)
 
     def _restore(self, before: tuple[bool, int]) -> None:

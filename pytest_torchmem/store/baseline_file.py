@@ -271,7 +271,7 @@ def _text(path: Path) -> str:
 
 
 def _load(path: Path, text: str) -> tuple[object, Callable[[], StoredEntries]]:
-    """Return what is in a file beside its entries, and how to get those."""
+    """Return the head of a file, and a function that returns its entries."""
     try:
         if split := _split(text, origins_path(path)):
             data, stored = split
@@ -337,7 +337,7 @@ def _changed(
 
 
 def _kept(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[str]]:
-    """Return the lines of an entry that stays, in today's format; one that is damaged as it is."""
+    """Return the lines of an entry that stays: in today's format, or as they are if damaged."""
     lines, origins = stored.lines[key], stored.origins.get(key, [])
     try:
         found = stored.numbers(key, path)

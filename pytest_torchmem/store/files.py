@@ -40,9 +40,10 @@ def locked(folder: Path) -> Iterator[None]:
 def remove_litter(folder: Path) -> None:
     """Remove what killed runs left in a folder. Whoever calls this holds its lock."""
     with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if _LITTER.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+        # A folder has two files for each test module, and one is written after the other.
+        for name in os.listdir(folder):  # noqa: PTH208  # a path for each would take long
+            if _LITTER.fullmatch(name):
+                (folder / name).unlink(missing_ok=True)
 
 
 def replace_file(path: Path, content: str | bytes) -> None:

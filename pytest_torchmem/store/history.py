@@ -93,14 +93,17 @@ class _Version:
 
 
 class _Blobs:
-    """The peaks in versions of baseline files. Most are on the far side of the next commit, too."""
+    """Reads the peaks in versions of baseline files, each version once.
+
+    A version that one commit leaves is the one that the next commit of the file begins with.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, _Totals] = {"": {}}
 
     def totals(self, version: _Version) -> _Totals:
-        """Return the peaks in a file, `_DAMAGED` for an entry that is; none of no baseline."""
+        """Return the peaks in a file: `_DAMAGED` for a damaged entry, none for no baseline."""
         if version.blob not in self._known:
             self._known[version.blob] = self._read(version)
         return self._known[version.blob]

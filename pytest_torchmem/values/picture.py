@@ -175,7 +175,8 @@ class Blocks:
         who = tuple(map(Contributor.from_json, checked_list(data["who"])))
         files = checked_texts(data["files"])
         frames = tuple(_frame(files, row) for row in checked_list(data["frames"]))
-        stacks = _pairs(checked_numbers(data["stacks"]))
+        flat = checked_numbers(data["stacks"])
+        stacks = tuple(zip(flat[::2], flat[1::2], strict=True))
         for place, (around, frame) in enumerate(stacks):
             # The calls around a call come before it. So a walk along them ends.
             _check_place(around, place, least=-1)
@@ -194,10 +195,6 @@ def _frame(files: Sequence[str], row: Json) -> Source:
     file, line, function = checked_list(row)
     _check_place(whole_number(file), len(files))
     return Source(files[file], whole_number(line), checked_text(function))
-
-
-def _pairs(flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _blocks(flat: Sequence[int]) -> Iterator[StorageBlock]:

@@ -53,6 +53,17 @@ def test_ranks_exchange_their_values(pytester):
 
 
 @pytest.mark.usefixtures("gpu")
+def test_an_object_may_be_larger_than_what_is_told_of_a_tensor(pytester):
+    code = """
+    told = [b"x" * 5_000_000 if rank == 0 else None]
+    dist.broadcast_object_list(told)
+    tell(rank, len(told[0]))
+    dist.destroy_process_group()
+    """
+    assert run_ranks(pytester, code) == ["0 5000000", "1 5000000"]
+
+
+@pytest.mark.usefixtures("gpu")
 def test_a_split_group_has_the_ranks_of_its_part(pytester):
     code = """
     parts = [dist.new_group([0, 2]), dist.new_group([1])]
@@ -140,7 +151,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_tensor_in_a_queue_is_the_same_memory_for_both_processes(pytester):
+@pytest.mark.parametrize("segments", ["expandable_segments:False", "expandable_segments:True"])
+def test_a_tensor_in_a_queue_is_the_same_memory_for_both_processes(pytester, monkeypatch, segments):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", segments)
     path = pytester.makepyfile(SHARING)
     simulate = (sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", "H100", "--")
     run = pytester.run(*simulate, sys.executable, path, timeout=120)

@@ -19,9 +19,9 @@ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 """
 
 
-def run_rank(pytester, code, *command):
+def run_rank(pytester, code, *command, start=PROGRAM):
     """Return the lines that a program prints as one rank of a world."""
-    path = pytester.makepyfile(program=PROGRAM + code)
+    path = pytester.makepyfile(program=start + code)
     command = ("simulate", "--gpu", "H100x8", *command, "--", "python", path)
     run = pytester.run(sys.executable, "-m", "pytest_torchmem", *command)
     assert run.ret == 0, run.stderr.str()
@@ -85,6 +85,90 @@ def test_collectives_return_what_equal_ranks_would_make(pytester, rank):
     """
     lines = run_rank(pytester, _dedented(code), "--world", "20", "--rank", str(rank))
     assert lines[-5:] == ["[60, 80] 20", "True", "True", "7.0", "True"]
+
+
+PIPELINE = """
+import itertools
+from torch.distributed import pipelining
+
+width, rows, depth, held = 256, 64, 3, []
+layers = [part for _ in range(depth) for part in (nn.Linear(width, width), nn.ReLU())]
+model = nn.Sequential(*layers).cuda()
+model.register_forward_hook(lambda *_: held.append(torch.cuda.memory_allocated()))
+shape = torch.empty(rows, width, device="meta", requires_grad=True)
+device = torch.device("cuda", torch.cuda.current_device())
+stage = pipelining.PipelineStage(model, rank, world, device, input_args=shape, output_args=shape)
+schedule = pipelining.SCHEDULE(stage, 8, loss_fn=lambda out, target: out.sum() - target.sum())
+batch = torch.zeros(8 * rows, width, device="cuda")
+schedule.step(*[batch][rank:], target=batch if rank == world - 1 else None)
+steps = [after - before for before, after in zip(held, held[1:])]
+kept = depth * rows * width * 4
+print(1 + len(list(itertools.takewhile(lambda step: step == kept, steps))))
+"""
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("schedule", "rank", "in_flight"),
+    [
+        ("ScheduleGPipe", 2, 8),
+        ("Schedule1F1B", 0, 4),
+        ("Schedule1F1B", 2, 2),
+        ("Schedule1F1B", 3, 1),
+    ],
+)
+def test_a_stage_keeps_the_activations_of_what_is_in_flight(pytester, schedule, rank, in_flight):
+    code = PIPELINE.replace("SCHEDULE", schedule)
+    lines = run_rank(pytester, code, "--world", "4", "--rank", str(rank))
+    assert lines[-1] == str(in_flight)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("eager", [False, True], ids=["made", "split"])
+def test_a_part_of_the_ranks_has_as_many_as_were_asked_for(pytester, eager):
+    # With a device, the communicators of new groups are split from that of all.
+    bound = PROGRAM.replace('"nccl"', '"nccl", device_id=torch.device("cuda", 3)')
+    code = """
+    from torch.distributed.device_mesh import init_device_mesh
+    mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("replicate", "shard"))
+    groups = [dist.new_group([2, 3, 5]), mesh.get_group("replicate"), mesh.get_group("shard")]
+    for group in groups:
+        x = torch.ones(1, device="cuda")
+        dist.all_reduce(x, group=group)
+        parts = torch.full((8,), 9.0, device="cuda")
+        dist.all_gather_into_tensor(parts[:dist.get_world_size(group)], x, group=group)
+        print(x.item(), parts[0].item())
+    """
+    lines = run_rank(
+        pytester, _dedented(code), "--world", "8", "--rank", "3", start=bound if eager else PROGRAM
+    )
+    assert lines[-3:] == ["3.0 3.0", "2.0 2.0", "4.0 4.0"]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_objects_are_gathered_and_those_of_others_are_refused(pytester):
+    code = """
+    told = [None] * world
+    dist.all_gather_object(told, "x" * 100_000)
+    print(len(told[-1]))
+    at_root = [None] * world
+    dist.gather_object("mine", at_root)
+    print(at_root[-1])
+    try:
+        dist.broadcast_object_list([None], src=5)
+    except dist.DistBackendError as error:
+        print(error)
+    ring = [torch.full((1,), rank + 7.0, device="cuda"), torch.zeros(1, device="cuda")]
+    calls = [dist.P2POp(dist.isend, ring[0], 1), dist.P2POp(dist.irecv, ring[1], world - 1)]
+    for work in dist.batch_isend_irecv(calls):
+        work.wait()
+    dist.monitored_barrier(dist.new_group(backend="gloo"))
+    print(ring[1].item())
+    """
+    lines = run_rank(pytester, _dedented(code), "--world", "64")[-4:]
+    assert lines[:2] == ["100000", "mine"]
+    assert lines[2].startswith("rank 0 of 64 waits for an object that another rank would send")
+    assert lines[3] == "7.0"
 
 
 @pytest.mark.usefixtures("gpu")

@@ -78,7 +78,7 @@ def _is_comparable(growth: Difference, largest: Difference) -> bool:
 
 
 def _evidence(growth: Difference) -> tuple[bool, int]:
-    """Return how little speaks for a cause beside its size."""
+    """Return a key that sorts causes by what speaks for them beside their size, most first."""
     return (not growth.changed, _KINDS.index(growth.kind))
 
 
@@ -207,9 +207,9 @@ def _first(members: Sequence[Difference], growths: Sequence[Difference]) -> Diff
 def changed_elsewhere(growths: Iterable[Difference], places: Sequence[Source]) -> str:
     """Return ``; changed since: train.py:26``, for a cause whose own line has not changed.
 
-    A list that keeps losses, or a larger number in a configuration, makes no memory itself. Where
-    more than a few places have changed, those count that are in the files that made what grew and
-    in files of settings; else the first of these come first.
+    A list that keeps losses, or a larger number in a configuration, makes no memory itself. A few
+    places are all named, those in the files that made what grew first. Of many, the first choice
+    that is few is named: those in code, those in these files and settings, those in these files.
     """
     files = {g.contributor.source.file for g in growths if g.contributor.source}
     code = [place for place in places if place.file.endswith(".py")]
@@ -251,7 +251,7 @@ def lost_by_origin(now: Iterable[Contributor], then: Iterable[Contributor]) -> L
 
 
 def tell_labels(growths: Iterable[Difference], lost: LostByOrigin) -> list[Difference]:
-    """Return growth of a category in which what only got another label is told as such."""
+    """Return a category's growth, with RELABELLED for what another category has lost."""
     told = []
     for growth in growths:
         of_origin = lost.get(origin_of(growth.contributor), {}).items()
@@ -262,7 +262,7 @@ def tell_labels(growths: Iterable[Difference], lost: LostByOrigin) -> list[Diffe
 
 
 _BECAUSE: Final = " because "
-# Of a list, and of a module's numbered child.
+# The index into a list, and the number of a module's child.
 _INDEX: Final = re.compile(r"(?<=\[)\d+(?=\])|(?<=\.)\d+(?=\.|$)")
 
 

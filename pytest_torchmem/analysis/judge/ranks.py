@@ -106,7 +106,10 @@ class RankResults:
         if before is not None:
             wrong += self._grown(before, _allowance(tolerance, floor))
         wrong.sort(key=_telling)
-        told = [(_on(one.rank, verdict, len(self)), verdict.kinds[0]) for one, verdict in wrong]
+        told = [
+            (f"on rank {one.rank} of {len(self)}, {v.where}{v.findings[0].sentence}", v.kinds[0])
+            for one, v in wrong
+        ]
         for allowed in sizes_now(_OWNER, apart).values():
             told += ((text, FindingKind.OVER_LIMIT) for text in self._apart(allowed))
         if told:
@@ -147,10 +150,6 @@ def _telling(pair: tuple[RankResult, Verdict]) -> tuple[bool, int, int]:
     one, verdict = pair
     first = verdict.findings[0]
     return first.kind.has_excess, -first.excess_bytes, one.rank
-
-
-def _on(rank: int, verdict: Verdict, count: int) -> str:
-    return f"on rank {rank} of {count}, {verdict.where}{verdict.findings[0].sentence}"
 
 
 def _allowance(tolerance: object, floor: object) -> Allowance:

@@ -201,7 +201,7 @@ def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
 
 
 def _judge_unseen(result: Result, key: str, limit_bytes: int, margin_bytes: int) -> Finding | None:
-    """Return a finding where what nobody saw being made may be more than is left below a limit."""
+    """Return a finding if memory that nobody saw may be more than is left below a limit."""
     others_bytes = result.others_bytes if key in _OF_A_MOMENT else 0
     unseen_bytes = max(result.unexplained_bytes, others_bytes)
     if key not in _MAY_LACK or unseen_bytes <= margin_bytes:
@@ -300,11 +300,8 @@ def contributors(result: Result, key: str) -> tuple[Contributor, ...]:
         return result.retained.live
     if key in ("total", *COUNTERS):
         return result.peak.live
-    return tuple(c for c in _at_own_peaks(result) if c.category._value_ == key)
-
-
-def _at_own_peaks(result: Result) -> tuple[Contributor, ...]:
-    return result.peak.live_by_category or result.peak.live
+    at_own_peaks = result.peak.live_by_category or result.peak.live
+    return tuple(c for c in at_own_peaks if c.category._value_ == key)
 
 
 @dataclass(frozen=True)
@@ -436,7 +433,7 @@ def sentences(verdicts: Iterable[Verdict], name_regions: bool = True) -> tuple[s
 
 
 def _shared_cause(finding: Finding) -> object:
-    """Return what the finding has in common with others of one cause; itself if it names none.
+    """Return a key that findings of one cause share; a finding without a cause has its own.
 
     One cause may count in several categories: a storage is scratch at one moment and kept later.
     """

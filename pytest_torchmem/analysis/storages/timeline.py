@@ -332,45 +332,38 @@ class Reconciliation:
         born = {name: int(size[(device == n) & (size > 0)].sum()) for n, name in others}
         return {name: size_bytes for name, size_bytes in born.items() if size_bytes}
 
-    def sentences(self) -> tuple[str, ...]:
-        """Return a sentence for each kind of memory that the figures lack, or may lack."""
-        spots = []
+    def sentences(self) -> Iterator[str]:
+        """Yield a sentence for each kind of memory that the figures lack, or may lack."""
         if self.foreign_is_used:
-            spots.append(
+            yield (
                 "the body used memory that is not in the figures: another allocator (such as "
                 "numpy's) or another thread made it, or torch holds it outside Python"
             )
         if self.unseen_bytes:
-            spots.append(
+            yield (
                 f"{format_size(self.unseen_bytes)} that are alive at the end were made unseen by "
                 "another thread, or by another allocator such as numpy's or shared memory"
             )
-        meta = self.evidence.tree.trace.meta
-        if others := self.others_bytes(self.evidence.window):
-            names = ", ".join(meta["other_threads"]["names"])
-            spots.append(
-                f"other threads held {format_size(others)} that are not in the figures: {names}"
-            )
-        if threads := meta.get("unseen_threads", ()):
-            spots.append(
-                f"memory of other threads is not in the figures: {', '.join(threads)} ran torch"
-            )
-        if threads := self.evidence.tree.trace.meta.get("unfollowed_threads", ()):
-            spots.append(
-                "memory of other threads may be missing from the figures: "
-                f"{', '.join(threads)} made too many calls to be followed"
-            )
+        yield from self._of_other_threads()
         if self.drift_bytes:
-            spots.append(
-                f"{format_size(self.drift_bytes)} do not reconcile with the allocator's own total"
-            )
+            yield f"{format_size(self.drift_bytes)} do not reconcile with the allocator's own total"
         elif self.unrecorded_bytes:
-            spots.append(
+            yield (
                 f"the allocator's own peak holds {format_size(self.unrecorded_bytes)} that "
                 "another thread made unseen"
             )
-        spots += [
-            f"{format_size(size_bytes)} were allocated on {device}, which is not measured"
-            for device, size_bytes in self.elsewhere.items()
-        ]
-        return tuple(spots)
+        for device, size_bytes in self.elsewhere.items():
+            yield f"{format_size(size_bytes)} were allocated on {device}, which is not measured"
+
+    def _of_other_threads(self) -> Iterator[str]:
+        meta = self.evidence.tree.trace.meta
+        if others := self.others_bytes(self.evidence.window):
+            names = ", ".join(meta["other_threads"]["names"])
+            yield f"other threads held {format_size(others)} that are not in the figures: {names}"
+        if threads := meta.get("unseen_threads", ()):
+            yield f"memory of other threads is not in the figures: {', '.join(threads)} ran torch"
+        if threads := meta.get("unfollowed_threads", ()):
+            yield (
+                "memory of other threads may be missing from the figures: "
+                f"{', '.join(threads)} made too many calls to be followed"
+            )

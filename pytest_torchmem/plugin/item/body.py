@@ -1,10 +1,10 @@
 """One measured test body: warm it up, run it, measure it; then have it judged and sent.
 
-What a GPU's allocator can answer by itself is not recorded. Its counters prove a limit on the total
-or on their own figures, its history one on what is retained. The counters hold what others left
-behind, too, so they prove that a body stays within a limit and not that it does not. Where nothing
-is proved the body runs again and is recorded: then the number is exact, and a failure can say what
-it is made of.
+A body is not recorded where a GPU's allocator alone can answer. The allocator's counters answer for
+limits on the total and on the counters themselves, its history for limits on what is retained. The
+counters also hold what others left behind. So they can prove that a body stays within a limit, and
+cannot prove that it exceeds one. Without a proof the body runs again and is recorded: then the
+number is exact, and a failure can say what it is made of.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def explain_comparison(
 ) -> list[str] | None:
     """Return a comparison of two numbers of bytes in lines for people; None if it is none.
 
-    It is one when the body has read either number. Small ones read well as they are. pytest drops
-    what it would say of where the numbers come from, so that is told, too.
+    Numbers are of bytes when the body has read either one. Small ones read well as they are. The
+    lines also say where the numbers come from: pytest drops its own lines about that.
     """
     body = config.stash.get(RUNNING, None)
     if body is None or op not in _ORDERS or type(left) is not int or type(right) is not int:

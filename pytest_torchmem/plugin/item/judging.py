@@ -47,9 +47,9 @@ SUFFIX: Final = " (estimated)"
 class Estimates:
     """The estimates of one run of a body.
 
-    A test's markers say what its code may need, whoever tells the number: they hold for the body as
-    measured and for each estimate made in it. An estimate has a name that ends in the word, and so
-    has its baseline entry: it is never compared with a measured number.
+    A test's markers say what its code may need, measured or estimated: they hold for the body and
+    for each estimate made in it. The name of an estimate and of its baseline entry ends in
+    `SUFFIX`, so that it is never compared with a measured number.
 
     ``every`` is how far each of them may be from its baseline, where the test asks for one; None
     where only those that are checked by name are compared.

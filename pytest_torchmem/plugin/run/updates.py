@@ -110,7 +110,7 @@ class FilePlan:
         return bool(changes.written or changes.removed or changes.renamed)
 
     def changes(self, shown: str, done: bool) -> Iterator[BaselineChange]:
-        """Yield what is to be told; ``done`` where the file was written."""
+        """Yield the changes to report; ``done`` says that the file was written."""
         moved = {new: old for old, new in self.renames.items()} if self.follows else {}
         for window in self.written:
             after_bytes = window.result.peak.total
@@ -170,7 +170,7 @@ def _unexplained(plan: FilePlan, windows: list[Window], store: BaselineStore) ->
 
 
 def _keys(path: Path, environment: Environment, store: BaselineStore) -> frozenset[str]:
-    """Return the keys in a file; none where it cannot be read, which its tests have said."""
+    """Return the keys in a file; none of one that cannot be read: its tests have failed for it."""
     try:
         return store.keys(path, environment)
     except BaselineError:
@@ -245,7 +245,7 @@ def _unused(
     here = {t.test for t in tests}
     pending = {entry_key(test) for test in (ran - outcomes.passed) | (elsewhere - here)}
     used = {w.key for t in tests for w in t.windows if w.change in _COMPARED}
-    # Whether doctests are collected at all is an option of each run.
+    # An option of each run decides whether it collects doctests; without them it misses none.
     doctests = any(_of_doctest(entry_key(test)) for test in ran)
     found: dict[str, BaselineEntry | None] = {}
     for key in sorted(_keys(path, environment, store) - used):
@@ -377,7 +377,7 @@ def _new_modules(
 
 
 def _followed(orphan: Orphan, all_: list[Orphan], new: Mapping[Path, frozenset[str]]) -> Orphan:
-    """Return an orphan with its new module: of both, neither may have another one as near."""
+    """Return an orphan with its new module, if neither of the two has another one as near."""
     near = [module for module, keys in new.items() if _alike(orphan.keys, keys) >= _ALIKE]
     if len(near) != 1:
         return orphan

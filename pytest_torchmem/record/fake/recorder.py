@@ -195,30 +195,33 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             given = map(self._given_or_known, fake_tensors.tensors_in((args, kwargs)))
             uses = tuple(dict.fromkeys(given))
         out = func(*args, **kwargs)
-        tensors = fake_tensors.tensors_in(out)
+        call = Call(func, _name_of(func), args, kwargs, fake_tensors.tensors_in(out))
+        self._record(call, uses, sys._getframe().f_back)
+        return out
+
+    def _record(self, call: Call, uses: tuple[int, ...], caller: FrameType | None) -> None:
+        """Note an operator that has run: what it used, made and wrote to, and its scratch."""
+        func, tensors = call.func, call.outputs
         self._require_runnable(tensors)
-        call = Call(func, _name_of(func), args, kwargs, tensors)
         self._enlarge(call)
         makes = self._made(tensors, has_memory=func is not fake_tensors.ZEROS_WITHOUT_MEMORY)
-        summed = self._note_in_place_for_real(func, args, makes)
+        summed = self._note_in_place_for_real(func, call.args, makes)
         scope = _scope_of(autograd.running_node())
         doubt = self._doubts.about(call, scope, on_cpu=bool(tensors) and self._on_cpu(call))
         scratch, unknown_bytes = self._scratch(call, doubt)
         if doubt is not None and not doubt.is_sure:
             self._ledger.doubt(makes)
-        writes = self._numbers(tensors) if dispatcher.writes_in_place(func) else ()
         self._append(
             call.name,
-            sys._getframe().f_back,
+            caller,
             (*makes, *scratch),
             uses,
-            writes,
+            self._numbers(tensors) if dispatcher.writes_in_place(func) else (),
             summed=summed,
             unknown_bytes=unknown_bytes,
             unknown_by_values=doubt is not None or call.name in DECIDED_BY_VALUES,
         )
         self._label_made(tensors)
-        return out
 
     def _label_made(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give the last operator's outputs the labels that only this moment can tell."""
@@ -284,7 +287,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         return tuple(made)
 
     def _note_in_place_for_real(
-        self, func: dispatcher.Operator, args: tuple[Any, ...], makes: tuple[int, ...]
+        self, func: dispatcher.Operator, args: Sequence[Any], makes: tuple[int, ...]
     ) -> bool:
         """Return whether autograd adds up gradients here, between two nodes.
 

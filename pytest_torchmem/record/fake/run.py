@@ -87,7 +87,7 @@ class Program:
     optimizer: Any
 
     def step(self, recorder: FakeRunRecorder) -> object:
-        """Run once. What is returned is what a caller would still hold."""
+        """Run once, and return what a caller would still hold."""
         if not self.backward:
             result = self.target(*self.args, **self.kwargs)
             self._update()
@@ -226,7 +226,7 @@ def _tensors_of(found: Reachable, given: object) -> list[torch.Tensor]:
 
 
 def _shown_device(tensors: Sequence[torch.Tensor], device: str | None) -> torch.device:
-    """The device that is asked about; by default that of the first parameter or input."""
+    """The device to estimate for; by default that of the first parameter or input."""
     chosen = torch.device(device) if device is not None else None
     if chosen is None:
         chosen = tensors[0].device if tensors else torch.device("cpu")

@@ -27,7 +27,7 @@ _WIDTH: Final = 300
 _DEPTH_BELOW: Final = 10
 _LOOKED_AT: Final = 100_000
 _KEY_LENGTH: Final = 40
-# Stands around the function of a variable.
+# Marks where the function of a variable begins and ends in a way, until `tidy` moves it.
 _IN: Final = "\0"
 _AFTER_VARIABLE: Final = re.compile(r"(?=, (?:frame of|its variable) )")
 _SHORT_MODULE = re.compile(r"\._(?:parameters|buffers|modules)\['([^'\]]+)'\]")

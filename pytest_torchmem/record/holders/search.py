@@ -35,7 +35,7 @@ Place = tuple[str, int]
 #: Each search walks the whole heap at least once; a reader looks at the largest first.
 SEARCHES: Final = 16
 
-#: Holds what is alive and what no tensor holds: a node of a graph, a compiled module.
+#: The holder of a storage that is alive, and in no tensor: a node of a graph, a compiled module.
 NO_TENSOR: Final = "something of torch's that is no tensor"
 
 
@@ -57,7 +57,8 @@ def find_holders(sizes: Mapping[Place, int]) -> list[Kept]:
     Collects garbage.
     """
     wanted = dict(sorted(sizes.items(), key=lambda item: -item[1]))
-    cycles = _in_garbage(wanted)
+    # When this returns, nothing keeps the garbage from being collected.
+    cycles = ways_in_garbage(collected_garbage(), wanted)
     freed = _freed_by_a_collection()
     holding = _Holding(wanted)
 
@@ -86,20 +87,12 @@ def _freed_by_a_collection() -> set[Place] | None:
     return {(device_name(change.device), change.ptr) for change in changes if change.alloc_size < 0}
 
 
-def _in_garbage(wanted: Mapping[Place, int]) -> dict[Place, str]:
-    """The storages among ``wanted`` that garbage holds, each with what closes the cycle.
-
-    When this returns, nothing keeps the garbage from being collected.
-    """
-    return ways_in_garbage(collected_garbage(), wanted)
-
-
 def ways_in_garbage(
     things: Sequence[object], wanted: Container[Place] | None = None
 ) -> dict[Place, str]:
-    """Return how what closes a cycle leads to the storages that garbage holds, by place.
+    """Return the ways from what closes a cycle to the storages that garbage holds, by place.
 
-    ``wanted`` are those that are asked for; None stands for all.
+    Only the storages in ``wanted`` are looked for; None stands for all.
     """
     garbage = Garbage(things)
     ways: dict[Place, str] = {}
@@ -113,7 +106,7 @@ def ways_in_garbage(
 
 
 def _held_by(tensor: torch.Tensor | torch.UntypedStorage) -> Iterator[tuple[Place, str]]:
-    """The storages that live as long as a tensor does, and how it holds them; or a storage."""
+    """Yield the storages that a tensor or a storage keeps alive, each with how it does."""
     if isinstance(tensor, torch.UntypedStorage):
         yield from (((device, ptr), "") for device, ptr, _ in storages_of(tensor))
         return
@@ -129,10 +122,6 @@ def _held_by(tensor: torch.Tensor | torch.UntypedStorage) -> Iterator[tuple[Plac
                 yield place, ", in its autograd graph"
 
 
-def _is_storage(holder: object) -> bool:
-    return is_a(holder, torch.UntypedStorage)
-
-
 class _Holding:
     """The live tensors and storages that hold each of some storages."""
 
@@ -143,7 +132,8 @@ class _Holding:
         # A storage may have a Python object that nobody holds: it counts where no tensor does.
         for tensor in find_holding():
             for place, how in _held_by(tensor):
-                if place in wanted and not (_is_storage(tensor) and place in self._tensors):
+                is_storage = is_a(tensor, torch.UntypedStorage)
+                if place in wanted and not (is_storage and place in self._tensors):
                     self._tensors.setdefault(place, []).append((tensor, how))
 
     def __contains__(self, place: Place) -> bool:
@@ -170,7 +160,7 @@ class _Holding:
         return self._found[id(tensor)]
 
 
-# What a cycle always passes through, and what therefore says little about it.
+# Each cycle passes through objects of these types, so they say little about it.
 _PLUMBING: Final = (
     dict,
     list,
@@ -210,7 +200,7 @@ class Garbage:
                     self._holders[id(held)].append(number)
 
     def way_to(self, start: object) -> str:
-        """Return how what closes a cycle leads to ``start``: ``net.Model: losses[0]``.
+        """Return the way from what closes a cycle to ``start``: ``net.Model: losses[0]``.
 
         A class or a function closes it. An exception is in a cycle with the functions that it went
         through; then the way says who keeps the exception, too: ``ValueError, kept by errors[0] in

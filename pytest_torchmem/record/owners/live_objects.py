@@ -184,7 +184,7 @@ class Census:
         return found
 
     def _is_complete(self, found: list[object]) -> bool:
-        """Return whether nothing that was let go of lives and is not among ``found``."""
+        """Return whether ``found`` has every living instance of those that were let go of."""
         references = self._references
         return references is None or references == _references(found, self._released)
 
@@ -502,9 +502,9 @@ def _of(kind: type[_T], found: Sequence[object]) -> list[_T]:
 
 
 def settle_collector(*, collect: bool) -> None:
-    """Leave Python's collector as after a collection, and the next look a short one.
+    """Leave Python's collector as after a collection, so that the next look is a short one.
 
-    ``collect`` is whether garbage has to go. A collection takes 0.1 to 0.2 s where much is
+    ``collect`` says whether garbage has to go. A collection takes 0.1 to 0.2 s where much is
     imported.
     """
     _CENSUS.settle(collect=collect)

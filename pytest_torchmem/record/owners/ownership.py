@@ -80,7 +80,7 @@ class OwnershipLog:
 
 
 class KnownModules:
-    """Modules that were met, by identity: a dataclass has no hash. None is kept alive."""
+    """The modules that were met, by identity: a dataclass has no hash. It keeps none alive."""
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
@@ -139,7 +139,7 @@ class OwnershipWatch:
     def _seeing_copies(
         self, set_state: Callable[[torch.nn.Module, object], None]
     ) -> Callable[[torch.nn.Module, object], None]:
-        """A deep copy and an unpickled module never register anything: they get their state."""
+        """See deep copies and unpickled modules, which register nothing: they get their state."""
 
         def watched(module: torch.nn.Module, state: object) -> None:
             set_state(module, state)
@@ -148,7 +148,7 @@ class OwnershipWatch:
         return watched
 
     def forget_storages(self) -> None:
-        """Stop to notice what is freed."""
+        """Notice no longer which storages die."""
         self._storages.clear()
 
     @quiet
@@ -288,8 +288,8 @@ class OwnershipWatch:
         for leaf in leaves:
             if leaf.grad is not None:
                 self._log.owner(mark, self._gradient_kind(leaf), leaf.grad)
-        # Within another backward pass what is returned goes on into that one, as a checkpoint's
-        # gradients do.
+        # The gradients of a backward pass within another one go on into the outer one: those of a
+        # checkpoint do.
         kind = Ownership.GRADIENT_ROOT if self._depth else Ownership.RETURNED
         for gradient in gradients:
             self._log.owner(mark, kind, gradient)
@@ -341,6 +341,7 @@ class OwnershipWatch:
             mark = self._mark(MarkKind.MODULE_SEEN, "")
             self._log.owner(mark, kind, tensor, id(module), name)
 
+    @quiet
     def _on_submodule(
         self, module: torch.nn.Module, name: str, child: torch.nn.Module | None
     ) -> None:

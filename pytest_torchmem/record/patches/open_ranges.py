@@ -14,11 +14,12 @@ from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.values.errors import RecordingError
 
 _TORCH: Final = f"{Path(torch.__file__).parent}/"
-# Decorators of torch's, such as no_grad, call the user's code without an operator around it.
+# These files of torch's call the user's code without an operator around it: decorators such as
+# no_grad,
 _HARMLESS: Final = ("/utils/_contextlib.py",)
-# Nor do those of modules.
+# modules,
 _MODULES: Final = (*_HARMLESS, "/nn/modules/module.py", "/nn/modules/container.py")
-# Neither do these, between a conversion of a module and the swap of its tensors.
+# and the conversion of a module, down to the swap of its tensors.
 _CONVERSION: Final = (*_HARMLESS, "/nn/modules/module.py", "/torch/utils/__init__.py")
 
 

@@ -28,23 +28,23 @@ from pytest_torchmem.record.torch_api import dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.values.json_values import Json
 
-# A thread that called this many functions and none of torch's is followed no longer.
+# After this many calls without one of torch's, a thread is followed no longer.
 _PATIENCE: Final = 200_000
 _LAYERS: Final = str(Path(torch.__file__).parent / "nn")
 _HOLDERS: Final = (torch.Tensor, torch.UntypedStorage, torch.nn.Module)
 _CONTAINERS: Final = (list, tuple, dict, set)
-# So many of the things in a container are looked at.
+# We look at so many of the things in a container.
 _MOST_PARTS: Final = 16
 # How the Python tracer names a builtin function: of ``torch``, of a tensor, of a layer.
 _TRACED: Final = re.compile(r"<built-in (?:method (\w+) of (type|\w+) object at|function (\w+)>)")
 
 
-# Functions of these run the work of a thread.
+# Functions of these modules run the work of a thread.
 _RUNNERS: Final = frozenset(
     str(Path(threading.__file__).parent / file)
     for file in ("threading.py", "concurrent/futures/thread.py", "multiprocessing/pool.py")
 )
-# In these a thread waits for what it works on next.
+# In these functions a thread waits for its next work.
 _WAITS: Final = frozenset(
     id(function.__code__)
     for function in (queue.Queue.get, queue.Queue.put, threading.Condition.wait)
@@ -103,7 +103,7 @@ class ThreadWatch:
             threading.setprofile(self._users)
 
     def look_at(self, result: profiler.ProfilerResult) -> None:
-        """Look for torch's functions in threads that the Python tracer saw and nothing else did.
+        """Look for torch's functions in threads that only the Python tracer saw.
 
         ``result`` is the kineto result of a finished session.
         """
@@ -116,7 +116,7 @@ class ThreadWatch:
     def _look_at_thread(self, root: profiler.ProfilerEvent) -> None:
         """Note whether a call's thread is one that is recorded, or runs torch unseen."""
         thread = root.start_tid
-        # To read what is called takes much longer: it is not done for the recording's own thread.
+        # Reading the name takes much longer, so we do not read it for the recording's own thread.
         if not all(map(_is_python, _events(root))):
             self._recorded.add(thread)
         elif thread not in self._calling and any(map(_is_torch, _events(root))):
@@ -194,8 +194,8 @@ def _work_of(frame: FrameType) -> FrameType:
 def _may_run_torch(frame: FrameType) -> bool:
     """Return whether a function that has been called may run operators.
 
-    Those such as ``x + 1`` are no calls. What they work on is an argument, or in a variable around
-    the function, or the function names torch.
+    Operators such as ``x + 1`` are no calls. So a tensor among the arguments or the variables
+    around the function tells, or that the function names torch.
     """
     if frame.f_code.co_filename.startswith(_LAYERS):
         return True

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias
+from pickle import UnpicklingError
+from typing import Any, Final, TypeAlias, cast
 from urllib.parse import parse_qs, urlparse
 
 import torch.distributed as dist
@@ -15,6 +17,8 @@ from pytest_torchmem.record.torch_api import Checked
 CHECKED: Final[Checked] = {
     "torch.distributed.rendezvous._rendezvous_handlers": ("2.6.0", "2.13.0"),
     "torch.distributed.distributed_c10d.ProcessGroupGloo": ("2.6.0", "2.13.0"),
+    "torch.distributed.distributed_c10d._new_process_group_helper": ("2.13.0", "2.13.0"),
+    "torch.distributed.distributed_c10d._tensor_to_object": ("2.13.0", "2.13.0"),
     "torch._C._distributed_c10d.FakeProcessGroup": ("2.6.0", "2.13.0"),
     "torch._C._distributed_c10d.FakeProcessGroup._create_internal": ("2.11.0", "2.13.0"),
     "torch._C._distributed_c10d.Backend._set_sequence_number_for_group": ("2.6.0", "2.13.0"),
@@ -59,9 +63,55 @@ def make_gloo_without_partners() -> None:
             # In 2.6 the class itself is called.
             return getattr(fake, "_create_internal", fake)(rank, size)
 
+    monitored_barrier = groups.monitored_barrier
+
+    @functools.wraps(monitored_barrier)
+    def for_real_groups(group: Any = None, *arguments: Any, **named: Any) -> None:
+        if groups.get_backend(group) != "gloo":
+            monitored_barrier(group, *arguments, **named)
+
+    groups.monitored_barrier = dist.monitored_barrier = for_real_groups
     # torch numbers gloo's collectives, to say which rank is behind. The fake group has no numbers.
     fake._set_sequence_number_for_group = _no_number
     groups.ProcessGroupGloo = ProcessGroupGloo
+
+
+def refuse_unsent_objects(why: Callable[[], Exception]) -> None:
+    """Raise ``why()`` where a program waits for an object of another rank and nothing has come."""
+    groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    unpack = groups._tensor_to_object
+
+    def _tensor_to_object(*arguments: Any) -> Any:
+        try:
+            return unpack(*arguments)
+        except (EOFError, UnpicklingError) as nothing:
+            raise why() from nothing
+
+    groups._tensor_to_object = _tensor_to_object
+
+
+def tell_sizes_of_groups(tell: Callable[[int], None]) -> None:
+    """Call with the number of ranks of each group that is about to be made.
+
+    NCCL is not told when it splits a communicator: the ranks count each other.
+    """
+    groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    make, group_type = groups._new_process_group_helper, cast("Any", dist.ProcessGroup)
+
+    def _new_process_group_helper(group_size: int, *arguments: Any, **named: Any) -> Any:
+        tell(group_size)
+        return make(group_size, *arguments, **named)
+
+    groups._new_process_group_helper = _new_process_group_helper
+    if not hasattr(group_type, "split_group"):  # before 2.13
+        return
+    split = group_type.split_group
+
+    def split_group(group: Any, ranks: Any, *arguments: Any, **named: Any) -> Any:
+        tell(len(ranks))
+        return split(group, ranks, *arguments, **named)
+
+    group_type.split_group = split_group
 
 
 def _no_number(group: object) -> None:

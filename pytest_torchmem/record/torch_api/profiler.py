@@ -70,7 +70,7 @@ TorchOpFields = _ExtraFields_TorchOp
 ProfilerEvent = _ProfilerEvent
 TensorMetadata = _TensorMetadata
 RecordFunction = _RecordFunctionFast
-#: The name of it in code: it opens a range that no hook is told of.
+#: Its name in code. It opens a range, and torch calls no hook of ranges for it.
 FAST_RANGE: Final = "_RecordFunctionFast"
 
 if TYPE_CHECKING:

@@ -295,7 +295,7 @@ class _NewRows:
         self.trunk_start = 0
 
     def number(self, low: int, high: int, start: int) -> int:
-        """Give the rows of a range that stay places from ``start`` on; return the place after."""
+        """Number those rows of a range that stay, from ``start`` on; return the next number."""
         stay = np.flatnonzero(self.rows[low:high] >= 0) + low
         self.rows[stay] = start + np.arange(len(stay))
         return start + len(stay)

@@ -154,9 +154,9 @@ def _y(size_bytes: float, scale: float) -> float:
 
 
 def _xs(picture: Picture) -> list[float]:
-    """Return where each moment is, and last where the data end; all changes are equally wide.
+    """Return the x of each moment, and last that of the data's end; all changes are equally wide.
 
-    In equal times a body that waits or compiles for most of them would be a flat line.
+    With equally wide times, a body that mostly waits or compiles would be a flat line.
     """
     per_change = _PLOT[2] / picture.change_count
     return [*(_PLOT[0] + row * per_change for row in picture.rows), float(_PLOT[0] + _PLOT[2])]

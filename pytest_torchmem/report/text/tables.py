@@ -167,7 +167,8 @@ def timeline_lines(picture: Picture, width: int, plain: bool = False) -> list[st
         return []
     levels, peak = _over_time(picture, width)
     estimated = "an estimated " if picture.estimated else ""
-    text = f"peak {estimated}{format_size(max(picture.totals))} {_moment(picture)}"
+    moment = f"at change {picture.rows[picture.peak]} of {picture.change_count - 1}"
+    text = f"peak {estimated}{format_size(max(picture.totals))} {moment}"
     # The marker stands below the character that holds the peak, its text where there is room.
     marker = " " * peak + "^"
     if peak + 2 + len(text) <= width:
@@ -177,10 +178,6 @@ def timeline_lines(picture: Picture, width: int, plain: bool = False) -> list[st
     else:
         below = [marker, text]
     return [sparkline(levels, width, plain), *below]
-
-
-def _moment(picture: Picture) -> str:
-    return f"at change {picture.rows[picture.peak]} of {picture.change_count - 1}"
 
 
 def _over_time(picture: Picture, width: int) -> tuple[list[int], int]:

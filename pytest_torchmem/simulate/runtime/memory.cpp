@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,9 +27,13 @@ struct Range {
   int device;
 };
 
+// Memory of the driver's: it is mapped to addresses that were reserved.
 struct Physical {
   size_t bytes;
   int device;
+  bool is_own = true;  // and of no other process
+  uintptr_t start = 0;  // of its addresses
+  int file = -1;        // that another process can map, too
 };
 
 auto& guard = forever<std::recursive_mutex>();
@@ -425,6 +430,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* poi
 }
 
 static void copy_on(cudaStream_t stream, void* to, const void* from, size_t bytes) {
+  note_copy(from, bytes);
   // Right away: what comes before it on the stream has left its result already.
   write_on(stream, [=] { copy_bytes(to, from, bytes); });
   enqueue(stream, 5);
@@ -485,9 +491,10 @@ struct Ticket {
   size_t bytes;
 };
 
-// Behind the memory the file has its known parts, as distances from its start.
+// Behind the memory the file has its device and its known parts, as distances from its start.
 constexpr size_t kMostTold = size_t{1} << 12;
 struct Told {
+  int device;
   size_t count;
   std::pair<size_t, size_t> parts[kMostTold];
 };
@@ -512,24 +519,33 @@ static int file_in_place_of(uintptr_t start, size_t bytes) {
   }
   if (copied && map_file(reinterpret_cast<void*>(start), file, bytes) != MAP_FAILED) {
     note_shared(start, bytes);
-    return files[start] = file;
+    return file;
   }
   close(file);
   return -1;
 }
 
-static bool tell_known(int file, uintptr_t start, size_t bytes) {
+static bool tell_known(int file, uintptr_t start, size_t bytes, int device) {
   auto told = std::make_unique<Told>();
+  told->device = device;
   for (const auto& [from, to] : known.within(start, start + bytes)) {
     if (told->count < kMostTold) told->parts[told->count++] = {from - start, to - start};
   }
   return pwrite(file, told.get(), sizeof(Told), whole_pages(bytes)) == sizeof(Told);
 }
 
-static void hear_known(int file, uintptr_t start, size_t bytes) {
+static std::unique_ptr<Told> told_in(int file, size_t bytes) {
   auto told = std::make_unique<Told>();
-  if (pread(file, told.get(), sizeof(Told), whole_pages(bytes)) != sizeof(Told)) return;
-  for (size_t at = 0; at < told->count; ++at) {
+  const bool is_there = pread(file, told.get(), sizeof(Told), whole_pages(bytes)) == sizeof(Told);
+  return is_there ? std::move(told) : nullptr;
+}
+
+// Memory of another process is there now.
+static void hear_known(int file, uintptr_t start, size_t bytes) {
+  blocks[start] = start + bytes;
+  note_shared(start, bytes);
+  const auto told = told_in(file, bytes);
+  for (size_t at = 0; told && at < told->count; ++at) {
     known.add(start + told->parts[at].first, start + told->parts[at].second);
   }
 }
@@ -542,7 +558,8 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* out, void* pointer) {
   const auto [bytes, device] = found->second;
   const auto made = files.find(start);
   const int file = made == files.end() ? file_in_place_of(start, bytes) : made->second;
-  if (file < 0 || !tell_known(file, start, bytes)) return fail(cudaErrorMemoryAllocation);
+  if (file < 0 || !tell_known(file, start, bytes, device)) return fail(cudaErrorMemoryAllocation);
+  files[start] = file;
   const Ticket ticket{getpid(), file, device, bytes};
   std::memset(out, 0, sizeof *out);
   std::memcpy(out, &ticket, sizeof ticket);
@@ -562,8 +579,6 @@ cudaError_t cudaIpcOpenMemHandle(void** out, cudaIpcMemHandle_t handle, unsigned
   const auto start = reinterpret_cast<uintptr_t>(*out);
   if (mapped) {
     ranges[start] = {ticket.bytes, ticket.device};
-    blocks[start] = start + ticket.bytes;
-    note_shared(start, ticket.bytes);
     hear_known(file, start, ticket.bytes);
   }
   if (file >= 0) close(file);
@@ -609,7 +624,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes,
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   Lock lock(guard);
   auto* physical = reinterpret_cast<Physical*>(handle);
-  used_bytes[physical->device] -= physical->bytes;
+  if (physical->is_own) used_bytes[physical->device] -= physical->bytes;
+  if (physical->file >= 0) close(physical->file);
   delete physical;
   return CUDA_SUCCESS;
 }
@@ -617,8 +633,42 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
 CUresult cuMemMap(CUdeviceptr start, size_t bytes, size_t, CUmemGenericAllocationHandle handle,
                   unsigned long long) {
   Lock lock(guard);
-  if (!open_to_use(start, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  ranges[start] = {bytes, reinterpret_cast<Physical*>(handle)->device};
+  auto* physical = reinterpret_cast<Physical*>(handle);
+  const bool is_file = physical->file >= 0;
+  const bool mapped = is_file ? map_file(reinterpret_cast<void*>(start), physical->file, bytes) != MAP_FAILED
+                              : open_to_use(start, bytes);
+  if (!mapped) return CUDA_ERROR_OUT_OF_MEMORY;
+  ranges[start] = {bytes, physical->device};
+  physical->start = start;
+  if (is_file) hear_known(physical->file, start, bytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long) {
+  Lock lock(guard);
+  auto* physical = reinterpret_cast<Physical*>(handle);
+  const auto [bytes, device, is_own, start, made] = *physical;
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !start) return CUDA_ERROR_NOT_SUPPORTED;
+  physical->file = made < 0 ? file_in_place_of(start, bytes) : made;
+  if (physical->file < 0 || !tell_known(physical->file, start, bytes, device)) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *static_cast<int*>(out) = fcntl(physical->file, F_DUPFD_CLOEXEC, 0);
+  return CUDA_SUCCESS;
+}
+
+// It counts as used where it was allocated, and not once more.
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out, void* handle,
+                                        CUmemAllocationHandleType type) {
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+  const int file = fcntl(static_cast<int>(reinterpret_cast<intptr_t>(handle)), F_DUPFD_CLOEXEC, 0);
+  struct stat found {};
+  const size_t bytes = fstat(file, &found) ? 0 : found.st_size - sizeof(Told);
+  const auto told = bytes ? told_in(file, bytes) : nullptr;
+  if (!told) return CUDA_ERROR_INVALID_VALUE;
+  *out = reinterpret_cast<CUmemGenericAllocationHandle>(
+      new Physical{bytes, told->device, false, 0, file});
   return CUDA_SUCCESS;
 }
 
@@ -628,6 +678,7 @@ CUresult cuMemUnmap(CUdeviceptr start, size_t bytes) {
   mmap(address, whole_pages(bytes), PROT_NONE, kProtection | MAP_FIXED, -1, 0);
   written.remove(start, start + bytes);
   known.remove(start, start + bytes);
+  shared.remove(start, start + bytes);
   ranges.erase(ranges.lower_bound(start), ranges.lower_bound(start + bytes));
   return CUDA_SUCCESS;
 }

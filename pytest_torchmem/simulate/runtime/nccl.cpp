@@ -16,6 +16,7 @@
 #include <map>
 #include <mutex>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "ranks.h"
@@ -32,7 +33,8 @@ struct Communicator {
   int splits;
 };
 
-constexpr size_t kMostComputed = size_t{4} << 20;
+constexpr size_t kMostComputed = size_t{4} << 20, kMostOfObjects = size_t{256} << 20;
+constexpr int kBytes = 1;  // of unknown use
 constexpr int kSum = 0, kProduct = 1, kLargest = 2, kSmallest = 3, kFirstOwnOperation = 5;
 constexpr int kFailed = 5;  // ncclInvalidUsage
 constexpr int kNoColor = -1;
@@ -195,8 +197,11 @@ Part reduce(const std::vector<Part>& parts, int type, int operation, int count) 
 
 // --- memory ---------------------------------------------------------------------------------------
 
-Part read_part(const void* start, size_t bytes) {
-  if (bytes > kMostComputed) return {};
+// Objects are sent as their bytes, and an object in which some are missing is none.
+size_t most_bytes(int type) { return element_bytes(type) == 1 ? kMostOfObjects : kMostComputed; }
+
+Part read_part(const void* start, size_t bytes, int type) {
+  if (bytes > most_bytes(type) || (bytes > kMostComputed && !is_known(start, bytes))) return {};
   const auto* first = static_cast<const char*>(start);
   return {std::vector<char>(first, first + bytes), true, is_known(start, bytes)};
 }
@@ -230,13 +235,14 @@ struct Operation {
 };
 
 thread_local int open_groups = 0;
+int ranks_of_next_split = 0;
 thread_local std::vector<Operation> asked;
 
 bool give(const Operation& own) {
   if (!own.gives()) return true;
   for (int to = 0; to < own.among.count; ++to) {
     if (own.keeps(to) || (own.taker != kEachRank && to != own.taker)) continue;
-    const Part part = read_part(own.sent_to(to), own.call.bytes);
+    const Part part = read_part(own.sent_to(to), own.call.bytes, own.type);
     if (!own.among.ranks->give(to, own.call, part)) return false;
   }
   return true;
@@ -255,7 +261,7 @@ bool take(const Operation& own) {
     if (!own.keeps(from)) {
       if (!own.among.ranks->take(from, own.call, part)) return false;
     } else if (reduces) {
-      part = read_part(kept, bytes);
+      part = read_part(kept, bytes, own.type);
     }
     if (reduces) {
       parts.push_back(std::move(part));
@@ -273,24 +279,47 @@ bool take(const Operation& own) {
 // --- a rank that is run alone ------------------------------------------------------------------------
 //
 // Where all exchange with all, a partner sends what this rank sends to itself. Between two, a partner
-// answers with what it was sent, as in a vote that passes from stage to stage and back.
+// answers with what it was sent, as in a vote that passes from stage to stage and back. One who
+// speaks first sends what this rank sends another at that time, or keeps for itself; and where there
+// is nothing it agrees: a single number of 32 bits is 1.
 
 using Exchange = std::tuple<const void*, int, size_t>;  // with whom, and how many bytes
 
 auto& to_answer = forever<std::map<Exchange, Part>>();
+thread_local Part kept_in_group;  // what was last copied on the device since a group was opened
+
+Part said_first(const Operation& own, const std::vector<Operation>& transfers) {
+  for (const Operation& other : transfers) {
+    if (other.send && other.call.bytes == own.call.bytes) return read_part(other.send, own.call.bytes, own.type);
+  }
+  if (kept_in_group.values.size() == own.call.bytes) return kept_in_group;
+  if (own.call.bytes != 4 || element_bytes(own.type) != 4 || own.type > 3) return {};
+  Part yes{std::vector<char>(4), true, false};
+  write_number(own.type, yes.values.data(), 1);
+  return yes;
+}
+
+}  // namespace
+
+void simulated::note_copy(const void* from, size_t bytes) {
+  if (open_groups && gpu().alone && is_device(from)) kept_in_group = read_part(from, bytes, kBytes);
+}
+
+namespace {
 
 void transfer_alone(const std::vector<Operation>& transfers) {
   const std::lock_guard<std::mutex> lock(guard);
   for (const Operation& own : transfers) {
     if (own.send) {
-      to_answer[{own.handle, own.taker, own.call.bytes}] = read_part(own.send, own.call.bytes);
+      to_answer[{own.handle, own.taker, own.call.bytes}] = read_part(own.send, own.call.bytes, own.type);
     }
   }
   for (const Operation& own : transfers) {
     if (own.send) continue;
     auto found = to_answer.find({own.handle, own.among.rank, own.call.bytes});
     if (found == to_answer.end()) found = to_answer.find({own.handle, own.giver, own.call.bytes});
-    write_part(own.receive, own.call.bytes, found == to_answer.end() ? Part() : found->second);
+    write_part(own.receive, own.call.bytes,
+               found == to_answer.end() ? said_first(own, transfers) : found->second);
   }
   for (const Operation& own : transfers) {
     const int partner = own.send ? own.among.rank : own.giver;
@@ -305,11 +334,12 @@ void do_alone(const Operation& own) {
     if (own.receive != own.send) copy_bytes(own.receive, own.send, bytes);
     return;
   }
-  const Part part = read_part(own.sent_to(own.among.rank), bytes);
+  const Part part = read_part(own.sent_to(own.among.rank), bytes, own.type);
   if (own.call.kind == Call::kReduce) {
     return write_part(own.receive, bytes, reduce({part}, own.type, own.call.how, own.among.count));
   }
-  const bool is_small = bytes * own.among.count <= kMostComputed;
+  if (!own.among.count) return doubt_block(own.receive);
+  const bool is_small = bytes * own.among.count <= most_bytes(own.type);
   for (int rank = 0; rank < own.among.count; ++rank) {
     write_part(own.receive + rank * bytes, bytes, is_small ? part : Part());
   }
@@ -399,10 +429,11 @@ int ncclCommInitAll(void** out, int count, const int*) {
   }
   return 0;
 }
-// How many ranks a part has is told by the others; a rank that is run alone does not know.
+// How many ranks a part has is told by the others; a rank that is run alone hears it of torch.
+void torchmem_next_split(int count) { ranks_of_next_split = count; }
 int ncclCommSplit(void* handle, int color, int key, void** out, void*) {
   Communicator& among = communicator(handle);
-  if (!among.ranks) return give_communicator(out, 0, key);
+  if (!among.ranks) return give_communicator(out, std::exchange(ranks_of_next_split, 0), key);
   const int32_t own[] = {color, key};
   Part part{std::vector<char>(sizeof own), true, true};
   std::memcpy(part.values.data(), own, sizeof own);
@@ -496,7 +527,7 @@ int ncclAlltoAll(const void* send, void* receive, size_t count, int type, void* 
 }
 
 int ncclGroupStart() {
-  ++open_groups;
+  if (!open_groups++) kept_in_group = {};
   return 0;
 }
 int ncclGroupEnd() { return open_groups && !--open_groups ? finish() : 0; }

@@ -66,6 +66,11 @@ void doubt_block(const void* start);
 // Whether every byte was copied or set, or computed from such; host memory always is.
 bool is_known(const void* start, size_t bytes);
 
+// --- nccl.cpp -----------------------------------------------------------------------------------
+
+// Memory is copied: within a group of transfers it is what a rank gives to itself.
+void note_copy(const void* from, size_t bytes);
+
 // --- reads.cpp: the host looks at values that are not exact ------------------------------------
 
 // Keeps the line of the program that is running.

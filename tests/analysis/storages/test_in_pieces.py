@@ -26,7 +26,7 @@ def everything(profile: MemoryProfile) -> list[object]:
     return [
         *((array.dtype, array.tolist()) for array in arrays),
         (drawn.columns, drawn.peak_row, profile.peak, decisions.grounds),
-        (said.drift_bytes, said.elsewhere, said.sentences(), profile.retained, profile.steps),
+        (said.drift_bytes, said.elsewhere, [*said.sentences()], profile.retained, profile.steps),
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
-from typing import Any, Final
+from typing import Final, Protocol
 
 import torch
 
@@ -22,10 +22,27 @@ from pytest_torchmem.record.torch_api import fake_tensors
 _Tensor = torch.Tensor
 _Optional = torch.Tensor | None
 _Function = Callable[..., object]
-# Autograd's context has what a function puts into it.
-_Context = Any
 _WIDEST_FLASH_HEAD: Final = 256
 _ALIGNED: Final = 16
+
+
+class _Context(Protocol):
+    """Autograd's context of a function: what it keeps for its backward."""
+
+    needs_input_grad: tuple[bool, ...]
+    saved_tensors: tuple[_Tensor, ...]
+
+    def save_for_backward(self, *tensors: _Optional) -> None: ...
+
+
+class _CellContext(_Context, Protocol):
+    has_biases: bool
+
+
+class _RecurrentContext(_Context, Protocol):
+    batch_first: bool
+    state_count: int
+    room: int
 
 
 def take_cudas_operators(patches: Installed) -> None:
@@ -198,7 +215,12 @@ class _FusedGru(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context, inner: _Tensor, outer: _Tensor, hx: _Tensor, b_ih: _Optional, b_hh: _Optional
+        ctx: _CellContext,
+        inner: _Tensor,
+        outer: _Tensor,
+        hx: _Tensor,
+        b_ih: _Optional,
+        b_hh: _Optional,
     ) -> _Tensor:
         made = torch.empty_like(hx)
         kept = hx.new_empty(hx.shape[0], 5 * hx.shape[1])
@@ -208,7 +230,7 @@ class _FusedGru(torch.autograd.Function):
         return made
 
     @staticmethod
-    def backward(ctx: _Context, grad: _Tensor) -> object:
+    def backward(ctx: _CellContext, grad: _Tensor) -> object:
         kept, *_ = ctx.saved_tensors
         rows, width = kept.shape[0], kept.shape[1] // 5 * 3
         of_inner, of_outer = kept.new_empty(rows, width), kept.new_empty(rows, width)
@@ -285,7 +307,7 @@ class _CudnnRnn(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context,
+        ctx: _RecurrentContext,
         layer: Callable[..., tuple[_Tensor, ...]],
         batch_first: bool,
         room: int,
@@ -302,7 +324,7 @@ class _CudnnRnn(torch.autograd.Function):
         return made, *last
 
     @staticmethod
-    def backward(ctx: _Context, grad: _Tensor, *of_last: _Tensor) -> object:
+    def backward(ctx: _RecurrentContext, grad: _Tensor, *of_last: _Tensor) -> object:
         input, _, _, *given = ctx.saved_tensors
         states, weights = given[: ctx.state_count], given[ctx.state_count :]
         x = _time_first(input, ctx.batch_first).contiguous()
