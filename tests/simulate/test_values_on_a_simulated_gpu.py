@@ -151,8 +151,7 @@ DIFFERENTIATED = {
     ),
     "LSTM cell": of_a_cell(nn.LSTMCell),
     "GRU cell": of_a_cell(nn.GRUCell),
-    "logarithm of a sigmoid": functional.logsigmoid,
-    "RMS norm": lambda x: functional.rms_norm(x, (6,), x[1].detach(), 1e-3),
+    "RMS norm of a frozen weight": lambda x: functional.rms_norm(x, (6,), x[1].detach(), 1e-3),
     "RMS norm of two axes": lambda x: functional.rms_norm(x.view(2, 2, 6), (2, 6)),
     "batch norm that is frozen": lambda x: functional.batch_norm(
         x, x[0].detach(), x[0].exp().detach()
