@@ -30,7 +30,9 @@ _MOMENTS: Final = 8192
 
 def thread_name() -> str:
     """Return the calling thread's name, without its number."""
-    return _NUMBER.sub("", threading.current_thread().name)
+    # To ask for the current thread makes one of a thread that `threading` does not know.
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return _NUMBER.sub("", names.get(threading.get_ident(), "a thread without a name"))
 
 
 class ThreadMemory:

@@ -41,8 +41,13 @@ _TRACED: Final = re.compile(r"<built-in (?:method (\w+) of (type|\w+) object at|
 
 # Functions of these modules run the work of a thread.
 _RUNNERS: Final = frozenset(
-    str(Path(threading.__file__).parent / file)
-    for file in ("threading.py", "concurrent/futures/thread.py", "multiprocessing/pool.py")
+    (
+        *(
+            str(Path(threading.__file__).parent / file)
+            for file in ("threading.py", "concurrent/futures/thread.py", "multiprocessing/pool.py")
+        ),
+        __file__,
+    )
 )
 # In these functions a thread waits for its next work.
 _WAITS: Final = frozenset(
@@ -77,6 +82,7 @@ class ThreadWatch:
         for name in profiler.GETTERS:
             patches.replace(name, self._hidden)
         patches.replace(profiler.PREPARE, self._noticed)
+        patches.replace("_thread.start_new_thread", self._followed)
         self._memory.install(patches)
 
     def _hidden(self, getter: Callable[[], object]) -> Callable[[], object]:
@@ -87,6 +93,16 @@ class ThreadWatch:
             return self._users if is_ours else profiler.users_function(found)
 
         return getprofile
+
+    def _followed(self, start: Callable[..., int]) -> Callable[..., int]:
+        @wraps(start)
+        def start_new_thread(*args: Any, **kwargs: Any) -> int:
+            # Python says what is wrong with other arguments.
+            if args and callable(args[0]):
+                args = (_Followed(args[0], self._on_event), *args[1:])
+            return start(*args, **kwargs)
+
+        return start_new_thread
 
     def _noticed(self, prepare: Callable[..., object]) -> Callable[..., object]:
         @wraps(prepare)
@@ -137,6 +153,21 @@ class ThreadWatch:
         watched = _Watched(self._memory, self._unfollowed, self._users)
         sys.setprofile(watched)
         watched(frame, event, function)
+
+
+class _Followed:
+    """The function of a thread that ``threading`` does not know; the thread is watched, too."""
+
+    def __init__(self, function: Callable[..., object], watch: Callable[..., None]) -> None:
+        self._function, self._watch = function, watch
+
+    def __repr__(self) -> str:
+        # Python shows it where the function raises.
+        return repr(self._function)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        sys.setprofile(self._watch)
+        return self._function(*args, **kwargs)
 
 
 class _Watched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import queue
 import sys
 import threading
@@ -407,6 +408,38 @@ def test_what_a_thread_holds_without_a_call_of_torchs_functions_is_counted(
 ) -> None:
     KEPT.append(torch.ones(SIZE))
     assert measured(lambda: in_thread(work)).others_bytes >= 4 * SIZE
+
+
+def test_a_thread_that_threading_does_not_know_is_counted() -> None:
+    def body() -> None:
+        done = _thread.allocate_lock()
+        done.acquire()
+
+        def work() -> None:
+            doubled()
+            done.release()
+
+        _thread.start_new_thread(work, ())
+        done.acquire()
+
+    known = threading.enumerate()
+    result = measured(body)
+    assert threading.enumerate() == known
+    assert any("a thread without a name" in spot for spot in result.blind_spots)
+
+
+def test_arguments_that_start_no_thread_raise_as_ever() -> None:
+    def errors() -> list[str]:
+        found = []
+        for wrong in ((), (1,), (print,), (1, ()), (print, []), (print, (), 1)):
+            with pytest.raises(TypeError) as error:
+                _thread.start_new_thread(*wrong)
+            found.append(str(error.value))
+        return found
+
+    within: list[str] = []
+    measured(lambda: within.extend(errors()))
+    assert within == errors()
 
 
 def test_a_thread_with_the_users_own_profile_function_is_counted() -> None:
