@@ -89,8 +89,9 @@ class ThreadWatch:
         @wraps(getter)
         def getprofile() -> object:
             found = getter()
-            is_ours = isinstance(found, _Watched) or found == self._on_event
-            return self._users if is_ours else profiler.users_function(found)
+            if isinstance(found, _Watched):
+                return found.users
+            return self._users if found == self._on_event else profiler.users_function(found)
 
         return getprofile
 
@@ -99,7 +100,9 @@ class ThreadWatch:
         def start_new_thread(*args: Any, **kwargs: Any) -> int:
             # Python says what is wrong with other arguments.
             if args and callable(args[0]):
-                args = (_Followed(args[0], self._on_event), *args[1:])
+                # No profile function that the program sets in `threading` is called there.
+                watched = _Watched(self._memory, self._unfollowed, None)
+                args = (_Followed(args[0], watched), *args[1:])
             return start(*args, **kwargs)
 
         return start_new_thread
@@ -158,15 +161,15 @@ class ThreadWatch:
 class _Followed:
     """The function of a thread that ``threading`` does not know; the thread is watched, too."""
 
-    def __init__(self, function: Callable[..., object], watch: Callable[..., None]) -> None:
-        self._function, self._watch = function, watch
+    def __init__(self, function: Callable[..., object], watched: _Watched) -> None:
+        self._function, self._watched = function, watched
 
     def __repr__(self) -> str:
         # Python shows it where the function raises.
         return repr(self._function)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        sys.setprofile(self._watch)
+        sys.setprofile(self._watched)
         return self._function(*args, **kwargs)
 
 
@@ -178,7 +181,7 @@ class _Watched:
 
     def __init__(self, memory: ThreadMemory, unfollowed: set[str], users: Any) -> None:
         self._memory, self._unfollowed = memory, unfollowed
-        self._users = users
+        self.users = users
         self._left = _PATIENCE
         self._work = 0
         self._has_returned = False
@@ -189,8 +192,8 @@ class _Watched:
             self._go_on(frame, event)
         else:
             self._look(frame, event, argument)
-        if self._users is not None:
-            self._users(frame, event, argument)
+        if self.users is not None:
+            self.users(frame, event, argument)
 
     def _look(self, frame: FrameType, event: str, argument: object) -> None:
         self._left -= 1
@@ -202,7 +205,7 @@ class _Watched:
         elif of_torch or self._left <= 0 or self._memory.is_over:
             if not of_torch and not self._memory.is_over:
                 self._unfollowed.add(thread_name())
-            sys.setprofile(self._users)
+            sys.setprofile(self.users)
 
     def _go_on(self, frame: FrameType, event: str) -> None:
         """End the stretch where the thread's work has returned, or waits for more."""

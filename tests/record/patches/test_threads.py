@@ -428,6 +428,37 @@ def test_a_thread_that_threading_does_not_know_is_counted() -> None:
     assert any("a thread without a name" in spot for spot in result.blind_spots)
 
 
+def test_a_thread_that_threading_does_not_know_has_no_profile_function_and_fails_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[object] = []
+
+    def failing(left: _thread.LockType) -> None:
+        seen.append(sys.getprofile())
+        left.release()
+        raise ValueError("as ever")
+
+    def body() -> None:
+        left = _thread.allocate_lock()
+        left.acquire()
+        _thread.start_new_thread(failing, (left,))
+        left.acquire()
+        while len(seen) % 3:
+            time.sleep(0.001)
+
+    def hook(failed: sys.UnraisableHookArgs) -> None:
+        seen.extend((repr(failed.object), str(failed.exc_value)))
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+    threading.setprofile(lambda *_: seen.append("profiled"))
+    try:
+        body()
+        measured(body)
+    finally:
+        threading.setprofile(None)
+    assert seen == [None, repr(failing), "as ever"] * 2
+
+
 def test_arguments_that_start_no_thread_raise_as_ever() -> None:
     def errors() -> list[str]:
         found = []
