@@ -23,7 +23,7 @@ import torch
 
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
-from pytest_torchmem.record.patches.thread_memory import ThreadMemory, thread_name
+from pytest_torchmem.record.patches.thread_memory import ThreadMemory, name_thread, thread_name
 from pytest_torchmem.record.torch_api import dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.values.json_values import Json
@@ -169,6 +169,7 @@ class _Followed:
         return repr(self._function)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
+        name_thread("a thread without a name")
         sys.setprofile(self._watched)
         return self._function(*args, **kwargs)
 

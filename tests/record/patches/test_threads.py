@@ -432,22 +432,20 @@ def test_a_thread_that_threading_does_not_know_has_no_profile_function_and_fails
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[object] = []
+    over = _thread.allocate_lock()
+    over.acquire()
 
-    def failing(left: _thread.LockType) -> None:
+    def failing() -> None:
         seen.append(sys.getprofile())
-        left.release()
         raise ValueError("as ever")
 
     def body() -> None:
-        left = _thread.allocate_lock()
-        left.acquire()
-        _thread.start_new_thread(failing, (left,))
-        left.acquire()
-        while len(seen) % 3:
-            time.sleep(0.001)
+        _thread.start_new_thread(failing, ())
+        assert over.acquire(timeout=60)
 
     def hook(failed: sys.UnraisableHookArgs) -> None:
         seen.extend((repr(failed.object), str(failed.exc_value)))
+        over.release()
 
     monkeypatch.setattr(sys, "unraisablehook", hook)
     threading.setprofile(lambda *_: seen.append("profiled"))
