@@ -132,6 +132,18 @@ Stack embedding_bag(const Stack& given) {
   return {out, bags.to(indices.scalar_type()), sizes, largest};
 }
 
+// The rows of the gradient of x / rms(x) * weight, of which forward has kept 1 / rms(x).
+Stack rms_norm_backward(const Stack& given) {
+  const at::Tensor values = given[1].toTensor(), weight = tensor_or_none(given[4]);
+  const at::Tensor scale = given[3].toTensor().reshape({-1, 1});
+  const at::Tensor of_out = given[0].toTensor().reshape({scale.size(0), -1});
+  const at::Tensor scaled = values.reshape({scale.size(0), -1}) * scale;
+  const at::Tensor of_scaled = weight.defined() ? of_out * weight.reshape({1, -1}) : of_out;
+  const at::Tensor of_values = scale * (of_scaled - scaled * (of_scaled * scaled).mean(1, true));
+  return {of_values.view(values.sizes()),
+          weight.defined() ? (of_out * scaled).sum(0).view(weight.sizes()) : at::Tensor()};
+}
+
 Stack batch_norm_stats(const Stack& given) {
   const at::Tensor values = given[0].toTensor().to(at::kDouble);
   const double count = static_cast<double>(values.numel() / values.size(1));

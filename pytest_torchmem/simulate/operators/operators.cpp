@@ -89,9 +89,19 @@ IValue with_each(const IValue& value, Seen seen) {
   return value;
 }
 
-IValue seen_from_host(const IValue& value) {
+// As the host sees it, with what `taken` makes of each tensor.
+template <typename Taken>
+IValue seen_from_host(const IValue& value, Taken taken) {
   if (value.isDevice() && value.toDevice().is_cuda()) return at::Device(at::kCPU);
-  return with_each(value, on_host);
+  return with_each(value, [&](const at::Tensor& tensor) { return taken(on_host(tensor)); });
+}
+
+bool is_half(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
+at::Tensor in_single_precision(const at::Tensor& tensor) {
+  return is_half(tensor) ? tensor.to(at::kFloat) : tensor;
 }
 
 // The same tensors, whose memory may be freed while these are there.
@@ -222,6 +232,24 @@ class Call {
 
   bool compute() {
     const Unobserved unobserved;
+    return compute([](const at::Tensor& on_host) { return on_host; }) ||
+           (only_reads_halves() && failed_assertion_.empty() && compute(in_single_precision));
+  }
+
+  // Kernels of the GPU take more in half precision than those of the CPU, such as statistics in single
+  // precision beside it. They compute in single precision, and so may the CPU.
+  bool only_reads_halves() const {
+    bool read = false, written = false;
+    for (size_t at = 0; at < arguments_.size(); ++at) {
+      for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
+        if (is_half(tensor)) (op_.written[at] ? written : read) = true;
+      });
+    }
+    return read && !written;
+  }
+
+  template <typename Taken>
+  bool compute(Taken taken) {
     try {
       for (const Saved& saved : saved_) saved.restore();
       Stack results;
@@ -230,7 +258,7 @@ class Call {
       for (size_t at = 0; at < arguments_.size(); ++at) {
         const bool draws = generator_.defined() && declared[at].name() == "generator";
         drawn = drawn || draws;
-        results.push_back(draws ? IValue(generator_) : seen_from_host(arguments_[at]));
+        results.push_back(draws ? IValue(generator_) : seen_from_host(arguments_[at], taken));
       }
       const HostGeneratorKept kept(op_.random && !drawn);
       if (op_.rule.stand_in) results = op_.rule.for_stand_in(results);
@@ -429,6 +457,9 @@ Operator described(const Handle& handle) {
   op.schema = &handle.schema();
   op.kernel = kernel_of(handle, c10::DispatchKey::CUDA);
   op.rule = rule_of(handle.operator_name().name);
+  for (const auto& argument : handle.schema().arguments()) {
+    if (argument.is_out()) op.rule.stand_in = nullptr, op.rule.compute = nullptr;  // they return it
+  }
   if (op.rule.stand_in) {
     op.on_cpu = c10::Dispatcher::singleton().findSchema({op.rule.stand_in, ""});
   } else if (handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {

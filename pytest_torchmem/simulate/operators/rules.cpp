@@ -91,6 +91,17 @@ Arguments of_histc(const Arguments& given) {
   return taken;
 }
 
+// The CPU's keeps for it what the GPU's computes again.
+Arguments of_log_sigmoid_backward(const Arguments& given) {
+  return {given[0], given[1], given[1].toTensor().abs().neg().exp()};
+}
+
+// Bilinear, with zeros around and aligned corners.
+Arguments of_grid_sampler(const Arguments& given) { return {given[0], given[1], 0, 0, true}; }
+Arguments of_grid_sampler_backward(const Arguments& given) {
+  return {given[2], given[0], given[1], 0, 0, true, c10::List<bool>({true, true})};
+}
+
 struct StandIn {
   const char* name;
   const char* cpu_name;
@@ -105,6 +116,9 @@ constexpr StandIn kStandIns[] = {
     {"cudnn_batch_norm", "aten::native_batch_norm", as_given},
     {"cudnn_batch_norm_backward", "aten::native_batch_norm_backward", of_batch_norm_backward},
     {"histc", "aten::histc", of_histc},
+    {"log_sigmoid_backward", "aten::log_sigmoid_backward", of_log_sigmoid_backward},
+    {"cudnn_grid_sampler", "aten::grid_sampler_2d", of_grid_sampler},
+    {"cudnn_grid_sampler_backward", "aten::grid_sampler_2d_backward", of_grid_sampler_backward},
     {"_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
      of_flash},
     {"_scaled_dot_product_efficient_attention",
@@ -136,6 +150,7 @@ const Composed kComposed[] = {
     {"_embedding_bag", embedding_bag},
     {"_embedding_bag_forward_only", embedding_bag},
     {"cudnn_convolution_relu", convolution_relu},
+    {"_fused_rms_norm_backward", rms_norm_backward},
     {"batch_norm_stats", batch_norm_stats},
     {"batch_norm_gather_stats", batch_norm_gather_stats},
     {"batch_norm_gather_stats_with_counts", batch_norm_gather_stats},
