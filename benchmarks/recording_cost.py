@@ -5,8 +5,9 @@
 Each row is a body that runs in a process of its own, once bare and once measured, in turns. Shown
 are medians: the seconds and the growth of the resident memory's peak from just before the body to
 the end of its analysis, and what measuring adds to each. The first test of a process is the first
-time that a body is measured there; a small test is the median of those after it. ``--large`` adds
-2,000,000 tiny operators, run once: that takes minutes and some gigabytes.
+time that a body is measured there; a small test is the median of those after it. A run before them
+leaves Python's compiled files. ``--large`` adds 2,000,000 tiny operators, run once: that takes
+minutes and some gigabytes.
 """
 
 from __future__ import annotations
@@ -103,7 +104,11 @@ def apart(name: str, measured: bool) -> tuple[float, float]:
     """Return what `run` does in a new process."""
     command = [sys.executable, "-W", "ignore", __file__, "--only", name]
     done = subprocess.run(
-        command + ["--measured"] * measured, check=True, capture_output=True, text=True
+        command + ["--measured"] * measured,
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
     )
     seconds, mib = json.loads(done.stdout.splitlines()[-1])
     return seconds, mib
@@ -111,6 +116,8 @@ def apart(name: str, measured: bool) -> tuple[float, float]:
 
 def table(repeat: int, large: bool) -> str:
     rows = []
+    # Else the first run alone would compile our files.
+    apart("first small test", True)
     for name in BODIES | (LARGE if large else {}):
         times = 1 if name in LARGE else repeat
         runs = [(apart(name, False), apart(name, True)) for _ in range(times)]

@@ -11,6 +11,9 @@ import pathlib
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from itertools import chain
+from operator import is_not
+from types import ModuleType
 from typing import Final, Generic, TypeVar
 
 _T = TypeVar("_T")
@@ -53,6 +56,8 @@ _BORROWED: Final = (
     *("builtins", "gc", "inspect", "io", "json", "numpy", "os", "os.path", "pathlib", "platform"),
     *("subprocess", "tempfile", "threading", "time", "weakref", "zlib"),
 )
+# A recording puts its own in these places, and takes them out by itself while originals are back.
+_RECORDERS: Final = frozenset(("gc.get_threshold", "threading.getprofile", "threading.setprofile"))
 
 
 class Originals:
@@ -64,26 +69,38 @@ class Originals:
     """
 
     def __init__(self) -> None:
-        self._functions: dict[object, Mapping[str, object]] = {}
+        self._functions: dict[ModuleType | type, Mapping[str, object]] = {}
+        self._lookups: list[Callable[[str], object]] = []
+        self._values: list[object] = []
 
     def note(self) -> None:
         """Note the functions of libraries that were imported since the last time."""
         modules = (sys.modules[name] for name in _BORROWED if name in sys.modules)
-        for owner in (*modules, pathlib.PurePath, pathlib.Path):
+        owners: tuple[ModuleType | type, ...] = (*modules, pathlib.PurePath, pathlib.Path)
+        for owner in owners:
             if owner not in self._functions:
-                functions = ((n, v) for n, v in vars(owner).items() if _is_function(v))
-                self._functions[owner] = dict(functions)
+                self._functions[owner] = {
+                    name: value
+                    for name, value in vars(owner).items()
+                    if _is_function(value) and f"{owner.__name__}.{name}" not in _RECORDERS
+                }
+                self._lookups.append(owner.__dict__.get)
+                self._values += self._functions[owner].values()
 
     def back(self) -> Around[list[tuple[object, str, object]]]:
         """Have them in their places in the block, and what took these places again after it."""
         return Around(self._put_back, _replace_again)
 
     def _put_back(self) -> list[tuple[object, str, object]]:
-        replaced = []
+        # At a body's end the profiler still runs. It records each call that Python makes, and none
+        # that C makes: one for each function would be more than a small test has.
+        now = chain.from_iterable(map(map, self._lookups, self._functions.values()))
+        if not any(map(is_not, now, self._values)):
+            return []
+        replaced: list[tuple[object, str, object]] = []
         for owner, functions in self._functions.items():
-            now = vars(owner)
             for name, function in functions.items():
-                if (value := now.get(name, function)) is not function:
+                if (value := owner.__dict__.get(name, function)) is not function:
                     replaced.append((owner, name, value))
                     setattr(owner, name, function)
         return replaced

@@ -38,7 +38,7 @@ state["struck"] = []
 
 
 def install():
-    for name in ("measuring.body", "measuring.counted", "record.environment"):
+    for name in ("measuring.body", "measuring.counted", "record.devices", "record.environment"):
         sys.modules[f"pytest_torchmem.{name}"] = sys.modules[__name__]
 
 
@@ -63,6 +63,10 @@ def run_out():
     live = sorted((contributor for contributor, _ in state["used"]), key=lambda c: -c.size_bytes)
     state["struck"].append(tuple(live))
     raise OutOfMemoryError("out of memory. Tried to allocate 20.00 GiB.\nand more")
+
+
+def named_device(name):
+    raise DeviceNameError(f"there is no device called {name!r} on any machine")
 
 
 def allocator_settings():
@@ -173,7 +177,7 @@ class BodyMeasurement:
     def __init__(self, device=None, passes=(), say=print):
         if device and device not in ("cpu", "cuda", "cuda:0", "xpu"):
             if not device.startswith("cuda"):
-                raise DeviceNameError(f"there is no device called {device!r} on any machine")
+                named_device(device)
             raise DeviceError(f"there is no device {device}; this machine has cpu, cuda:0")
         self.device = {"cuda": "cuda:0"}.get(device, device or "cpu")
         self.regions = []

@@ -13,7 +13,6 @@ from os import PathLike, getpid
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pytest_torchmem.analysis.caching_allocator import Requests
-from pytest_torchmem.analysis.estimated.estimate import Estimate
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.judge.causes import Held, LeftBehind
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
@@ -26,6 +25,7 @@ from pytest_torchmem.values.results import Fate, Holder, Peak, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind
 
 if TYPE_CHECKING:
+    from pytest_torchmem.analysis.estimated.estimate import Estimate
     from pytest_torchmem.record.holders.search import Kept
     from pytest_torchmem.record.recorder import Recorder
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from pytest_torchmem.report.page.html import run_page
-from pytest_torchmem.report.page.svg import marks_of, timeline_svg
 from pytest_torchmem.report.text.markdown import run_markdown
 from pytest_torchmem.store.files import replace_file
 from pytest_torchmem.store.results import RunReport, TestReport, render_run
@@ -23,7 +21,16 @@ FOLDER: Final = ""
 _NAMED: Final = 5
 
 
+def _page(run: RunReport, *title: str) -> str:
+    # A run that asks for no page does without.
+    from pytest_torchmem.report.page.html import run_page
+
+    return run_page(run, *title)
+
+
 def _svg(run: RunReport) -> str:
+    from pytest_torchmem.report.page.svg import marks_of, timeline_svg
+
     drawable = [(t, t.body) for t in run.tests if t.body and t.body.picture]
     if not drawable:
         raise ReportError("a picture shows one timeline, and no test has one")
@@ -42,7 +49,7 @@ def _svg(run: RunReport) -> str:
 RENDERERS: Final[Mapping[str, Callable[[RunReport], str]]] = {
     ".json": render_run,
     ".md": run_markdown,
-    ".html": run_page,
+    ".html": _page,
     ".svg": _svg,
 }
 
@@ -85,11 +92,11 @@ def folder_files(run: RunReport) -> Iterator[tuple[str, str]]:
     """
     yield "results.json", render_run(run)
     yield "summary.md", run_markdown(run)
-    yield "index.html", run_page(run)
+    yield "index.html", _page(run)
     for test in run.tests:
         if any(w.picture for w in (*test.measured.windows, *test.measured.unjudged)):
             alone = replace(run, tests=(test,), changes=(), problems=())
-            yield f"tests/{page_name(test)}", run_page(alone, test.measured.test)
+            yield f"tests/{page_name(test)}", _page(alone, test.measured.test)
 
 
 def page_name(test: TestReport, ending: str = ".html") -> str:

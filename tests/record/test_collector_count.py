@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -113,3 +115,25 @@ def test_a_recording_leaves_no_callback_and_no_threshold():
     torch.ones(3)
     recorder.stop()
     assert (gc.callbacks, gc.get_threshold()) == before
+
+
+IMPORTS_THE_COMPILER = """
+import gc
+import subprocess
+import sys
+import torch
+from pytest_torchmem.record.recorder import Recorder
+
+recorder = Recorder(torch.device("cpu"))
+recorder.start()
+before = gc.get_stats()[2]["collections"]
+import torch._dynamo
+print(gc.get_stats()[2]["collections"] - before, gc.isenabled())
+recorder.stop()
+"""
+
+
+def test_the_import_of_the_compiler_ends_with_the_only_look_at_everything():
+    command = [sys.executable, "-c", IMPORTS_THE_COMPILER]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["1", "True"]

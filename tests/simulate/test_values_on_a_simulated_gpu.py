@@ -99,12 +99,23 @@ def doubled(tensor):
 
 IN_PLACE = {
     # Each is made of other operators on the GPU, which change the tensor before it is computed.
+    "a conjugate from the host": lambda x: torch.zeros(
+        4, 3, dtype=torch.complex64, device=x.device
+    ).copy_(torch.view_as_complex(x.cpu().view(4, 3, 2)).conj()),
+    "out of other operators": lambda x: x.abs_().add_(5).mvlgamma_(2),
     "foreach, one by one": lambda x: doubled(x[:, ::2]),
     "cumulative sum": lambda x: x.cumsum_(0),
     "index_put": lambda x: x.index_put_((x[:, 0] > 0,), x[0].clone(), accumulate=True),
     "masked_scatter": lambda x: x.masked_scatter_(x > 0, x.flip(0).clone()),
     "addmm": lambda x: x[:, :4].addmm_(x, x.T),
 }
+
+
+def test_random_numbers_can_be_cast_to_eight_bits():
+    values = torch.randn(16, 32, device=CUDA).to(torch.float8_e4m3fn)
+    one = torch.ones((), device=CUDA)
+    product = torch._scaled_mm(values, values.t(), one, one, out_dtype=torch.bfloat16)
+    assert product.shape == (16, 16)
 
 
 @pytest.mark.usefixtures("exact")
@@ -139,8 +150,19 @@ DIFFERENTIATED = {
         x.view(1, 2, 3, 4), x.view(1, 2, 3, 4), x.view(1, 2, 3, 4), is_causal=True
     ),
     "bag of embeddings": of_a_bag,
+    "layer norm": lambda x: functional.layer_norm(x, (6,), x[0], x[1]),
+    "RMS norm": lambda x: functional.rms_norm(x, (6,), x[0]),
+    "log of a sigmoid": functional.logsigmoid,
+    "grid sampler": lambda x: functional.grid_sample(
+        x.view(1, 1, 4, 6), x.view(1, 4, 3, 2).tanh(), align_corners=True
+    ),
     "LSTM cell": of_a_cell(nn.LSTMCell),
     "GRU cell": of_a_cell(nn.GRUCell),
+    "RMS norm of a frozen weight": lambda x: functional.rms_norm(x, (6,), x[1].detach(), 1e-3),
+    "RMS norm of two axes": lambda x: functional.rms_norm(x.view(2, 2, 6), (2, 6)),
+    "batch norm that is frozen": lambda x: functional.batch_norm(
+        x, x[0].detach(), x[0].exp().detach()
+    ),
 }
 
 
@@ -154,6 +176,27 @@ def test_gradients_of_small_tensors_are_those_that_the_cpu_computes(name):
         return out.detach().cpu(), x.grad.cpu()
 
     torch.testing.assert_close(outcome(CUDA), outcome("cpu"), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["layer norm", "RMS norm", "batch norm", "log of a sigmoid"])
+def test_half_precision_is_computed_where_the_cpu_has_no_kernel_for_it(name, dtype):
+    def gradient(device, dtype):
+        x = torch.linspace(-2, 3, 24).view(4, 6).to(device, dtype).requires_grad_()
+        DIFFERENTIATED[name](x).sum().backward()
+        return x.grad.float().cpu()
+
+    in_single = gradient("cpu", torch.float32)
+    torch.testing.assert_close(gradient(CUDA, dtype), in_single, rtol=0.05, atol=0.1)
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_histogram_is_written_where_it_is_asked_for():
+    values, counts = torch.tensor([1.0, 2.0, 2.0]), torch.empty(2)
+    on_gpu = counts.to(CUDA)
+    torch.histc(values.to(CUDA), bins=2, min=1, max=2, out=on_gpu)
+    assert on_gpu.tolist() == torch.histc(values, bins=2, min=1, max=2, out=counts).tolist()
 
 
 SPARSE = {

@@ -63,7 +63,7 @@ def _asked(item: pytest.Item) -> Asked:
 
 
 def _marks(item: pytest.Item) -> list[pytest.Mark]:
-    return [mark for name in (BUDGET, BASELINE) for mark in item.iter_markers(name)]
+    return [mark for mark in item.iter_markers() if mark.name in (BUDGET, BASELINE)]
 
 
 def _has_new_marks(item: pytest.Item) -> bool:

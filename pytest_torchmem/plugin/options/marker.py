@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
-from pytest_torchmem.plugin.options.settings import require_device_name
+from pytest_torchmem.plugin.options.settings import checked_device_name
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import DeviceNameError, MarkerError, SizeError, is_torchmem_error
 from pytest_torchmem.values.findings import (
@@ -192,10 +192,9 @@ def _device(value: object) -> str:
             f"{BUDGET}, device: {shown(value)} is not a device; give text such as 'cuda:1'"
         )
     try:
-        require_device_name(text)
+        return checked_device_name(text)
     except DeviceNameError as error:
         raise MarkerError(f"{BUDGET}, device: {error.sentence}") from None
-    return text
 
 
 def _warmup(item: pytest.Item, value: object) -> int:

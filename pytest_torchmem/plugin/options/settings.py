@@ -30,7 +30,7 @@ from pytest_torchmem.report.writing import FOLDER, kind_of
 from pytest_torchmem.store.baselines import BaselineStore
 from pytest_torchmem.store.provenance import path_of_rank
 from pytest_torchmem.values.baseline import Allowance, Change
-from pytest_torchmem.values.errors import DeviceNameError, MarkerError, ReportError, SizeError
+from pytest_torchmem.values.errors import TorchmemError
 from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.measured import Rank
 from pytest_torchmem.values.units import (
@@ -183,9 +183,9 @@ def read_settings(config: pytest.Config) -> Settings:
         values.parsed("tolerance", parse_fraction), *values.parsed("floor", parse_floor)
     )
     reports = _report_paths(values)
-    kinds = [_report_kind(values, path) for path in reports]
+    kinds = values.parsed("report", lambda _: [kind_of(path) for path in reports])
     settings = Settings(
-        device=_device(values),
+        device=values.parsed("device", checked_device_name),
         allowance=allowance,
         accepted=_accepted(values),
         require_baseline=values.flag("require-baseline"),
@@ -203,7 +203,7 @@ def read_settings(config: pytest.Config) -> Settings:
         fallbacks=tuple(filter(None, values.text("baseline-from").replace(" ", "").split(","))),
         fail_shrunk=values.flag("fail-shrunk"),
         baseline_all_bytes=_baseline_all_bytes(values),
-        known_holders=_known_holders(values),
+        known_holders=values.parsed("known-holder", _known_holders),
     )
     _require_effect(values, settings)
     return settings
@@ -275,10 +275,10 @@ class _Values:
                 f"{flag} does nothing without {other}; give that, too [bad-argument]"
             )
 
-    def parsed(self, name: str, parse: Callable[[object], _Parsed]) -> _Parsed:
+    def parsed(self, name: str, parse: Callable[[str], _Parsed]) -> _Parsed:
         try:
-            return parse(self.raw(name))
-        except SizeError as error:
+            return parse(self.text(name))
+        except TorchmemError as error:
             raise self.refused(name, error) from None
 
     def choice(self, name: str, kinds: type[_Choice]) -> _Choice:
@@ -289,15 +289,6 @@ class _Values:
             words = ", ".join(kind.value for kind in kinds)
             problem = f"{shown(given)} is not one of {words}"
             raise self.refused(name, problem, "bad-argument") from None
-
-
-def _device(values: _Values) -> str:
-    name = values.text("device")
-    try:
-        require_device_name(name)
-    except DeviceNameError as error:
-        raise values.refused("device", error) from None
-    return name
 
 
 def _accepted(values: _Values) -> frozenset[Change]:
@@ -351,19 +342,8 @@ def _baseline_all_bytes(values: _Values) -> int:
     return least_bytes
 
 
-def _known_holders(values: _Values) -> tuple[KnownHolder, ...]:
-    lines = filter(None, map(str.strip, values.text("known-holder").splitlines()))
-    try:
-        return tuple(map(KnownHolder.read, lines))
-    except MarkerError as error:
-        raise values.refused("known-holder", error) from None
-
-
-def _report_kind(values: _Values, path: Path) -> str:
-    try:
-        return kind_of(path)
-    except ReportError as error:
-        raise values.refused("report", error) from None
+def _known_holders(text: str) -> tuple[KnownHolder, ...]:
+    return tuple(map(KnownHolder.read, filter(None, map(str.strip, text.splitlines()))))
 
 
 def _timelines(values: _Values, kinds: Sequence[str]) -> Timelines:
@@ -374,8 +354,8 @@ def _timelines(values: _Values, kinds: Sequence[str]) -> Timelines:
     return asked if kinds else Timelines.NONE
 
 
-def require_device_name(name: str) -> None:
-    """Raise `DeviceNameError` for a name that no device has on any machine.
+def checked_device_name(name: str) -> str:
+    """Return a device's name. Raises `DeviceNameError` for one that no machine's device has.
 
     Whether it is there is another question. Names that every torch knows are not worth loading it.
     """
@@ -383,3 +363,4 @@ def require_device_name(name: str) -> None:
         from pytest_torchmem.record.devices import named_device
 
         named_device(name)
+    return name

@@ -28,6 +28,7 @@ from pytest_torchmem.record.fake.origin import is_user_file, operator_name
 from pytest_torchmem.record.owners.live_objects import find_modules, is_a, with_subclasses
 from pytest_torchmem.record.torch_api import compiler
 from pytest_torchmem.record.tree.tables import StringTable
+from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import COMPILED_LINE
 
@@ -51,15 +52,6 @@ class NodeOrigin:
     stack: str
     modules: tuple[int, ...]
     operator: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A place in the user's source."""
-
-    file: str
-    line: int
-    function: str
 
 
 class CompiledGraphs:
@@ -124,12 +116,12 @@ class _Traced:
     modules: dict[str, dict[int, None]] = field(default_factory=dict)
 
 
-def user_frame(stack: str) -> Frame | None:
+def user_frame(stack: str) -> Source | None:
     """The innermost of the user's frames in a stack, with the line its code stands on now."""
     for frame in reversed(list(_FRAME.finditer(stack))):
         if is_user_file(frame["file"]):
             line = _line_now(frame["file"], int(frame["line"]), frame["text"].strip())
-            return Frame(frame["file"], line, frame["function"])
+            return Source(frame["file"], line, frame["function"])
     return None
 
 

@@ -342,6 +342,7 @@ class OwnershipWatch:
             mark = self._mark(MarkKind.MODULE_SEEN, "")
             self._log.owner(mark, kind, tensor, id(module), name)
 
+    @quiet
     def _on_submodule(
         self, module: torch.nn.Module, name: str, child: torch.nn.Module | None
     ) -> None:

@@ -96,14 +96,18 @@ def quiet(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(method)
     def quietly(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        tracing = TracingPause()
         traced_by = set_frame_callback(None)
-        tracing.suspend()
+        # What `TracingPause` does: its calls would be recorded, a dozen for each small module.
+        thread_state = None
+        if _enter is not None and _leave is not None:
+            thread_state = ctypes.c_void_p(_current())
+            _enter(thread_state)
         try:
             with gc_paused(), dispatcher.unseen_by_modes():
                 return method(*args, **kwargs)
         finally:
-            tracing.resume()
+            if thread_state is not None:
+                _leave(thread_state)
             set_frame_callback(traced_by)
 
     return quietly
@@ -122,7 +126,8 @@ class ImportWatch:
     The import of torch's compiler leaves cycles behind: `torch.fx.wrap` refers to its own frame,
     and so to the frames of all its callers, down to the body's with its model and its optimizer.
     The collector would free them later, mostly before the body is over. It runs here, so that luck
-    does not decide what the body retains.
+    does not decide what the body retains. For that it rests while the compiler is imported: else
+    it would look at everything three times in that second, and then once more.
 
     Attributes:
         importing: Whether it imports now.
@@ -141,16 +146,24 @@ class ImportWatch:
     def _resting(self, original: Any) -> Any:
         here, tracing, done = threading.get_ident(), self._tracing, self._done
 
+        def load(name: str, import_: Any) -> Any:
+            if name in compiler.PACKAGES and not compiler.has_begun():
+                with gc_paused():
+                    return original(name, import_)
+            return original(name, import_)
+
         def _find_and_load(name: str, import_: Any) -> Any:
-            if name in sys.modules or self.importing or threading.get_ident() != here:
+            if name in sys.modules or threading.get_ident() != here:
                 return original(name, import_)
+            if self.importing:
+                return load(name, import_)
             self.importing = True
             compiler_is_new = not compiler.has_begun()
             # Who measures coverage, or profiles, must see the calls.
             if not profiler.others_listen():
                 tracing.suspend()
             try:
-                return original(name, import_)
+                return load(name, import_)
             finally:
                 if compiler_is_new and compiler.has_begun() and gc.isenabled():
                     gc.collect()
@@ -163,8 +176,9 @@ class ImportWatch:
                     self.importing = False
 
         # Python leaves the frames of importing out of tracebacks, by the name of their file.
-        code = _find_and_load.__code__
-        _find_and_load.__code__ = code.replace(co_filename=original.__code__.co_filename)
+        for function in (load, _find_and_load):
+            code = function.__code__.replace(co_filename=original.__code__.co_filename)
+            function.__code__ = code
         return _find_and_load
 
 

@@ -260,7 +260,9 @@ def _is_torch(event: profiler.ProfilerEvent) -> bool:
     method, owner, function = match.groups()
     if function:
         return dispatcher.is_layer_function(function)
-    return owner in ("Tensor", "Parameter") or (owner == "type" and hasattr(torch, method))
+    if owner == "type":  # as torch's functions are, and ``__new__`` of each type
+        return hasattr(torch, method) and not method.startswith("__")
+    return owner in ("Tensor", "Parameter")
 
 
 def _is_python(event: profiler.ProfilerEvent) -> bool:

@@ -32,6 +32,7 @@ CHECKED: Final[Checked] = {
     "torch._dynamo.eval_frame._maybe_set_eval_frame": ("2.13.0", "2.13.0"),
     "torch._dynamo.eval_frame.set_eval_frame": ("2.13.0", "2.13.0"),
     "torch._guards.CompileContext.try_get": ("2.13.0", "2.13.0"),
+    "torch._inductor": ("2.6.0", "2.15.0"),
     "torch._inductor.codecache": ("2.6.0", "2.15.0"),
     "torch.jit._recursive.create_script_module": ("2.13.0", "2.13.0"),
     "torch.jit._script.get_jit_def": ("2.13.0", "2.13.0"),
@@ -63,6 +64,10 @@ START_CALLBACK: Final = f"{_CALLBACKS}.register_start_callback"
 END_CALLBACK: Final = f"{_CALLBACKS}.register_end_callback"
 #: Called by ``torch._dynamo.reset()``, in the middle of a body.
 CLEAR_CALLBACKS: Final = f"{_CALLBACKS}.clear"
+
+
+#: With one of them begins the import of the compiler: of dynamo itself, or of what leads there.
+PACKAGES: Final = ("torch._dynamo", "torch._inductor")
 
 
 def has_begun() -> bool:

@@ -71,22 +71,13 @@ class _Schema:
     writes: list[bool]
 
 
-@dataclass(frozen=True, slots=True)
-class _InputFacts:
-    """The facts of a signature that go into an `InputShape`, before its texts are numbered."""
-
-    is_operator: bool
-    arguments: tuple[int, ...]
-    mutable: tuple[int, ...]
-    overloads: str
-    letters: str
-
-
 # Asking torch for the schemas of a name is slow, and once it has some they stay; so the answers are
 # kept for the life of the process. A name without any may get some later, so that is not kept.
 _SCHEMAS: dict[str, list[_Schema]] = {}
-# So are the facts about inputs of such names: another body calls mostly the same operators.
-_FACTS: dict[tuple[str, tuple[object, ...]], _InputFacts] = {}
+# So are facts about inputs of such names: another body calls mostly the same operators. These are
+# the signature, the argument that each tensor stands in, and whether it may be written to.
+_Facts: TypeAlias = tuple[Signature, tuple[int, ...], tuple[int, ...]]
+_FACTS: dict[tuple[str, tuple[object, ...]], _Facts] = {}
 _MOST_FACTS: Final = 4096
 
 
@@ -212,33 +203,23 @@ class InputShapes:
                 argument for argument, value in enumerate(inputs) for _ in flat([value])
             )
             mutable = tuple(int(signature.mutable[a]) for a in arguments)
-            facts = _InputFacts(signature.is_operator, arguments, mutable, *_texts_of(signature))
+            facts = signature, arguments, mutable
             if name in _SCHEMAS and len(_FACTS) < _MOST_FACTS:
                 _FACTS[name, exact] = facts
-        number = self._strings.number
-        return InputShape(
-            number(name),
-            facts.is_operator,
-            facts.arguments,
-            facts.mutable,
-            number(facts.overloads),
-            number(facts.letters),
-        )
+        signature, arguments, mutable = facts
+        number, texts = self._strings.number(name), self.texts_of(signature)
+        return InputShape(number, signature.is_operator, arguments, mutable, *texts)
 
     def texts_of(self, signature: Signature) -> tuple[int, int]:
         """The overloads, and a letter for each argument, as numbers of strings."""
-        overloads, letters = map(self._strings.number, _texts_of(signature))
-        return overloads, letters
+        letters = "".join(LETTERS[mutable] for mutable in signature.mutable)
+        number = self._strings.number
+        return number(OVERLOADS_JOIN.join(signature.overloads)), number(letters)
 
     def resolve_again(self, operator: profiler.TorchOpFields) -> Signature:
         """The signature when some tensors have no identity: these then count as no tensor."""
         kinds = tuple(_kind(value, keyed_only=True) for value in _inputs(operator))
         return self._schemas.resolve(_name(operator), kinds)
-
-
-def _texts_of(signature: Signature) -> tuple[str, str]:
-    letters = "".join(LETTERS[mutable] for mutable in signature.mutable)
-    return OVERLOADS_JOIN.join(signature.overloads), letters
 
 
 def flat(inputs: Iterable[object]) -> list[profiler.TensorMetadata]:

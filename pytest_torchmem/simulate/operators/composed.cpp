@@ -1,7 +1,9 @@
 #include "composed.h"
 
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 
+#include <utility>
 #include <vector>
 
 namespace simulated {
@@ -130,6 +132,18 @@ Stack embedding_bag(const Stack& given) {
   return {out, bags.to(indices.scalar_type()), sizes, largest};
 }
 
+// The rows of the gradient of x / rms(x) * weight, of which forward has kept 1 / rms(x).
+Stack rms_norm_backward(const Stack& given) {
+  const at::Tensor values = given[1].toTensor(), weight = tensor_or_none(given[4]);
+  const at::Tensor scale = given[3].toTensor().reshape({-1, 1});
+  const at::Tensor of_out = given[0].toTensor().reshape({scale.size(0), -1});
+  const at::Tensor scaled = values.reshape({scale.size(0), -1}) * scale;
+  const at::Tensor of_scaled = weight.defined() ? of_out * weight.reshape({1, -1}) : of_out;
+  const at::Tensor of_values = scale * (of_scaled - scaled * (of_scaled * scaled).mean(1, true));
+  return {of_values.view(values.sizes()),
+          weight.defined() ? (of_out * scaled).sum(0).view(weight.sizes()) : at::Tensor()};
+}
+
 Stack batch_norm_stats(const Stack& given) {
   const at::Tensor values = given[0].toTensor().to(at::kDouble);
   const double count = static_cast<double>(values.numel() / values.size(1));
@@ -179,6 +193,33 @@ Stack batch_norm_backward_elemt(const Stack& given) {
   of_input = of_input - (values - along_channels(given[2].toTensor(), values)) * along_channels(slope, values);
   const at::Tensor factor = weight.defined() ? scale * weight : scale;
   return {of_input * along_channels(factor, values)};
+}
+
+// Forward keeps something for backward on the CPU alone.
+Stack log_sigmoid_backward(const Stack& given) {
+  at::Tensor of_input = given[0].toTensor() * (-given[1].toTensor()).sigmoid();
+  if (given.size() > 3) given[3].toTensor().copy_(of_input);
+  return {of_input};
+}
+
+// The last axes are normalized, as many as are named.
+Stack rms_norm_backward(const Stack& given) {
+  const at::Tensor values = given[1].toTensor(), weight = tensor_or_none(given[4]);
+  const auto kind = at::toOpMathType(values.scalar_type());
+  const size_t axis_count = given[2].toIntVector().size();
+  std::vector<int64_t> kept_sizes = values.sizes().vec(), axes;
+  int64_t count = 1;
+  for (size_t at = values.dim() - axis_count; at < kept_sizes.size(); ++at) {
+    axes.push_back(at);
+    count *= std::exchange(kept_sizes[at], 1);
+  }
+  const at::Tensor scale = given[3].toTensor().to(kind).view(kept_sizes);
+  const at::Tensor of_out = given[0].toTensor().to(kind), normalized = values.to(kind) * scale;
+  const at::Tensor weighted = weight.defined() ? of_out * weight.to(kind) : of_out;
+  const at::Tensor shared = (weighted * normalized).sum(axes, true) / count;
+  const at::Tensor of_values = (weighted - normalized * shared) * scale;
+  if (!weight.defined()) return {of_values, at::Tensor()};
+  return {of_values, (of_out * normalized).sum_to_size(weight.sizes())};
 }
 
 Stack convolution_relu(const Stack& given) {

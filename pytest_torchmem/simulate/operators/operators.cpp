@@ -89,9 +89,19 @@ IValue with_each(const IValue& value, Seen seen) {
   return value;
 }
 
-IValue seen_from_host(const IValue& value) {
+// As the host sees it, with what `taken` makes of each tensor.
+template <typename Taken>
+IValue seen_from_host(const IValue& value, Taken taken) {
   if (value.isDevice() && value.toDevice().is_cuda()) return at::Device(at::kCPU);
-  return with_each(value, on_host);
+  return with_each(value, [&](const at::Tensor& tensor) { return taken(on_host(tensor)); });
+}
+
+bool is_half(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
+at::Tensor in_single_precision(const at::Tensor& tensor) {
+  return is_half(tensor) ? tensor.to(at::kFloat) : tensor;
 }
 
 // The same tensors, whose memory may be freed while these are there.
@@ -150,7 +160,7 @@ class Call {
       for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
         if (device_ < 0) device_ = tensor.device().index();
         count(tensor);
-        const bool counts = !op_.out[at] && !(at == 0 && leaves_self_out(*op_.schema, arguments_));
+        const bool counts = !op_.out[at] && !leaves_out(*op_.schema, arguments_, at);
         if (small_ && counts) exact_ = exact_ && is_exact(tensor);
       });
       if (arguments_[at].isDevice() && device_ < 0) device_ = arguments_[at].toDevice().index();
@@ -161,8 +171,10 @@ class Call {
     Saved::before_writes();  // for the operator that this one is part of
     if (op_.random) generator_ = draw_like(given_generator(), std::max<int>(device_, 0));
     for (size_t at = 0; at < arguments_.size(); ++at) {
-      if (!op_.written[at] || op_.out[at]) continue;
-      for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) { saved_.emplace_back(tensor); });
+      if (!op_.written[at]) continue;
+      for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
+        if (!op_.out[at] || is_read(tensor)) saved_.emplace_back(tensor);
+      });
     }
     // A shape that depends on values has to be known before the kernel takes memory for it.
     if (op_.rule.host_reads && compute()) {
@@ -199,6 +211,18 @@ class Call {
     small_ = small_ && bytes <= op_.rule.most_bytes(tensor.scalar_type()) && total_ <= 8 * kMiB;
   }
 
+  // In `torch.exp(x, out=x)` what stood where it writes does matter.
+  bool is_read(const at::Tensor& out) const {
+    bool read = false;
+    for (size_t at = 0; at < arguments_.size(); ++at) {
+      if (op_.out[at]) continue;
+      for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
+        read = read || tensor.const_data_ptr() == out.const_data_ptr();
+      });
+    }
+    return read && out.numel();
+  }
+
   IValue given_generator() const {
     for (size_t at = 0; at < arguments_.size(); ++at) {
       if (arguments_[at].isGenerator()) return arguments_[at];
@@ -208,6 +232,24 @@ class Call {
 
   bool compute() {
     const Unobserved unobserved;
+    return compute([](const at::Tensor& on_host) { return on_host; }) ||
+           (only_reads_halves() && failed_assertion_.empty() && compute(in_single_precision));
+  }
+
+  // Kernels of the GPU take more in half precision than those of the CPU, such as statistics in single
+  // precision beside it. They compute in single precision, and so may the CPU.
+  bool only_reads_halves() const {
+    bool read = false, written = false;
+    for (size_t at = 0; at < arguments_.size(); ++at) {
+      for_each_on_gpu(arguments_[at], [&](const at::Tensor& tensor) {
+        if (is_half(tensor)) (op_.written[at] ? written : read) = true;
+      });
+    }
+    return read && !written;
+  }
+
+  template <typename Taken>
+  bool compute(Taken taken) {
     try {
       for (const Saved& saved : saved_) saved.restore();
       Stack results;
@@ -216,7 +258,7 @@ class Call {
       for (size_t at = 0; at < arguments_.size(); ++at) {
         const bool draws = generator_.defined() && declared[at].name() == "generator";
         drawn = drawn || draws;
-        results.push_back(draws ? IValue(generator_) : seen_from_host(arguments_[at]));
+        results.push_back(draws ? IValue(generator_) : seen_from_host(arguments_[at], taken));
       }
       const HostGeneratorKept kept(op_.random && !drawn);
       if (op_.rule.stand_in) results = op_.rule.for_stand_in(results);
@@ -403,7 +445,8 @@ bool is_wanted(const Handle& handle) {
   const c10::OperatorName& name = handle.operator_name();
   if (name.name.rfind("aten::", 0) || !handle.hasSchema()) return false;
   // Of these a kernel for any device calls the GPU's, and no operator of its own.
-  const bool composed = name.name == "aten::copy_" || name.name == "aten::linalg_lstsq";
+  const bool composed = name.name == "aten::copy_" || name.name == "aten::linalg_lstsq" ||
+                        name.name == "aten::conj_physical_";
   if (!handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA) && !composed) return false;
   const bool tells_values = rule_of(name.name).host_reads;
   return (tells_values || writes_values(handle.schema())) && !leaves_values_alone(name.name);
@@ -414,6 +457,9 @@ Operator described(const Handle& handle) {
   op.schema = &handle.schema();
   op.kernel = kernel_of(handle, c10::DispatchKey::CUDA);
   op.rule = rule_of(handle.operator_name().name);
+  for (const auto& argument : handle.schema().arguments()) {
+    if (argument.is_out()) op.rule.stand_in = nullptr, op.rule.compute = nullptr;  // they return it
+  }
   if (op.rule.stand_in) {
     op.on_cpu = c10::Dispatcher::singleton().findSchema({op.rule.stand_in, ""});
   } else if (handle.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {

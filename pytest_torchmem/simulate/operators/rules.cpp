@@ -91,6 +91,17 @@ Arguments of_histc(const Arguments& given) {
   return taken;
 }
 
+// The CPU's keeps for it what the GPU's computes again.
+Arguments of_log_sigmoid_backward(const Arguments& given) {
+  return {given[0], given[1], given[1].toTensor().abs().neg().exp()};
+}
+
+// Bilinear, with zeros around and aligned corners.
+Arguments of_grid_sampler(const Arguments& given) { return {given[0], given[1], 0, 0, true}; }
+Arguments of_grid_sampler_backward(const Arguments& given) {
+  return {given[2], given[0], given[1], 0, 0, true, c10::List<bool>({true, true})};
+}
+
 struct StandIn {
   const char* name;
   const char* cpu_name;
@@ -105,6 +116,9 @@ constexpr StandIn kStandIns[] = {
     {"cudnn_batch_norm", "aten::native_batch_norm", as_given},
     {"cudnn_batch_norm_backward", "aten::native_batch_norm_backward", of_batch_norm_backward},
     {"histc", "aten::histc", of_histc},
+    {"log_sigmoid_backward", "aten::log_sigmoid_backward", of_log_sigmoid_backward},
+    {"cudnn_grid_sampler", "aten::grid_sampler_2d", of_grid_sampler},
+    {"cudnn_grid_sampler_backward", "aten::grid_sampler_2d_backward", of_grid_sampler_backward},
     {"_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu",
      of_flash},
     {"_scaled_dot_product_efficient_attention",
@@ -131,9 +145,12 @@ const Composed kComposed[] = {
      {4, 5, 6, 7, 12, 13}},
     {"_scaled_dot_product_efficient_attention_backward", efficient_attention_backward, {5, 6, 7, 8}},
     {"_scaled_dot_product_cudnn_attention_backward", cudnn_attention_backward, {4, 5, 6, 7, 9, 10}},
+    {"log_sigmoid_backward", log_sigmoid_backward, {2}},
+    {"_fused_rms_norm_backward", rms_norm_backward},
     {"_embedding_bag", embedding_bag},
     {"_embedding_bag_forward_only", embedding_bag},
     {"cudnn_convolution_relu", convolution_relu},
+    {"_fused_rms_norm_backward", rms_norm_backward},
     {"batch_norm_stats", batch_norm_stats},
     {"batch_norm_gather_stats", batch_norm_gather_stats},
     {"batch_norm_gather_stats_with_counts", batch_norm_gather_stats},
@@ -227,17 +244,21 @@ Rule rule_of(const std::string& name) {
 
 bool leaves_values_alone(const std::string& name) { return is_one_of(name, kLeftAlone); }
 
-bool leaves_self_out(const c10::FunctionSchema& schema, const Arguments& arguments) {
+bool leaves_out(const c10::FunctionSchema& schema, const Arguments& arguments, size_t number) {
   const auto& declared = schema.arguments();
+  const bool is_of_batch = declared[number].name().rfind("save_", 0) == 0;
   for (size_t at = 0; at < arguments.size(); ++at) {
-    if (declared[at].name() == "beta" && arguments[at].isScalar()) return arguments[at].toScalar().equal(0);
+    const std::string& name = declared[at].name();
+    if (!number && name == "beta" && arguments[at].isScalar()) return arguments[at].toScalar().equal(0);
+    if (is_of_batch && (name == "train" || name == "update")) return !arguments[at].toBool();
   }
   return false;
 }
 
 void make_finite(const at::Tensor& values) {
   constexpr double kInfinite = std::numeric_limits<double>::infinity();
-  if (!at::isFloatingType(values.scalar_type())) return;
+  // For floats of eight bits there is no operator that would.
+  if (!at::isFloatingType(values.scalar_type()) || values.element_size() == 1) return;
   at::Tensor changed = values;
   at::_ops::nan_to_num_::call(changed, 0.0, kInfinite, -kInfinite);
 }

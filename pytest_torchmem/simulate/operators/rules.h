@@ -44,8 +44,9 @@ Rule rule_of(const std::string& name);
 // Whether an operator only makes, looks at or describes tensors.
 bool leaves_values_alone(const std::string& name);
 
-// `beta * self + ...` with a beta of 0: what the first argument holds does not count.
-bool leaves_self_out(const c10::FunctionSchema& schema, const Arguments& arguments);
+// Whether what an argument holds does not count: the first one of `beta * self + ...` with a beta of
+// 0, or what a batch norm has kept of a batch that it was not normalized by.
+bool leaves_out(const c10::FunctionSchema& schema, const Arguments& arguments, size_t number);
 
 // Values that are not exact are no NaN: programs look for it, to leave a step out.
 void make_finite(const at::Tensor& values);

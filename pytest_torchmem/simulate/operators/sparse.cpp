@@ -111,7 +111,7 @@ class SparseCall {
     const Rule rule = rule_of(handle.operator_name().name);
     for (size_t at = 0; at < arguments.size(); ++at) {
       const bool counts = !handle.schema().arguments()[at].is_out() &&
-                          !(at == 0 && leaves_self_out(handle.schema(), arguments));
+                          !leaves_out(handle.schema(), arguments, at);
       for (const at::Tensor& tensor : tensors_of(arguments[at])) {
         for (const at::Tensor& part : parts_of(tensor)) {
           small = small && bytes_of(part) <= rule.most_bytes(part.scalar_type());

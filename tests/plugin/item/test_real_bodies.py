@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from pytest_torchmem.measuring import body, counted
-from pytest_torchmem.record import environment
+from pytest_torchmem.record import devices, environment
 
 BODIES = """
 import asyncio
@@ -109,6 +109,8 @@ def test_every_kind_of_body_on_the_real_engine(torch_pytester):
         (body, "Region"),
         (counted, "CounterMeasurement"),
         (environment, "environment"),
+        (environment, "device_names"),
+        (devices, "named_device"),
     ],
 )
 def test_the_stand_in_is_called_as_the_real_engine_is(module, name):
@@ -207,3 +209,35 @@ def test_asserts_and_limits_name_who_holds_what_is_retained(torch_pytester):
             "grew by 1.0 MiB per step, *, held at its end by kept[[]*] in test_growth, freed later",
         ]
     )
+
+
+def test_what_a_recording_replaced_is_back_in_the_next_test(torch_pytester):
+    """Also what the plugin puts back for a moment itself, such as ``gc.get_threshold``."""
+    torch_pytester.makepyfile(
+        """
+        import pytest
+        import torch
+        from pytest_torchmem.record.patches import PATCHES, During, How, found
+
+        def patched():
+            return {
+                patch.name: found(patch.name)
+                for patch in PATCHES
+                if (patch.how, patch.during) == (How.REPLACED, During.MEASURING)
+                and patch.name.partition(".")[0] in ("gc", "sys", "threading")
+            }
+
+        BEFORE = patched()
+
+        @pytest.mark.parametrize("_", range(2))
+        @pytest.mark.memory_budget("1MiB")
+        def test_measured(_):
+            torch.ones(8)
+            assert patched() != BEFORE
+
+        def test_after():
+            assert len(BEFORE) == 3
+            assert patched() == BEFORE
+        """
+    )
+    torch_pytester.runpytest().assert_outcomes(passed=3)

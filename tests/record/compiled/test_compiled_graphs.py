@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_torchmem.record.compiled.graphs import CompiledGraphs, Frame, user_frame
+from pytest_torchmem.record.compiled.graphs import CompiledGraphs, user_frame
+from pytest_torchmem.values.contributors import Source
 
 
 def add_one(x: torch.Tensor) -> torch.Tensor:
@@ -95,18 +96,18 @@ def moved(tmp_path: Path) -> str:
 
 
 def test_code_that_moved_since_it_was_compiled_is_found_where_it_is_now(moved: str):
-    assert user_frame(stack(2, file=moved)) == Frame(moved, 4, "add_one")
-    assert user_frame(stack(4, file=moved)) == Frame(moved, 4, "add_one")
+    assert user_frame(stack(2, file=moved)) == Source(moved, 4, "add_one")
+    assert user_frame(stack(4, file=moved)) == Source(moved, 4, "add_one")
 
 
 def test_code_that_is_gone_leaves_the_function_alone(moved: str):
-    assert user_frame(stack(2, "return x", file=moved)) == Frame(moved, 0, "add_one")
+    assert user_frame(stack(2, "return x", file=moved)) == Source(moved, 0, "add_one")
 
 
 def test_the_innermost_frame_of_the_users_counts(moved: str):
     library = stack(9, file=torch.__file__)
     outer = stack(1, "# new", file=moved)
-    assert user_frame(outer + stack(4, file=moved) + library) == Frame(moved, 4, "add_one")
+    assert user_frame(outer + stack(4, file=moved) + library) == Source(moved, 4, "add_one")
     assert user_frame(library) is None
 
 

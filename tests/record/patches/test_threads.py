@@ -223,6 +223,16 @@ def test_a_thread_without_torch_is_nobodys_business():
     assert measured(lambda: in_thread(lambda: sum(map(int, range(1000))))).blind_spots == ()
 
 
+def test_a_body_without_operators_is_no_other_thread():
+    """Making an object calls ``__new__`` of its type, and torch's functions are of a type, too."""
+    with ThreadPool(1) as pool:
+        pool.apply(int)
+        measurement = BodyMeasurement("cpu")
+        measurement.start()
+        tuple.__new__(tuple)
+        assert measurement.stop().blind_spots == ()
+
+
 def test_a_pool_of_other_makers_that_was_there_before_is_noticed():
     with ThreadPool(1) as pool:
         pool.apply(int)
