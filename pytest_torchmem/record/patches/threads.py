@@ -97,7 +97,7 @@ class ThreadWatch:
 
     def _followed(self, start: Callable[..., int]) -> Callable[..., int]:
         @wraps(start)
-        def start_new_thread(*args: Any, **kwargs: Any) -> int:
+        def start_new_thread(*args: object, **kwargs: object) -> int:
             # Python says what is wrong with other arguments.
             if args and callable(args[0]):
                 # No profile function that the program sets in `threading` is called there.
