@@ -111,6 +111,13 @@ IN_PLACE = {
 }
 
 
+def test_random_numbers_can_be_cast_to_eight_bits():
+    values = torch.randn(16, 32, device=CUDA).to(torch.float8_e4m3fn)
+    one = torch.ones((), device=CUDA)
+    product = torch._scaled_mm(values, values.t(), one, one, out_dtype=torch.bfloat16)
+    assert product.shape == (16, 16)
+
+
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_what_is_changed_in_place_is_changed_once(name):
