@@ -21,7 +21,9 @@ from workloads_estimated import Program, Step
 _Shape = tuple[int, ...]
 _Function = Callable[..., Any]
 BF16 = torch.bfloat16
+COMPLEX = torch.complex64
 MATRIX, IMAGE, SEQUENCE, HEADS = (64, 64), (4, 16, 32, 32), (4, 16, 32), (2, 4, 64, 32)
+BATCH = (4, 48, 48)
 LONG, LARGE, VOLUME = (8192, 128), (512, 512), (2, 4, 12, 12, 12)
 
 
@@ -119,9 +121,16 @@ OPERATORS: dict[str, Operator] = {
     "lp_pool2d": Operator(nn.LPPool2d(2, 2), IMAGE),
     "upsample": Operator(nn.Upsample(scale_factor=2, mode="bilinear"), IMAGE),
     "upsample, nearest": Operator(nn.Upsample(scale_factor=2), IMAGE),
+    "upsample, nearest-exact": Operator(nn.Upsample(scale_factor=2, mode="nearest-exact"), IMAGE),
+    "upsample bf16, linear": Operator(
+        nn.Upsample(scale_factor=2, mode="linear"), (4, 16, 256), dtype=BF16
+    ),
     "upsample, bicubic": Operator(nn.Upsample(scale_factor=2, mode="bicubic"), IMAGE),
     "upsample, trilinear": Operator(nn.Upsample(scale_factor=2, mode="trilinear"), VOLUME),
     "reflection_pad2d": Operator(nn.ReflectionPad2d(2), IMAGE),
+    "reflection_pad3d": Operator(nn.ReflectionPad3d(2), VOLUME),
+    "replication_pad3d": Operator(nn.ReplicationPad3d(2), VOLUME),
+    "circular pad": Operator(lambda a: F.pad(a, (2, 2, 2, 2), "circular"), IMAGE),
     "unfold": Operator(nn.Unfold(3), IMAGE),
     "fold": Operator(nn.Fold(16, 3), (4, 36, 196)),
     "pixel_shuffle": Operator(nn.PixelShuffle(4), IMAGE),
@@ -146,6 +155,8 @@ OPERATORS: dict[str, Operator] = {
     "sort": Operator(lambda a: a.sort()[0], MATRIX),
     "sort, long": Operator(lambda a: a.sort(0)[0], LONG),
     "median": Operator(lambda a: a.median(-1)[0], MATRIX),
+    "median of columns": Operator(lambda a: a.median(0)[0], LARGE),
+    "median of all": Operator(torch.median, LARGE),
     "kthvalue": Operator(lambda a: a.kthvalue(3)[0], MATRIX),
     "cumsum": Operator(lambda a: a.cumsum(0), MATRIX),
     "cumprod": Operator(lambda a: a.cumprod(0), MATRIX),
@@ -164,6 +175,26 @@ OPERATORS: dict[str, Operator] = {
     "flip": Operator(lambda a: a.flip(0), LARGE),
     "repeat": Operator(lambda a: a.repeat(2, 2), LARGE),
     "triu": Operator(torch.triu, LARGE),
+    "tril of a batch": Operator(torch.tril, BATCH),
+    "transposed": Operator(lambda a: a.t().contiguous() * 2, LARGE),
+    "rot90": Operator(torch.rot90, LARGE),
+    "diff": Operator(torch.diff, LARGE),
+    "sinc": Operator(torch.sinc, LARGE),
+    "aminmax": Operator(lambda a: a.aminmax(dim=0)[0], LONG),
+    "std of columns": Operator(lambda a: a.std(0), LONG),
+    "logcumsumexp": Operator(lambda a: a.logcumsumexp(0), MATRIX),
+    "take": Operator(torch.take, LARGE, indices=((64, 32), 512 * 512)),
+    "bernoulli": Operator(lambda a: a * torch.bernoulli(a.detach().sigmoid()), LARGE),
+    "rrelu": Operator(lambda a: F.rrelu(a, training=True), LARGE),
+    "count_nonzero": Operator(lambda a: a * a.count_nonzero(0), LARGE),
+    "isin": Operator(lambda a, b: a * torch.isin(a.detach(), b.detach()), LONG, (2000,)),
+    "masked_scatter": Operator(lambda a, b: a.masked_scatter(a.detach() > 0, b), MATRIX, MATRIX),
+    "index_reduce": Operator(
+        lambda a, i: a.index_reduce(0, i, a * 2, "amax"), MATRIX, indices=((64,), 64)
+    ),
+    "scatter_reduce": Operator(
+        lambda a, i: a.scatter_reduce(0, i, a * 2, "mean"), MATRIX, indices=(MATRIX, 64)
+    ),
     "mse_loss": loss(F.mse_loss),
     "l1_loss": loss(F.l1_loss),
     "huber_loss": loss(F.huber_loss),
@@ -186,6 +217,18 @@ OPERATORS: dict[str, Operator] = {
     "linalg.det": square(torch.linalg.det),
     "linalg.pinv": square(torch.linalg.pinv),
     "matrix_exp": square(torch.linalg.matrix_exp),
+    "matrix_exp of a batch": Operator(torch.linalg.matrix_exp, (4, 32, 32)),
+    "linalg.householder_product": Operator(torch.linalg.householder_product, MATRIX, (64,)),
+    "cholesky_solve": Operator(lambda a, b: torch.cholesky_solve(b, a.tril()), MATRIX, MATRIX),
+    "mm of conjugates": Operator(
+        lambda a, b: (a.conj() @ b.conj()).abs(), MATRIX, MATRIX, dtype=COMPLEX
+    ),
+    "mm of adjoints": Operator(lambda a, b: (a.mH @ b.mH).abs(), MATRIX, MATRIX, dtype=COMPLEX),
+    "bmm of adjoints": Operator(
+        lambda a, b: torch.bmm(a.mH, b.conj()).abs(), BATCH, BATCH, dtype=COMPLEX
+    ),
+    "hfftn": Operator(torch.fft.hfftn, MATRIX),
+    "ifft": Operator(lambda a: torch.fft.ifft(a).abs(), LARGE),
     "fft": Operator(lambda a: torch.fft.rfft(a).abs(), MATRIX),
     "fft2": Operator(lambda a: torch.fft.fft2(a).real, LARGE),
     "irfft": Operator(lambda a: torch.fft.irfft(torch.fft.rfft(a)), LARGE),

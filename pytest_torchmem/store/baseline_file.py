@@ -264,6 +264,9 @@ def _text(path: Path) -> str:
         return read_text(path)
     except (FileNotFoundError, NotADirectoryError):
         return ""
+    except PermissionError as error:
+        text = f"the baseline {path} cannot be read ({error.strerror}); make it readable"
+        raise BaselineError(text) from None
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
     except (ValueError, MemoryError) as error:
@@ -402,7 +405,9 @@ def _check_format(path: Path, data: object) -> None:
         raise unreadable(path, "it is not a baseline file")
     if "format" not in data:
         raise unreadable(path, "it does not say its format")
-    if data["format"] not in list(FORMATS):
+    if type(data["format"]) is not int:
+        raise unreadable(path, f"its format is {shown(data['format'])}, and must be a number")
+    if data["format"] not in FORMATS:
         raise BaselineError(
             f"the baseline {path} has format {shown(data['format'])}, and this version of "
             f"pytest-torchmem reads {', '.join(map(str, FORMATS))}; install a newer one"
@@ -434,9 +439,9 @@ def unreadable(path: Path, reason: str) -> BaselineError:
 
 def _damaged(path: Path, key: str, reason: str) -> EntryError:
     return EntryError(
-        f"the baseline {path}: the entry {key!r} is damaged ({reason}). Restore the rows that "
-        f"begin with [{encode(name_of(key))} from version control, or measure again and replace it "
-        "with --torchmem-update-baseline, which keeps the other entries"
+        f"the baseline {path}: the entry {key!r} is damaged ({reason}). Restore its rows, "
+        f"which begin with [{encode(name_of(key))}, from version control, or measure it again with "
+        "--torchmem-update-baseline, which keeps the other entries"
     )
 
 

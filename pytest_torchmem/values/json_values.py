@@ -80,6 +80,8 @@ def told_damage(error: Exception) -> str:
     """Return what is wrong with a file in words, from what reading it raised."""
     if isinstance(error, json.JSONDecodeError):
         return f"it is no JSON: {error.msg} (line {error.lineno}, column {error.colno})"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is no text in UTF-8 (byte {error.start})"
     if isinstance(error, KeyError):
         return f"{shown(error.args[0])} is missing"
     if isinstance(error, ValueError):

@@ -211,3 +211,12 @@ def test_looking_at_a_graph_unpacks_nothing() -> None:
     recorded(body)
     # x * x keeps x twice: two, and both by backward itself.
     assert unpacked == ["unpacked", "unpacked", "end of backward"]
+
+
+def test_the_profilers_notes_stay_off_standard_error_without_pythons_own(capfd, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    torch.ones(16)
+    measurement.stop()
+    assert capfd.readouterr().err == ""

@@ -229,3 +229,39 @@ def test_strict_fails_a_lower_bound(pytester):
     run = pytester.runpytest_subprocess(*plain, "--torchmem-strict")
     assert run.ret == pytest.ExitCode.TESTS_FAILED
     run.stdout.fnmatch_lines(["*lower bound: the body called cuDNN*"])
+
+
+def test_a_backward_pass_is_of_the_modules_that_made_it_where_a_forward_runs_again(pytester):
+    """The engine's thread counts its operators apart from the thread of the forward pass."""
+    code = """
+        import torch
+        from pytest_torchmem import analyze, load_trace, measure
+        from torch import nn
+        from torch.utils.checkpoint import checkpoint
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = nn.Sequential(nn.Linear(64, 64), nn.GELU())
+                self.middle = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
+                self.last = nn.Sequential(nn.Linear(64, 64), nn.Sigmoid())
+
+            def forward(self, x):
+                for part in (self.first, self.middle):
+                    x = checkpoint(part, x, use_reentrant=False)
+                return self.last(x).sum()
+
+        model, x = Net().cuda(), torch.ones(32, 64, device="cuda")
+        model(x).backward()
+        with measure(device="cuda") as block:
+            loss = model(x)
+            for _ in range(12):  # the engine's numbers come to those of the forward pass, and pass
+                loss.backward(retain_graph=True)
+        block.save_trace("step.npz")
+        found = [e.storage for e in analyze(load_trace("step.npz")).explain()]
+        for made in sorted({(m.operator, m.module) for m in found if "_backward" in m.operator}):
+            print(*made)
+    """
+    lines = sees(pytester, code, "--gpu", "H100", "--", "python")
+    modules = {"gelu": "Net.first.*", "sigmoid": "Net.last.*", "tanh": "Net.middle.*"}
+    assert lines[-3:] == [f"aten::{name}_backward {modules[name]}" for name in modules]

@@ -354,14 +354,15 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
         ('{"entries": {}, "environment": %s}', "it does not say its format"),
         ('{"entries": {}, "format": 1, "environment": 3}', "it does not say where it was measured"),
         ('{"entries": {}, "format": 99}', "has format 99"),
-        ('{"entries": {}, "format": [1]}', "has format [1]"),
+        ('{"entries": {}, "format": [1]}', "its format is [1], and must be a number"),
+        ('{"entries": {}, "format": "3"}', "its format is '3', and must be a number"),
         ('{"entries": {"a": {"total": 1.5}}, "format": 1}', "1.5 is not a whole number"),
         ('{"entries": {"a": {}, "a": {}}, "format": 1}', "'a' occurs twice"),
         (
             '{"entries": {}, "environment": {"device": "gpu"}, "format": 1}',
             "measured on another environment",
         ),
-        ("\udcff", "codec can't decode"),
+        ("\udcff", "it is no text in UTF-8 (byte 0)"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why_and_is_never_written_to(tmp_path, text, reason):
@@ -455,7 +456,7 @@ def test_a_damaged_entry_fails_its_own_test_only_and_an_update_replaces_it(proje
     result = project.run()
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        [f"*the entry 'test_a' is damaged (*{told}*). *--torchmem-update-baseline, which*"]
+        [f"the baseline __torchmem__/*'test_a' is damaged (*{told}*). *-update-baseline, which*"]
     )
     project.run("--torchmem-update-baseline", "--torchmem-accept=grown").assert_outcomes(
         passed=1, failed=1
@@ -487,6 +488,7 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_fails_the_run(sized):
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     lines = [line for line in result.outlines if "cannot be" in line]
     assert len(lines) == 1
+    assert lines[0].startswith("the baseline __torchmem__/")
     assert lines[0].endswith("[bad-baseline]")
 
 

@@ -28,7 +28,12 @@ from pytest_torchmem.store.baseline_file import EntryError
 from pytest_torchmem.store.baselines import BaselineStore, Reference, entry_key
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.values.contributors import Source
-from pytest_torchmem.values.errors import MarkerError, TorchmemError, is_torchmem_error
+from pytest_torchmem.values.errors import (
+    BaselineError,
+    MarkerError,
+    TorchmemError,
+    is_torchmem_error,
+)
 from pytest_torchmem.values.findings import COUNTERS, RETAINED, Finding, FindingKind, Verdict
 from pytest_torchmem.values.results import Result
 
@@ -235,10 +240,12 @@ class Baselines:
         key = entry_key(self.nodeid, name)
         try:
             return self.store.reference(self.module, self.environment(), key)
-        except EntryError:
-            if Change.NEW in self.settings.accepted:
+        except BaselineError as error:
+            if isinstance(error, EntryError) and Change.NEW in self.settings.accepted:
                 return None  # what is right, the new measurement says
-            raise
+            path = self.store.path(self.module, self.environment())
+            shown = relative_path(path, self.start)
+            raise BaselineError(error.sentence.replace(str(path), shown)) from None
 
     def has_changed(self, source: Source) -> bool:
         """Return whether a line is not as it was when the baseline was committed."""

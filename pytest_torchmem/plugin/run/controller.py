@@ -271,12 +271,10 @@ class Collector:
             try:
                 path = write_run(run, asked, self._traces)
             except ReportError as error:
-                self.add_problem(str(error))
+                self.add_problem(str(error).replace(str(asked), self._near(asked)))
                 continue
             written.append(path)
-            shown = relative_path(path, self.config.invocation_params.dir)
-            shown = str(path) if shown.startswith("..") else shown
-            self._lines.append(f"report written: {shown}")
+            self._lines.append(f"report written: {self._near(path)}")
         try:
             self._lines += github_lines(run, self.config.rootpath) if github else []
         except ReportError as error:
@@ -314,7 +312,7 @@ class Collector:
                 elif plan.writes:
                     apply(plan)
             except BaselineError as error:
-                self.add_problem(str(error))
+                self.add_problem(str(error).replace(str(plan.path), shown))
             else:
                 self._lines += explained_lines(len(plan.explained), shown)
                 changes = tuple(plan.changes(shown, not settings.dry_run))
@@ -350,6 +348,11 @@ class Collector:
 
     def _shown(self, path: Path) -> str:
         return relative_path(path, self.config.invocation_params.dir)
+
+    def _near(self, path: Path) -> str:
+        """A path as `_shown` has it; whole where it is not below the folder pytest began in."""
+        shown = self._shown(path)
+        return str(path) if shown.startswith("..") else shown
 
 
 def _selects(config: pytest.Config) -> bool:

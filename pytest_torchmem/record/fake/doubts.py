@@ -18,6 +18,8 @@ from pytest_torchmem.record.fake.kernels.call import Call, elements, nbytes
 _OF_ALL: Final = "ProdBackward0"
 _ALONG: Final = "ProdBackward1"
 _RUNNING: Final = "CumprodBackward"
+# Of the largest, the smallest and the middle value of all.
+_SPREADING: Final = ("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0")
 _INDEX_BYTES: Final = 8
 _ONE_PLACE_BYTES: Final = 64
 # With zeros or without, the gradient of a running product makes these.
@@ -46,10 +48,12 @@ class Doubts:
         self._is_doubted = is_doubted
         self._rows: dict[str, int] = {}
 
-    def about(self, call: Call, scope: str) -> Doubt | None:
+    def about(self, call: Call, scope: str, *, on_cpu: bool) -> Doubt | None:
         """Return what values decide about an operator in a node, if anything."""
         if not call.outputs:
             return None
+        if scope.startswith(_SPREADING) and on_cpu:
+            return self._spread(call, scope)
         if scope.startswith(_RUNNING):
             return _running(call)
         if scope.startswith(_ALONG):
@@ -57,6 +61,19 @@ class Doubts:
         if scope.startswith(_OF_ALL):
             return self._of_all(call)
         return None
+
+    def _spread(self, call: Call, scope: str) -> Doubt | None:
+        """On the CPU zeros are filled where the value is, once it is known how often it occurs.
+
+        See ``evenly_distribute_backward``: fake tensors multiply the places by the gradient.
+        """
+        if call.name == "aten::isnan":
+            self._rows[scope] = max(self._rows.get(scope, 0), nbytes(call.args[0]))
+        filled = self._rows.get(scope, 0)
+        if call.name == "aten::sum":
+            # Of three marks of each value one is there.
+            return Doubt(is_sure=True, taken_bytes=filled - 2 * elements(call.args[0]))
+        return Doubt(is_sure=True, taken_bytes=-filled) if call.name == "aten::mul" else None
 
     def _along(self, call: Call, scope: str) -> Doubt:
         """The zeros are marked and counted, the marks cast for it; then there are two products."""

@@ -37,7 +37,9 @@ from pytest_torchmem.values.static_graph import (
 
 _ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 # Backward formulas that fill a gradient of zeros: out of place only for subclasses.
-_FILLING = frozenset({"aten::scatter", "aten::scatter_add", "aten::index_put", "aten::index_add"})
+_FILLING = frozenset(
+    {"aten::scatter", "aten::scatter_add", "aten::index_put", "aten::index_add", "aten::put"}
+)
 _ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
 
 
@@ -204,7 +206,8 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._enlarge(call)
         makes = self._made(tensors, has_memory=func is not fake_tensors.ZEROS_WITHOUT_MEMORY)
         summed = self._note_in_place_for_real(func, call.args, makes)
-        doubt = self._doubts.about(call, _scope_of(autograd.running_node()))
+        scope = _scope_of(autograd.running_node())
+        doubt = self._doubts.about(call, scope, on_cpu=bool(tensors) and self._on_cpu(call))
         scratch, unknown_bytes = self._scratch(call, doubt)
         if doubt is not None and not doubt.is_sure:
             self._ledger.doubt(makes)

@@ -32,6 +32,7 @@ from pytest_torchmem.record.owners.autograd_graph import graph_holdings
 from pytest_torchmem.record.owners.live_objects import is_a, referents, running_frames
 from pytest_torchmem.record.owners.places import places_of
 from pytest_torchmem.record.patches.python_tracing import quiet
+from pytest_torchmem.record.torch_api import autograd
 
 Place: TypeAlias = tuple[str, int]
 Ways: TypeAlias = dict[Place, str]
@@ -93,7 +94,7 @@ def _places(frames: Iterable[types.FrameType]) -> Ways:
             for place in places_of(tensor):
                 found.setdefault(place, by)
             if tensor.is_leaf:
-                for place in places_of(tensor.grad):
+                for place in places_of(autograd.gradient_of(tensor)):
                     found.setdefault(place, tidy(f"{way}.grad"))
             elif len(graphs) < _GRAPHS:
                 graphs.append((tensor, f"{by}, in its autograd graph"))

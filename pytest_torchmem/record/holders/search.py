@@ -27,7 +27,7 @@ from pytest_torchmem.record.owners.live_objects import (
     referents,
 )
 from pytest_torchmem.record.owners.places import places_of, storages_of
-from pytest_torchmem.record.torch_api import memory, profiler
+from pytest_torchmem.record.torch_api import autograd, memory, profiler
 from pytest_torchmem.record.tree.kineto import device_name
 
 Place = tuple[str, int]
@@ -113,7 +113,7 @@ def _held_by(tensor: torch.Tensor | torch.UntypedStorage) -> Iterator[tuple[Plac
     for place in places_of(tensor):
         yield place, ""
     if tensor.is_leaf:
-        for place in places_of(tensor.grad):
+        for place in places_of(autograd.gradient_of(tensor)):
             yield place, ".grad"
     if tensor.grad_fn is not None:
         holdings = graph_holdings([tensor])

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeGuard, TypeVar
 import torch
 
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import dispatcher, memory
+from pytest_torchmem.record.torch_api import autograd, dispatcher, memory
 
 _T = TypeVar("_T")
 
@@ -445,7 +445,7 @@ def _gradients(found: list[object]) -> list[object]:
     """Return what is in a ``.grad``, which may have no Python object until we ask."""
     with dispatcher.unseen_by_modes():
         leaves = [tensor for tensor in _tensors(found) if tensor.is_leaf]
-        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+        return [g for g in map(autograd.gradient_of, leaves) if g is not None]
 
 
 # One for the process: what was found in one test is known in the next.

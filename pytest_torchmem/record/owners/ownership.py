@@ -159,7 +159,7 @@ class OwnershipWatch:
         self._modules.update(live.modules)
         holdings = graph_holdings(t for t in tensors if t.grad_fn is not None)
         # What a graph saved and what is in a ``.grad`` may have no Python object until we ask.
-        gradients = (t.grad for t in tensors if t.is_leaf)
+        gradients = (autograd.gradient_of(t) for t in tensors if t.is_leaf)
         for tensor in (*tensors, *holdings.saved, *(g for g in gradients if g is not None)):
             self._log.owner(mark, Ownership.LIVE, tensor)
             self._follow_storages(tensor)
@@ -192,8 +192,9 @@ class OwnershipWatch:
         for name, parameter in parameters_of(module).items():
             if parameter is not None:
                 self._log.owner(mark, Ownership.PARAMETER, parameter, id(module), name)
-                if gradients and parameter.grad is not None:
-                    self._log.owner(mark, Ownership.GRADIENT, parameter.grad, id(module), name)
+                gradient = autograd.gradient_of(parameter) if gradients else None
+                if gradient is not None:
+                    self._log.owner(mark, Ownership.GRADIENT, gradient, id(module), name)
         for name, buffer in buffers_of(module).items():
             if buffer is not None:
                 self._log.owner(mark, Ownership.BUFFER, buffer, id(module), name)
@@ -286,8 +287,8 @@ class OwnershipWatch:
         mark = self._mark(MarkKind.BACKWARD_END, "")
         self._depth -= 1
         for leaf in leaves:
-            if leaf.grad is not None:
-                self._log.owner(mark, self._gradient_kind(leaf), leaf.grad)
+            if (found := autograd.gradient_of(leaf)) is not None:
+                self._log.owner(mark, self._gradient_kind(leaf), found)
         # The gradients of a backward pass within another one go on into the outer one: those of a
         # checkpoint do.
         kind = Ownership.GRADIENT_ROOT if self._depth else Ownership.RETURNED
@@ -361,8 +362,8 @@ class OwnershipWatch:
         for group in groups_of(optimizer):
             for parameter in group["params"]:
                 self._log.owner(mark, Ownership.PARAMETER, parameter)
-                if parameter.grad is not None:
-                    self._log.owner(mark, Ownership.GRADIENT, parameter.grad)
+                if (gradient := autograd.gradient_of(parameter)) is not None:
+                    self._log.owner(mark, Ownership.GRADIENT, gradient)
         for state in state_of(optimizer).values():
             for tensor in tensors_in(state):
                 self._log.owner(mark, Ownership.OPTIMIZER_STATE, tensor)

@@ -83,6 +83,7 @@ PATCHES: Final = (
     Patch("torch.autograd.profiler.record_function.__enter__", _RANGE),
     Patch("torch.autograd.profiler.record_function.__exit__", _RANGE),
     Patch("threading.setprofile", "Counts what other threads allocate.", How.ADDED),
+    Patch("_thread.start_new_thread", "Counts what a thread that has no object allocates."),
     Patch(RUN_ITEM, "Counts what an executor's threads allocate."),
     Patch(
         profiler.PREPARE,

@@ -19,7 +19,11 @@ from typing import Any, Final, ParamSpec, TypeVar
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd, compiler, dispatcher, profiler
-from pytest_torchmem.record.torch_api.compiler import set_frame_callback, untraced
+from pytest_torchmem.record.torch_api.compiler import (
+    pauses_halt_dynamo,
+    set_frame_callback,
+    untraced,
+)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -54,8 +58,12 @@ class TracingPause:
         self._thread_state: ctypes.c_void_p | None = None
 
     def suspend(self) -> None:
-        """Suspend on the calling thread; does nothing while suspended."""
-        if self._thread_state is None and _enter is not None and _leave is not None:
+        """Suspend on the calling thread; does nothing while suspended.
+
+        Nor does it where dynamo looks at frames that begin: it would look at none meanwhile, and
+        compiled code would run as written.
+        """
+        if self._thread_state is None and _enter and _leave and not pauses_halt_dynamo():
             # Called here so that it is not first called while suspended.
             self.resume()
             self._thread_state = ctypes.c_void_p(_current())
@@ -235,8 +243,13 @@ class CompilationWatch:
         for name in compiler.PREPARING:
             patches.replace(name, _resting_on(self._thread))
 
-    @untraced
     def _begin(self, *args: object) -> None:
+        # A backward graph that is compiled within compiled code.
+        if not pauses_halt_dynamo():
+            self._suspend()
+
+    @untraced
+    def _suspend(self) -> None:
         # The threads of the autograd engine, where backward graphs may be compiled, never end.
         is_known = threading.get_ident() == self._thread or autograd.in_backward()
         if is_known and not profiler.others_listen():

@@ -30,7 +30,14 @@ _MOMENTS: Final = 8192
 
 def thread_name() -> str:
     """Return the calling thread's name, without its number."""
-    return _NUMBER.sub("", threading.current_thread().name)
+    # To ask for the current thread makes one of a thread that `threading` does not know.
+    name: str = getattr(_LOCAL, "name", "") or threading.current_thread().name
+    return _NUMBER.sub("", name)
+
+
+def name_thread(name: str) -> None:
+    """Give the calling thread a name that nobody else knows."""
+    _LOCAL.name = name
 
 
 class ThreadMemory:
@@ -152,5 +159,5 @@ class _Counting:
             self._memory.add(changes, counted.thread if self._is_of_executor else None)
 
 
-# Each thread's stretch; it goes with the thread.
+# Each thread's stretch, and its name where nobody else has one for it; it goes with the thread.
 _LOCAL: Final = threading.local()

@@ -23,7 +23,7 @@ import torch
 
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
-from pytest_torchmem.record.patches.thread_memory import ThreadMemory, thread_name
+from pytest_torchmem.record.patches.thread_memory import ThreadMemory, name_thread, thread_name
 from pytest_torchmem.record.torch_api import dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.values.json_values import Json
@@ -41,8 +41,13 @@ _TRACED: Final = re.compile(r"<built-in (?:method (\w+) of (type|\w+) object at|
 
 # Functions of these modules run the work of a thread.
 _RUNNERS: Final = frozenset(
-    str(Path(threading.__file__).parent / file)
-    for file in ("threading.py", "concurrent/futures/thread.py", "multiprocessing/pool.py")
+    (
+        *(
+            str(Path(threading.__file__).parent / file)
+            for file in ("threading.py", "concurrent/futures/thread.py", "multiprocessing/pool.py")
+        ),
+        __file__,
+    )
 )
 # In these functions a thread waits for its next work.
 _WAITS: Final = frozenset(
@@ -77,16 +82,30 @@ class ThreadWatch:
         for name in profiler.GETTERS:
             patches.replace(name, self._hidden)
         patches.replace(profiler.PREPARE, self._noticed)
+        patches.replace("_thread.start_new_thread", self._followed)
         self._memory.install(patches)
 
     def _hidden(self, getter: Callable[[], object]) -> Callable[[], object]:
         @wraps(getter)
         def getprofile() -> object:
             found = getter()
-            is_ours = isinstance(found, _Watched) or found == self._on_event
-            return self._users if is_ours else profiler.users_function(found)
+            if isinstance(found, _Watched):
+                return found.users
+            return self._users if found == self._on_event else profiler.users_function(found)
 
         return getprofile
+
+    def _followed(self, start: Callable[..., int]) -> Callable[..., int]:
+        @wraps(start)
+        def start_new_thread(*args: object, **kwargs: object) -> int:
+            # Python says what is wrong with other arguments.
+            if args and callable(args[0]):
+                # No profile function that the program sets in `threading` is called there.
+                watched = _Watched(self._memory, self._unfollowed, None)
+                args = (_Followed(args[0], watched), *args[1:])
+            return start(*args, **kwargs)
+
+        return start_new_thread
 
     def _noticed(self, prepare: Callable[..., object]) -> Callable[..., object]:
         @wraps(prepare)
@@ -139,6 +158,22 @@ class ThreadWatch:
         watched(frame, event, function)
 
 
+class _Followed:
+    """The function of a thread that ``threading`` does not know; the thread is watched, too."""
+
+    def __init__(self, function: Callable[..., object], watched: _Watched) -> None:
+        self._function, self._watched = function, watched
+
+    def __repr__(self) -> str:
+        # Python shows it where the function raises.
+        return repr(self._function)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        name_thread("a thread without a name")
+        sys.setprofile(self._watched)
+        return self._function(*args, **kwargs)
+
+
 class _Watched:
     """The profile function of one thread: has its memory counted from when it first runs torch.
 
@@ -147,7 +182,7 @@ class _Watched:
 
     def __init__(self, memory: ThreadMemory, unfollowed: set[str], users: Any) -> None:
         self._memory, self._unfollowed = memory, unfollowed
-        self._users = users
+        self.users = users
         self._left = _PATIENCE
         self._work = 0
         self._has_returned = False
@@ -158,8 +193,8 @@ class _Watched:
             self._go_on(frame, event)
         else:
             self._look(frame, event, argument)
-        if self._users is not None:
-            self._users(frame, event, argument)
+        if self.users is not None:
+            self.users(frame, event, argument)
 
     def _look(self, frame: FrameType, event: str, argument: object) -> None:
         self._left -= 1
@@ -171,7 +206,7 @@ class _Watched:
         elif of_torch or self._left <= 0 or self._memory.is_over:
             if not of_torch and not self._memory.is_over:
                 self._unfollowed.add(thread_name())
-            sys.setprofile(self._users)
+            sys.setprofile(self.users)
 
     def _go_on(self, frame: FrameType, event: str) -> None:
         """End the stretch where the thread's work has returned, or waits for more."""
@@ -225,7 +260,9 @@ def _is_torch(event: profiler.ProfilerEvent) -> bool:
     method, owner, function = match.groups()
     if function:
         return dispatcher.is_layer_function(function)
-    return owner in ("Tensor", "Parameter") or (owner == "type" and hasattr(torch, method))
+    if owner == "type":  # as torch's functions are, and ``__new__`` of each type
+        return hasattr(torch, method) and not method.startswith("__")
+    return owner in ("Tensor", "Parameter")
 
 
 def _is_python(event: profiler.ProfilerEvent) -> bool:

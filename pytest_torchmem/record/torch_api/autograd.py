@@ -77,6 +77,15 @@ NESTING: Final = (
 )
 
 
+_kind: Any = torch.Tensor
+_gradient: Final[Callable[[torch.Tensor], torch.Tensor | None]] = _kind.grad.__get__
+
+
+def gradient_of(tensor: object) -> torch.Tensor | None:
+    """Return a tensor's ``.grad``, whatever a class of the program's makes of that name."""
+    return _gradient(tensor) if isinstance(tensor, torch.Tensor) else None
+
+
 def within_transform() -> bool:
     """Return whether a ``torch.func`` transform is running on this thread."""
     return torch._C._functorch.peek_interpreter_stack() is not None

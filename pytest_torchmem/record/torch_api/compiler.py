@@ -132,6 +132,18 @@ def is_compiling() -> bool:
 #: Sets the calling thread's callback and returns the one before; no patch of ours is asked.
 set_frame_callback: Final[Callable[[Any], Any]] = _eval_frame.set_eval_frame
 
+# Since torch 2.14 dynamo looks at no frame while tracers are suspended.
+_HALTS: Final = sys.version_info >= (3, 12)
+
+
+def pauses_halt_dynamo() -> bool:
+    """Return whether dynamo looks at the frames that begin now, and would not without tracers."""
+    if not _HALTS:
+        return False
+    before = set_frame_callback(None)
+    set_frame_callback(before)
+    return before is not None
+
 
 def never_trace(code: CodeType) -> None:
     """Keep dynamo from tracing frames of ``code``; it goes on to trace what they call."""

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
@@ -383,10 +383,11 @@ def _without_own_log() -> Iterator[None]:
 
     Its library writes them whatever the log level. All else that is written meanwhile is passed on.
     """
-    try:
+    with suppress(OSError, ValueError, AttributeError):  # Python's own may be closed or None
         sys.stderr.flush()
+    try:
         original = os.dup(2)
-    except (OSError, ValueError, AttributeError):  # no standard error to protect
+    except OSError:  # no standard error to protect
         yield
         return
     with _file_without_name() as caught:

@@ -25,6 +25,7 @@ from pytest_torchmem.record.tree.event_tree import (
 )
 from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
 from pytest_torchmem.record.tree.python_calls import Cuts, OpenGap, PythonCalls, find_gaps
+from pytest_torchmem.record.tree.sequence_numbers import SequenceNumbers
 from pytest_torchmem.record.tree.tables import LateLines, Seam, StringTable, Tables, seam_at
 from pytest_torchmem.values.trace import (
     ALLOCATION,
@@ -70,6 +71,7 @@ class TreeReader:
         self.device_numbers = _DeviceNumbers(self.device_names)
         self._shapes = InputShapes(self.strings)
         self._python = PythonCalls(self.strings)
+        self._sequences = SequenceNumbers()
         self._cutting = self.strings.number(CUTTING_FUNCTION), self.strings.number(CUT)
         self._was_cut = False
         self._open_gap: OpenGap | None = None
@@ -96,6 +98,10 @@ class TreeReader:
         calls = [tree.python[number] for number in kept.calls.tolist()]
         events = _events(tree, kept, calls)
         self._fill_operators(tree, events)
+        operators = _rows_of(events, EventKind.TORCH_OP)
+        events["sequence"][operators] = self._sequences.unique(
+            tree, events["is_operator"][operators], result
+        )
         texts, call_details = self._fill_python(kept, tree, calls, events)
         seams = self._seams(events)
         began = seams[0] if seams and self._was_cut else None
@@ -112,7 +118,6 @@ class TreeReader:
         details = details[np.argsort(details["event"], kind="stable")]
         module_calls = self._add_owners(tree, kept, events, mentions)
         allocations = self._allocations(tree, events)
-        operators = _rows_of(events, EventKind.TORCH_OP)
         tensors = mentions.table(operators, tree.shapes, allocations, self.device_numbers)
         overloads = self._overloads(operators, tree)
         self._settle_unkeyed(mentions, operators, events, tensors, overloads)
@@ -148,7 +153,6 @@ class TreeReader:
         is_operator = np.array([shape.is_operator for shape in known], np.bool_)[tree.shapes]
         events["name"][rows] = names[tree.shapes]
         events["is_operator"][rows] = is_operator
-        events["sequence"][rows] = tree.sequences
         # Only annotations and nodes of the backward graph have other scopes than functions, and
         # neither has a schema.
         events["scope"][rows] = Scope.FUNCTION

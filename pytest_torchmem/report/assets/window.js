@@ -333,13 +333,11 @@ const torchmemWindow = (run, tables, charts) => {
     return window.estimated ? window.name : `region ${window.name}`;
   }
 
-  const DIFFERENCES = "differences against the baseline, each category at its own peak";
-
   function tablesOf(window) {
     const marked = (title) => (window.estimated ? `${title}, estimated` : title);
     const found = [];
     if (window.steps?.length > 1) found.push(block(marked("bytes alive after each step"), stepTable(window.steps)));
-    if (window.baseline) found.push(block(marked(window.before ? "causes, the largest first, each category at its own peak" : DIFFERENCES), differences(window), true));
+    if (window.baseline) found.push(block(marked(window.before ? "causes, the largest first" : "differences against the baseline"), differences(window), true));
     if (Object.keys(window.own).length || window.baseline) found.push(block(marked("composition at the peak, by category"), composition(window)));
     if (window.picture?.running?.length) found.push(block("what ran at the peak, each within the one above", running(window.picture.running)));
     if (window.picture?.operators.length) found.push(block(marked("operators that allocated"), operators(window.picture.operators)));

@@ -130,7 +130,7 @@ def _by_name(window: Window) -> str:
 
 
 def _details(test: TestReport) -> str:
-    lines = [f"<details><summary>{_code_html(test.measured.test)}</summary>", ""]
+    lines: list[str] = []
     for window in (*test.measured.windows, *test.measured.unjudged):
         sentences = window.sentences or ((window.sentence,) if window.sentence else ())
         if sentences and window.result.name:
@@ -140,7 +140,9 @@ def _details(test: TestReport) -> str:
     measured = test.measured
     for text in filter(None, (measured.problem, measured.raised, measured.not_measured)):
         lines.append(f"- {_text(text)}")
-    return "\n".join([*lines, "", "</details>"])
+    head = f"<details><summary>{_code_html(measured.test)}</summary>"
+    lines = lines or ["- it failed for another reason than its memory"]
+    return "\n".join([head, "", *lines, "", "</details>"])
 
 
 def _causes(window: Window) -> Iterator[str]:

@@ -250,7 +250,8 @@ bool leaves_out(const c10::FunctionSchema& schema, const Arguments& arguments, s
 
 void make_finite(const at::Tensor& values) {
   constexpr double kInfinite = std::numeric_limits<double>::infinity();
-  if (!at::isFloatingType(values.scalar_type())) return;
+  // For floats of eight bits there is no operator that would.
+  if (!at::isFloatingType(values.scalar_type()) || values.element_size() == 1) return;
   at::Tensor changed = values;
   at::_ops::nan_to_num_::call(changed, 0.0, kInfinite, -kInfinite);
 }

@@ -67,7 +67,7 @@ def test_a_home_that_nobody_has_is_a_name_like_any_other(two):
 def test_a_report_that_cannot_be_written_keeps_no_other_from_it(two):
     (two.path / "file").write_text("")
     result = two.run("--torchmem-report=file/run.json", "--torchmem-report=run.md")
-    result.stdout.fnmatch_lines(["*file/run.json cannot be written*"])
+    result.stdout.fnmatch_lines(["file/run.json cannot be written*"])
     assert (two.path / "run.md").exists()
 
 

@@ -73,3 +73,25 @@ def test_the_gradient_of_a_running_product_is_an_interval_as_zeros_decide(zeros)
 
     result = estimated(step)
     assert result.peak.total <= measured(step) <= result.at_most
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("of_all", [torch.max, torch.min, torch.median, torch.nanmedian])
+def test_the_gradient_of_one_value_of_all_is_filled_in_where_it_is(of_all, dtype):
+    x = torch.randn(300, 40).to(dtype).requires_grad_()
+
+    def step():
+        x.grad = None
+        of_all(x).backward()
+
+    assert abs(estimated(step).peak.total - measured(step)) <= 64
+
+
+def test_the_gradient_of_what_is_taken_is_put_into_zeros():
+    x, places = torch.randn(64, 64, requires_grad=True), torch.arange(100)
+
+    def step():
+        x.grad = None
+        x.take(places).sum().backward()
+
+    assert abs(estimated(step).peak.total - measured(step)) <= 64

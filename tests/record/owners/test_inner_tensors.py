@@ -112,3 +112,24 @@ def test_a_parameter_that_is_a_wrapper_owns_what_it_holds(wrapper: type[Wrapper]
     assert peak.parameter == WEIGHT
     assert peak.gradient == WEIGHT
     assert peak.input <= 4 * 4 * SIDE
+
+
+class Guarded(torch.Tensor):
+    """A tensor of a program that forbids to ask for its gradient."""
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        raise RuntimeError("nobody asks for my gradient")
+
+
+def test_a_class_with_a_gradient_of_its_own_stops_no_measurement():
+    before = torch.ones(4).as_subclass(Guarded)
+    kept = []
+
+    def body() -> None:
+        leaf = torch.ones(8).as_subclass(Guarded).requires_grad_()
+        (leaf * 2).sum().backward()
+        kept.append(leaf)
+
+    assert measured(body).retained.total >= 2 * 8 * 4
+    assert type(before) is Guarded

@@ -19,6 +19,7 @@ from pytest_torchmem.record.patches.python_tracing import (
     TracingPause,
     quiet,
 )
+from pytest_torchmem.record.torch_api import compiler
 from tests.record.patches.profiled import profiled
 
 pytestmark = pytest.mark.skipif(
@@ -70,6 +71,23 @@ def test_suspending_twice_is_undone_once(seen: list[str]) -> None:
     pause.resume()
     first()
     assert seen[-1] == "first"
+
+
+def test_nothing_is_suspended_where_dynamo_would_look_no_more(
+    seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "_HALTS", True)
+    pause = TracingPause()
+    before = compiler.set_frame_callback(False)
+    try:
+        pause.suspend()
+        first()
+    finally:
+        compiler.set_frame_callback(before)
+    pause.suspend()
+    second()
+    pause.resume()
+    assert [name for name in seen if name in ("first", "second")] == ["first"]
 
 
 def open_calls(body: Callable[[], object]) -> list[str]:

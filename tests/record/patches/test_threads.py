@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import queue
 import sys
 import threading
@@ -222,6 +223,16 @@ def test_a_thread_without_torch_is_nobodys_business():
     assert measured(lambda: in_thread(lambda: sum(map(int, range(1000))))).blind_spots == ()
 
 
+def test_a_body_without_operators_is_no_other_thread():
+    """Making an object calls ``__new__`` of its type, and torch's functions are of a type, too."""
+    with ThreadPool(1) as pool:
+        pool.apply(int)
+        measurement = BodyMeasurement("cpu")
+        measurement.start()
+        tuple.__new__(tuple)
+        assert measurement.stop().blind_spots == ()
+
+
 def test_a_pool_of_other_makers_that_was_there_before_is_noticed():
     with ThreadPool(1) as pool:
         pool.apply(int)
@@ -407,6 +418,67 @@ def test_what_a_thread_holds_without_a_call_of_torchs_functions_is_counted(
 ) -> None:
     KEPT.append(torch.ones(SIZE))
     assert measured(lambda: in_thread(work)).others_bytes >= 4 * SIZE
+
+
+def test_a_thread_that_threading_does_not_know_is_counted() -> None:
+    def body() -> None:
+        done = _thread.allocate_lock()
+        done.acquire()
+
+        def work() -> None:
+            doubled()
+            done.release()
+
+        _thread.start_new_thread(work, ())
+        done.acquire()
+
+    known = threading.enumerate()
+    result = measured(body)
+    assert threading.enumerate() == known
+    assert any("a thread without a name" in spot for spot in result.blind_spots)
+
+
+def test_a_thread_that_threading_does_not_know_has_no_profile_function_and_fails_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[object] = []
+    over = _thread.allocate_lock()
+    over.acquire()
+
+    def failing() -> None:
+        seen.append(sys.getprofile())
+        raise ValueError("as ever")
+
+    def body() -> None:
+        _thread.start_new_thread(failing, ())
+        assert over.acquire(timeout=60)
+
+    def hook(failed: sys.UnraisableHookArgs) -> None:
+        seen.extend((repr(failed.object), str(failed.exc_value)))
+        over.release()
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
+    threading.setprofile(lambda *_: seen.append("profiled"))
+    try:
+        body()
+        measured(body)
+    finally:
+        threading.setprofile(None)
+    assert seen == [None, repr(failing), "as ever"] * 2
+
+
+def test_arguments_that_start_no_thread_raise_as_ever() -> None:
+    def errors() -> list[str]:
+        found = []
+        for wrong in ((), (1,), (print,), (1, ()), (print, []), (print, (), 1)):
+            with pytest.raises(TypeError) as error:
+                _thread.start_new_thread(*wrong)
+            found.append(str(error.value))
+        return found
+
+    within: list[str] = []
+    measured(lambda: within.extend(errors()))
+    assert within == errors()
 
 
 def test_a_thread_with_the_users_own_profile_function_is_counted() -> None:

@@ -244,6 +244,13 @@ def test_what_was_not_measured_says_why_in_its_details():
     assert r"- another profiler \[not-measured\]" in text.partition("<details>")[2]
 
 
+def test_a_failure_of_something_else_has_no_empty_details():
+    """A test that was expected to fail, strictly, and did not raises nothing."""
+    well = replace(window("a"), baseline=None, baseline_bytes=0)
+    text = run_markdown(RunReport((report_of("a", well, outcome="failed"),)))
+    assert "- it failed for another reason than its memory\n" in text.partition("<details>")[2]
+
+
 def test_a_failure_that_was_expected_is_told_as_such_in_a_comment():
     over = window(
         "a", Change.NOT_COMPARED, "memory peaked at 9 B, +1 B (+12 %) over the limit of 8 B"

@@ -124,8 +124,6 @@ _EVERYWHERE: Final[Rules] = {
             "aten::max_pool3d_with_indices_backward",
             "aten::reflection_pad1d_backward",
             "aten::reflection_pad2d_backward",
-            "aten::reflection_pad3d_backward",
-            "aten::replication_pad3d_backward",
             "aten::upsample_bicubic2d_backward",
             "aten::upsample_linear1d_backward",
             "aten::upsample_nearest1d_backward",
