@@ -374,6 +374,9 @@ class KeptCount:
     count itself cannot be set, and an object that Python keeps for its next use is never taken off
     it. So the threshold goes up by what the block has left in the count, until the next collection
     sets the count to zero.
+
+    A cut, which has such a block, may come after any call of a function of C, also of one here. So
+    what is noted of the threshold is noted before the threshold is set.
     """
 
     def __init__(self) -> None:
@@ -407,8 +410,8 @@ class KeptCount:
         if first and more:
             if not self._is_moved():
                 self._own = own
-            gc.set_threshold(max(1, first + more), *others)
-            self._moved = _threshold()
+            self._moved = (max(1, first + more), *others)
+            gc.set_threshold(*self._moved)
         if was_enabled:
             gc.enable()
 
@@ -418,13 +421,14 @@ class KeptCount:
             self._move_back()
 
     def _move_back(self) -> None:
-        if self._is_moved():
+        is_moved, self._moved = self._is_moved(), None
+        if is_moved:
             gc.set_threshold(*self._own)
-        self._moved = None
 
     def _is_moved(self) -> bool:
         """Return whether the threshold is still ours: the body may have set another."""
-        return self._moved is not None and _threshold() == self._moved
+        moved = self._moved
+        return moved is not None and moved == _threshold()
 
 
 # As Python has it: a recording puts another one in its place.

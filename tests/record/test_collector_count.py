@@ -73,6 +73,35 @@ def test_the_threshold_is_the_programs_own_afterwards(count):
     assert len(ours) == 1000
 
 
+@pytest.mark.parametrize("begins_with_a_collection", [False, True])
+def test_a_block_that_comes_while_another_one_ends_leaves_the_threshold_the_programs(
+    count, monkeypatch, begins_with_a_collection
+):
+    own, set_threshold = THRESHOLD(), gc.set_threshold
+    blocks = []
+
+    def interrupted(*threshold):  # as by a pending call, after a call of a function of C
+        set_threshold(*threshold)
+        if not blocks:
+            blocks.append([])
+            with count.kept():
+                blocks[0].extend(set() for _ in range(50))
+
+    if begins_with_a_collection:
+        with count.kept():
+            left = [set() for _ in range(50)]
+    monkeypatch.setattr(gc, "set_threshold", interrupted)
+    if begins_with_a_collection:
+        gc.collect()
+    else:
+        with count.kept():
+            left = [set() for _ in range(50)]
+    assert THRESHOLD() != own
+    assert len(left) == len(blocks[0])
+    count.remove()
+    assert THRESHOLD() == own
+
+
 def test_the_threshold_is_the_programs_own_after_two_blocks_without_a_collection_between(count):
     own = gc.get_threshold()
     ours: list[object] = []
