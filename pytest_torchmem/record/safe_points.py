@@ -404,14 +404,14 @@ class KeptCount:
 
     def _restore(self, before: tuple[bool, int]) -> None:
         was_enabled, count = before
-        first, *others = own = _threshold()
+        first, second, third = own = _threshold()
         more = gc.get_count()[0] - count
         # With a threshold of zero the collector is off.
         if first and more:
             if not self._is_moved():
                 self._own = own
-            self._moved = (max(1, first + more), *others)
-            gc.set_threshold(*self._moved)
+            self._moved = moved = (max(1, first + more), second, third)
+            gc.set_threshold(*moved)
         if was_enabled:
             gc.enable()
 
