@@ -112,17 +112,26 @@ def _left(before: tuple[Any, ...]) -> str:
 
 
 def told_by(script: str, names: Sequence[str], part: str, *prefix: str) -> dict[str, Told]:
-    """Run a part of a script for programs, in as many processes as there are processors."""
+    """Run a part of a script for programs, in as many processes as there are processors.
 
-    def run(some: Sequence[str]) -> str:
+    Each line goes to standard error as it comes, so that a long run that is cut leaves them.
+    """
+    lines: list[str] = []
+
+    def run(some: Sequence[str]) -> None:
         command = [*prefix, sys.executable, script, "--part", part, *some]
-        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout or ():
+                print(line, end="", file=sys.stderr, flush=True)
+                lines.append(line)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
 
     count = min(len(names), os.cpu_count() or 1)
     with ThreadPoolExecutor(max(1, count)) as pool:
-        said = "".join(pool.map(run, [names[start::count] for start in range(count)]))
-    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-    return {line.pop("name"): Told(**line) for line in lines}
+        list(pool.map(run, [names[start::count] for start in range(count)]))
+    said = [json.loads(line) for line in lines if line.startswith("{")]
+    return {line.pop("name"): Told(**line) for line in said}
 
 
 def load() -> None:

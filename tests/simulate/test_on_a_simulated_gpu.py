@@ -42,6 +42,30 @@ def test_another_gpu_has_its_own_properties(pytester):
     assert int(lines[-1]) == 8519680  # cuBLAS's workspace before Hopper
 
 
+def from_nvml(function, *arguments, count=1, kind=ctypes.c_uint):
+    out = (kind * count)()
+    assert getattr(ctypes.CDLL("libnvidia-ml.so.1"), function)(*arguments, out) == 0
+    return list(out)
+
+
+def test_the_management_library_answers_as_for_an_idle_gpu():
+    (handle,) = from_nvml("nvmlDeviceGetHandleByIndex_v2", 0, kind=ctypes.c_void_p)
+    gpu = ctypes.c_void_p(handle)
+    assert from_nvml("nvmlDeviceGetUtilizationRates", gpu, count=2) == [0, 0]
+    assert 20 < from_nvml("nvmlDeviceGetTemperature", gpu, 0)[0] < 90
+    assert from_nvml("nvmlDeviceGetPowerUsage", gpu)[0] > 10_000
+    assert from_nvml("nvmlDeviceGetClockInfo", gpu, 1)[0] > 1_000
+    total, free, used = from_nvml("nvmlDeviceGetMemoryInfo", gpu, count=3, kind=ctypes.c_ulonglong)
+    assert (free, total) == torch.cuda.mem_get_info(0)
+    assert used == total - free
+
+
+def test_a_batch_tells_the_host_that_its_arguments_were_right():
+    info = ctypes.c_int(7)
+    batched = ctypes.CDLL(None).cublasSgeqrfBatched
+    assert batched(None, 2, 2, None, 2, None, ctypes.byref(info), 1) == info.value == 0
+
+
 # torch is compiled for 7.5, 8.0, 8.6, 9.0, 10.0 and 12.0; the others run the code of the one below.
 @pytest.mark.parametrize("capability", ["7.5", "8.6", "8.9", "10.3", "12.0"])
 def test_what_sorts_and_searches_runs_on_each_generation(pytester, capability):

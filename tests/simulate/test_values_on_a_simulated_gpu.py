@@ -57,6 +57,28 @@ def test_a_shape_that_depends_on_values_is_that_of_the_values(name):
     assert torch.equal(call(values.to(CUDA)).cpu(), call(values))
 
 
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("sizes", [(3000,), (2, 3000), (5, 4)])
+def test_the_most_frequent_value_of_long_rows_is_found(sizes):
+    values = (torch.arange(torch.Size(sizes).numel()) * 7919 % 257).view(sizes)
+    assert all(map(torch.equal, values.mode(), map(torch.Tensor.cpu, values.to(CUDA).mode())))
+
+
+def test_the_scratch_of_a_mode_is_that_of_its_kinds_of_values():
+    def requested(values):
+        before = torch.cuda.memory_stats()["requested_bytes.all.allocated"]
+        values.mode()
+        return torch.cuda.memory_stats()["requested_bytes.all.allocated"] - before
+
+    values = torch.arange(3000, device=CUDA)
+    key_and_count = 16
+    assert requested(values % 107) - requested(values % 7) == 100 * key_and_count
+
+
+def test_the_most_frequent_of_values_that_are_not_exact_reads_zero():
+    assert unknown(MiB).mode().values.item() == 0
+
+
 CALLS = {
     "product": lambda x: x @ x.T,
     "softmax": lambda x: x.softmax(-1),
@@ -178,7 +200,7 @@ def test_gradients_of_small_tensors_are_those_that_the_cpu_computes(name):
 
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["layer norm", "RMS norm", "batch norm"])
+@pytest.mark.parametrize("name", ["layer norm", "RMS norm of two axes", "batch norm"])
 def test_half_precision_is_computed_where_the_cpu_has_no_kernel_for_it(name, dtype):
     def gradient(device, dtype):
         x = torch.linspace(-2, 3, 24).view(4, 6).to(device, dtype).requires_grad_()

@@ -98,8 +98,22 @@ class Doubts:
 
 
 def _running(call: Call) -> Doubt:
+    if call.name == "aten::stack":
+        return Doubt(is_sure=False, unknown_bytes=_selected(call))
     finds_zeros = call.name == "aten::eq" and not _is_whole(call.args[0])
     return Doubt(finds_zeros or (call.name in _DIVIDING and not _is_whole(call.outputs[0])))
+
+
+def _selected(call: Call) -> int:
+    """Older releases select by masks, whose places they number: fake tensors stack rows instead.
+
+    Five tensors, three numbers and five marks of each value are there at once, and some of each
+    row's; three of the tensors and one mark, the fake ones have as well.
+    """
+    made, row = call.outputs[0], call.args[0][0]
+    of_a_value = 2 * int(made.element_size()) + 3 * _INDEX_BYTES + 4
+    of_a_row = _INDEX_BYTES + 4 * int(made.element_size()) + 1
+    return elements(made) * of_a_value + elements(row) * of_a_row + _ONE_PLACE_BYTES
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:

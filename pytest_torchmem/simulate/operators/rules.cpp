@@ -4,6 +4,7 @@
 #include "recurrent.h"
 #include "tensors.h"
 
+#include <ATen/ATen.h>
 #include <ATen/ops/nan_to_num_ops.h>
 
 #include <cstring>
@@ -35,7 +36,7 @@ const Names kLight = {"linalg_vector_norm", "linalg_cross", "linalg_diagonal"};
 
 const Names kHostReads = {
     "nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive",
-    "equal",
+    "equal", "mode",
 };
 
 const Names kRuntimeWrites = {"copy_", "fill_", "zero_"};
@@ -166,6 +167,15 @@ std::vector<int64_t> rows_along(const at::Tensor& tensor, int64_t axis) {
   return rows;
 }
 
+// How often the next value is another one, in the sorted row along an axis where that is most often.
+long most_changes(const at::Tensor& values, int64_t axis) {
+  if (!values.numel() || !values.dim()) return 0;
+  const at::Tensor sorted = std::get<0>(values.sort(axis));
+  const int64_t steps = sorted.size(axis) - 1;
+  const at::Tensor differ = sorted.narrow(axis, 1, steps) != sorted.narrow(axis, 0, steps);
+  return differ.sum(axis).max().item().toLong();
+}
+
 bool all_equal(const char* start, int64_t count, int64_t step, size_t element) {
   for (int64_t at = 1; at < count; ++at) {
     if (std::memcmp(start, start + at * step * element, element)) return false;
@@ -180,8 +190,14 @@ size_t Rule::most_bytes(at::ScalarType type) const {
   return at::isIntegralType(type, true) ? 4 * kMiB : kMiB;
 }
 
-long Rule::answer(const Arguments& results) const {
+long Rule::answer(const Arguments& given, const Arguments& results) const {
+  if (needs_answer) return most_changes(on_host(given[0].toTensor()), given[1].toInt());
   return results[0].isBool() ? results[0].toBool() : results[0].toTensor().size(0);
+}
+
+long Rule::largest_answer(const Arguments& given) const {
+  const at::Tensor& values = given[0].toTensor();
+  return values.dim() ? values.size(given[1].toInt()) - 1 : 0;
 }
 
 void Rule::choose(const Arguments& arguments, const Arguments& returned) const {
@@ -211,6 +227,7 @@ Rule rule_of(const std::string& name) {
   Rule rule;
   rule.heavy = is_one_of(name, kHeavy) && !is_one_of(name, kLight);
   rule.host_reads = is_one_of(name, kHostReads);
+  rule.needs_answer = is_one_of(name, {"mode"});
   // Its kernel computes on the host, with what it has copied there.
   rule.reads_for_itself = is_one_of(name, {"linalg_eig", "linalg_eigvals", "_linalg_eigvals"});
   rule.runtime_writes = is_one_of(name, kRuntimeWrites);

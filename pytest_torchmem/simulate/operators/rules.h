@@ -16,6 +16,7 @@ using Arguments = torch::jit::Stack;
 struct Rule {
   bool heavy = false;             // takes more time than it has bytes
   bool host_reads = false;        // its kernel's host part reads a number: a length, or equality
+  bool needs_answer = false;      // it does not end well with a number that nobody knows
   bool reads_for_itself = false;  // what its kernel's host part reads decides no shape
   bool runtime_writes = false;    // the runtime copies or sets what this writes, where it can
   bool overwrites = false;        // what stood where it writes does not matter
@@ -32,8 +33,10 @@ struct Rule {
 
   // How many bytes a tensor may have for the operator to be computed.
   size_t most_bytes(at::ScalarType type) const;
-  // The number that is read back, of what the CPU's kernel returned.
-  long answer(const Arguments& results) const;
+  // The number that is read back, of what the CPU's kernel was given and returned.
+  long answer(const Arguments& given, const Arguments& results) const;
+  // The same where no value is known, as if all of them differed.
+  long largest_answer(const Arguments& given) const;
   // Of equal values that are not exact, row r takes number r, then r + 1, ...: a router that knows
   // nothing gives each expert as much as the others.
   void choose(const Arguments& arguments, const Arguments& returned) const;

@@ -5,7 +5,9 @@
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <utility>
 
 using namespace simulated;
 
@@ -218,13 +220,57 @@ int nvrtcGetLoweredName(void*, const char*, const char** out) {
 
 const char* nvrtcGetErrorString(int) { return "error of the simulated NVRTC"; }
 
-// --- the management library: there is no fabric, and no other process -----------------------------
+// --- the management library: there is no fabric, no other process, and no work that takes power ---
+
+// A handle is the number of its device, counted from 1.
+static int device_of(void* handle) { return static_cast<int>(reinterpret_cast<uintptr_t>(handle)) - 1; }
+
+static int nvml_number(unsigned* out, unsigned number) {
+  *out = number;
+  return 0;
+}
 
 int nvmlInit_v2(void) { return 0; }
-int nvmlDeviceGetHandleByPciBusId_v2(const char*, void** out) { return give_handle(out); }
-int nvmlDeviceGetHandleByIndex_v2(unsigned, void** out) { return give_handle(out); }
-int nvmlDeviceGetCount_v2(unsigned* out) {
-  *out = static_cast<unsigned>(gpu().count);
+int nvmlInitWithFlags(unsigned) { return 0; }
+int nvmlShutdown(void) { return 0; }
+const char* nvmlErrorString(int) { return "error of the simulated NVML"; }
+int nvmlDeviceGetCount_v2(unsigned* out) { return nvml_number(out, gpu().count); }
+int nvmlDeviceGetHandleByIndex_v2(unsigned number, void** out) {
+  if (number >= static_cast<unsigned>(gpu().count)) return 2;  // an invalid argument
+  *out = reinterpret_cast<void*>(uintptr_t{number} + 1);
+  return 0;
+}
+int nvmlDeviceGetHandleByPciBusId_v2(const char* bus, void** out) {
+  const char* behind_domain = std::strchr(bus, ':');
+  return nvmlDeviceGetHandleByIndex_v2(behind_domain ? std::strtoul(behind_domain + 1, nullptr, 16) : 0, out);
+}
+int nvmlDeviceGetName(void*, char* out, unsigned length) {
+  std::snprintf(out, length, "%s", gpu().name.c_str());
+  return 0;
+}
+// Both rates: of time in which a kernel ran, and in which memory was read or written.
+int nvmlDeviceGetUtilizationRates(void*, unsigned* out) {
+  out[0] = out[1] = 0;
+  return 0;
+}
+int nvmlDeviceGetTemperature(void*, int, unsigned* out) { return nvml_number(out, 35); }
+int nvmlDeviceGetPowerUsage(void*, unsigned* out) { return nvml_number(out, 70000); }  // milliwatts
+int nvmlDeviceGetClockInfo(void*, int kind, unsigned* out) {
+  constexpr int kMemory = 2;
+  int kilohertz = 0;
+  cudaDeviceGetAttribute(&kilohertz, kind == kMemory ? cudaDevAttrMemoryClockRate : cudaDevAttrClockRate, 0);
+  return nvml_number(out, kilohertz / 1000);
+}
+int nvmlDeviceGetMemoryInfo(void* handle, unsigned long long* out) {
+  out[0] = gpu().bytes;
+  out[2] = used_bytes_of(device_of(handle));
+  out[1] = out[0] - out[2];
+  return 0;
+}
+// The version comes first and is the caller's; the driver reserves nothing.
+int nvmlDeviceGetMemoryInfo_v2(void* handle, unsigned long long* out) {
+  nvmlDeviceGetMemoryInfo(handle, out + 2);
+  out[1] = std::exchange(out[2], 0);
   return 0;
 }
 int nvmlDeviceGetGpuFabricInfoV(void*, void* out) {
@@ -235,10 +281,9 @@ int nvmlDeviceGetGpuFabricInfoV(void*, void* out) {
 int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, void*) { return 3; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return 3; }
 int nvmlSystemGetCudaDriverVersion_v2(int* out) { return cudaDriverGetVersion(out); }
-int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) {
-  *count = 0;
-  return 0;
-}
+int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) { return nvml_number(count, 0); }
+int nvmlDeviceGetComputeRunningProcesses_v2(void*, unsigned* count, void*) { return nvml_number(count, 0); }
+int nvmlDeviceGetComputeRunningProcesses_v3(void*, unsigned* count, void*) { return nvml_number(count, 0); }
 
 // CUPTI says that it cannot record kernels; torch's profiler then goes on without them.
 int cuptiActivityRegisterCallbacks(void*, void*) { return 15; }

@@ -11,6 +11,10 @@ using namespace simulated;
 
 extern "C" void torchmem_note_unknown_scratch(int library);
 
+using P = void*;
+
+#define FOR_TYPES(F) F(S) F(D) F(C) F(Z)
+
 template <typename Size>
 static int no_sparse_scratch(Size* out) {
   torchmem_note_unknown_scratch(3);
@@ -47,11 +51,18 @@ int cublasGetVersion_v2(void*, int* out) {
   return 0;
 }
 
+// Of a batch, the host is told whether the arguments were right.
+#define BATCHES(T)                                                                                \
+  int cublas##T##geqrfBatched(P, int, int, P, int, P, int* info, int) { return *info = 0; }       \
+  int cublas##T##gelsBatched(P, int, int, int, int, P, int, P, int, int* info, P, int) {          \
+    return *info = 0;                                                                             \
+  }                                                                                               \
+  int cublas##T##getrsBatched(P, int, int, int, P, int, P, P, int, int* info, int) {              \
+    return *info = 0;                                                                             \
+  }
+FOR_TYPES(BATCHES)
+
 // --- cuSPARSE: a function that asks for sizes writes them last --------------------------------------
-
-using P = void*;
-
-#define FOR_TYPES(F) F(S) F(D) F(C) F(Z)
 
 int cusparseCreate(void** out) { return give_handle(out); }
 int cusparseSpMM_bufferSize(P, int, int, P, P, P, P, P, int, int, size_t* out) {

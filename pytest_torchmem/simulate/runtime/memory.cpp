@@ -167,7 +167,8 @@ thread_local long writes = 0;  // copies to the device, and settings
 thread_local bool computes = false;  // for the device, see ../operators
 thread_local bool overlooks = false;  // what it reads from the device
 
-// What the reads of a number give while a kernel runs whose result the host asks for.
+// What the reads of a number give while a kernel runs whose result the host asks for. A read of two
+// asks where something stands: that it was found, and stands first.
 struct Answer {
   bool given = false, known = true;
   long number = 0;
@@ -175,8 +176,10 @@ struct Answer {
 thread_local Answer answer;
 
 bool answers(void* to, size_t bytes) {
-  if (!answer.given || (bytes != 1 && bytes != 4 && bytes != 8)) return false;
-  std::memcpy(to, &answer.number, bytes);
+  constexpr long kFoundFirst[] = {1, 0};
+  const bool asks_where = bytes == sizeof kFoundFirst;
+  if (!answer.given || (bytes != 1 && bytes != 4 && bytes != 8 && !asks_where)) return false;
+  std::memcpy(to, asks_where ? kFoundFirst : &answer.number, bytes);
   return true;
 }
 
@@ -221,6 +224,11 @@ bool is_device_range(const void* start, size_t bytes) {
   if (after == ranges.begin()) return false;
   const auto& [first, range] = *std::prev(after);
   return address + bytes <= first + range.bytes;
+}
+
+size_t used_bytes_of(int device) {
+  Lock lock(guard);
+  return used_bytes[device];
 }
 
 bool is_device(const void* pointer) { return is_device_range(pointer, 1); }
@@ -368,9 +376,8 @@ cudaError_t cudaMallocAsync(void** out, size_t bytes, cudaStream_t) {
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return cudaFree(pointer); }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  Lock lock(guard);
   *total = gpu().bytes;
-  *free = gpu().bytes - used_bytes[current_device()];
+  *free = gpu().bytes - used_bytes_of(current_device());
   return cudaSuccess;
 }
 

@@ -57,6 +57,7 @@ void note_values(void* start, size_t bytes, bool exact);
 // Writes on a stream, see `do_or_capture`; it counts as a write of this thread.
 void write_on(cudaStream_t stream, std::function<void()> work);
 bool is_device(const void* pointer);
+size_t used_bytes_of(int device);
 // Whether all of it was allocated at once.
 bool is_device_range(const void* start, size_t bytes);
 // The block that torch handed out and an address lies in: its start and its end, or twice 0.

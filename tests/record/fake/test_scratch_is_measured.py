@@ -197,8 +197,8 @@ MADE: dict[str, Callable[[int, int, torch.dtype], Made]] = {
         {"dtype": F32},
     ),
     "indices of 32 bits": lambda n, m, t: (
-        aten.gather.default,
-        (floats(n, m), 1, torch.zeros(n, 1, dtype=torch.int32)),
+        aten.index.Tensor,
+        (floats(n, m), [torch.zeros(n, dtype=torch.int32)]),
         {},
     ),
     "logsumexp": lambda n, m, t: (aten.logsumexp.default, (floats(n, m), [n % 2]), {}),
@@ -246,11 +246,21 @@ def test_columns_that_become_a_picture_leave_it_their_memory():
     assert kept_bytes(call, on_cpu=True) == (0, call.outputs[0].untyped_storage().nbytes())
 
 
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [[105, 27], [90, 20]])
 @pytest.mark.parametrize("operator", [aten.upsample_bilinear2d, aten.upsample_nearest2d])
-def test_few_channels_are_enlarged_one_by_one(channels, size, operator):
-    x = floats(2, channels, 22, 7).to(memory_format=torch.channels_last)
+def test_few_channels_are_enlarged_one_by_one(layout, channels, size, operator):
+    x = floats(2, channels, 22, 7).to(memory_format=layout)
     args = (x, size) + (() if "nearest" in str(operator) else (False,))
     func = operator.default
     assert abs(ruled(func, *args).bytes_ - measured(func, *args)) <= SCALARS

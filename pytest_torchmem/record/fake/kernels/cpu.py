@@ -151,16 +151,18 @@ def _logsumexp(call: Call) -> int:
 def _upsample(points: int) -> Callable[[Call], int]:
     """A small picture is copied to channels-last and back; others need indices and weights.
 
-    See ``_use_vectorized_kernel_cond_2d`` in ``aten/src/ATen/native/cpu/UpSampleKernel.cpp``.
+    One thread alone does with three channels as with a small picture. See
+    ``_use_vectorized_kernel_cond_2d`` in ``aten/src/ATen/native/cpu/UpSampleKernel.cpp``.
     """
 
     def rule(call: Call) -> int:
         x, out = call.args[0], call.outputs[0]
         spatial = out.shape[2:]
-        small = sum(spatial) <= _SMALL_PICTURE
+        alone = points == _LINEAR and x.shape[1] == _COLORS and torch.get_num_threads() == 1
+        small = alone or sum(spatial) <= _SMALL_PICTURE
         if points < _CUBIC and x.dim() == 4:
             by_channels = x.is_contiguous(memory_format=torch.channels_last)
-            if by_channels and (small or x.shape[1] > 4 - points):
+            if by_channels and (small or x.shape[1] > _COLORS):
                 return 0
             if small:
                 return nbytes(x) + nbytes(out)
@@ -170,6 +172,8 @@ def _upsample(points: int) -> Callable[[Call], int]:
 
 
 _SMALL_PICTURE: Final = 128
+_COLORS: Final = 3
+_LINEAR: Final = 2
 _CUBIC: Final = 4
 
 
