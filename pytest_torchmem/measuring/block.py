@@ -25,7 +25,6 @@ from pytest_torchmem.analysis.judge.verdict import judge_limits, sentences
 from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.measuring.body import BodyMeasurement, MeasuredNumbers, Region, running
 from pytest_torchmem.measuring.saving import UNNAMED, write_windows
-from pytest_torchmem.record.environment import allocator_settings, device_names
 from pytest_torchmem.values.errors import LimitError, MarkerError, RecordingError, is_torchmem_error
 from pytest_torchmem.values.findings import (
     Size,
@@ -152,6 +151,10 @@ class Measure(MeasuredNumbers):
             self._judge()
 
     def _judge(self) -> None:
+        from pytest_torchmem.record.environment import (
+            allocator_settings,
+        )  # a decorator loads no torch
+
         if limits := self._limits():
             sizes = dict.fromkeys(limits, 0)
             self._result = with_counters(self.result, sizes, self, allocator_settings())
@@ -168,6 +171,8 @@ class Measure(MeasuredNumbers):
 
     def _limits(self) -> dict[str, Size]:
         """Return the limits of the device that was measured."""
+        from pytest_torchmem.record.environment import device_names
+
         by_device = any(isinstance(size, Mapping) for size in self._asked.limits.values())
         names = device_names(self.result.device) if by_device else ()
         return limits_on(OWNER, self._asked.limits, names)
