@@ -106,6 +106,28 @@ class Originals:
         return replaced
 
 
+class OwnModules:
+    """The modules of this package that were imported so far.
+
+    A test may take them out of ``sys.modules``: one that isolates its imports with
+    ``mock.patch.dict(sys.modules)`` takes out what was imported meanwhile. A second copy of them
+    would know nothing of what the first has noted.
+    """
+
+    def __init__(self) -> None:
+        self._modules: dict[str, ModuleType] = {}
+        self._count = 0
+
+    def put_back(self) -> None:
+        """Have each in ``sys.modules`` again, and note those that are new there."""
+        sys.modules.update(self._modules)
+        if len(sys.modules) != self._count:
+            package = __name__.partition(".")[0]
+            names = [name for name in list(sys.modules) if name.partition(".")[0] == package]
+            self._modules.update((name, sys.modules[name]) for name in names)
+            self._count = len(sys.modules)
+
+
 def _is_function(value: object) -> bool:
     return callable(value) or isinstance(value, (classmethod, staticmethod, property))
 

@@ -37,6 +37,13 @@ def is_active(config: pytest.Config) -> bool:
     return RUN in config.stash
 
 
+def _is_whole(config: pytest.Config) -> bool:
+    """Return what `is_active` does. Our modules are then where a test may have taken them away."""
+    if is_active(config):
+        config.stash[RUN].own_modules.put_back()
+    return is_active(config)
+
+
 def activate(config: pytest.Config) -> None:
     """Read the settings, and begin to gather what tests measure; once in a run.
 
@@ -109,7 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl  # after the marks that skip, and before fixtures, which may need the device
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if is_active(item.config):
+    if _is_whole(item.config):
         from pytest_torchmem.plugin.item.call import prepare
 
         prepare(item)
@@ -119,7 +126,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     item.stash[IN_CALL] = True
     try:
-        if _asked_of(item):
+        if _asked_of(item) and _is_whole(item.config):
             from pytest_torchmem.plugin.item.call import begin
 
             begin(item)
@@ -132,7 +139,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     finally:
         item.stash[IN_CALL] = False
     # The body itself may have been the first to ask.
-    if _asked_of(item):
+    if _asked_of(item) and _is_whole(item.config):
         from pytest_torchmem.plugin.item.call import end
 
         end(item)
@@ -147,7 +154,7 @@ def _asked_of(item: pytest.Item) -> bool:
 
 
 def _continues(item: pytest.Item, error: BaseException) -> bool:
-    if not is_active(item.config):
+    if not _is_whole(item.config):
         return False
     from pytest_torchmem.plugin.item.call import ended_by
 
@@ -169,7 +176,7 @@ def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if is_active(item.config):
+    if _is_whole(item.config):
         from pytest_torchmem.plugin.item.call import report_on
 
         with item.config.stash[RUN].originals.back():

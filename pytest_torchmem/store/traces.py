@@ -24,6 +24,7 @@ from pytest_torchmem.values.json_values import (
     checked_text,
     checked_texts,
     told_damage,
+    whole,
     whole_number,
     whole_numbers,
 )
@@ -166,7 +167,7 @@ def _header(content: bytes) -> Mapping[str, Json]:
         raise ValueError(f"{text} is no number")
 
     try:
-        return checked_object(json.loads(content, parse_constant=refuse))
+        return checked_object(json.loads(content, parse_int=whole, parse_constant=refuse))
     except RecursionError:
         raise ValueError("its header is nested too deeply") from None
 

@@ -171,6 +171,17 @@ def _no_float(text: str) -> NoReturn:
     raise ValueError(f"{text[: _SHORT.maxlong]} is not a whole number")
 
 
+# Python reads no more than 4300 digits at once; a process may have set fewer, at least 640.
+_MOST_DIGITS: Final = 640
+
+
+def whole(text: str) -> int:
+    """Return the number that a document spells. Raises `ValueError` for one of too many digits."""
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"it has a number of {len(text)} digits")
+    return int(text)
+
+
 def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     data = dict(pairs)
     if len(data) < len(pairs):
@@ -181,7 +192,7 @@ def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
 
 
 _decode: Final = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_float=_no_float, parse_constant=_no_float
+    object_pairs_hook=_unique, parse_float=_no_float, parse_int=whole, parse_constant=_no_float
 ).decode
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -63,3 +65,31 @@ def test_the_thread_that_autograd_has_for_a_device_can_be_waited_for(cuda: torch
     backward.join()
     # One gradient of the slow pass; waiting itself allocates nothing.
     assert torch.cuda.memory_stats(cuda)["allocation.all.allocated"] - before <= 1
+
+
+FORK = """
+import os
+
+import torch
+
+import pytest_torchmem
+
+held = torch.ones(3, device="cuda")
+with pytest_torchmem.measure():
+    held + 1
+child = os.fork()
+if not child:
+    status = 1
+    try:
+        torch.ones(3, requires_grad=True).sum().backward()
+        status = 0
+    finally:
+        os._exit(status)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_autograd_works_in_a_fork_of_a_process_in_which_it_has_not_worked(
+    cuda: torch.device,
+) -> None:
+    assert subprocess.run([sys.executable, "-c", FORK], timeout=120, check=False).returncode == 0

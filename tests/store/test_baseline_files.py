@@ -358,6 +358,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
         ('{"entries": {}, "format": "3"}', "its format is '3', and must be a number"),
         ('{"entries": {"a": {"total": 1.5}}, "format": 1}', "1.5 is not a whole number"),
         ('{"entries": {"a": {}, "a": {}}, "format": 1}', "'a' occurs twice"),
+        (f'{{"entries": {{}}, "format": {"1" * 5000}}}', "it has a number of 5000 digits"),
         (
             '{"entries": {}, "environment": {"device": "gpu"}, "format": 1}',
             "measured on another environment",

@@ -204,14 +204,14 @@ def _first(members: Sequence[Difference], growths: Sequence[Difference]) -> Diff
     return min(large or members, key=lambda g: (not g.changed, g.contributor.order))
 
 
-def changed_elsewhere(growths: Iterable[Difference], places: Sequence[Source]) -> str:
+def changed_elsewhere(made: Iterable[Contributor], places: Sequence[Source]) -> str:
     """Return ``; changed since: train.py:26``, for a cause whose own line has not changed.
 
     A list that keeps losses, or a larger number in a configuration, makes no memory itself. A few
-    places are all named, those in the files that made what grew first. Of many, the first choice
+    places are all named, those in the files of what was ``made`` first. Of many, the first choice
     that is few is named: those in code, those in these files and settings, those in these files.
     """
-    files = {g.contributor.source.file for g in growths if g.contributor.source}
+    files = {c.source.file for c in made if c.source}
     code = [place for place in places if place.file.endswith(".py")]
     settings = [place for place in places if place not in code]
     near = [place for place in code if place.file in files]

@@ -114,8 +114,7 @@ def judge_baseline(
             findings.append(_with_cause(finding, result))
     change = overall(changes)
     notice = _largest_saving(result, entry) if change is Change.SHRUNK else ""
-    ranked = _with_changes(rank(findings), code)
-    return Verdict(result, ranked, change, entry.total, notice, environment)
+    return Verdict(result, rank(findings), change, entry.total, notice, environment)
 
 
 def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
@@ -340,7 +339,7 @@ class _Sides:
         return replace(growth, changed=True) if source and self.code.is_changed(source) else growth
 
 
-def _with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Finding, ...]:
+def with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Finding, ...]:
     """Say in the first sentence what has changed, where that is not the line of its cause."""
     if not findings or not findings[0].causes:
         return findings
@@ -348,7 +347,8 @@ def _with_changes(findings: tuple[Finding, ...], code: CodeChanges) -> tuple[Fin
     source = first.causes[0].source
     if source and code.is_changed(source):
         return findings
-    told = first.others + changed_elsewhere(first.growths, code.places())
+    made = (*(growth.contributor for growth in first.growths), *first.causes)
+    told = first.others + changed_elsewhere(made, code.places())
     return (replace(first, others=told), *others)
 
 

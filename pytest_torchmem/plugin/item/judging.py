@@ -20,6 +20,7 @@ from pytest_torchmem.analysis.judge.verdict import (
     judge_shrinking,
     judge_spread,
     rank,
+    with_changes,
 )
 from pytest_torchmem.plugin.options.marker import Asked
 from pytest_torchmem.plugin.options.option_table import relative_path
@@ -353,19 +354,16 @@ class Judge:
             near = self.baselines.nearest(result.name)
             findings = (*findings, *self.baselines.missing(result.name, near))
             return replace(verdict, findings=findings, change=Change.NEW, nearest=near), None
-        compared = judge_baseline(
-            result,
-            reference.entry,
-            allowance,
-            reference.environment,
-            CodeChanges(self.baselines.has_changed, self.baselines.changed_places),
-        )
+        code = CodeChanges(self.baselines.has_changed, self.baselines.changed_places)
+        compared = judge_baseline(result, reference.entry, allowance, reference.environment, code)
         accepted = ""
         if compared.change in settings.accepted and not reference.environment:
-            accepted = compared.findings[0].sentence if compared.findings else compared.notice
+            grown = with_changes(compared.findings, code)
+            accepted = grown[0].sentence if grown else compared.notice
         else:
             shrunk = judge_shrinking(compared) if settings.fail_shrunk else ()
             findings = rank([*findings, *compared.findings, *shrunk])
+        findings = with_changes(findings, code)
         compared = replace(compared, findings=findings, excused=verdict.excused, accepted=accepted)
         return compared, reference.entry
 

@@ -42,6 +42,8 @@ class Option(NamedTuple):
         return isinstance(self.default, bool)
 
 
+SIMULATE_VARIABLE: Final = "TORCHMEM_SIMULATE"
+
 OPTIONS: Final = (
     Option(
         "device",
@@ -303,8 +305,18 @@ def simulation_asked(config: pytest.Config) -> str:
     It is asked before any conftest is loaded, and long before the settings are read.
     """
     typed = config.known_args_namespace.torchmem_simulate
-    asked = typed or os.environ.get("TORCHMEM_SIMULATE") or config.getini("torchmem_simulate")
+    asked = typed or os.environ.get(SIMULATE_VARIABLE) or config.getini("torchmem_simulate")
     return str(asked or "")
+
+
+def simulation_place(config: pytest.Config) -> str:
+    """Return how that GPU was asked for: as an option, by a variable or in the ini file."""
+    typed = config.known_args_namespace.torchmem_simulate
+    if typed:
+        return f"--torchmem-simulate={typed}"
+    if asked := os.environ.get(SIMULATE_VARIABLE):
+        return f"{SIMULATE_VARIABLE}={asked}"
+    return f"torchmem_simulate in {_ini_file(config)}"
 
 
 def ask_typed(config: pytest.Config) -> bool:

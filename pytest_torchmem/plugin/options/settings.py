@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import pytest
 
 from pytest_torchmem.analysis.judge.causes import KnownHolder
-from pytest_torchmem.contexts import Originals
+from pytest_torchmem.contexts import Originals, OwnModules
 from pytest_torchmem.plugin.options.option_table import (
     OPTIONS,
     given,
@@ -143,6 +143,7 @@ class Run:
         self.settings = settings
         self.rootdir = config.rootpath
         self.originals = Originals()
+        self.own_modules = OwnModules()
         self.store = BaselineStore(config.rootpath, settings.baseline_dir, settings.fallbacks)
         self._config = config
         self._environments: dict[str, Mapping[str, str]] = {}

@@ -8,7 +8,11 @@ from collections.abc import Generator
 
 import pytest
 
-from pytest_torchmem.plugin.options.option_table import simulation_asked, world_asked
+from pytest_torchmem.plugin.options.option_table import (
+    simulation_asked,
+    simulation_place,
+    world_asked,
+)
 from pytest_torchmem.simulate.gaps import gaps_so_far, inexact_reads_sentence, simulated_here
 from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.process import notice, variables
@@ -24,12 +28,12 @@ def start_again(config: pytest.Config) -> None:
     the debugger are pytest's own. xdist's workers inherit the environment. Raises
     `pytest.UsageError` for a GPU that cannot be simulated.
     """
-    asked = simulation_asked(config)
+    asked, place = simulation_asked(config), simulation_place(config)
     if simulated_here() == asked:
         return
     if list(config.invocation_params.args) != sys.argv[1:]:
         raise pytest.UsageError(
-            "--torchmem-simulate starts pytest again, and this run was started by a program with "
+            f"{place} starts pytest again, and this run was started by a program with "
             f"arguments of its own; start that with `torchmem simulate --gpu {asked} -- COMMAND` "
             "[not-simulated]"
         )
@@ -39,7 +43,7 @@ def start_again(config: pytest.Config) -> None:
         built = torch_build()
         added = variables(asked, built, world)
     except SimulationError as error:
-        raise pytest.UsageError(f"--torchmem-simulate={asked}: {error}") from None
+        raise pytest.UsageError(f"{place}: {error}") from None
     if said := notice(built):
         print(f"torchmem: {said}", file=sys.stderr)
     sys.stdout.flush()

@@ -32,7 +32,7 @@ from pytest_torchmem.record.owners.autograd_graph import graph_holdings
 from pytest_torchmem.record.owners.live_objects import is_a, referents, running_frames
 from pytest_torchmem.record.owners.places import places_of
 from pytest_torchmem.record.patches.python_tracing import quiet
-from pytest_torchmem.record.torch_api import autograd
+from pytest_torchmem.record.torch_api import autograd, memory
 
 Place: TypeAlias = tuple[str, int]
 Ways: TypeAlias = dict[Place, str]
@@ -144,7 +144,8 @@ def _tensors(variables: dict[str, object], function: str) -> Iterator[tuple[torc
             continue
         seen.add(id(thing))
         if is_a(thing, torch.Tensor):
-            yield thing, way
+            if memory.answers(thing):
+                yield thing, way
         elif not is_machinery(type(thing).__module__):
             waiting.extend((part, way + step) for part, step in _parts(thing))
 

@@ -110,6 +110,8 @@ def _held_by(tensor: torch.Tensor | torch.UntypedStorage) -> Iterator[tuple[Plac
     if isinstance(tensor, torch.UntypedStorage):
         yield from (((device, ptr), "") for device, ptr, _ in storages_of(tensor))
         return
+    if not memory.answers(tensor):
+        return
     for place in places_of(tensor):
         yield place, ""
     if tensor.is_leaf:

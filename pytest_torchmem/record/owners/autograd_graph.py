@@ -18,7 +18,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node
 
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import autograd
+from pytest_torchmem.record.torch_api import autograd, memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def _nodes_of(root: object) -> list[Node | None]:
     """Return the nodes at which the graph of a root begins: of a tensor, or of an edge."""
     if isinstance(root, GradientEdge):
         return [root.node]
-    if isinstance(root, torch.Tensor):
+    if isinstance(root, torch.Tensor) and memory.answers(root):
         return [level.grad_fn for level in autograd.levels_of(root)]
     return []
 

@@ -491,7 +491,7 @@ def find_holding() -> list[torch.Tensor | torch.UntypedStorage]:
 
 
 def _tensors(found: Sequence[object]) -> list[torch.Tensor]:
-    tensors = _of(torch.Tensor, found)
+    tensors = [tensor for tensor in _of(torch.Tensor, found) if memory.answers(tensor)]
     for tensor in tensors:
         memory.hold(tensor)
     return tensors

@@ -29,6 +29,7 @@ from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.torch_api import autograd
 from pytest_torchmem.record.torch_api.compiler import untraced
+from pytest_torchmem.record.torch_api.memory import answers
 from pytest_torchmem.record.torch_api.modules import (
     buffers_of,
     children_of,
@@ -436,7 +437,7 @@ class WatchedEngine:
         finally:
             for hook in hooks:
                 hook.remove()
-            for device in {root.device for root in tensors if isinstance(root, torch.Tensor)}:
+            for device in {r.device for r in tensors if isinstance(r, torch.Tensor) and answers(r)}:
                 autograd.await_engine(device, self._engine)
             self._watch.after_backward(leaves, gradients or ())
         return gradients

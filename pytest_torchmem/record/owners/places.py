@@ -16,8 +16,6 @@ from pytest_torchmem.record.owners.autograd_graph import tensors_in
 from pytest_torchmem.record.torch_api import autograd, memory
 from pytest_torchmem.record.tree.kineto import device_name
 
-#: Of these classes, and not of those derived from them, it is known what a tensor is made of.
-ORDINARY: Final = (torch.Tensor, torch.nn.Parameter)
 #: What an opaque tensor raises, or another that a compiler traces with, when it is asked for data.
 NO_DATA: Final = (RuntimeError, NotImplementedError)
 
@@ -32,7 +30,11 @@ def places_of(tensor: Any) -> Sequence[tuple[str, int]]:
     allocate where it does not when nobody looks.
     """
     # Asked some thousand times while a body runs, and each call in here is recorded, too.
-    if type(tensor) not in ORDINARY or tensor.layout is not _STRIDED or autograd.is_wrapper(tensor):
+    if (
+        type(tensor) not in memory.ORDINARY
+        or tensor.layout is not _STRIDED
+        or autograd.is_wrapper(tensor)
+    ):
         return [place for part in plain_tensors(tensor) for place in _place_of(part)]
     return () if tensor.is_meta else _place_of(tensor)
 
@@ -64,7 +66,7 @@ def plain_tensors(tensor: object, around: tuple[object, ...] = ()) -> Iterator[t
 
     ``around`` are wrappers that it was found in: one may well refer to another in a circle.
     """
-    if not isinstance(tensor, torch.Tensor):
+    if not isinstance(tensor, torch.Tensor) or not memory.answers(tensor):
         # None, where backward gives no gradient, or an edge of a graph in a tensor's place.
         return
     plain = autograd.unwrapped(tensor)
@@ -94,7 +96,7 @@ def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """
     if parts := memory.sparse_parts(tensor):
         return parts
-    if type(tensor) in ORDINARY:
+    if type(tensor) in memory.ORDINARY:
         return []
     if parts := memory.flattened(tensor):
         return parts

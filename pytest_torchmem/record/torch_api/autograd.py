@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -110,9 +111,11 @@ def await_engine(device: torch.device, watched: Any = None) -> None:
 
     A backward pass is over before that: what the thread alone still holds is freed a moment later,
     while the program goes on. The CPU has no such thread. It runs a graph of no bytes; ``watched``
-    is the real one, if it is not the one that `engine` gives.
+    is the real one, if it is not the one that `engine` gives, and has just worked.
     """
     if device.type == "cpu" or in_backward() or within_transform():
+        return
+    if watched is None and not _has_threads():
         return
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return
@@ -128,6 +131,24 @@ def await_engine(device: torch.device, watched: Any = None) -> None:
     finally:
         if recorded:
             profiler.observe_operators(True)
+
+
+# Linux has a folder for each thread there, with its name.
+_THREADS: Final = Path("/proc/self/task")
+
+
+def _has_threads() -> bool:
+    """Return whether the engine may have threads for devices, which it gets when it first works.
+
+    We must not be the first: it refuses to work in the children of a process that has them.
+    """
+    if not _THREADS.is_dir():
+        return True
+    for name in _THREADS.glob("*/comm"):
+        with suppress(OSError):  # it may end meanwhile
+            if name.read_bytes().startswith(b"pt_autograd"):
+                return True
+    return False
 
 
 def in_backward() -> bool:

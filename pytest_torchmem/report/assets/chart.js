@@ -59,13 +59,14 @@ const torchmemChart = (() => {
   const PHASES = { backward: "backward pass", optimizer: "optimizer step", idle: "GPU idle" };
   const spanName = (span) => (span.kind === "region" ? `region ${span.name}` : PHASES[span.kind] ?? span.name);
 
-  // A step is the stretch that its mark ends; `kept` are the bytes alive at the end of each.
+  // A step is the stretch that its mark ends; `kept` are the bytes alive at the end of each. Nothing
+  // marks where the first begins: what the body did before its loop is in there, warm-up as well.
   function stepsOf(data, kept) {
     const ends = data.spans.filter((span) => span.kind === "step").map((span) => span.end);
     return ends.map((end, i) => {
-      const known = kept.length === ends.length;
-      const change = known ? signed(i ? kept[i] - kept[i - 1] : kept[0]) : "";
-      return { kind: "step", name: `step ${i + 1}${known ? `: ${change}` : ""}`, short: change || `${i + 1}`, begin: i ? ends[i - 1] : data.times[0], end };
+      const change = i && kept.length === ends.length ? signed(kept[i] - kept[i - 1]) : "";
+      const told = i ? change && `: ${change}` : ", and what came before it";
+      return { kind: "step", name: `step ${i + 1}${told}`, short: change || `${i + 1}`, begin: i ? ends[i - 1] : data.times[0], end };
     });
   }
 

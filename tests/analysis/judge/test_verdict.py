@@ -13,6 +13,7 @@ from pytest_torchmem.analysis.judge.verdict import (
     judge_limits,
     judge_shrinking,
     judge_spread,
+    with_changes,
 )
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
 from pytest_torchmem.values.contributors import (
@@ -59,7 +60,13 @@ def against(before, after, allowance=ALLOWANCE, changed=()):
     """Judge against a baseline, since which these lines of ``net.py`` have changed."""
     places = tuple(Source("net.py", line, "") for line in changed)
     code = CodeChanges(lambda source: source.line in changed, lambda: places)
-    return judge_baseline(after, BaselineEntry.of(before), allowance, code=code)
+    return told(before, after, code, allowance)
+
+
+def told(before, after, code, allowance=ALLOWANCE):
+    """Judge against a baseline and say what has changed since."""
+    verdict = judge_baseline(after, BaselineEntry.of(before), allowance, code=code)
+    return replace(verdict, findings=with_changes(verdict.findings, code))
 
 
 def test_the_first_line_has_both_numbers_and_the_cause():
@@ -227,34 +234,33 @@ def test_where_the_cause_itself_is_as_it_was_the_lines_that_changed_are_named():
 
 def test_of_many_changes_those_in_the_files_that_made_the_memory_are_named():
     places = [Source("net.py", 26, ""), *(Source(f"m{n}.py", 1, "") for n in range(9))]
-    before, after = BaselineEntry.of(measured(live(2 * MiB))), measured(live(8 * MiB))
-    verdict = judge_baseline(after, before, ALLOWANCE, code=CodeChanges(places=lambda: places))
+    before, after = measured(live(2 * MiB)), measured(live(8 * MiB))
+    verdict = told(before, after, CodeChanges(places=lambda: places))
     assert verdict.sentence.endswith("; changed since: net.py:26")
 
 
 def test_of_few_changes_those_in_the_files_that_made_the_memory_come_first():
     places = [Source("config.py", 3, ""), Source("net.py", 26, "")]
-    before, after = BaselineEntry.of(measured(live(2 * MiB))), measured(live(8 * MiB))
-    verdict = judge_baseline(after, before, ALLOWANCE, code=CodeChanges(places=lambda: places))
+    before, after = measured(live(2 * MiB)), measured(live(8 * MiB))
+    verdict = told(before, after, CodeChanges(places=lambda: places))
     assert verdict.sentence.endswith("; changed since: net.py:26, config.py:3")
 
 
 def test_settings_count_as_near_to_what_made_the_memory_and_give_way_to_code():
-    before, after = BaselineEntry.of(measured(live(2 * MiB))), measured(live(8 * MiB))
+    before, after = measured(live(2 * MiB)), measured(live(8 * MiB))
     far, near = [Source(f"m{n}.py", 1, "") for n in range(3)], [Source("net.py", 26, "")]
     one, many = ([Source("a.yaml", n, "") for n in range(1, count)] for count in (2, 9))
 
-    def told(*places: Source) -> str:
-        code = CodeChanges(places=lambda: places)
-        sentence = judge_baseline(after, before, ALLOWANCE, code=code).sentence
+    def named(*places: Source) -> str:
+        sentence = told(before, after, CodeChanges(places=lambda: places)).sentence
         return sentence.partition("changed since: ")[2]
 
-    assert told(*one) == "a.yaml:1"
-    assert told(*one, *near) == "net.py:26, a.yaml:1"
-    assert told(*one, *near, *far) == "net.py:26, a.yaml:1"
-    assert told(*many, *far) == "m0.py:1, m1.py:1, m2.py:1"
-    assert told(*many, *near, *far) == "net.py:26"
-    assert told(*many) == ""
+    assert named(*one) == "a.yaml:1"
+    assert named(*one, *near) == "net.py:26, a.yaml:1"
+    assert named(*one, *near, *far) == "net.py:26, a.yaml:1"
+    assert named(*many, *far) == "m0.py:1, m1.py:1, m2.py:1"
+    assert named(*many, *near, *far) == "net.py:26"
+    assert named(*many) == ""
 
 
 def test_only_the_first_sentence_says_what_has_changed():

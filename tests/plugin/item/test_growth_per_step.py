@@ -1,5 +1,7 @@
 """Growth per step: of which loop it is, and what it is made of."""
 
+import subprocess
+
 import pytest
 
 pytest.importorskip("torch")
@@ -89,3 +91,40 @@ def test_of_nested_loops_the_one_that_grows_most_counts(failures):
 
 def test_what_is_made_between_two_loops_is_no_growth(failures):
     assert "grew by 4.0 KiB per step, +3.0 KiB (+300 %) over the limit" in failures
+
+
+LOSSES = """
+import pytest
+import torch
+
+LOSSES = []
+
+
+def train(torchmem):
+    weight = torch.ones(1 << 18, requires_grad=True)
+    for _ in torchmem.steps(4):
+        loss = (weight * 2).pow(2).mean()
+        loss.backward()
+        LOSSES.append(loss.item())
+
+
+@pytest.mark.memory_baseline
+@pytest.mark.memory_budget(growth="0B", retained="1MiB")
+def test_training(torchmem):
+    train(torchmem)
+    LOSSES.clear()
+"""
+
+
+def test_a_limit_names_what_has_changed_since_the_baseline_was_committed(
+    pytester: pytest.Pytester,
+) -> None:
+    file = pytester.makepyfile(LOSSES)
+    pytester.runpytest("--torchmem-update-baseline").assert_outcomes(passed=1)
+    author = ("-c", "user.name=n", "-c", "user.email=e@x.org", "-c", "commit.gpgsign=false")
+    for command in (["init", "-q"], ["add", "-A"], [*author, "commit", "-qm", "all"]):
+        subprocess.run(["git", *command], check=True)
+    file.write_text(LOSSES.replace("loss.item()", "loss"), encoding="utf-8")
+    result = pytester.runpytest()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["grew by *; changed since: *.py:13*"])

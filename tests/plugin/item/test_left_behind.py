@@ -155,3 +155,50 @@ def test_the_first_optimizer_of_a_process_retains_nothing_by_importing_the_compi
     path.write_text(FIRST_OPTIMIZER)
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"
+
+
+TAKEN_AWAY = """
+import sys
+from unittest import mock
+
+import pytest
+
+
+@pytest.fixture
+def isolated():
+    with mock.patch.dict(sys.modules):
+        yield
+
+
+@pytest.mark.memory_budget("1MiB")
+def test_isolated(isolated):
+    import torch
+
+    torch.ones(3)
+
+
+@pytest.mark.memory_budget("1MiB")
+def test_taken_away(isolated):
+    import torch
+
+    torch.ones(3)
+    for name in [name for name in sys.modules if name.startswith("pytest_torchmem")]:
+        del sys.modules[name]
+
+
+@pytest.mark.memory_budget("1KiB")
+def test_after_it():
+    import torch
+
+    torch.ones(3000)
+"""
+
+
+def test_a_test_may_take_our_modules_away_and_the_next_one_is_measured(
+    pytester: pytest.Pytester,
+):
+    # In a process of its own: nothing of ours or of torch's is imported there before.
+    pytester.makepyfile(TAKEN_AWAY)
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["memory: 1 failed *, 2 ok"])

@@ -16,10 +16,10 @@ def test_a_gpu_that_nobody_knows_is_refused(pytester):
 def test_the_ini_file_and_the_environment_name_a_gpu_too(pytester, monkeypatch):
     pytester.makeini("[pytest]\ntorchmem_simulate = H2000")
     run = pytester.runpytest_subprocess(*PLAIN)
-    run.stderr.fnmatch_lines(["*no GPU is called 'H2000'*"])
+    run.stderr.fnmatch_lines(["*: torchmem_simulate in tox.ini: no GPU is called 'H2000'*"])
     monkeypatch.setenv("TORCHMEM_SIMULATE", "H3000")
     run = pytester.runpytest_subprocess(*PLAIN)
-    run.stderr.fnmatch_lines(["*no GPU is called 'H3000'*"])
+    run.stderr.fnmatch_lines(["*: TORCHMEM_SIMULATE=H3000: no GPU is called 'H3000'*"])
     run = pytester.runpytest_subprocess("--torchmem-simulate=H4000", *PLAIN)
     run.stderr.fnmatch_lines(["*no GPU is called 'H4000'*"])
 

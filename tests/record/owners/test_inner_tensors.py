@@ -133,3 +133,46 @@ def test_a_class_with_a_gradient_of_its_own_stops_no_measurement():
 
     assert measured(body).retained.total >= 2 * 8 * 4
     assert type(before) is Guarded
+
+
+class Silent(torch.Tensor):
+    """A tensor of a program that answers nothing, once it is told to."""
+
+    said = True
+
+    def __getattribute__(self, name: str) -> object:
+        if Silent.said:
+            return super().__getattribute__(name)
+        raise RuntimeError(f"nobody asks for my {name}")
+
+
+def _raising(name: str) -> type[torch.Tensor]:
+    def asked(tensor: torch.Tensor) -> object:
+        raise ZeroDivisionError(name)
+
+    return type("Raising", (torch.Tensor,), {name: property(asked)})
+
+
+@pytest.mark.parametrize("name", ["grad_fn", "is_leaf", "device", "layout", "data_ptr"])
+def test_a_class_that_raises_when_it_is_asked_stops_no_measurement(name: str):
+    before = torch.ones(4).as_subclass(_raising(name))
+    kept: list[object] = []
+
+    def body() -> None:
+        kept.append(torch.ones(SIDE).as_subclass(_raising(name)))
+        weight = torch.ones(SIDE, requires_grad=True)
+        kept.append(weight)
+        torch.Tensor.sum(weight * 2).as_subclass(_raising(name)).backward()
+
+    assert measured(body).retained.total >= 2 * 4 * SIDE
+    del before
+
+
+def test_a_tensor_that_answers_nothing_stops_no_measurement(monkeypatch: pytest.MonkeyPatch):
+    before = torch.ones(4).as_subclass(Silent)
+    monkeypatch.setattr(Silent, "said", False)
+    kept = []
+
+    assert measured(lambda: kept.append(torch.ones(SIDE))).retained.total == 4 * SIDE
+    monkeypatch.setattr(Silent, "said", True)
+    assert type(before) is Silent

@@ -265,10 +265,14 @@ def test_steps_are_drawn_with_what_each_left_alive(open_page):
         ["step 2", "1.0 MiB", "+0 B"],
         ["step 3", "1.0 MiB", "+4 B"],
     ]
-    box = page.locator(".over").first.bounding_box()
-    page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 8)
-    page.wait_for_timeout(60)
-    assert page.locator(".over").first.get_attribute("title") == "step 3: +4 B"
+    over = page.locator(".over").first
+    box = over.bounding_box()
+    told = []
+    for part in (0.2, 0.8):
+        page.mouse.move(box["x"] + part * box["width"], box["y"] + 8)
+        page.wait_for_timeout(60)
+        told.append(over.get_attribute("title"))
+    assert told == ["step 1, and what came before it", "step 3: +4 B"]
 
 
 # --- the list
