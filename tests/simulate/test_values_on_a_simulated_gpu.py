@@ -79,6 +79,12 @@ def test_the_most_frequent_of_values_that_are_not_exact_reads_zero():
     assert unknown(MiB).mode().values.item() == 0
 
 
+def test_complex_numbers_that_are_not_exact_are_no_nan():
+    zeros = unknown(4).to(torch.complex64) * 0
+    assert not (zeros / zeros).isnan().any().item()
+    assert not (zeros / zeros).conj().mul_(1).isnan().any().item()
+
+
 CALLS = {
     "product": lambda x: x @ x.T,
     "softmax": lambda x: x.softmax(-1),

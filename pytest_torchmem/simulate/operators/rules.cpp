@@ -267,6 +267,9 @@ bool leaves_out(const c10::FunctionSchema& schema, const Arguments& arguments, s
 
 void make_finite(const at::Tensor& values) {
   constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  if (values.is_complex()) {
+    return make_finite(at::view_as_real(values.is_conj() ? values.conj() : values));
+  }
   // For floats of eight bits there is no operator that would.
   if (!at::isFloatingType(values.scalar_type()) || values.element_size() == 1) return;
   at::Tensor changed = values;
