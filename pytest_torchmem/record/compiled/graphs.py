@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from types import NoneType
 from typing import Final
 
 import numpy as np
@@ -69,11 +70,14 @@ class CompiledGraphs:
 
     def collect_again(self) -> None:
         """Learn from all graphs that are alive, also from those that have been changed since."""
-        for graph in _living_graphs():
+        modules = (
+            {id(module): module for module in find_modules()} if _graph_module_classes() else {}
+        )
+        for graph in _living_graphs(modules.values()):
             nodes = [node for node in graph.graph.nodes if node.op.startswith("call_")]
             if any(node.stack_trace for node in nodes):
                 for node in nodes:
-                    self._note(node)
+                    self._note(node, modules)
                 # Asking for the code generates it now if nobody has run the graph yet.
                 lines = _origins_by_line(graph.code, nodes)
                 self._lines[compiler.generated_file(graph)] = lines
@@ -98,8 +102,10 @@ class CompiledGraphs:
         modules = dict.fromkeys(chain.from_iterable(named or known.modules.values()))
         return NodeOrigin(current, () if 0 in modules else tuple(modules))
 
-    def _note(self, node: torch.fx.Node) -> None:
-        if node.stack_trace:
+    def _note(self, node: torch.fx.Node, living: Mapping[int, torch.nn.Module]) -> None:
+        # A graph may outlive its modules, and another module have the place of one of them.
+        is_other = not isinstance(living.get(_module_of(node)), (_class_of_module(node), NoneType))
+        if node.stack_trace and not is_other:
             known = self._traced.setdefault(_unnumbered(node.stack_trace), _Traced())
             known.stacks.setdefault(node.stack_trace)
             known.modules.setdefault(node.name, {}).setdefault(_module_of(node))
@@ -144,9 +150,8 @@ def _graph_module_classes() -> list[type[torch.fx.GraphModule]]:
     return [kind for kind in kinds if kind.__qualname__.endswith(".GraphModuleImpl")]
 
 
-def _living_graphs() -> list[torch.fx.GraphModule]:
+def _living_graphs(modules: Iterable[torch.nn.Module]) -> list[torch.fx.GraphModule]:
     kinds = with_subclasses(_graph_module_classes())
-    modules = find_modules() if kinds else []
     return [m for m in modules if is_a(m, torch.fx.GraphModule) and type(m) in kinds]
 
 
@@ -166,12 +171,25 @@ def _origins_by_line(code: str, nodes: Iterable[torch.fx.Node]) -> dict[int, Nod
     return found
 
 
-def _module_of(node: torch.fx.Node) -> int:
-    """The ``id()`` of the innermost module a node was traced in; 0 if it is not known.
+def _modules_of(node: torch.fx.Node) -> Mapping[str, tuple[str, object]]:
+    """The modules a node was traced in, the innermost last: their ``id()``, name and class.
 
     A node of a backward graph has the modules of the forward node that it belongs to.
     """
-    modules = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    return node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+
+
+def _class_of_module(node: torch.fx.Node) -> type:
+    """The class of the innermost module a node was traced in; `object` if it is not known."""
+    match list(_modules_of(node).values())[-1:]:
+        case [(_, type() as kind)]:
+            return kind
+    return object
+
+
+def _module_of(node: torch.fx.Node) -> int:
+    """The ``id()`` of the innermost module a node was traced in; 0 if it is not known."""
+    modules = _modules_of(node)
     # The second call of a module is noted under "1234@1". Some releases use a name as the key.
     match = re.match(r"\d+", str(list(modules)[-1])) if modules else None
     return int(match[0]) if match else 0

@@ -58,6 +58,19 @@ def test_a_backward_node_has_the_module_of_its_forward():
     assert known_of(graph).traced_at(stack(3)).modules == (7,)
 
 
+def test_a_module_in_the_place_of_one_that_died_is_not_the_graphs():
+    """A compiled model may die before its graph; then its address is that of another module."""
+    where = {"stack_trace": stack(35, "of a module that died")}
+    here, other = torch.nn.ReLU(), torch.nn.Linear(1, 1)
+    inside = {str(id(here)): ("L['self'].act", torch.nn.ReLU)}
+    elsewhere = {str(id(other)): ("L['self'].act", torch.nn.ReLU)}
+    known = known_of(
+        traced(relu={**where, "nn_module_stack": inside}),
+        traced(relu={**where, "nn_module_stack": elsewhere}),
+    )
+    assert known.traced_at(where["stack_trace"], ["relu"]).modules == (id(here),)
+
+
 def test_a_stored_stack_is_recognised_by_its_code_whatever_its_line():
     graph = traced(
         add={"stack_trace": stack(30, "unique to this test"), "nn_module_stack": {"9": 0}}
