@@ -28,7 +28,7 @@ _DIVIDING: Final = frozenset({"aten::mul", "aten::flip", "aten::cumsum", "aten::
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """How far values decide an operator's memory.
+    """An operator's memory, as far as values decide it.
 
     Attributes:
         is_sure: It makes the same whatever the values are.
@@ -42,7 +42,7 @@ class Doubt:
 
 
 class Doubts:
-    """What values decide in the nodes of a backward pass."""
+    """Finds the operators of a backward pass whose memory values decide."""
 
     def __init__(self, is_doubted: Callable[[torch.Tensor], bool]) -> None:
         self._is_doubted = is_doubted

@@ -62,7 +62,7 @@ def shuffled(call: Call) -> Bounds:
 
 
 def found(call: Call) -> Bounds:
-    """What is in order is sorted twice more, with and without its places."""
+    """CUB sorts the ordered elements twice more, with and without their places."""
     least, most = found_in(call.args, sorting_bytes=41)
     return least, most + _counters(0) if most else 0
 
