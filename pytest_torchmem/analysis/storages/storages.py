@@ -58,8 +58,11 @@ def find_storages(tree: OpTree) -> Storages:
     places = _places(trace.allocations, trace.tensors, trace.owners)
     tensor_place, owner_place = places.of[1:]
     owner_rank = tree.mark_ranks[trace.owners["mark"]]
+    # Nobody needs the places of allocations after this: a long recording has no room for them.
     changes = _changes(tree, places.of.pop(0), owner_place)
-    lives = _lifetimes(changes, _early(tree, changes, places, owner_rank))
+    lives = _lifetimes(
+        changes, _early(tree, changes, len(places), tensor_place, owner_place, owner_rank)
+    )
     del changes
     of_tensor = np.empty(len(trace.tensors), np.int32)
     for rows, (event,) in in_pieces(trace.tensors, "event"):
@@ -129,7 +132,12 @@ def _by_place(place: NDArray[np.int32], rank: NDArray[np.float64 | np.int32]) ->
 
 
 def _early(
-    tree: OpTree, changes: _Changes, places: _Places, owner_rank: NDArray[np.float64]
+    tree: OpTree,
+    changes: _Changes,
+    place_count: int,
+    tensor_place: NDArray[np.int32],
+    owner_place: NDArray[np.int32],
+    owner_rank: NDArray[np.float64],
 ) -> NDArray[np.int64]:
     """Return the places that were in use before the recording, ascending.
 
@@ -137,12 +145,11 @@ def _early(
     optimizer or a graph owns it.
     """
     trace = tree.trace
-    tensor_place, owner_place = places.of
-    first_birth = np.full(len(places), NEVER)
+    first_birth = np.full(place_count, NEVER)
     births = np.flatnonzero((changes.size > 0)[changes.order])[::-1]
     first_birth[changes.place[births]] = changes.rank[births]
     del births
-    is_early = np.zeros(len(places), np.bool_)
+    is_early = np.zeros(place_count, np.bool_)
     for rows, (event,) in in_pieces(trace.tensors, "event"):
         place = tensor_place[rows]
         is_early[place[tree.rank[event] < first_birth[place]]] = True
