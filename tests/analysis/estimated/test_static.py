@@ -410,6 +410,13 @@ def test_an_interval_names_what_adds_most_first_and_each_once():
     )
 
 
+def test_of_many_causes_of_an_interval_three_are_named():
+    nodes = [op(f"op{n}", (), (0,), unknown_bytes=9000 - n) for n in range(5)]
+    graph = graph_of([10**6], op("mm", (0,)), *nodes, output(0))
+    (said,) = estimate_result(run_of(graph)).blind_spots
+    assert "aten::op0, aten::op1, aten::op2 and 2 more take for themselves" in said
+
+
 def test_what_values_decide_is_in_an_interval_and_said_so():
     node = op("mul", (0, 1), unknown_bytes=7, unknown_by_values=True, scope="ProdBackward0:3")
     storages = (StaticStorage(10**6, "cpu"), StaticStorage(0, "cpu", doubted_bytes=10**5))
