@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.analysis.judge.verdict import judge_baseline
-from pytest_torchmem.store.baseline_file import FileChanges, write_file
+from pytest_torchmem.store.baseline_changes import FileChanges, write_file
 from pytest_torchmem.store.baselines import BaselineStore
-from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, complete
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, Reference, complete
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
@@ -94,21 +94,19 @@ def write(root: Path, results: dict[Path, dict[str, Result]]) -> None:
         write_file(store.path(module, CPU), CPU, FileChanges(changes))
 
 
-def read(
-    root: Path, results: dict[Path, dict[str, Result]]
-) -> dict[Path, dict[str, BaselineEntry]]:
+def read(root: Path, results: dict[Path, dict[str, Result]]) -> dict[Path, dict[str, Reference]]:
     store = BaselineStore(root, None)
-    found: dict[Path, dict[str, BaselineEntry]] = {}
+    found: dict[Path, dict[str, Reference]] = {}
     for module, entries in results.items():
         for key in entries:
             reference = store.reference(module, CPU, key)
             assert reference is not None
-            found.setdefault(module, {})[key] = reference.entry
+            found.setdefault(module, {})[key] = reference
     return found
 
 
 def compare(
-    results: dict[Path, dict[str, Result]], stored: dict[Path, dict[str, BaselineEntry]]
+    results: dict[Path, dict[str, Result]], stored: dict[Path, dict[str, Reference]]
 ) -> int:
     """Return how many have grown."""
     return sum(

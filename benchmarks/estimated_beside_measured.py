@@ -3,7 +3,7 @@
 Each program is run and estimated in one process, and measured in another one. After the estimate no
 fake tensor may be alive, what the estimate could have changed is compared, and the program is run
 again for real. Programs for CUDA are measured on a simulated GPU (`torchmem simulate --fetch`
-once), without cuBLAS's workspaces: with them a peak would be where all of them are there.
+once), without the workspaces of cuBLAS and cuDNN: with them a peak would be where all of them are.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def measured(program: Program, device: str) -> Told:
     """The peak of the second step."""
     from pytest_torchmem import Category, measure
 
+    os.environ.pop("SIMULATED_CUDA_CUDNN", None)
     step = built(program, device)
     with torch.set_grad_enabled(not program.no_grad), measure(device=device) as window:
         held = step()

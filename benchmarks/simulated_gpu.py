@@ -1,28 +1,30 @@
 """A simulated GPU beside recordings that others made on real ones.
 
-Two published repositories hold programs and the snapshots of the allocator that they left on a GPU
+Published repositories hold programs and the snapshots of the allocator that they left on a GPU
 (``torch.cuda.memory._dump_snapshot``). Each program is run again on a simulated GPU, with the
 release of torch that it was written for, and both snapshots are compared event by event:
 
-    git clone https://github.com/NiuHuangxiaozi/assignment2-systems a
-    git clone https://github.com/Wedsonlin/assignment2-systems b
-    torchmem simulate --fetch --torch 2.6.0; torchmem simulate --fetch --torch 2.11.0
-    python benchmarks/simulated_gpu.py a b --output benchmarks/results/simulated-gpu.md
+    for one in NiuHuangxiaozi/assignment2-systems Wedsonlin/assignment2-systems \\
+        kkaitlyn111/cs336-a2-systems kkaitlyn111/cs336-assignment1 \\
+        silmont2000/assignment2-systems fdrose/efficient-dl-systems; do
+        git clone https://github.com/$one clones/$one; done
+    for release in 2.6.0 2.11.0 2.13.0; do torchmem simulate --fetch --torch $release; done
+    python benchmarks/simulated_gpu.py clones --output benchmarks/results/simulated-gpu.md
 
-What the programs import (einops, jaxtyping) has to be installed. Nothing of theirs is kept here but
-the numbers.
+What the programs import (einops, jaxtyping, pandas, liger-kernel) has to be installed. Nothing of
+theirs is kept here but the numbers.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from tabulate import tabulate
@@ -35,68 +37,133 @@ MIB = 2**20
 PAGE = """# A simulated GPU beside recordings from real ones
 
 Recorded by others; simulated by `benchmarks/simulated_gpu.py`, which says how. Peaks are those of
-the recorded part. The programs are those of `NiuHuangxiaozi/assignment2-systems` (4 layers) and
-`Wedsonlin/assignment2-systems` (24 layers), simulated as an A100 and as a B200: the size of the
-recorded workspaces fits both, and the repositories do not name the model. Both histories are
-replayed by the allocator's rules for *allocated*, and each of their addresses is met. Where a
+the recorded part. The programs are those of `NiuHuangxiaozi/assignment2-systems` (4 layers),
+`Wedsonlin/assignment2-systems` (24 layers), `kkaitlyn111/cs336-a2-systems` (32 layers, 3.4 billion
+parameters, an empty cache before each; its weights are not drawn on the host, which would take it
+14 GB), `silmont2000/assignment2-systems` (attention alone) and `fdrose/efficient-dl-systems` (cross
+entropies, one of them Liger-Kernel's in Triton). They are simulated as an A100, a B200 and an H100:
+the size of the recorded workspaces fits, and most repositories do not name the model. All histories
+are replayed by the allocator's rules for *allocated*, and each of their addresses is met. Where a
 figure is not equal, the driver of that GPU kept addresses for itself (2, 2, 240 and 8 MiB, in which
 the recording has no segment): a simulated GPU that leaves out the same addresses has both figures
 equal, too.
 
 """
+# Each of these asks for its own version when it is imported.
+DISTRIBUTIONS = ("cs336_basics", "cs336_systems")
+FOLDERS = ("results", "work/memory_files")
+UNDRAWN = """import torch
+torch.zeros, torch.nn.init.trunc_normal_ = torch.empty, lambda weights, **_: weights
+"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of a repository, as it is at a commit, and what it is run with."""
+
+    repository: str
+    path: str
+    torch: str
+    gpu: str
+    arguments: tuple[str, ...] = ()
+    #: Texts of its source, each with what stands there instead.
+    edits: tuple[tuple[str, str], ...] = ()
+    commit: str = "HEAD"
+    #: Folders beside the repository's own from which it imports.
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A program, its arguments, and the snapshot that it left on a real GPU."""
+    """A program and a snapshot that it left on a real GPU."""
 
     shown: str
-    torch: str
-    gpu: str
-    program: str
-    arguments: tuple[str, ...]
+    program: Program
     snapshot: str
-    left: str
 
 
 def small_models() -> Iterator[Recorded]:
     """Four layers, three steps, histories from the first byte."""
+    repository = "NiuHuangxiaozi/assignment2-systems"
     folder = "cs336_systems/profile_memory"
     for mode, name in (("forward", "forward"), ("train", "forward_and_backward")):
         for length in (100, 150, 200):
-            left = f"{name}_memory_snapshot_{length}.pickle"
+            arguments = ("--mode", mode, "--context_length", str(length))
+            program = f"{folder}/profile_memory.py"
             yield Recorded(
                 f"4 layers, {mode}, {length} tokens",
-                *("2.6.0", "A100", f"{folder}/profile_memory.py"),
-                ("--mode", mode, "--context_length", str(length)),
-                *(f"{folder}/{left}", left),
+                Program(repository, program, "2.6.0", "A100", arguments),
+                f"{folder}/{name}_memory_snapshot_{length}.pickle",
             )
-        left = f"{name}_memory_snapshot_200_mixed_precision.pickle"
+        arguments = ("--mode", mode, "--context_length", "200", "--use_mixed_precision")
+        program = f"{folder}/profile_mixprecision_memory.py"
         yield Recorded(
             f"4 layers, {mode}, 200 tokens, autocast",
-            *("2.6.0", "A100", f"{folder}/profile_mixprecision_memory.py"),
-            ("--mode", mode, "--context_length", "200", "--use_mixed_precision"),
-            *(f"{folder}/{left}", left),
+            Program(repository, program, "2.6.0", "A100", arguments),
+            f"{folder}/{name}_memory_snapshot_200_mixed_precision.pickle",
         )
 
 
 def medium_models() -> Iterator[Recorded]:
     """24 layers, one step after five that were not recorded."""
+    # Its file names have quotes that need Python 3.12.
+    quotes = (('config["context_length"]}', "config['context_length']}"),)
     for pattern, name in (("forward-only", "inference"), ("full-training-step", "training")):
         for length in (128, 256, 512, 1024):
             casts = length == 512 or (length == 1024 and name == "training")
-            snapshot = f"results/medium_{length}_{name}_memory_snapshot.pickle"
+            arguments = (
+                *("--d_model", "1024", "--d_ff", "4096", "--num_layers", "24"),
+                *("--num_heads", "16", "--context_length", str(length)),
+                *("--memory-profiler", "pytorch", "--pattern", pattern),
+                *("--model_name", "medium", "--autocast", str(casts).lower()),
+            )
             yield Recorded(
                 f"24 layers, {name}, {length} tokens" + (", autocast" if casts else ""),
-                *("2.11.0", "B200", "cs336_systems/nsys_profile.py"),
-                (
-                    *("--d_model", "1024", "--d_ff", "4096", "--num_layers", "24"),
-                    *("--num_heads", "16", "--context_length", str(length)),
-                    *("--memory-profiler", "pytorch", "--pattern", pattern),
-                    *("--model_name", "medium", "--autocast", str(casts).lower()),
+                Program(
+                    *("Wedsonlin/assignment2-systems", "cs336_systems/nsys_profile.py"),
+                    *("2.11.0", "B200", arguments, quotes),
+                    imports=("Wedsonlin/assignment2-systems/cs336-basics",),
                 ),
-                *(snapshot, f"../{snapshot}"),
+                f"results/medium_{length}_{name}_memory_snapshot.pickle",
             )
+
+
+def large_models() -> Iterator[Recorded]:
+    """32 layers, one after the other in a process, the first of them from the first byte."""
+    repository = "kkaitlyn111/cs336-a2-systems"
+    chosen = ("    run_all_benchmarks()\n", "    profile_memory_forward_fullstep()\n")
+    for kind in ("", "mixed"):
+        precision = ("mixed_precision = True", f"mixed_precision = {kind == 'mixed'}")
+        program = Program(
+            *(repository, "cs336_systems/benchmark.py", "2.6.0", "H100"),
+            edits=(("import cs336_basics\n", UNDRAWN + "import cs336_basics\n"), chosen, precision),
+            imports=("kkaitlyn111/cs336-assignment1",),
+        )
+        # Of the others the repository's stored copy has no snapshot.
+        for mode, name in (("forward", "forward"), ("step", "fullstep"))[: 1 if kind else 2]:
+            for length in (128, 256, 512):
+                yield Recorded(
+                    f"32 layers, {mode}, {length} tokens" + (", autocast" if kind else ""),
+                    program,
+                    f"memory_files/memory_ctx{length}_{name}_{kind}.pickle",
+                )
+
+
+def single_operators() -> Iterator[Recorded]:
+    """Attention and cross entropies, forward and backward, from the first byte."""
+    attention = Program(
+        *("silmont2000/assignment2-systems", "cs336_systems/trace_peak_memory.py"),
+        *("2.6.0", "A100"),
+        commit="133f064",
+    )
+    yield Recorded("attention by hand, 4096 tokens", attention, "mem_snapshot.pickle")
+    folder = "week06_dl_arithmetic/seminar/cross_entropy"
+    for name, shown in (("vanilla", "torch's"), ("liger", "Liger-Kernel's")):
+        # The recording GPU was one of eight.
+        program = Program(
+            *("fdrose/efficient-dl-systems", f"{folder}/profile_{name}_ce.py", "2.13.0", "H100x8"),
+        )
+        yield Recorded(f"cross entropy, {shown}", program, f"{folder}/{name}_ce_snapshot.pickle")
 
 
 @dataclass(frozen=True)
@@ -119,46 +186,54 @@ def history(path: Path) -> History:
     return History(sizes, replace(snapshot.replay.peak, estimated=snapshot.misplaced_count > 0))
 
 
-def simulated(recorded: Recorded, repository: Path) -> History:
-    """Run a program on a simulated GPU and read what it leaves."""
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder) / "work"
-        work.mkdir()
-        (Path(folder) / "results").mkdir()
-        program = work / "program.py"
-        source = (repository / recorded.program).read_text(encoding="utf-8")
-        # One of them needs Python 3.12 for the quotes in its file names, and for nothing else.
-        program.write_text(re.sub(r'config\["(\w+)"\]\}', r"config['\1']}", source))
-        paths = [
-            str(repository),
-            str(repository / "cs336-basics"),
-            os.environ.get("PYTHONPATH", ""),
-        ]
-        command = ["simulate", "--gpu", recorded.gpu, "--torch", recorded.torch, "--"]
+@cache
+def simulated(program: Program, clones: Path) -> dict[str, History]:
+    """Run a program on a simulated GPU and read what it leaves, by the names of the files."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for made in FOLDERS:
+            (folder / made).mkdir(parents=True)
+        for distribution in DISTRIBUTIONS:
+            known = folder / f"{distribution}-0.dist-info"
+            known.mkdir()
+            (known / "METADATA").write_text(f"Name: {distribution}\nVersion: 0\n")
+        (folder / "work" / "program.py").write_text(_source(program, clones))
+        imported = (program.repository, *program.imports)
+        paths = [*(str(clones / one) for one in imported), name, os.environ.get("PYTHONPATH", "")]
         subprocess.run(
             [
-                *(sys.executable, "-m", "pytest_torchmem", *command),
-                *(sys.executable, str(program), *recorded.arguments),
+                *(sys.executable, "-m", "pytest_torchmem"),
+                *("simulate", "--gpu", program.gpu, "--torch", program.torch, "--"),
+                *(sys.executable, "program.py", *program.arguments),
             ],
-            cwd=work,
+            cwd=folder / "work",
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdout=subprocess.DEVNULL,
             check=True,
         )
-        found = sorted(Path(folder).rglob("*.pickle"))
-        return history(found[0])
+        return {path.name: history(path) for path in folder.rglob("*.pickle")}
 
 
-def row(recorded: Recorded, repository: Path) -> tuple[str, ...]:
-    there = history(repository / recorded.snapshot)
-    here = simulated(recorded, repository)
+def _source(program: Program, clones: Path) -> str:
+    command = ["git", "show", f"{program.commit}:{program.path}"]
+    source = subprocess.run(
+        command, cwd=clones / program.repository, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    for old, new in program.edits:
+        source = source.replace(old, new)
+    return source
+
+
+def row(recorded: Recorded, clones: Path) -> tuple[str, ...]:
+    there = history(clones / recorded.program.repository / recorded.snapshot)
+    here = simulated(recorded.program, clones)[Path(recorded.snapshot).name]
     pairs = zip(there.allocations, here.allocations, strict=False)
     equal = sum(one == other for one, other in pairs)
     peaks = zip(_figures(there.peak), _figures(here.peak), strict=True)
     compared = (text for one, other in peaks for text in (f"{one / MIB:,.1f}", _apart(other, one)))
     return (
         recorded.shown + (" (not replayed exactly)" if _is_estimated(there, here) else ""),
-        recorded.torch,
+        recorded.program.torch,
         f"{equal:,} of {len(there.allocations):,}",
         *compared,
     )
@@ -178,16 +253,14 @@ def _apart(here: int, there: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("small", type=Path, help="the clone with the models of 4 layers")
-    parser.add_argument("medium", type=Path, help="the clone with the models of 24 layers")
+    parser.add_argument("clones", type=Path, help="the folder with the clones, OWNER/NAME each")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    chosen = [(recorded, options.small.resolve()) for recorded in small_models()]
-    chosen += [(recorded, options.medium.resolve()) for recorded in medium_models()]
     rows = []
-    for recorded, repository in chosen:
-        rows.append(row(recorded, repository))
-        print(*rows[-1], sep=" | ", flush=True)
+    for chosen in (small_models, medium_models, large_models, single_operators):
+        for recorded in chosen():
+            rows.append(row(recorded, options.clones.resolve()))
+            print(*rows[-1], sep=" | ", flush=True)
     headers = ["program", "torch", "allocations equal, in order"]
     for figure in ("requested", "allocated", "reserved"):
         headers += [f"{figure}, MiB", "simulated"]

@@ -52,6 +52,40 @@ def _resume_gc(was_enabled: bool) -> None:
         gc.enable()
 
 
+_MISSING: Final = object()
+# Its modules as they were when it was first needed.
+_numpy: Final[dict[str, ModuleType]] = {}
+
+
+def numpy_in_place() -> Around[dict[str, object]]:
+    """Have numpy in ``sys.modules`` in the block, and what a test has put there again after it.
+
+    A test may take it out, or put None in its place, to see what happens where numpy is not
+    installed. Numpy imports parts of itself when they are first called, and cannot be loaded twice.
+    """
+    return Around(_put_numpy_back, _leave_modules)
+
+
+def _put_numpy_back() -> dict[str, object]:
+    now = sys.modules.get("numpy")
+    if not _numpy and now is not None:
+        names = [name for name in list(sys.modules) if name.partition(".")[0] == "numpy"]
+        _numpy.update((name, sys.modules[name]) for name in names)
+    if now is _numpy.get("numpy"):
+        return {}
+    left = {name: sys.modules.get(name, _MISSING) for name in _numpy}
+    sys.modules.update(_numpy)
+    return left
+
+
+def _leave_modules(left: dict[str, object]) -> None:
+    for name, module in left.items():
+        if module is _MISSING:
+            sys.modules.pop(name, None)
+        else:
+            sys.modules[name] = module  # type: ignore[assignment]
+
+
 _BORROWED: Final = (
     *("builtins", "gc", "inspect", "io", "json", "numpy", "os", "os.path", "pathlib", "platform"),
     *("subprocess", "tempfile", "threading", "time", "weakref", "zlib"),

@@ -9,6 +9,7 @@ and its bodies call `use(...)`.
 import contextlib
 import sys
 import types
+from dataclasses import replace
 from typing import Any
 
 from pytest_torchmem.analysis.judge.causes import Held
@@ -219,9 +220,16 @@ class BodyMeasurement:
     def note_holders(self):
         pass
 
-    def stop(self):
+    def stop(self, *, origins=True):
         state["recording"] = False
-        return result_of("", self.device, state["used"], self._steps)
+        return self.numbers(origins=origins)
+
+    def numbers(self, *, origins=True):
+        result = result_of("", self.device, state["used"], self._steps)
+        if origins:
+            return result
+        peak = replace(result.peak, live=(), live_by_category=())
+        return replace(result, peak=peak, retained=replace(result.retained, live=()), grown=())
 
     def cancel(self):
         state["recording"] = False

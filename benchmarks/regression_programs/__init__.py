@@ -13,6 +13,7 @@ from benchmarks.regression_programs import (
     layers,
     losses,
     several_files,
+    strangers,
     training,
 )
 from benchmarks.regression_programs.harmless import EDITS
@@ -27,5 +28,6 @@ REGRESSIONS: Final = (
     *elsewhere.REGRESSIONS,
     *kept.REGRESSIONS,
     *several_files.REGRESSIONS,
+    *strangers.REGRESSIONS,
 )
 HARMLESS: Final = EDITS

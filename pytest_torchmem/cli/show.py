@@ -21,7 +21,6 @@ from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.findings import words
-from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.picture import OperatorUse, Span
 from pytest_torchmem.values.units import format_size, format_time
 
@@ -38,7 +37,8 @@ def table(measurements: Measurements) -> str:
         told = [f"({largest(entry.at_peak, 3)})", _status(measurements, key)]
         lines.append(f"{size:>{wide}}  {name}  {', '.join(filter(None, told))}")
     environments = "; ".join(measurements.environments)
-    notes = dict.fromkeys(n for _, window in _windows(measurements) for n in window.result.notes)
+    windows = measurements.windows.values()
+    notes = dict.fromkeys(note for window in windows for note in window.result.notes)
     closing = f"{len(lines)} measured on {environments}" if lines else "nothing was measured"
     run = measurements.run
     judged = [f"memory: {run.headline}"] if run and any(t.standing for t in run.tests) else []
@@ -56,13 +56,12 @@ def details(
 ) -> str:
     """Return everything about the measurements whose name contains ``pattern``."""
     chosen = [key for key in measurements.entries if pattern in str(key)]
-    windows = dict(_windows(measurements))
     blocks = []
     for key in sorted(chosen, key=str):
         entry = measurements.entries[key]
         retained = measurements.size(key, entry.retained.total)
         lines = [str(key), f"peak {measurements.size(key, entry.total)}, retained {retained}"]
-        window = windows.get(str(key))
+        window = measurements.windows.get(key)
         lines += [f"  failed: {sentence}" for sentence in window.sentences] if window else []
         lines += _figures(entry)
         lines += [f"  note: {note}" for note in window.result.notes] if window else []
@@ -95,11 +94,11 @@ def operators(path: Path, pattern: str) -> str:
         blocks = [*_running(profile.running_at_peak), "", events.table("self_allocated_bytes", 40)]
         kernels = len(events.metrics.queue.entry_depth)
         return "\n".join([*blocks, *([events.optimizable(3)] if kernels else [])])
-    measurements = read_measurements(path, unjudged=True)
+    run = read_measurements(path, unjudged=True).run
     found = [
-        "\n".join([name, *_running(window.picture.running), *_uses(window.picture.operators)])
-        for name, window in _windows(measurements)
-        if pattern in name and window.picture and window.picture.operators
+        "\n".join([str(key), *_running(window.picture.running), *_uses(window.picture.operators)])
+        for key, window in (windows_of(run, unjudged=True) if run else ())
+        if pattern in str(key) and window.picture and window.picture.operators
     ]
     if not found:
         raise ReportError(f"{path} has no timeline of a test with {pattern!r} in its name")
@@ -133,8 +132,3 @@ def _figures(entry: BaselineEntry) -> Iterator[str]:
             at_peak = format_size(entry.at_peak[category])
             name = f"{words(category.value)}:"
             yield f"  {name:<17}{at_peak:>11} at the peak, {format_size(size_bytes):>10} at most"
-
-
-def _windows(measurements: Measurements) -> Iterator[tuple[str, Window]]:
-    for key, window in windows_of(measurements.run, unjudged=True) if measurements.run else ():
-        yield str(key), window

@@ -151,9 +151,8 @@ class Measure(MeasuredNumbers):
             self._judge()
 
     def _judge(self) -> None:
-        from pytest_torchmem.record.environment import (
-            allocator_settings,
-        )  # a decorator loads no torch
+        # A decorator loads no torch.
+        from pytest_torchmem.record.environment import allocator_settings
 
         if limits := self._limits():
             sizes = dict.fromkeys(limits, 0)
@@ -272,8 +271,8 @@ class Measure(MeasuredNumbers):
 
         ``{rank}`` in the path stands for the rank of this process. Where there are several ranks
         and the path does not say it, the file's name gets it: ``mem-rank1.json``. Folders that are
-        not there are made. `load_results`
-        and the command ``torchmem`` read the file. Raises `ReportError`.
+        not there are made. `load_results` and the command ``torchmem`` read the file. Raises
+        `ReportError`.
         """
         window = (replace(self.result, name=""), self.picture())
         inner = ((region.result, None) for region in self._inner)
@@ -302,7 +301,7 @@ def _around(function: Callable[..., Any], block: Callable[[], Measure], warmup: 
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
+        async def awaited(*args: object, **kwargs: object) -> object:
             for _ in range(warmup):
                 await function(*args, **kwargs)
             with block():
@@ -311,7 +310,7 @@ def _around(function: Callable[..., Any], block: Callable[[], Measure], warmup: 
         return awaited
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: object, **kwargs: object) -> object:
         for _ in range(warmup):
             function(*args, **kwargs)
         with block():
@@ -347,7 +346,7 @@ def measure(
 
 
 def measure(
-    name: Any = "",
+    name: object = "",
     total: Size | SizeByDevice | None = None,
     *,
     device: str | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import os
 import sys
 import threading
 import time
@@ -17,8 +18,8 @@ from pytest_torchmem.analysis.gpu_questions import GpuQuestions
 from pytest_torchmem.analysis.judge.causes import Held, LeftBehind
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.storages.own_passes import OwnPass
-from pytest_torchmem.contexts import Around, gc_paused
-from pytest_torchmem.simulate.gaps import NO_GAPS, gap_sentences, gaps_so_far
+from pytest_torchmem.contexts import Around, gc_paused, numpy_in_place
+from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.values.errors import RecordingError, is_torchmem_error
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Fate, Holder, Peak, Result, Retained
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_torchmem.analysis.estimated.estimate import Estimate
     from pytest_torchmem.record.holders.search import Kept
     from pytest_torchmem.record.recorder import Recorder
+    from pytest_torchmem.simulate.gaps import Gaps
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -171,7 +173,8 @@ class BodyMeasurement(GpuQuestions):
         self._loop_count = 0
         self._recorder: Recorder | None = None
         self._profile: MemoryProfile | None = None
-        self._gaps = NO_GAPS
+        self._gaps: Gaps | None = None
+        self._notes: tuple[str, ...] = ()
         self._noted = _NOTHING_NOTED
         self._kept: Mapping[tuple[str, int], Kept] | None = None
 
@@ -185,12 +188,16 @@ class BodyMeasurement(GpuQuestions):
         recorder = Recorder(self._device, self._say)
         before = _UnderWay.begin(self)
         try:
-            recorder.start()
+            with numpy_in_place():
+                recorder.start()
         except BaseException:
             _UnderWay.now = before
             raise
         self._recorder = recorder
-        self._gaps = gaps_so_far()
+        if GPU_VARIABLE in os.environ:
+            from pytest_torchmem.simulate.gaps import gaps_so_far
+
+            self._gaps = gaps_so_far()
 
     def region(self, name: str, steps_of: str = "") -> Around[Region]:
         """Measure the block; its numbers can be read as soon as it is over.
@@ -225,18 +232,26 @@ class BodyMeasurement(GpuQuestions):
         """Note how local variables lead to what the steps left behind; at the end they are gone."""
         self._noted = _note_holders()
 
-    def stop(self) -> Result:
-        """End the recording, restore everything and return the body's numbers."""
+    def stop(self, *, origins: bool = True) -> Result:
+        """End the recording, restore everything and return the body's `numbers`."""
         recorder = self._recording()
-        try:
-            trace = recorder.stop()
-        finally:
-            _UnderWay.now = None
-        self._recorder = None
-        self._profile = analyze(trace, passes=self._passes)
-        result = self._profile.result()
-        spots = (*result.blind_spots, *gap_sentences(self._gaps))
-        return replace(result, blind_spots=spots, notes=(*result.notes, *recorder.notes))
+        with numpy_in_place():
+            try:
+                trace = recorder.stop()
+            finally:
+                _UnderWay.now = None
+            self._recorder, self._notes = None, recorder.notes
+            self._profile = analyze(trace, passes=self._passes)
+            return self.numbers(origins=origins)
+
+    def numbers(self, *, origins: bool = True) -> Result:
+        """The numbers so far; ``origins`` asks for what was alive, too, and where it comes from."""
+        result = self.profile_so_far().result(origins=origins)
+        if self._gaps is not None:
+            from pytest_torchmem.simulate.gaps import gap_sentences
+
+            result = replace(result, blind_spots=result.blind_spots + gap_sentences(self._gaps))
+        return replace(result, notes=(*result.notes, *self._notes))
 
     def cancel(self) -> None:
         """End the recording and restore everything; nothing is analysed."""
@@ -257,7 +272,7 @@ class BodyMeasurement(GpuQuestions):
         """Every allocation and free that was recorded until now, in order."""
         return self.profile_so_far().allocator_requests
 
-    def estimate(self, program: Callable[..., Any], *args: Any, **options: Any) -> Estimate:
+    def estimate(self, program: Callable[..., object], *args: object, **options: Any) -> Estimate:
         """Return what `pytest_torchmem.estimate` does, without a trace of it in the recording."""
         from pytest_torchmem.measuring.estimate import estimate
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.analysis.estimated.estimate import Estimate
 from pytest_torchmem.analysis.estimated.static import (
@@ -50,12 +50,12 @@ _RUN_LATER: Final = (
 
 
 def estimate(
-    module_or_fn: Callable[..., Any],
-    *args: Any,
+    module_or_fn: Callable[..., object],
+    *args: object,
     backward: bool = True,
     optimizer: object = None,
     device: str | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Estimate:
     """Return what ``module_or_fn(*args, **kwargs)`` would need, with neither data nor device.
 
@@ -94,7 +94,7 @@ def estimate(
 
 
 def estimate_graph(
-    graph: object, device: str | None = None, is_releasable: Callable[[Any], bool] | None = None
+    graph: object, device: str | None = None, is_releasable: Callable[[object], bool] | None = None
 ) -> Estimate:
     """Return what a traced graph needs if it is run node by node, each storage released after its
     last use and the graph's inputs kept by the caller.
@@ -151,7 +151,7 @@ def _require_options(backward: object, optimizer: object) -> None:
 
 
 def _require_arguments(
-    program: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Json]
+    program: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, Json]
 ) -> None:
     """Raise `MarkerError` where a program could not be called with arguments at all."""
     name = getattr(program, "__name__", type(program).__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,12 +24,10 @@ from pytest_torchmem.plugin.options.option_table import (
 )
 from pytest_torchmem.plugin.run.workers import Selection, controls_workers, is_worker
 from pytest_torchmem.plugin.stash import COLLECTOR, IN_CALL, RUN, SELECTION
+from pytest_torchmem.simulate import GPU_VARIABLE
 
 if TYPE_CHECKING:
     from pytest_torchmem.plugin.item.fixture import Torchmem
-
-#: `simulate.gaps.GPU_VARIABLE`: a run without a measured test does not load that module.
-SIMULATED: Final = "TORCHMEM_SIMULATED"
 
 
 def is_active(config: pytest.Config) -> bool:
@@ -93,10 +91,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     selection = config.stash[SELECTION] = Selection(config)
     config.pluginmanager.register(selection, "torchmem-selection")
-    if os.environ.get(SIMULATED):
-        from pytest_torchmem.plugin.run.simulated import FailedAssertions
+    if os.environ.get(GPU_VARIABLE):
+        from pytest_torchmem.plugin.run.simulated import InexactReads
 
-        config.pluginmanager.register(FailedAssertions(), "torchmem-failed-assertions")
+        config.pluginmanager.register(InexactReads(), "torchmem-inexact-reads")
     if anything_set(config) or controls_workers(config):
         activate(config)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pytest_torchmem.contexts import Around, gc_paused
+from pytest_torchmem.contexts import Around, gc_paused, numpy_in_place
 from pytest_torchmem.record.compiled.graphs import CompiledSources
 from pytest_torchmem.record.devices import (
     AllocatorHistory,
@@ -38,6 +38,7 @@ from pytest_torchmem.record.patches.python_tracing import (
     CompiledRegions,
     ImportWatch,
     ParsingWatch,
+    TracingPause,
     quiet,
 )
 from pytest_torchmem.record.patches.threads import GlooWatch, ThreadWatch
@@ -123,6 +124,7 @@ class Recorder:
         self._gloo = GlooWatch()
         self._imports = ImportWatch(self._listen_to_compiler)
         self._parsing = ParsingWatch()
+        self._tracing = TracingPause()
         self._regions = CompiledRegions(self._hooks_out, self._hooks_in)
         # Following what is owned is put off for a while by `paused`, and hooks that dynamo would
         # see while compiled code runs.
@@ -390,7 +392,8 @@ class Recorder:
                 self._points.after(_RETRY_S)
                 return
             self._show_cut()
-            ended = self._pause(is_cut=True)
+            with numpy_in_place():
+                ended = self._pause(is_cut=True)
             self._resume()
             self._show_cut()
             del ended
@@ -435,10 +438,15 @@ class Recorder:
                     "what was measured until then is lost"
                 )
             begin_ns = time.perf_counter_ns()
-            self._points.hold()
-            self._history.end()
-            seconds = time.thread_time() - self._session_began_s
-            result = session.stop()
+            # To record these calls would take longer than the calls.
+            self._tracing.suspend()
+            try:
+                self._points.hold()
+                self._history.end()
+                seconds = time.thread_time() - self._session_began_s
+                result = session.stop()
+            finally:
+                self._tracing.resume()
             tables = self._reader.read(result, is_cut=is_cut)
             self._foresee(seconds, tables.read_count)
             self._segments.append(self._with_lost(tables).packed())

@@ -5,3 +5,8 @@ own compiled code; the runtime below them is ours (``runtime/``, C++). This room
 torch's CUDA build, builds the runtime and says which variables a process needs in its environment.
 The process itself loads torch as any other does. Nothing here imports torch.
 """
+
+from typing import Final
+
+#: The variable that says which GPU a process was started to see, as it was written.
+GPU_VARIABLE: Final = "TORCHMEM_SIMULATED"

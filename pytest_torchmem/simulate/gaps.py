@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-#: Says which GPU a process was started to see.
-GPU_VARIABLE: Final = "TORCHMEM_SIMULATED"
+from pytest_torchmem.simulate import GPU_VARIABLE
+
 # Their numbers in runtime/libraries.cpp.
 _LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE")
 
@@ -26,18 +26,10 @@ class Gaps:
     reads: int = 0
 
 
-NO_GAPS: Final = Gaps()
-
-
-def simulated_here() -> str:
-    """Return the GPU that this process was started to see, as it was written; ``""`` if none."""
-    return os.environ.get(GPU_VARIABLE, "")
-
-
 def gaps_so_far() -> Gaps:
     """Return the counts of this process."""
-    if not simulated_here():
-        return NO_GAPS
+    if not os.environ.get(GPU_VARIABLE):
+        return Gaps()
     import ctypes  # without a simulated GPU nobody waits for it
 
     try:
@@ -45,7 +37,7 @@ def gaps_so_far() -> Gaps:
         runtime = ctypes.CDLL(None)
         scratch, reads = runtime.torchmem_unknown_scratch, runtime.torchmem_unknown_reads
     except AttributeError:
-        return NO_GAPS
+        return Gaps()
     scratch.restype = reads.restype = ctypes.c_long
     return Gaps(tuple(int(scratch(number)) for number in range(len(_LIBRARIES))), int(reads()))
 

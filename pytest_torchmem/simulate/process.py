@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Mapping
 
-from pytest_torchmem.simulate.gaps import GPU_VARIABLE
+from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.simulate.gpus import Gpu, parse_gpu
 from pytest_torchmem.simulate.torch_builds import CHECKED, MACHINES, TorchBuild, cache_folder
 from pytest_torchmem.simulate.world import World, entry_point_folder
@@ -29,6 +29,7 @@ def variables(
     return {
         GPU_VARIABLE: text,
         **_of_gpu(gpu),
+        **({"SIMULATED_CUDA_CUDNN": str(built.cudnn)} if built.cudnn else {}),
         **(world.variables(gpu) if world else {}),
         "PYTHONPATH": _first(os.pathsep.join(folders), environment.get("PYTHONPATH", "")),
         "LD_LIBRARY_PATH": _first(str(built.runtime), environment.get("LD_LIBRARY_PATH", "")),

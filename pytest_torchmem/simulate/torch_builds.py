@@ -29,7 +29,9 @@ SHIPPED: Final = Path(__file__).with_name("shipped")
 """A wheel for one platform has runtimes here, in a folder for each build of torch."""
 
 FETCH_COMMAND: Final = "torchmem simulate --fetch"
-_SIZE: Final = "0.5 to 0.9 GB to fetch, twice that on disk, once for each release"
+_SIZE: Final = "0.9 to 1.3 GB to fetch, twice that on disk, once for each release"
+# The first release of cuDNN that plans for a GPU that is not there.
+_FIRST_PLANNER: Final = (9, 8)
 # The headers of the CUDA runtime, as torch's wheels of that CUDA release would install them.
 _HEADERS: Final = {
     "13": ("nvidia-cuda-runtime=={}.*", "nvidia-cuda-crt=={}.*"),
@@ -52,12 +54,14 @@ class TorchBuild:
         cuda: The CUDA release that it was built for, such as 13.0.
         site: The folder that has to come first among those that Python imports from.
         runtime: The folder of the simulated runtime that it is to find.
+        cudnn: The folder of NVIDIA's cuDNN, which plans convolutions; None without one that can.
     """
 
     version: str
     cuda: str
     site: Path
     runtime: Path
+    cudnn: Path | None
 
 
 def require_platform() -> None:
@@ -84,14 +88,13 @@ def torch_build(version: str = "") -> TorchBuild:
         site = _linked(package, installed)
         return _with_runtime(version, cuda, site, _distribution("torch"))
     site = _fetched_site(version)
-    if not (site / "fetched").exists():
+    if not (site / "fetched").exists() or not _has_planner(site):
         raise SimulationError(
             f"torch {version} is installed for the CPU, and a GPU is simulated with torch's CUDA "
             f"build of that release; `{FETCH_COMMAND}` fetches it ({_SIZE}) into {site.parent}"
         )
     _, cuda = _version_of(site / "torch")
-    found = next(iter(metadata.distributions(name="torch", path=[str(site)])), None)
-    return _with_runtime(version, cuda, site, found)
+    return _with_runtime(version, cuda, site, _fetched_torch(site))
 
 
 def fetch(version: str = "", patience_s: float = 900) -> TorchBuild:
@@ -102,18 +105,65 @@ def fetch(version: str = "", patience_s: float = 900) -> TorchBuild:
     require_platform()
     _, installed, cuda = _installed_torch()
     version = version or _required(installed)
-    site = _fetched_site(version)
-    if (version != installed or not cuda) and not (site / "fetched").exists():
-        shutil.rmtree(site, ignore_errors=True)
-        _pip(site, [f"torch=={version}"], patience_s)
-        if not (site / "torch" / "lib" / "libtorch_cuda.so").exists():
-            shutil.rmtree(site)
-            raise SimulationError(f"the package index has torch {version} without CUDA only")
-        needs = next(iter(metadata.distributions(name="torch", path=[str(site)]))).requires or ()
-        triton = [re.match(r"triton\W*==\s*([\d.]+)", need) for need in needs]
-        _pip(site, [f"triton=={found[1]}" for found in triton if found], patience_s)
-        (site / "fetched").touch()
+    if version != installed or not cuda:
+        site = _fetched_site(version)
+        if not (site / "fetched").exists():
+            _fetch_torch(site, version, patience_s)
+        if not _has_planner(site):
+            name, release = _planner(_fetched_torch(site))
+            _pip(_planner_folder(name, release), [f"{name}=={release}"], patience_s)
     return torch_build(version)
+
+
+def _fetch_torch(site: Path, version: str, patience_s: float) -> None:
+    shutil.rmtree(site, ignore_errors=True)
+    _pip(site, [f"torch=={version}"], patience_s)
+    if not (site / "torch" / "lib" / "libtorch_cuda.so").exists():
+        shutil.rmtree(site)
+        raise SimulationError(f"the package index has torch {version} without CUDA only")
+    needed = [need for need in _needs(_fetched_torch(site)) if need[0] == "triton"]
+    _pip(site, ["==".join(need) for need in needed], patience_s)
+    (site / "fetched").touch()
+
+
+def _fetched_torch(site: Path) -> metadata.Distribution:
+    return next(iter(metadata.distributions(name="torch", path=[str(site)])))
+
+
+def _needs(distribution: metadata.Distribution) -> list[tuple[str, str]]:
+    """Return the name and release of each package that a torch needs in one release alone."""
+    found = (re.match(r"([\w-]+)\W*==\s*([\d.]+)", need) for need in distribution.requires or ())
+    return [(one[1], one[2]) for one in found if one]
+
+
+def _planner(distribution: metadata.Distribution) -> tuple[str, str]:
+    """Return the package and release of the cuDNN that plans for a torch, or twice ``""``."""
+    for name, release in _needs(distribution):
+        first = tuple(int(part) for part in release.split(".")[:2])
+        if name.startswith("nvidia-cudnn") and first >= _FIRST_PLANNER:
+            return name, release
+    return "", ""
+
+
+def _planner_folder(name: str, release: str) -> Path:
+    return cache_folder() / f"{name}-{release}"
+
+
+def _has_planner(site: Path) -> bool:
+    distribution = _fetched_torch(site)
+    return not all(_planner(distribution)) or _cudnn(distribution) is not None
+
+
+def _cudnn(distribution: metadata.Distribution | None) -> Path | None:
+    """Return the folder of the cuDNN that plans for a torch: it is beside that, or was fetched."""
+    name, release = _planner(distribution) if distribution else ("", "")
+    if not distribution or not name:
+        return None
+    for folder in (Path(str(distribution.locate_file(""))), _planner_folder(name, release)):
+        libraries = folder / "nvidia" / "cudnn" / "lib"
+        if (libraries / "libcudnn_graph.so.9").exists():
+            return libraries
+    return None
 
 
 def _installed_torch() -> tuple[Path, str, str]:
@@ -195,7 +245,7 @@ def _with_runtime(
     runtime = cache_folder() / f"runtime-{name}-{place}"
     if not (runtime / LIBRARY).exists() and not take_built(SHIPPED / name, libraries, runtime):
         build(libraries, _headers(cuda), macros, runtime)
-    return TorchBuild(version, cuda, site, runtime)
+    return TorchBuild(version, cuda, site, runtime, _cudnn(distribution))
 
 
 def shipped_folder(built: TorchBuild) -> Path:
@@ -207,11 +257,11 @@ def shipped_folder(built: TorchBuild) -> Path:
 def _versions_of_libraries(distribution: metadata.Distribution | None) -> list[str]:
     """Return cuDNN's and NCCL's release as torch was built for them: it chooses paths by them."""
     macros = []
-    for need in (distribution.requires or ()) if distribution else ():
-        if found := re.match(r"nvidia-(cudnn|nccl)-cu\d+==(\d+)\.(\d+)\.(\d+)", need):
-            name, (major, minor, patch) = found[1], map(int, found.groups()[1:])
+    for name, release in _needs(distribution) if distribution else ():
+        if found := re.match(r"nvidia-(cudnn|nccl)-cu", name):
+            major, minor, patch = (int(part) for part in release.split(".")[:3])
             number = 10000 * major + 100 * minor + patch
-            macros.append(f"{name.upper()}_VERSION={number}")
+            macros.append(f"{found[1].upper()}_VERSION={number}")
     return macros
 
 

@@ -1,4 +1,4 @@
-"""The text of a baseline file: how it is read, merged into and written.
+"""The text of a baseline file, and the entries in it.
 
 docs/baseline-format.md describes the format. Each line of an entry names the entry. So nothing
 changes on a line when a neighbour comes or goes, and git may put the lines of two branches in any
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Final
@@ -18,31 +18,28 @@ from typing import Final
 from pytest_torchmem.store.baseline_rows import (
     COLUMNS,
     MANY,
-    Numbers,
     Row,
+    columns_of,
     encode,
-    entry_lines,
     is_old,
     name_of,
+    numbers_of,
     old_entry,
     row_line,
     rows_of,
     sentence_row,
 )
-from pytest_torchmem.store.files import locked, remove_litter, replace_file
 from pytest_torchmem.store.origins import (
     entry_of,
-    explains,
-    origin_line,
     origins_path,
     read_origins,
-    render_origins,
 )
 from pytest_torchmem.values.baseline import (
     BaselineEntry,
     Environment,
+    Numbers,
+    Reference,
     complete,
-    environment_name,
     told_differences,
 )
 from pytest_torchmem.values.errors import BaselineError
@@ -100,10 +97,21 @@ class StoredEntries:
 
     def entry(self, key: str, path: Path) -> BaselineEntry:
         """Return one entry. Raises `BaselineError` when it is damaged or there twice."""
+        return self.reference(key, path).entry
+
+    def reference(self, key: str, path: Path, environment: str = "") -> Reference:
+        """Return the numbers of one entry, and the way to the rest of it.
+
+        Raises `BaselineError` when it is damaged or there twice.
+        """
         found = self.numbers(key, path)
         if isinstance(found, BaselineEntry):
-            return found
-        return entry_of(key, found, self.origins.get(key, ()))
+            return Reference.of(found, environment)
+        read = partial(self._explained, key, found)
+        return Reference(found, read, environment)
+
+    def _explained(self, key: str, numbers: Numbers) -> BaselineEntry:
+        return entry_of(key, numbers, self.origins.get(key, ()))
 
     def numbers(self, key: str, path: Path) -> Numbers | BaselineEntry:
         """Return the numbers of one entry; all of it where it is of an older format.
@@ -111,18 +119,26 @@ class StoredEntries:
         Raises `BaselineError` when it is damaged or there twice.
         """
         try:
-            rows = [parse_json(line[:-1]) for line in self.lines[key]]
+            rows = _rows(self.lines[key])
             parts = _parts(key, rows, path)
             old = old_entry(parts) if "total" in parts else None
             if old and not parts.keys() & COLUMNS.keys():
                 return old
-            numbers = Numbers.from_rows(parts)
+            numbers = numbers_of(parts)
             if old:
                 _check_same(key, Numbers.of(old), numbers, path)
             _check_sentences(key, rows, numbers)
         except WRONG as error:
             raise _damaged(path, key, told_damage(error)) from None
         return numbers
+
+
+def _rows(lines: list[str]) -> list[Row]:
+    """Return the rows in some lines. Raises `ValueError`."""
+    rows: list[Row] = parse_json(f"[{''.join(lines)[:-1]}]")
+    if len(rows) != len(lines):
+        raise ValueError("two rows are on one line")
+    return rows
 
 
 def _parts(key: str, rows: list[Row], path: Path) -> dict[str, Json]:
@@ -143,7 +159,8 @@ def _parts(key: str, rows: list[Row], path: Path) -> dict[str, Json]:
 def _check_same(key: str, one: Numbers, other: Numbers, path: Path) -> None:
     """Raise `EntryError` where a merge left an entry in two formats and with two numbers."""
     for kind, columns in COLUMNS.items():
-        for name, *both in zip(columns, one.columns(kind), other.columns(kind), strict=True):
+        here, there = columns_of(one, kind), columns_of(other, kind)
+        for name, *both in zip(columns, here, there, strict=True):
             if both[0] != both[1]:
                 raise _changed_twice(path, key, name, *both)
 
@@ -232,7 +249,7 @@ def read_file(path: Path, environment: Environment) -> StoredEntries:
     Raises `BaselineError` when the file is not JSON, is of another format or holds the numbers of
     another environment.
     """
-    return _read(path, _text(path), environment)
+    return parse_file(path, text_of(path), environment)
 
 
 def parse_text(text: str, path: Path) -> tuple[dict[str, str], StoredEntries]:
@@ -247,10 +264,11 @@ def parse_text(text: str, path: Path) -> tuple[dict[str, str], StoredEntries]:
 
 def read_any(path: Path) -> tuple[dict[str, str], StoredEntries]:
     """Return a file's environment and its entries, whichever environment it is of."""
-    return parse_text(_text(path), path)
+    return parse_text(text_of(path), path)
 
 
-def _read(path: Path, text: str, environment: Environment) -> StoredEntries:
+def parse_file(path: Path, text: str, environment: Environment) -> StoredEntries:
+    """Return the entries in the text of a file. Raises what `read_file` raises."""
     if not text and not path.exists():
         return StoredEntries()
     data, entries = _load(path, text)
@@ -258,7 +276,7 @@ def _read(path: Path, text: str, environment: Environment) -> StoredEntries:
     return entries()
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
     """Return the text of a file; ``""`` where there is no file. Raises `BaselineError`."""
     try:
         return read_text(path)
@@ -293,99 +311,6 @@ def _entries(path: Path, data: object) -> StoredEntries:
         return parse_entries(data, origins_path(path))
     except WRONG as error:
         raise unreadable(path, told_damage(error)) from None
-
-
-@dataclass(frozen=True, slots=True)
-class FileChanges:
-    """The changes of one file.
-
-    Attributes:
-        written: Entries to add or replace.
-        removed: Keys of entries to delete.
-        renamed: New keys of entries, by their old ones; each keeps its numbers.
-    """
-
-    written: Mapping[str, BaselineEntry] = field(default_factory=dict)
-    removed: frozenset[str] = frozenset()
-    renamed: Mapping[str, str] = field(default_factory=dict)
-
-
-def changed_text(path: Path, environment: Environment, changes: FileChanges) -> tuple[str, str]:
-    """Return the text of a file as it is now and as it would be. Raises `BaselineError`.
-
-    Entries that ``changes`` does not name stay as they are in the file, and so does their text
-    unless it was of another format. A file without entries has no text.
-    """
-    text = _text(path)
-    return text, render(environment, _changed(path, _read(path, text, environment), changes)[0])
-
-
-def _changed(
-    path: Path, stored: StoredEntries, changes: FileChanges
-) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Return the lines of a file and of its origins as they would be."""
-    lines: dict[str, list[str]] = {}
-    origins: dict[str, list[str]] = {}
-    moved = {old: new for old, new in changes.renamed.items() if old in stored.lines}
-    for key in stored.lines.keys() - changes.removed - changes.written.keys():
-        lines[key], origins[key] = _kept(path, stored, key)
-    entries = {new: stored.entry(old, path) for old, new in moved.items()}
-    for key in moved:
-        lines.pop(key, None)
-        origins.pop(key, None)
-    for key, entry in {**entries, **changes.written}.items():
-        lines[key] = entry_lines(key, Numbers.of(entry))
-        origins[key] = [origin_line(key, entry)]
-    return lines, {key: some for key, some in origins.items() if some}
-
-
-def _kept(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[str]]:
-    """Return the lines of an entry that stays: in today's format, or as they are if damaged."""
-    lines, origins = stored.lines[key], stored.origins.get(key, [])
-    try:
-        found = stored.numbers(key, path)
-    except EntryError:
-        return lines, origins
-    if isinstance(found, BaselineEntry):
-        return entry_lines(key, Numbers.of(found)), [origin_line(key, found)]
-    numbers = found
-    return entry_lines(key, numbers), [line for line in origins if explains(line, key, numbers)][:1]
-
-
-def root_of(path: Path, environment: Environment) -> Path:
-    """Return the folder that holds a folder for each environment, told from one of its files."""
-    name = environment_name(environment)
-    return next((parent.parent for parent in path.parents if parent.name == name), path.parent)
-
-
-def write_file(path: Path, environment: Environment, changes: FileChanges) -> None:
-    """Apply changes to a file; all other entries stay as they are in the file now.
-
-    The file is read again under a lock, so entries that another run wrote meanwhile are kept, and
-    replaced in one step, so a reader never sees half of it. A file left without entries is
-    removed. Raises `BaselineError` when the file cannot be read (it is left alone then) or written.
-    """
-    try:
-        with locked(root_of(path, environment)):
-            remove_litter(path.parent)
-            stored = _read(path, _text(path), environment)
-            lines, origins = _changed(path, stored, changes)
-            # The numbers come last: origins without their numbers are not used, and an update that
-            # is killed in between is made again.
-            _put(origins_path(path), render_origins(origins))
-            _put(path, render(environment, lines))
-    except OSError as error:
-        raise BaselineError(
-            f"the baseline {path} cannot be written ({error.strerror or error}); "
-            "what it held before is unchanged. Make the folder writable and update again"
-        ) from None
-
-
-def _put(path: Path, text: str) -> None:
-    if text:
-        replace_file(path, text)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def render(environment: Environment, entries: Mapping[str, list[str]]) -> str:

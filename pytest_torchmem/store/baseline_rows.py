@@ -9,12 +9,11 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from pytest_torchmem.values.baseline import BaselineEntry
+from pytest_torchmem.values.baseline import BaselineEntry, Numbers
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.json_values import Json, checked_list, whole_number
 from pytest_torchmem.values.units import format_size
@@ -42,54 +41,37 @@ encode: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False).encod
 _encode_close: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """The numbers of an entry that are compared.
+def numbers_of(rows: Mapping[str, Json]) -> Numbers:
+    """Return the numbers in the rows of an entry. Raises `ValueError` or `TypeError`."""
+    amounts: dict[str, int] = {}
+    for kind, columns in COLUMNS.items():
+        if len(rows.get(kind, ())) != len(columns):
+            raise ValueError(f"its row {kind!r} is missing or not complete")
+        amounts.update(zip(columns, map(whole_number, rows[kind]), strict=True))
+    total, retained = amounts.pop("total"), amounts.pop("retained")
+    return Numbers(total, CategoryBytes(**amounts), retained)
 
-    Attributes:
-        total: The peak footprint.
-        peaks: Each category's own peak.
-        retained: What was still alive at the end.
+
+def columns_of(numbers: Numbers, kind: str) -> list[int]:
+    """Return the numbers of a row."""
+    own = numbers.total if kind == "work" else numbers.retained
+    return [own, *_PEAKS[kind](numbers.peaks)]
+
+
+def sentence_of(numbers: Numbers, room: int) -> str:
+    """Return the sizes for people: ``17.3 MiB: activation 12.0 MiB, ...; 4.0 MiB retained``.
+
+    The categories are named at their own peaks, the largest first, as far as there is room.
     """
-
-    total: int
-    peaks: CategoryBytes
-    retained: int
-
-    @classmethod
-    def of(cls, entry: BaselineEntry) -> Numbers:
-        return cls(entry.total, entry.peaks, entry.retained.total)
-
-    @classmethod
-    def from_rows(cls, rows: dict[str, list[Any]]) -> Numbers:
-        """Return the numbers in the rows of an entry. Raises `ValueError` or `TypeError`."""
-        amounts: dict[str, int] = {}
-        for kind, columns in COLUMNS.items():
-            if len(rows.get(kind, ())) != len(columns):
-                raise ValueError(f"its row {kind!r} is missing or not complete")
-            amounts.update(zip(columns, map(whole_number, rows[kind]), strict=True))
-        total, retained = amounts.pop("total"), amounts.pop("retained")
-        return cls(total, CategoryBytes(**amounts), retained)
-
-    def columns(self, kind: str) -> list[int]:
-        """Return the numbers of a row."""
-        own = self.total if kind == "work" else self.retained
-        return [own, *_PEAKS[kind](self.peaks)]
-
-    def sentence(self, room: int = WIDTH) -> str:
-        """Return the sizes for people: ``17.3 MiB: activation 12.0 MiB, ...; 4.0 MiB retained``.
-
-        The categories are named at their own peaks, the largest first, as far as there is room.
-        """
-        end = f"; {format_size(self.retained)} retained" if self.retained else ""
-        text, between = format_size(self.total), ": "
-        sizes = (pair for pair in self.peaks.items() if pair[1])
-        for category, size_bytes in sorted(sizes, key=lambda pair: -pair[1]):
-            more = f"{between}{_WORDS[category._value_]} {format_size(size_bytes)}"
-            if len(text) + len(more) + len(end) > room:
-                break
-            text, between = text + more, ", "
-        return text + end
+    end = f"; {format_size(numbers.retained)} retained" if numbers.retained else ""
+    text, between = format_size(numbers.total), ": "
+    sizes = (pair for pair in numbers.peaks.items() if pair[1])
+    for category, size_bytes in sorted(sizes, key=lambda pair: -pair[1]):
+        more = f"{between}{_WORDS[category._value_]} {format_size(size_bytes)}"
+        if len(text) + len(more) + len(end) > room:
+            break
+        text, between = text + more, ", "
+    return text + end
 
 
 def name_of(key: str) -> str:
@@ -114,14 +96,14 @@ def entry_lines(key: str, numbers: Numbers) -> list[str]:
     if rows[0][0] != key:
         pieces = enumerate(_pieces(key, name), 1)
         rows = [*([name, "id", number, text] for number, text in pieces), *rows]
-    rows += ([name, kind, *numbers.columns(kind)] for kind in COLUMNS)
+    rows += ([name, kind, *columns_of(numbers, kind)] for kind in COLUMNS)
     return [*map(row_line, rows)]
 
 
 def sentence_row(key: str, numbers: Numbers) -> Row:
     """Return the row that people read of an entry."""
     title = key if len(_escaped(key)) <= _TITLE_WIDTH else name_of(key)
-    return [title, numbers.sentence(WIDTH - len(encode(title)) - len('[, ""],'))]
+    return [title, sentence_of(numbers, WIDTH - len(encode(title)) - len('[, ""],'))]
 
 
 def row_line(row: Row) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Final
@@ -15,6 +15,7 @@ from pytest_torchmem.store.provenance import ChangedLines
 from pytest_torchmem.values.baseline import (
     BaselineEntry,
     Environment,
+    Reference,
     environment_name,
     nearest,
     same_kind,
@@ -31,20 +32,6 @@ FOR_GIT: Final = {
 """Files that tell git about baselines. Each line of a baseline names its entry. So git can keep the
 lines of both of two branches, and nobody has to choose. The lock is not to be committed, and
 neither are files that a killed update left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """The stored entry that a measurement is compared with.
-
-    Attributes:
-        entry: The stored entry.
-        environment: The name of the environment that a user told us to compare with instead of
-            the one being run; ``""`` where it is that of the run.
-    """
-
-    entry: BaselineEntry
-    environment: str = ""
 
 
 class BaselineStore:
@@ -113,14 +100,15 @@ class BaselineStore:
 
         Raises `BaselineError`.
         """
-        entry = self.entry(self.path(module, environment), environment, key)
-        if entry is not None:
-            return Reference(entry)
+        path = self.path(module, environment)
+        own = self._entries(path, environment)
+        if key in own.lines:
+            return own.reference(key, path)
         for name in self._fallbacks:
             path = self.path_in(module, name)
             other = self._other(path)
             if other and same_kind(environment, other[0]) and key in other[1].lines:
-                return Reference(other[1].entry(key, path), name)
+                return other[1].reference(key, path, name)
         return None
 
     def nearest(self, module: Path, environment: Environment, key: str) -> str:

@@ -8,17 +8,15 @@ used. So a file that is missing, damaged or merged costs the names of causes, ne
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
-from typing import Final, overload
+from typing import Final
 
-from pytest_torchmem.store.baseline_rows import COLUMNS, Numbers, encode
-from pytest_torchmem.values.baseline import BaselineEntry
-from pytest_torchmem.values.contributors import CategoryBytes, Contributor
-from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.store.baseline_rows import COLUMNS, columns_of, encode
+from pytest_torchmem.values.baseline import BaselineEntry, Numbers
+from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Phase, Source
 
 FORMATS: Final = {1: "0.1.0: an entry in each line"}
 """Every format number ever written, and what it brought."""
@@ -26,7 +24,6 @@ FORMATS: Final = {1: "0.1.0: an entry in each line"}
 _HEAD: Final = '{"format": 1}'
 _WRONG: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _START: Final = '["'
-_DECODER: Final = json.JSONDecoder()
 
 
 def origins_path(baseline: Path) -> Path:
@@ -66,23 +63,41 @@ def origin_line(key: str, entry: BaselineEntry) -> str:
     if any(id(contributor) not in same for contributor in entry.live):
         places = {contributor: place for place, contributor in enumerate(entry.at_peak_live)}
         same |= {id(c): places[c] for c in entry.live if c in places}
-    # What a comparison needs stands first; the contributors behind it are often never decoded.
+    # Most of them are the same at both moments.
+    live = (_told(c) if (at := same.get(id(c))) is None else str(at) for c in entry.live)
     parts = {
-        "at_peak": entry.at_peak.to_json(),
-        "retained": entry.retained.to_json(),
-        "at_peak_live": [c.as_origin() for c in entry.at_peak_live],
-        # Most of them are the same at both moments.
-        "live": [c.as_origin() if (at := same.get(id(c))) is None else at for c in entry.live],
-        "retained_live": [c.as_origin() for c in entry.retained_live],
+        "at_peak": encode(entry.at_peak.to_json()),
+        "retained": encode(entry.retained.to_json()),
+        "at_peak_live": f"[{', '.join(map(_told, entry.at_peak_live))}]",
+        "live": f"[{', '.join(live)}]",
+        "retained_live": f"[{', '.join(map(_told, entry.retained_live))}]",
     }
-    return encode([key, _all(Numbers.of(entry)), parts])
+    told = ", ".join(f'"{name}": {text}' for name, text in parts.items())
+    return f"[{encode(key)}, {encode(_all(Numbers.of(entry)))}, {{{told}}}]"
+
+
+def _told(c: Contributor) -> str:
+    """Return the text of a contributor, without labels and what is empty."""
+    begin, end = _around_bytes(c.category, c.count, c.operator, c.module, c.source, c.phase)
+    return f"{begin}{c.size_bytes}{end}"
+
+
+@lru_cache(maxsize=4096)
+def _around_bytes(
+    category: Category, count: int, operator: str, module: str, source: Source | None, phase: Phase
+) -> tuple[str, str]:
+    """Return the text before and after a contributor's bytes; the rest is the same in many."""
+    begin = encode({"category": category.value, "bytes": 0}).removesuffix("0}")
+    said = {"operator": operator, "module": module, "source": source and source.to_json()}
+    told = {name: part for name, part in said.items() if part}
+    end = encode({"count": count, **told, "phase": phase.value}).removeprefix("{")
+    return begin, f", {end}"
 
 
 def entry_of(key: str, numbers: Numbers, lines: Iterable[str]) -> BaselineEntry:
     """Return an entry with these numbers, and with what one of the lines says they were made of."""
-    start = _start(key, numbers)
     for line in lines:
-        if line.startswith(start) and (entry := _explained(numbers, line, len(start))):
+        if explains(line, key, numbers) and (entry := _explained(numbers, line)):
             return entry
     return BaselineEntry(
         numbers.total,
@@ -94,98 +109,32 @@ def entry_of(key: str, numbers: Numbers, lines: Iterable[str]) -> BaselineEntry:
 
 def explains(line: str, key: str, numbers: Numbers) -> bool:
     """Return whether a line is of an entry with these numbers."""
-    return line.startswith(_start(key, numbers))
-
-
-def _start(key: str, numbers: Numbers) -> str:
     start = f"[{encode(key)}, {encode(_all(numbers))}, "
-    return start.encode("utf-8", "backslashreplace").decode()
+    return line.startswith(start.encode("utf-8", "backslashreplace").decode())
 
 
-def _explained(numbers: Numbers, line: str, start: int) -> BaselineEntry | None:
-    """Return the entry that a line explains from ``start`` on; None where it is damaged."""
+def _explained(numbers: Numbers, line: str) -> BaselineEntry | None:
+    """Return the entry that a line explains; None where it is damaged or does not add up."""
     try:
-        at_peak, retained = map(CategoryBytes.from_json, _amounts(line, start))
+        parts = json.loads(line)[2]
+        at_peak_live = tuple(map(Contributor.from_json, parts["at_peak_live"]))
+        live = (
+            at_peak_live[c] if type(c) is int else Contributor.from_json(c) for c in parts["live"]
+        )
+        entry = BaselineEntry(
+            numbers.total,
+            CategoryBytes.from_json(parts["at_peak"]),
+            numbers.peaks,
+            tuple(live),
+            CategoryBytes.from_json(parts["retained"]),
+            tuple(map(Contributor.from_json, parts["retained_live"])),
+            at_peak_live,
+        )
     except _WRONG:
         return None
-    if (at_peak.total, retained.total) != (numbers.total, numbers.retained):
-        return None  # it does not add up
-    origins = _Origins(line)
-    live, retained_live, at_peak_live = (
-        _Contributors(origins, part) for part in ("live", "retained_live", "at_peak_live")
-    )
-    return BaselineEntry(
-        numbers.total, at_peak, numbers.peaks, live, retained, retained_live, at_peak_live
-    )
-
-
-def _amounts(line: str, start: int) -> Sequence[Json]:
-    """Return the compositions at the peak and at the end. Raises what damage raises."""
-    found = []
-    for opening in ('{"at_peak": ', ', "retained": '):
-        if not line.startswith(opening, start):  # somebody laid it out anew
-            parts = json.loads(line)[2]
-            return parts["at_peak"], parts["retained"]
-        value, start = _DECODER.raw_decode(line, start + len(opening))
-        found.append(value)
-    return found
-
-
-@dataclass(frozen=True)
-class _Origins:
-    """The contributors in a line, decoded when somebody asks for one.
-
-    Most entries are compared by their numbers alone.
-    """
-
-    line: str
-
-    @cached_property
-    def parts(self) -> Mapping[str, tuple[Contributor, ...]]:
-        """The contributors by part; none at all where the line is damaged."""
-        try:
-            parts = json.loads(self.line)[2]
-            at_peak = tuple(map(Contributor.from_json, parts["at_peak_live"]))
-            own = (
-                at_peak[c] if type(c) is int else Contributor.from_json(c) for c in parts["live"]
-            )
-            kept = tuple(map(Contributor.from_json, parts["retained_live"]))
-            return {"at_peak_live": at_peak, "live": tuple(own), "retained_live": kept}
-        except _WRONG:
-            return {"at_peak_live": (), "live": (), "retained_live": ()}
-
-
-class _Contributors(Sequence[Contributor]):
-    """One part of a line's contributors; it equals the tuple of them."""
-
-    def __init__(self, origins: _Origins, part: str) -> None:
-        self._origins, self._part = origins, part
-
-    def _decoded(self) -> tuple[Contributor, ...]:
-        return self._origins.parts[self._part]
-
-    @overload
-    def __getitem__(self, place: int) -> Contributor: ...
-    @overload
-    def __getitem__(self, place: slice) -> tuple[Contributor, ...]: ...
-    def __getitem__(self, place: int | slice) -> Contributor | tuple[Contributor, ...]:
-        return self._decoded()[place]
-
-    def __iter__(self) -> Iterator[Contributor]:
-        return iter(self._decoded())
-
-    def __len__(self) -> int:
-        return len(self._decoded())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self._decoded() == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(self._decoded())
-
-    def __repr__(self) -> str:
-        return repr(self._decoded())
+    adds_up = entry.at_peak.total == numbers.total and Numbers.of(entry) == numbers
+    return entry if adds_up else None
 
 
 def _all(numbers: Numbers) -> list[int]:
-    return [number for kind in COLUMNS for number in numbers.columns(kind)]
+    return [number for kind in COLUMNS for number in columns_of(numbers, kind)]

@@ -6,8 +6,9 @@ import enum
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final, TypeAlias
 
 from pytest_torchmem.values.contributors import CategoryBytes, Contributor
@@ -113,6 +114,52 @@ class BaselineEntry(JsonFields):
             retained_live=_largest(result.retained.live),
             at_peak_live=_largest(result.peak.live),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers of an entry that are compared.
+
+    Attributes:
+        total: The peak footprint.
+        peaks: Each category's own peak.
+        retained: What was still alive at the end.
+    """
+
+    total: int
+    peaks: CategoryBytes
+    retained: int
+
+    @classmethod
+    def of(cls, entry: BaselineEntry) -> Numbers:
+        return cls(entry.total, entry.peaks, entry.retained.total)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The stored entry that a measurement is compared with.
+
+    Most measurements are compared by their numbers alone. So the rest of the entry, which is in a
+    file of its own, is read when somebody asks for it.
+
+    Attributes:
+        numbers: The stored numbers.
+        read_entry: Returns the whole entry.
+        environment: The name of the environment that a user told us to compare with instead of
+            the one being run; ``""`` where it is that of the run.
+    """
+
+    numbers: Numbers
+    read_entry: Callable[[], BaselineEntry]
+    environment: str = ""
+
+    @classmethod
+    def of(cls, entry: BaselineEntry, environment: str = "") -> Reference:
+        return cls(Numbers.of(entry), lambda: entry, environment)
+
+    @cached_property
+    def entry(self) -> BaselineEntry:
+        return self.read_entry()
 
 
 def _largest(live: Iterable[Contributor]) -> tuple[Contributor, ...]:

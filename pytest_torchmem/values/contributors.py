@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from operator import attrgetter
 from typing import Final
 
@@ -187,25 +188,6 @@ class Contributor(JsonFields):
             data = {**data, "source": [data["file"], data["line"], data["function"]]}
         return read_fields(cls, {**_UNSAID, **data})
 
-    def as_origin(self) -> dict[str, Json]:
-        """Return plain builtins that `from_json` reads, without labels and what is empty.
-
-        A file of origins has some twenty for each entry; so this one names its fields itself.
-        """
-        found: dict[str, Json] = {
-            "category": self.category._value_,
-            "bytes": self.size_bytes,
-            "count": self.count,
-        }
-        if self.operator:
-            found["operator"] = self.operator
-        if self.module:
-            found["module"] = self.module
-        if self.source:
-            found["source"] = self.source.to_json()
-        found["phase"] = self.phase._value_
-        return found
-
     @property
     def identity(self) -> tuple[str, ...]:
         """The part that stays when a line is inserted above the code: it has no line number."""
@@ -217,6 +199,12 @@ class Contributor(JsonFields):
         """The name by which a reader knows it: a sentence names a source by the end of its path."""
         where = (self.source.file_name, self.source.line) if self.source else ()
         return (self.category, self.operator, self.module, self.phase, where)
+
+
+def common_module(modules: Iterable[str]) -> str:
+    """Return what the paths of modules have in common: ``net.blocks`` of two of its children."""
+    levels = zip(*(module.split(".") for module in modules), strict=False)
+    return ".".join(level[0] for level in takewhile(lambda level: len({*level}) == 1, levels))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -16,10 +16,11 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pytest_torchmem.values.contributors import Category, Phase, Source
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -95,13 +96,14 @@ class StaticGraph:
     storages: tuple[StaticStorage, ...]
 
     @property
-    def operator_count(self) -> int:
-        return sum(node.kind is NodeKind.OPERATOR for node in self.nodes)
+    def operators(self) -> list[StaticNode]:
+        """The nodes that are operators, in order."""
+        return [node for node in self.nodes if node.kind is NodeKind.OPERATOR]
 
     @property
     def row_count(self) -> int:
         """Rows of its timeline; see the module's text."""
-        return 1 + 2 * self.operator_count
+        return 1 + 2 * len(self.operators)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,6 +118,20 @@ class Lifetimes:
 
     first: NDArray[np.int64]
     end: NDArray[np.int64]
+
+    def levels(self, amounts: NDArray[np.int64], row_count: int) -> NDArray[np.int64]:
+        """Return the sum of what lives at each row, of an amount for each storage.
+
+        Each storage adds its amount at its first row, and takes it away behind its last. Three
+        rows, 8 bytes that live in the first two and 4 from the second on::
+
+            change     [+8, +4, -8, -4]
+            levels     [8, 12, 4]
+        """
+        change = np.zeros(row_count + 1, dtype=np.int64)
+        np.add.at(change, self.first, amounts)
+        np.add.at(change, self.end, -amounts)
+        return np.cumsum(change[:-1])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -170,3 +170,19 @@ def test_the_operators_of_a_trace_are_shown(command, tmp_path):
     ]
     assert lines[5].split()[:2] == ["aten::inner", "1"]
     assert "1.0 MiB" in lines[5]
+
+
+def test_a_folder_of_the_files_of_several_ranks_has_what_each_of_them_notes(command, tmp_path):
+    for number in range(2):
+        test = measured("tests/test_a.py::test_x", MiB, {**CPU, "rank": f"{number} of 2"})
+        (window,) = test.measured.windows
+        told = replace(window.result, notes=(f"a note of {number}",))
+        window = replace(window, result=told, sentences=(f"rank {number} is too large",))
+        test = replace(test, measured=replace(test.measured, windows=(window,)))
+        (tmp_path / f"run-rank{number}.json").write_text(render_run(RunReport((test,))))
+    _, table = command("show", tmp_path)[:2]
+    assert table.endswith("note: a note of 0\nnote: a note of 1\n")
+    _, text = command("show", tmp_path, "test_x")[:2]
+    for number in range(2):
+        assert f"  failed: rank {number} is too large" in text
+        assert f"  note: a note of {number}" in text

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pytest_torchmem import estimate
+from pytest_torchmem import estimate, measure
 from pytest_torchmem.record.fake.unknown import UnknownNumber
 from pytest_torchmem.values.errors import EstimateError
 
@@ -144,6 +144,65 @@ def test_a_cache_of_the_program_holds_no_fake_tensor(model):
     assert type(mask(32)) is torch.Tensor
 
 
+def test_a_cache_that_gets_a_graph_is_refused_in_words_and_stays_without(model):
+    cache = torch.zeros(4, 64)
+
+    def write():
+        cache[:1] = model(X[:1])
+
+    with pytest.raises(EstimateError, match="a tensor that was there before"):
+        estimate(write, backward=False)
+    assert not cache.requires_grad
+    with torch.no_grad():
+        assert estimate(write, backward=False).peak.total
+    estimate(lambda held: held.add_(model(X[:4])), cache, backward=False)
+    assert not cache.requires_grad
+
+
+def test_the_checks_of_distributions_are_taken_to_pass_with_a_note(model):
+    def sample():
+        # Torch's compiler switches the checks off for all that comes after.
+        normal = torch.distributions.Normal(X, model(X).exp(), validate_args=True)
+        return normal.log_prob(normal.rsample()).sum()
+
+    result = estimate(sample)
+    assert "the checks of torch.distributions are taken to pass" in result.notes
+    with measure(device="cpu") as window:
+        sample().backward()
+    assert abs(result.peak.total - window.result.peak.total) < 512
+    model.weight.grad = model.bias.grad = None
+    with pytest.raises(EstimateError, match="needs the value"):
+        estimate(lambda: model(X) if (model(X) > 0).all() else None)
+
+
+def test_what_torch_cannot_do_without_data_is_refused_in_words(model):
+    class Own(torch.Tensor):
+        pass
+
+    def moves():
+        model.to(torch.float64)
+
+    with pytest.raises(EstimateError, match="a class of its own"):
+        estimate(lambda: X.clone().as_subclass(Own), backward=False)
+    ragged = torch.nested.nested_tensor([X, X[:3]], layout=torch.jagged)
+    with pytest.raises(EstimateError, match="ragged tensors"):
+        estimate(lambda: model(ragged).values().sum())
+    with pytest.raises(EstimateError, match="moves a module's parameters"):
+        estimate(moves, backward=False)
+    assert model.weight.dtype is torch.float32
+
+
+def test_weights_are_averaged_for_cuda_as_there(model):
+    average = torch.optim.swa_utils.AveragedModel(model)
+
+    def step():
+        average.update_parameters(model)
+
+    step()
+    found = estimate(step, backward=False, device="cuda:0").run.graph.nodes
+    assert "aten::_foreach_lerp_" in {node.operator for node in found}
+
+
 def test_what_a_program_keeps_is_as_before(model):
     kept, table = [], {}
 
@@ -184,7 +243,7 @@ def in_another_process(program):
 
 ENABLES_GRADIENTS = """
 import torch
-from pytest_torchmem import estimate
+from pytest_torchmem import estimate, measure
 model, x = torch.nn.Linear(8, 8), torch.ones(4, 8)
 def by_hand():
     with torch.enable_grad():

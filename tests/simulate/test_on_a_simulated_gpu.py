@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import pytest_torchmem
-from pytest_torchmem.values.units import GiB, MiB
+from pytest_torchmem.values.units import GiB, KiB, MiB
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -212,14 +212,86 @@ def test_linear_algebra_runs(name):
 
 
 def test_what_a_library_would_take_for_itself_makes_a_lower_bound():
-    layer, x = nn.Conv2d(4, 8, 3).to(CUDA), torch.zeros(2, 4, 16, 16, device=CUDA)
-    with pytest_torchmem.measure(device=CUDA) as convolution:
+    layer, x = nn.LSTM(8, 8).to(CUDA), torch.zeros(5, 2, 8, device=CUDA)
+    with pytest_torchmem.measure(device=CUDA) as recurrent:
         layer(x)
     with pytest_torchmem.measure(device=CUDA) as product:
         x + x
     assert not product.result.blind_spots
-    (said,) = convolution.result.blind_spots
+    (said,) = recurrent.result.blind_spots
     assert said.startswith("the figures are a lower bound: the body called cuDNN")
+
+
+CONVOLUTIONS = """
+import torch
+from torch import nn
+from pytest_torchmem.simulate.gaps import gap_sentences, gaps_so_far
+
+before = gaps_so_far()
+for channels, size in ((30, 16), 256), ((16, 32), 128), ((32, 64), 64):
+    layer = nn.Conv2d(*channels, 3, padding="same").cuda().requires_grad_(False)
+    x = torch.zeros(1, channels[0], size, size, device="cuda", requires_grad=True)
+    for run in (lambda: layer(x), lambda: torch.autograd.grad(out, x, torch.zeros_like(out))[0]):
+        torch.cuda.memory._record_memory_history()
+        out = run()
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        torch.cuda.memory._record_memory_history(None)
+        in_plan = [
+            event["size"]
+            for event in events
+            if event["action"] == "alloc"
+            and any("run_conv_plan" in frame["name"] for frame in event["frames"])
+        ]
+        print(*in_plan)
+print(*gap_sentences(before))
+"""
+
+
+def test_a_convolution_has_the_workspace_that_cudnn_plans(pytester):
+    """The numbers are those of a real GPU, from a snapshot in ``JasperSolt/EoR_NN``."""
+    if not os.environ.get("SIMULATED_CUDA_CUDNN"):
+        pytest.skip("this torch's cuDNN cannot plan without a GPU")
+    lines = sees(pytester, CONVOLUTIONS, "--gpu", "A100", "--", "python")
+    assert lines[:6] == ["82880", "50168", "51328", "84032", "205056", "204928"]
+    assert not lines[6]
+
+
+def test_without_cudnn_a_convolution_is_a_lower_bound(pytester):
+    path = pytester.makepyfile(program=CONVOLUTIONS)
+    pytester._monkeypatch.delenv("SIMULATED_CUDA_CUDNN", raising=False)
+    run = pytester.run(sys.executable, path)
+    assert run.outlines[:6] == 6 * [""]
+    assert run.outlines[6].startswith(
+        "the figures are a lower bound: the body called cuDNN 6 times"
+    )
+
+
+def test_batch_norm_takes_scratch_memory_only_where_channels_come_last():
+    layer, x = nn.BatchNorm2d(16).to(CUDA), torch.zeros(2, 16, 28, 28, device=CUDA)
+    spots = []
+    for format_ in (torch.contiguous_format, torch.channels_last):
+        with pytest_torchmem.measure(device=CUDA) as step:
+            layer(x.contiguous(memory_format=format_)).sum().backward()
+        spots.append(len(step.result.blind_spots))
+    assert spots == [0, 1]
+
+
+@pytest.mark.parametrize(("dtype", "last"), [(torch.float32, False), (torch.bfloat16, True)])
+@pytest.mark.parametrize("groups", [1, 4, 16])
+def test_convolutions_of_each_kind_have_a_plan(dtype, last, groups):
+    format_ = torch.channels_last if last else torch.contiguous_format
+    for layer in (
+        nn.Conv2d(16, 32, 3, padding=1, groups=groups),
+        nn.Conv2d(16, 16, 1, groups=groups),
+        nn.Conv2d(16, 16, 3, dilation=2, stride=2, groups=groups),
+        nn.ConvTranspose2d(16, 32, 4, 2, 1, groups=groups),
+    ):
+        weight = layer.to(CUDA, dtype).weight
+        weight.data = weight.to(memory_format=format_)
+        x = torch.zeros(2, 16, 28, 28, device=CUDA, dtype=dtype).to(memory_format=format_)
+        with pytest_torchmem.measure(device=CUDA) as step:
+            layer(x.requires_grad_()).sum().backward()
+        assert 64 * KiB < step.result.peak.total < 16 * MiB
 
 
 @pytest.mark.parametrize(
@@ -244,8 +316,8 @@ def test_strict_fails_a_lower_bound(pytester):
         import pytest, torch
 
         @pytest.mark.memory_budget("1GiB", device="cuda")
-        def test_a_convolution():
-            torch.nn.Conv2d(4, 8, 3, device="cuda")(torch.zeros(2, 4, 16, 16, device="cuda"))
+        def test_a_recurrent_layer():
+            torch.nn.LSTM(8, 8, device="cuda")(torch.zeros(5, 2, 8, device="cuda"))
         """
     )
     plain = ("-p", "no:asyncio", "-p", "no:cacheprovider", "--torchmem-simulate=L4")

@@ -51,7 +51,7 @@ def test_a_torch_for_the_cpu_is_told_with_the_command_and_the_size():
     with pytest.raises(SimulationError) as raised:
         torch_builds.torch_build()
     assert "torch 2.13.0 is installed for the CPU" in str(raised.value)
-    assert "`torchmem simulate --fetch` fetches it (0.5 to 0.9 GB" in str(raised.value)
+    assert "`torchmem simulate --fetch` fetches it (0.9 to 1.3 GB" in str(raised.value)
 
 
 def test_what_pip_says_is_told_when_a_fetch_fails(cpu_torch, monkeypatch):
@@ -59,6 +59,30 @@ def test_what_pip_says_is_told_when_a_fetch_fails(cpu_torch, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(SimulationError, match=r"torch==2\.13\.0 could not be fetched: no network"):
         torch_builds.fetch()
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ("nvidia-cudnn-cu13==9.20.0.48; platform_system == 'Linux'", True),
+        ("nvidia-cudnn-cu12 (==9.1.0.70) ; platform_system == 'Linux'", False),
+        ("nvidia-cudnn-cu12==8.9.2.26", False),
+        ("triton==3.6.0", False),
+    ],
+)
+def test_cudnn_is_looked_for_beside_torch_where_it_can_plan(tmp_path, monkeypatch, written, found):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    known = tmp_path / "torch-2.13.0.dist-info"
+    known.mkdir()
+    (known / "METADATA").write_text(f"Name: torch\nVersion: 2.13.0\nRequires-Dist: {written}\n")
+    assert torch_builds._has_planner(tmp_path) != found  # what cannot plan is not missed
+    libraries = tmp_path / "nvidia" / "cudnn" / "lib"
+    libraries.mkdir(parents=True)
+    (libraries / "libcudnn_graph.so.9").touch()
+    assert torch_builds._cudnn(torch_builds._fetched_torch(tmp_path)) == (
+        libraries if found else None
+    )
+    assert torch_builds._has_planner(tmp_path)
 
 
 def test_an_installed_cuda_build_is_seen_through_links(cpu_torch, monkeypatch):
@@ -128,7 +152,7 @@ def test_what_a_library_leaves_open_is_read(tmp_path):
 
 
 def test_the_environment_of_a_process_names_the_gpu_and_comes_first():
-    built = TorchBuild("2.13.0", "13.0", Path("/site"), Path("/runtime"))
+    built = TorchBuild("2.13.0", "13.0", Path("/site"), Path("/runtime"), Path("/cudnn"))
     before = {"PYTHONPATH": "/mine", "LD_LIBRARY_PATH": ""}
     made = process.variables("A100-40GBx2", built, environment=before)
     assert made["SIMULATED_CUDA_NAME"] == parse_gpu("A100-40GB").shown == "simulated A100-40GB"
@@ -136,13 +160,14 @@ def test_the_environment_of_a_process_names_the_gpu_and_comes_first():
     assert made["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert made["PYTHONPATH"] == "/site:/mine"
     assert made["LD_LIBRARY_PATH"] == "/runtime"
+    assert made["SIMULATED_CUDA_CUDNN"] == "/cudnn"
     assert made["USE_PYTORCH_KERNEL_CACHE"] == "0"
 
 
 def test_a_release_that_was_not_checked_is_told():
-    built = TorchBuild("2.99.0", "13.0", Path("/site"), Path("/runtime"))
+    built = TorchBuild("2.99.0", "13.0", Path("/site"), Path("/runtime"), None)
     assert "not checked with torch 2.99.0, but with 2.6" in process.notice(built)
-    assert not process.notice(TorchBuild("2.13.1", "13.0", Path(), Path()))
+    assert not process.notice(TorchBuild("2.13.1", "13.0", Path(), Path(), None))
 
 
 def test_the_command_refuses_what_it_cannot_start(pytester):
@@ -153,5 +178,5 @@ def test_the_command_refuses_what_it_cannot_start(pytester):
 
 def test_a_machine_on_which_it_was_never_run_is_said(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    said = process.notice(TorchBuild("2.13.0", "13.0", Path(), Path()))
+    said = process.notice(TorchBuild("2.13.0", "13.0", Path(), Path(), None))
     assert said == "the simulated GPU is built for aarch64, and was run on x86_64 only"

@@ -232,6 +232,9 @@ SPARSE = {
     "softmax": lambda x: torch.sparse.softmax(x.to_sparse(), 1).to_dense(),
     "rows": lambda x: x.to_sparse_csr() @ x.T,
     "rows and a vector": lambda x: x.to_sparse_csr() @ x[0],
+    "sparse and sparse": lambda x: torch.sparse.mm(x.to_sparse(), x.T.to_sparse()).to_dense(),
+    "rows and rows": lambda x: (x.to_sparse_csr() @ x.T.to_sparse_csr()).to_dense(),
+    "sum of rows": lambda x: (x.to_sparse_csr() + x.flip(1).to_sparse_csr()).to_dense(),
 }
 
 
@@ -427,6 +430,39 @@ def test_what_is_not_exact_is_no_nan():
     assert (torch.zeros(1, device=CUDA) / 0).isnan().item()
 
 
+PASSED = {
+    "finite": lambda x: torch.isfinite(x).all().item() and not torch.isnan(x).any().item(),
+    "close": lambda x: torch.testing.assert_close(x, x + 1) is None,
+    "equal": lambda x: torch.equal(x, x + 1),
+    "of a distribution": lambda x: torch.distributions.Normal(x, x.exp()).sample(),
+    "of each row": lambda x: torch.distributions.Categorical(x.softmax(-1)).sample(),
+    "of torch's own": lambda x: torch._check_tensor_all(x > 2) is None,
+}
+
+
+@pytest.mark.parametrize("rows", [600, 1500, 2100])  # of 4.1 MiB, as a mask
+@pytest.mark.parametrize("name", PASSED)
+def test_a_check_of_what_is_not_exact_passes_and_is_told(name, rows):
+    large = torch.ones(rows, rows, device=CUDA) * 3
+    before = inexact_reads()
+    passed = PASSED[name](large)
+    assert isinstance(passed, torch.Tensor) or passed
+    assert inexact_reads() > before
+
+
+def test_a_matrix_that_is_not_exact_has_eigenvalues():
+    assert torch.linalg.eig(torch.ones(600, 600, device=CUDA) * 3).eigenvalues.shape == (600,)
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_check_of_what_is_known_fails():
+    known = torch.arange(3.0 * MiB).to(CUDA)
+    assert not (known != 7).all().item()
+    assert not torch.equal(known, torch.zeros(3 * MiB).to(CUDA))
+    with pytest.raises(ValueError, match="constraint"):
+        torch.distributions.Normal(known[:5], known[:5])
+
+
 def test_a_router_that_knows_nothing_gives_each_expert_as_much():
     logits = unknown(12, 6).softmax(-1)
     assert logits.topk(2, dim=-1).indices.flatten().bincount().tolist() == [4] * 6
@@ -620,6 +656,10 @@ def test_an_assertion_on_values_is_told_from_a_failure_of_memory(pytester, argum
         def test_a_small_sum():
             assert (torch.ones(8, device="cuda") * 3).sum().item() == 0
 
+        def test_large_sums():
+            sums = torch.ones(8 << 20, device="cuda") + 3
+            torch.testing.assert_close(sums, sums + 1)
+
         @pytest.mark.memory_budget("1MiB", device="cuda")
         def test_memory():
             torch.ones(8 << 20, device="cuda")
@@ -627,12 +667,13 @@ def test_an_assertion_on_values_is_told_from_a_failure_of_memory(pytester, argum
     )
     plain = ("-p", "no:asyncio", "-p", "no:cacheprovider")
     run = pytester.runpytest_subprocess(*plain, *arguments)
-    run.assert_outcomes(failed=3)
+    run.assert_outcomes(failed=3, passed=1)
     run.stdout.fnmatch_lines(
         [
             "*Captured simulated GPU call*",
             "the body read values that are not exact on a simulated GPU once, first in *.py:4; *",
             "torchmem: 1 of the failures are assertions in bodies that had read values*",
+            "torchmem: 1 of the tests that passed had read values which are not exact*",
         ]
     )
     assert str(run.stdout).count("Captured simulated GPU call") == 1

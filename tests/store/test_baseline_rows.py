@@ -6,9 +6,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_torchmem.store.baseline_file import FileChanges, read_file, write_file
-from pytest_torchmem.store.baseline_rows import WIDTH, Numbers, entry_lines
-from pytest_torchmem.values.baseline import BaselineEntry, complete
+from pytest_torchmem.store.baseline_changes import FileChanges, write_file
+from pytest_torchmem.store.baseline_file import read_file
+from pytest_torchmem.store.baseline_rows import WIDTH, entry_lines, sentence_of
+from pytest_torchmem.values.baseline import BaselineEntry, Numbers, complete
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
@@ -60,11 +61,11 @@ def test_the_sizes_for_people_name_what_is_largest_as_far_as_there_is_room():
     numbers = Numbers(
         20 << 20, CategoryBytes(parameter=4 << 20, activation=12 << 20, temporary=1363148), 4 << 20
     )
-    assert numbers.sentence() == (
+    assert sentence_of(numbers, WIDTH) == (
         "20.0 MiB: activation 12.0 MiB, parameter 4.0 MiB, temporary 1.3 MiB; 4.0 MiB retained"
     )
-    assert numbers.sentence(60) == "20.0 MiB: activation 12.0 MiB; 4.0 MiB retained"
-    assert numbers.sentence(30) == "20.0 MiB; 4.0 MiB retained"
+    assert sentence_of(numbers, 60) == "20.0 MiB: activation 12.0 MiB; 4.0 MiB retained"
+    assert sentence_of(numbers, 30) == "20.0 MiB; 4.0 MiB retained"
 
 
 def test_a_key_that_somebody_spelled_with_escapes_is_the_same_key(tmp_path):

@@ -1,17 +1,11 @@
 """A dataclass and its JSON: what the types and the metadata of its fields decide."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from pytest_torchmem.analysis.estimated.estimate import Estimate
 from pytest_torchmem.values.contributors import (
-    Category,
     CategoryBytes,
-    Contributor,
-    Phase,
-    Source,
 )
 from pytest_torchmem.values.json_values import read_row, row_of
 from pytest_torchmem.values.measured import BaselineChange
@@ -34,21 +28,6 @@ def test_a_value_comes_back_from_its_json():
         {"bytes": 5, "count": 1, "fate": "freed_later", "by": "net.last"}
     ]
     assert Result.from_json(data) == RESULT
-
-
-def test_an_origin_is_a_contributor_without_its_labels():
-    source = Source("net.py", 3, "forward")
-    full = Contributor(
-        Category.ACTIVATION, 8, 2, "aten::mm", "net", source, Phase.FORWARD, ("step",), 1, "why"
-    )
-    assert full.as_origin() == without(full.to_json(), "labels", "claimed")
-    assert Contributor.from_json(full.as_origin()) == replace(full, labels=(), claimed="")
-
-
-def test_an_origin_leaves_out_what_is_empty():
-    bare = Contributor(Category.UNKNOWN, 0, 1, "", "", None, Phase.PREEXISTING)
-    assert bare.as_origin().keys() == {"category", "bytes", "count", "phase"}
-    assert Contributor.from_json(bare.as_origin()) == bare
 
 
 def test_what_older_files_lack_is_read_as_its_default_and_nothing_else_is():

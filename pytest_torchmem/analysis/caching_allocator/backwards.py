@@ -297,13 +297,10 @@ def _union(first: _Stretch, second: _Stretch) -> _Stretch:
     joined.is_small = first.is_small and second.is_small
     for start in second.starts:
         joined.add(second.pieces[start])
-    for start in (second.address,):
-        piece = joined.pieces.get(start)
-        before = joined.around(start - 1)
-        both_free = piece and before and piece.state is _FREE and before.state is _FREE
-        if piece and before and both_free:
-            joined.drop(piece)
-            before.size += piece.size
+    piece, before = joined.pieces.get(second.address), joined.around(second.address - 1)
+    if piece and before and piece.state is before.state is _FREE:
+        joined.drop(piece)
+        before.size += piece.size
     return joined
 
 

@@ -39,7 +39,7 @@ from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.json_values import OTHERWISE
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.static_graph import NodeKind, StaticRun
+from pytest_torchmem.values.static_graph import StaticRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def sketch_estimate(run: StaticRun) -> Picture:
     """Return the picture of an estimate, in the same detail."""
     timeline = build_estimated_timeline(run)
     held = _held_by(run, chosen_rows(timeline, MOMENTS))
-    calls = Counter(n.operator for n in run.graph.nodes if n.kind is NodeKind.OPERATOR)
+    calls = Counter(node.operator for node in run.graph.operators)
     return with_holders(sketch_timeline(timeline), held, calls, (), lambda place: ())
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.estimated.static_facts import makers_of
-from pytest_torchmem.values.static_graph import NodeKind, StaticNode, StaticRun
+from pytest_torchmem.values.static_graph import StaticNode, StaticRun
 from pytest_torchmem.values.units import format_apart, listed
 
 # A thousandth of a peak is no news.
@@ -66,7 +66,7 @@ class _Unsure:
 
 def _causes(run: StaticRun, number: int) -> Iterator[_Unsure]:
     """Yield what may have more memory while an operator runs than is sure."""
-    node = _operators(run)[number]
+    node = run.graph.operators[number]
     if node.unknown_bytes:
         yield _unsure(run, node, by_values=node.unknown_by_values)
     row, lives = 2 * number + 1, run.lifetimes
@@ -89,23 +89,16 @@ def _first_few(names: Sequence[str]) -> str:
     return listed(names)
 
 
-def _operators(run: StaticRun) -> list[StaticNode]:
-    return [node for node in run.graph.nodes if node.kind is NodeKind.OPERATOR]
-
-
 def _levels(run: StaticRun) -> NDArray[np.int64]:
     """Return the most bytes that storages may have, row by row."""
     sizes = np.array(
         [(s.size_bytes + s.doubted_bytes) * (s.device == run.device) for s in run.graph.storages],
         dtype=np.int64,
     )
-    change = np.zeros(run.graph.row_count + 1, dtype=np.int64)
-    np.add.at(change, run.lifetimes.first, sizes)
-    np.add.at(change, run.lifetimes.end, -sizes)
-    return np.cumsum(change[:-1])
+    return run.lifetimes.levels(sizes, run.graph.row_count)
 
 
 def _possible(run: StaticRun) -> NDArray[np.int64]:
     """Return the most bytes that may be in use while each operator runs."""
-    unknown = [node.unknown_bytes for node in _operators(run)]
+    unknown = [node.unknown_bytes for node in run.graph.operators]
     return _levels(run)[1::2] + np.array(unknown, dtype=np.int64)

@@ -38,19 +38,14 @@ class NodeBytes:
 
 def bytes_by_node(run: StaticRun) -> tuple[NodeBytes, ...]:
     """Return the bytes on the run's device for each operator, in order."""
-    rows = np.zeros(run.graph.row_count + 1, np.int64)
     sizes = np.array(
         [s.size_bytes * (s.device == run.device) for s in run.graph.storages], np.int64
     )
-    np.add.at(rows, run.lifetimes.first, sizes)
-    np.add.at(rows, run.lifetimes.end, -sizes)
-    levels = np.cumsum(rows[:-1])
-    operators = [node for node in run.graph.nodes if node.kind is NodeKind.OPERATOR]
+    levels = run.lifetimes.levels(sizes, run.graph.row_count)
+    columns = (run.graph.operators, levels[1::2].tolist(), levels[2::2].tolist())
     return tuple(
         NodeBytes(node.name, node.operator, node.source, during, after)
-        for node, during, after in zip(
-            operators, levels[1::2].tolist(), levels[2::2].tolist(), strict=True
-        )
+        for node, during, after in zip(*columns, strict=True)
     )
 
 

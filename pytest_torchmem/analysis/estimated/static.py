@@ -19,7 +19,7 @@ from pytest_torchmem.analysis.estimated.intervals import bounds_in_words
 from pytest_torchmem.analysis.estimated.static_facts import makers_of, settle_categories
 from pytest_torchmem.analysis.events.op_tree import folded
 from pytest_torchmem.analysis.storages.timeline import Timeline
-from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Phase, Source
+from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Phase
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.static_graph import (
     Lifetimes,
@@ -83,19 +83,11 @@ def memory_profile(
 ) -> list[int]:
     """Return the bytes live at each row, over the devices that ``on_device`` accepts.
 
-    With ``on_device=lambda device: device != "cpu"`` this is torch's ``build_memory_profile``. Each
-    storage adds its bytes at its first row and takes them away behind its last. Three rows, 8 bytes
-    that live in the first two and 4 from the second on::
-
-        change     [+8, +4, -8, -4]
-        profile    [8, 12, 4]
+    With ``on_device=lambda device: device != "cpu"`` this is torch's ``build_memory_profile``.
     """
-    lifetimes = lifetimes_by_last_use(graph, releasable)
     sizes = np.array([s.size_bytes * on_device(s.device) for s in graph.storages], dtype=np.int64)
-    change = np.zeros(graph.row_count + 1, dtype=np.int64)
-    np.add.at(change, lifetimes.first, sizes)
-    np.add.at(change, lifetimes.end, -sizes)
-    profile: list[int] = np.cumsum(change[:-1]).tolist()
+    levels = lifetimes_by_last_use(graph, releasable).levels(sizes, graph.row_count)
+    profile: list[int] = levels.tolist()
     return profile
 
 
@@ -304,32 +296,16 @@ def contributors(run: StaticRun, storages: NDArray[np.int64]) -> tuple[Contribut
 
 def grouped(run: StaticRun, storages: NDArray[np.int64]) -> Iterator[tuple[Contributor, list[int]]]:
     """Yield who made the given storages, and which of them: those of one origin together."""
-    makers = makers_of(run.graph)
-    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    makers, table = makers_of(run.graph), run.graph.storages
+    groups: dict[Contributor, list[int]] = defaultdict(list)
     for index in storages.tolist():
         node = makers[index]
-        category = run.graph.storages[index].category
         phase = node.phase if node.kind is NodeKind.OPERATOR else Phase.PREEXISTING
-        module = folded(node.module)
-        groups[category, node.operator, module, node.source, phase].append(index)
-    for key, indices in groups.items():
-        yield _contributor(run.graph, key, indices), indices
-
-
-def _contributor(graph: StaticGraph, key: tuple[object, ...], indices: list[int]) -> Contributor:
-    category, operator, module, source, phase = key
-    assert isinstance(category, Category)
-    assert isinstance(phase, Phase)
-    assert source is None or isinstance(source, Source)
-    return Contributor(
-        category=category,
-        size_bytes=sum(graph.storages[i].size_bytes for i in indices),
-        count=len(indices),
-        operator=str(operator),
-        module=str(module),
-        source=source,
-        phase=phase,
-    )
+        where = (node.operator, folded(node.module), node.source, phase)
+        groups[Contributor(table[index].category, 0, 0, *where)].append(index)
+    for who, indices in groups.items():
+        size_bytes = sum(table[index].size_bytes for index in indices)
+        yield replace(who, size_bytes=size_bytes, count=len(indices)), indices
 
 
 def _by_category(live: tuple[Contributor, ...]) -> CategoryBytes:

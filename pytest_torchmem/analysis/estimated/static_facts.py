@@ -61,7 +61,7 @@ class StaticFacts:
 
     @cached_property
     def _operators(self) -> list[StaticNode]:
-        return [node for node in self.run.graph.nodes if node.kind is NodeKind.OPERATOR]
+        return self.run.graph.operators
 
     @cached_property
     def _makers(self) -> dict[int, StaticNode]:

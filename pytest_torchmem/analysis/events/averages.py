@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,6 @@ from pytest_torchmem.analysis.events.calls import (
 )
 from pytest_torchmem.analysis.events.python_stacks import PythonStacks
 from pytest_torchmem.values.trace import DeviceEventKind, Scope
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +151,7 @@ def stacks_of(calls: CallList) -> list[tuple[str, ...]]:
     nodes = [python.around[row] if row >= 0 else 0 for row in calls.rows.tolist()]
     for node in set(nodes):
         known[node] = python.frames(node)
-    sequences = calls.event_column("sequence", -1).tolist()
+    sequences = calls.event_column("sequence").tolist()
     backward = _backward_sequences(calls, sequences)
     forward: dict[int, tuple[str, ...]] = {}
     for call, sequence in enumerate(backward):
@@ -168,7 +165,7 @@ def stacks_of(calls: CallList) -> list[tuple[str, ...]]:
 
 def _backward_sequences(calls: CallList, sequences: Sequence[int]) -> list[int | None]:
     """For each call within a node of the backward graph the node's sequence number."""
-    is_node = (calls.event_column("scope", -1) == Scope.BACKWARD_FUNCTION).tolist()
+    is_node = (calls.event_column("scope") == Scope.BACKWARD_FUNCTION).tolist()
     found: list[int | None] = []
     for call, parent in enumerate(calls.nesting.parents):
         if is_node[call]:

@@ -90,9 +90,9 @@ class CallList:
         result: NDArray[np.int64] = of_event[self.rows]
         return result
 
-    def event_column(self, column: str, nothing: int) -> NDArray[np.int64]:
-        """A column of `Trace.events` for each call, ``nothing`` for a GPU's: shape (C,)."""
-        values = np.append(self.tree.trace.events[column].astype(np.int64), nothing)
+    def event_column(self, column: str) -> NDArray[np.int64]:
+        """A column of `Trace.events` for each call, -1 for a GPU's: shape (C,)."""
+        values = np.append(self.tree.trace.events[column].astype(np.int64), -1)
         result: NDArray[np.int64] = values[self.rows]
         return result
 

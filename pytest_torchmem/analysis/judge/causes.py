@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from pytest_torchmem.analysis.judge.differences import common_module, origin_of
-from pytest_torchmem.values.contributors import Category, Contributor, Source
+from pytest_torchmem.analysis.judge.differences import origin_of
+from pytest_torchmem.values.contributors import Category, Contributor, Source, common_module
 from pytest_torchmem.values.errors import MarkerError
 from pytest_torchmem.values.findings import (
     RETAINED,

@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from operator import attrgetter
 from typing import Final, TypeAlias
 
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, overall
-from pytest_torchmem.values.contributors import Category, Contributor, Phase
+from pytest_torchmem.values.contributors import Category, Contributor, Phase, common_module
 from pytest_torchmem.values.findings import Difference, DifferenceKind
 from pytest_torchmem.values.results import Result
 
@@ -221,12 +220,6 @@ def _merged(found: Iterable[Difference]) -> list[Difference]:
             replace(group[0], contributor=one, size_bytes=size_bytes, places=len(modules))
         )
     return merged
-
-
-def common_module(modules: Iterable[str]) -> str:
-    """Return what the paths of modules have in common: ``net.blocks`` of two of its children."""
-    levels = zip(*(module.split(".") for module in modules), strict=False)
-    return ".".join(level[0] for level in takewhile(lambda level: len({*level}) == 1, levels))
 
 
 @dataclass(frozen=True, slots=True)

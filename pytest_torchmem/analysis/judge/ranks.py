@@ -9,7 +9,7 @@ from typing import Final
 from pytest_torchmem.analysis.judge.causes import cause_of, most_telling_first
 from pytest_torchmem.analysis.judge.differences import differences
 from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits
-from pytest_torchmem.values.baseline import Allowance, BaselineEntry
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Reference
 from pytest_torchmem.values.errors import LimitError, MarkerError, RankError, SizeError
 from pytest_torchmem.values.findings import (
     FindingKind,
@@ -123,9 +123,10 @@ class RankResults:
     def _grown(self, before: RankResults, allowance: Allowance) -> list[tuple[RankResult, Verdict]]:
         if len(before) != len(self):
             raise RankError(f"{len(before)} ranks cannot be compared with {len(self)}")
+        stored = (Reference.of(BaselineEntry.of(before.of(one.rank))) for one in self)
         judged = (
-            (one, judge_baseline(one.result, BaselineEntry.of(before.of(one.rank)), allowance))
-            for one in self
+            (one, judge_baseline(one.result, reference, allowance))
+            for one, reference in zip(self, stored, strict=True)
         )
         return [(one, verdict) for one, verdict in judged if verdict.failed]
 

@@ -23,7 +23,14 @@ from pytest_torchmem.analysis.judge.differences import (
     retained_differences,
     whole_entry,
 )
-from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, overall
+from pytest_torchmem.values.baseline import (
+    Allowance,
+    BaselineEntry,
+    Change,
+    Numbers,
+    Reference,
+    overall,
+)
 from pytest_torchmem.values.contributors import Category, Contributor, Source
 from pytest_torchmem.values.findings import (
     COUNTERS,
@@ -79,26 +86,23 @@ def judge_blind_spots(result: Result) -> tuple[Finding, ...]:
 
 
 def judge_baseline(
-    result: Result,
-    entry: BaselineEntry,
-    allowance: Allowance,
-    environment: str = "",
-    code: CodeChanges = NOTHING_KNOWN,
+    result: Result, reference: Reference, allowance: Allowance, code: CodeChanges = NOTHING_KNOWN
 ) -> Verdict:
     """Compare the peak, each category's own peak and what was retained with a stored entry.
 
-    ``environment`` names where the entry comes from if that is not where the result does.
-    ``code`` says which lines have changed since; it is asked only about what grew.
+    ``code`` says which lines have changed since; it is asked only about what grew, as the stored
+    entry is asked what its numbers were made of.
     """
-    if result.peak.total == 0 and entry.total > 0:
-        missing = _nothing_read(result, f"the baseline has {format_size(entry.total)}")
-        return Verdict(result, (missing,), Change.NOT_COMPARED, entry.total)
-    allowance = allowance.at(entry.total)
+    stored, environment = reference.numbers, reference.environment
+    if result.peak.total == 0 and stored.total > 0:
+        missing = _nothing_read(result, f"the baseline has {format_size(stored.total)}")
+        return Verdict(result, (missing,), Change.NOT_COMPARED, stored.total)
+    allowance = allowance.at(stored.total)
     changes: set[Change] = set()
     findings: list[Finding] = []
-    sides = _Sides(result, entry, code)
-    reference = f"the baseline{f' for {environment}' if environment else ''} of {{}}"
-    for key, measured_bytes, baseline_bytes in _differing(result, entry):
+    sides = _Sides(result, reference, code)
+    told_as = f"the baseline{f' for {environment}' if environment else ''} of {{}}"
+    for key, measured_bytes, baseline_bytes in _differing(result, stored):
         change = allowance.compare(measured_bytes, baseline_bytes)
         changes.add(change)
         if change is Change.GROWN:
@@ -106,15 +110,15 @@ def judge_baseline(
             finding = Finding(
                 FindingKind.GROWN,
                 key,
-                _exceeds(result, key, measured_bytes, baseline_bytes, reference),
+                _exceeds(result, key, measured_bytes, baseline_bytes, told_as),
                 excess_bytes,
                 sides.growths(key, excess_bytes),
                 allowed=allowance.text_for(baseline_bytes),
             )
             findings.append(_with_cause(finding, result))
     change = overall(changes)
-    notice = _largest_saving(result, entry) if change is Change.SHRUNK else ""
-    return Verdict(result, rank(findings), change, entry.total, notice, environment)
+    notice = _largest_saving(result, stored) if change is Change.SHRUNK else ""
+    return Verdict(result, rank(findings), change, stored.total, notice, environment)
 
 
 def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
@@ -124,11 +128,11 @@ def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
     return (Finding(FindingKind.SHRUNK, "total", f"{verdict.notice}: tighten it"),)
 
 
-def _largest_saving(result: Result, entry: BaselineEntry) -> str:
+def _largest_saving(result: Result, stored: Numbers) -> str:
     """Return ``activation peaked at 70.0 MiB, 30 % below the baseline of 100.0 MiB``."""
     # The first of equal savings, which is the total where that shrank as much as a part of it.
     key, measured_bytes, baseline_bytes = max(
-        _differing(result, entry), key=lambda numbers: numbers[2] - numbers[1]
+        _differing(result, stored), key=lambda numbers: numbers[2] - numbers[1]
     )
     measured, baseline = format_apart(measured_bytes, baseline_bytes)
     share = f"{(baseline_bytes - measured_bytes) / baseline_bytes:.0%}".replace("%", " %")
@@ -167,16 +171,16 @@ def _tier(finding: Finding) -> int:
     return 3 if finding.key in COUNTERS else 2
 
 
-def _differing(result: Result, entry: BaselineEntry) -> Iterable[tuple[str, int, int]]:
+def _differing(result: Result, stored: Numbers) -> Iterable[tuple[str, int, int]]:
     """Yield the numbers that are not the same on both sides: key, measured and stored bytes."""
-    if result.peak.total != entry.total:
-        yield "total", result.peak.total, entry.total
-    pairs = zip(result.peak.by_category.items(), entry.peaks.items(), strict=True)
+    if result.peak.total != stored.total:
+        yield "total", result.peak.total, stored.total
+    pairs = zip(result.peak.by_category.items(), stored.peaks.items(), strict=True)
     for (category, measured_bytes), (_, stored_bytes) in pairs:
         if measured_bytes != stored_bytes:
             yield category._value_, measured_bytes, stored_bytes
-    if result.retained.total != entry.retained.total:
-        yield "retained", result.retained.total, entry.retained.total
+    if result.retained.total != stored.retained:
+        yield "retained", result.retained.total, stored.retained
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +312,7 @@ class _Sides:
     """A result and its baseline, with what the comparisons of several numbers share."""
 
     result: Result
-    entry: BaselineEntry
+    reference: Reference
     code: CodeChanges
 
     @cached_property
@@ -317,11 +321,11 @@ class _Sides:
 
     @cached_property
     def lost(self) -> LostByOrigin:
-        return lost_by_origin(self.now.live, self.entry.live)
+        return lost_by_origin(self.now.live, self.reference.entry.live)
 
     def growths(self, key: str, excess_bytes: int) -> tuple[Difference, ...]:
         """Return what grew, the most telling first; nothing for an entry without contributors."""
-        now, entry = self.now, self.entry
+        now, entry = self.now, self.reference.entry
         found: Sequence[Difference] = ()
         if entry.total and not entry.live:
             return ()

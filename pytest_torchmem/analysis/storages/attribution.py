@@ -20,7 +20,7 @@ from pytest_torchmem.analysis.events.op_tree import (
     folded,
 )
 from pytest_torchmem.analysis.storages.evidence import Evidence
-from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
+from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source, common_module
 from pytest_torchmem.values.packed import Column, PackedColumn, by_row
 from pytest_torchmem.values.trace import EventKind, MarkKind, Ownership, Scope, Trace, are_among
 
@@ -209,6 +209,7 @@ class Attribution:
             operator=self._operator(chain, compiled) or self._node(event),
             module=held or self._traced_module(traced, event) or self._module(around),
             source=(compiled and compiled.line.source)
+            or self._source(self._within_node(chain) if anchor is not None else [])
             or self._source(around)
             or self._source(chain),
             phase=PHASES[int(self.evidence.tree.phase[event])],
@@ -260,14 +261,17 @@ class Attribution:
 
         Autograd gives a node the sequence number of the operator that made it.
         """
-        tree = self.evidence.tree
-        if tree.phase[event] != BACKWARD:
+        if self.evidence.tree.phase[event] != BACKWARD:
             return None
+        node = len(self._within_node(chain))
+        if node == len(chain):
+            return None
+        return self._forward_of.get(int(self._columns.sequence[chain[node]]))
+
+    def _within_node(self, chain: list[int]) -> list[int]:
+        """Return the part of a chain within a node: its backward pass, where that is in Python."""
         sequences = self._columns.sequence
-        for row in chain:
-            if sequences[row] >= 0:
-                return self._forward_of.get(int(sequences[row]))
-        return None
+        return list(takewhile(lambda row: sequences[row] < 0, chain))
 
     @cached_property
     def _forward_of(self) -> dict[int, int]:
@@ -343,9 +347,7 @@ class Attribution:
         if traced is None or not traced.line.modules:
             return ""
         rank = float(self.evidence.tree.rank[event])
-        paths = {folded(self._paths.path(module, rank)) for module in traced.line.modules}
-        names = zip(*(path.split(".") for path in paths), strict=False)
-        return ".".join(level[0] for level in takewhile(lambda n: len({*n}) == 1, names))
+        return common_module(folded(self._paths.path(m, rank)) for m in traced.line.modules)
 
     @cached_property
     def _called(self) -> dict[int, int]:

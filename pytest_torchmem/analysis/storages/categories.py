@@ -10,7 +10,7 @@ estimated in `StaticFacts`; the rules are here, once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -44,6 +44,10 @@ class Step(NamedTuple):
     reads: set[int]
     writes: set[int]
     makes: Iterable[int]
+
+    def updates(self, gradients: Set[int]) -> bool:
+        """Return whether it computes with gradients outside the model."""
+        return not (self.in_module or gradients.isdisjoint(self.reads))
 
 
 class Facts(Protocol):
@@ -235,18 +239,29 @@ def find_gradients(facts: Facts, _: Labels) -> Iterator[Claim]:
 def find_inputs(facts: Facts, labels: Labels) -> Iterator[Claim]:
     """Input is data that was there before, or that the body made out of nothing but data.
 
-    Assumes that everything the model owns is labelled. Data stays data where autograd keeps it.
+    Assumes that everything the model owns is labelled. Data stays data where autograd keeps it. An
+    operator on a gradient belongs to an optimizer written by hand, not to the model::
+
+        noise = torch.randn_like(p)     temporary: an intermediate of the optimizer
+        p.grad += noise
     """
     given = facts.given & (labels == UNLABELLED)
     yield Claim(Category.INPUT, given, "the forward pass reads it, and it was there before")
     inputs = set(np.flatnonzero(given).tolist())
     from_data = np.zeros(len(labels), np.bool_)
-    from_data[list(made_from_data(facts.forward_steps(), inputs, facts.has_modules))] = True
+    gradients = set(np.flatnonzero(labels == Category.GRADIENT.column).tolist())
+    made = made_from_data(facts.forward_steps(), inputs, facts.has_modules, gradients)
+    from_data[list(made)] = True
     reason = "it was made from data alone, before the model reads it"
     yield Claim(Category.INPUT, from_data, reason)
 
 
-def made_from_data(steps: Iterable[Step], inputs: set[int], has_modules: bool) -> set[int]:
+def made_from_data(
+    steps: Iterable[Step],
+    inputs: set[int],
+    has_modules: bool,
+    gradients: Set[int] = frozenset(),
+) -> set[int]:
     """Return the storages that are data, and that the model reads.
 
     ``x = torch.randn(...)``, ``y = batch.float() / 255``: made by the body, yet not by the model.
@@ -257,13 +272,17 @@ def made_from_data(steps: Iterable[Step], inputs: set[int], has_modules: bool) -
         x = torch.rand(8, 8)       reads nothing, makes x:      data {x}
         y = x / 2                  reads x, makes y:            data {x, y}
         z = linear(y)              in a module: used {y}        data and used: {y}
+
+    What reads a gradient outside the model uses nothing, and what it writes to is data no more.
     """
     data, used = set(inputs), set[int]()
     for step in steps:
         others = step.reads.difference(step.makes)
         from_data = others <= data
-        if step.in_module or not from_data:
-            used |= others
+        updates = step.updates(gradients)
+        if step.in_module or not from_data or updates:
+            if not updates:
+                used |= others
             if not from_data:
                 data -= step.writes - inputs
         elif has_modules or not others:

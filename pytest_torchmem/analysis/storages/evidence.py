@@ -84,7 +84,7 @@ class Evidence:
         touched: NDArray[np.bool_] = (
             alive
             & ~self.foreign
-            & (self._of_tensors(mentioned) | self._mask(self.storages.of_owner[used]))
+            & (self.in_rows(mentioned) | self._mask(self.storages.of_owner[used]))
         )
         return touched
 
@@ -277,11 +277,7 @@ class Evidence:
         rows = (tensors["role"] == Role.OPERATOR_INPUT) & (tensors["mutable"] != Mutable.YES)
         rows &= (tree.phase == BACKWARD)[tensors["event"]]
         rows &= tree.backward_node[tensors["event"]] >= 0
-        return self._of_tensors(rows & (self._tensor_ranks <= self.window.end))
-
-    def in_rows(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Mentioned in any of those rows of ``trace.tensors``."""
-        return self._of_tensors(rows)
+        return self.in_rows(rows & (self._tensor_ranks <= self.window.end))
 
     def outlives(self, event: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Alive when the event given for each storage (-1: none) is over."""
@@ -302,7 +298,8 @@ class Evidence:
         ranks: NDArray[np.float64] = self.tree.mark_ranks[self.tree.trace.owners["mark"]]
         return ranks
 
-    def _of_tensors(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def in_rows(self, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Mentioned in any of those rows of ``trace.tensors``."""
         return self._mask(self.storages.of_tensor[rows])
 
     def _mask(self, indices: NDArray[np.int32]) -> NDArray[np.bool_]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.errors import MarkerError
 from pytest_torchmem.values.json_values import Json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 #: The moment at which the footprint is largest, for the ``at`` of ``explain``.
 PEAK = "peak"
@@ -87,7 +91,7 @@ def named_category(category: Category | str | None) -> Category | None:
         raise MarkerError(f"{category!r} is no category; there are: {names}") from None
 
 
-def row_at(times_ns: Any, peak_row: int, at: int | str) -> int:
+def row_at(times_ns: NDArray[np.int64], peak_row: int, at: int | str) -> int:
     """Return the row of a timeline for a moment: `PEAK`, or nanoseconds since the first event.
 
     A moment between two changes is the row of the first one. Changes at 10, 20 and 40 ns::

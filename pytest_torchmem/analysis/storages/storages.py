@@ -290,27 +290,44 @@ def _lifetimes(changes: _Changes, early: NDArray[np.int64]) -> _Lives:
     died = np.full(len(born), NEVER)
     ends = np.flatnonzero(~is_last[born])
     died[ends] = rank[born[ends] + 1]
-    # Those from before: what the first event at their place says of them, if there is any.
+    before = _from_before(changes, is_last, is_born, early)
+    at = np.searchsorted(place[born], before.place)
+    columns = (
+        (place[born], before.place),
+        (rank[born].astype(np.float64), before.born),
+        (died, before.died),
+        (changes.size[order[born]], before.size),
+        (changes.event[order[born]], before.event),
+    )
+    return _Lives(*(np.insert(of_born, at, of_before) for of_born, of_before in columns))
+
+
+def _from_before(
+    changes: _Changes,
+    is_last: NDArray[np.bool_],
+    is_born: NDArray[np.bool_],
+    early: NDArray[np.int64],
+) -> _Lives:
+    """Return the storages from before: the first event at a place, if there is any, tells of them.
+
+    ``is_last`` and ``is_born`` tell which changes are the last ones at their places, and births.
+    """
+    place = changes.place
     first = np.flatnonzero(np.append(True, is_last)[:-1])
     begun = first[~is_born[first] | np.isin(place[first], early)]
     unused = early[~np.isin(early, place[first])]
     places = np.concatenate([place[begun], unused])
     by_place = np.argsort(places)
-    deaths = np.concatenate([rank[begun], np.full(len(unused), NEVER)])
-    sizes = np.concatenate([np.maximum(0, -changes.size[order[begun]]), np.zeros_like(unused)])
-    place = place[born]
-    at = np.searchsorted(place, places[by_place])
-
-    def with_early(of_born: Column, of_early: Column) -> Column:
-        return np.insert(of_born, at, of_early[by_place])
-
-    nothing = np.full(len(places), -1, np.int32)
+    deaths = np.concatenate([changes.rank[begun], np.full(len(unused), NEVER)])
+    freed = -changes.size[changes.order[begun]]
+    sizes = np.concatenate([np.maximum(0, freed), np.zeros_like(unused)])
+    count = len(places)
     return _Lives(
-        with_early(place, places),
-        with_early(rank[born].astype(np.float64), np.full(len(places), BEFORE)),
-        with_early(died, deaths),
-        with_early(changes.size[order[born]], sizes),
-        with_early(changes.event[order[born]], nothing),
+        places[by_place],
+        np.full(count, BEFORE),
+        deaths[by_place],
+        sizes[by_place],
+        np.full(count, -1, np.int32),
     )
 
 

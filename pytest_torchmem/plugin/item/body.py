@@ -16,11 +16,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from pytest_torchmem.contexts import gc_paused
+from pytest_torchmem.contexts import gc_paused, numpy_in_place
 from pytest_torchmem.plugin.item.judging import (
     Baselines,
     CountedRun,
@@ -240,7 +240,7 @@ class Body:
                 return
             self.start()
             self._run_item()
-        with self._run.originals.back(), gc_paused():
+        with self._run.originals.back(), gc_paused(), numpy_in_place():
             failure = self._judged(self._stop())
         if failure:
             raise pytest.fail.Exception(failure, pytrace=False)
@@ -264,7 +264,8 @@ class Body:
             gc.collect()
         allowance, rootdir = self._asked.allowance, self._run.rootdir
         try:
-            windows = [MeasuredWindow(self.measurement.stop(), allowance, self.measurement)]
+            result = self.measurement.stop(origins=self._run.keeps_origins)
+            windows = [MeasuredWindow(result, allowance, self.measurement)]
             windows += (MeasuredWindow(r.result, allowed, r) for r, allowed in self._checked)
         except Exception as error:
             self._problem = _as_ours(error)
@@ -312,6 +313,9 @@ class Body:
         checked = [region for region, _ in self._checked]
         others = [region for region in self.measurement.regions if region not in checked]
         judgement = judge.judge(windows)
+        if not judgement.is_plain and not self._run.keeps_origins:
+            result = portable(self.measurement.numbers(), self._run.rootdir)
+            judgement = judge.judge([replace(windows[0], result=result), *windows[1:]])
         if not judgement.windows and not self._asks:
             return ""
         return self._sender.judged(judgement, self.measurement, others)
@@ -348,7 +352,7 @@ class Body:
             self._counted.enough = False
 
     def estimate(
-        self, name: str, program: Callable[..., Any], /, *args: Any, **options: Any
+        self, name: str, program: Callable[..., object], /, *args: object, **options: object
     ) -> Estimate:
         """Return what a call of ``program`` would need; the body's limits hold for it, too."""
         estimate = replace(self.measurement.estimate(program, *args, **options), name=name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -162,8 +163,17 @@ def end(item: pytest.Item) -> None:
         if body:
             body.abandon(error)
         raise pytest.fail.Exception(str(error), pytrace=False)
-    if body:
+    kept = _kept_by_unittest(item)
+    if body and kept is not None:
+        body.abandon(kept)
+    elif body:
         body.finish()
+
+
+def _kept_by_unittest(item: pytest.Item) -> BaseException | None:
+    """Return what ended the method of a `TestCase`: pytest keeps it, and raises it to nobody."""
+    kept: Sequence[pytest.ExceptionInfo[BaseException]] = getattr(item, "_excinfo", None) or ()
+    return kept[0].value if kept else None
 
 
 def report_on(item: pytest.Item, report: pytest.TestReport) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pytest_torchmem.plugin.item.body import Body, State, WarmupOver
 from pytest_torchmem.plugin.item.judging import SUFFIX, estimate_name
@@ -70,13 +70,13 @@ class Torchmem:
 
     def estimate(
         self,
-        module_or_fn: Callable[..., Any],
-        *args: Any,
+        module_or_fn: Callable[..., object],
+        *args: object,
         backward: bool = True,
         optimizer: object = None,
         device: str | None = None,
         name: str = "",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Estimate:
         """Return what ``module_or_fn(*args, **kwargs)`` would need, without running it.
 

@@ -26,8 +26,8 @@ from pytest_torchmem.plugin.options.marker import Asked
 from pytest_torchmem.plugin.options.option_table import relative_path
 from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.store.baseline_file import EntryError
-from pytest_torchmem.store.baselines import BaselineStore, Reference, entry_key
-from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.store.baselines import BaselineStore, entry_key
+from pytest_torchmem.values.baseline import Allowance, Change, Reference
 from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.errors import (
     BaselineError,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 __tracebackhide__ = is_torchmem_error
 
 SUFFIX: Final = " (estimated)"
+_PLAIN: Final = frozenset((Change.NOT_COMPARED, Change.SAME, Change.WITHIN))
 
 
 class Estimates:
@@ -195,13 +196,13 @@ class JudgedWindow:
         window: What was measured.
         verdict: What was found.
         limits: The limits that it was held against, in bytes.
-        entry: The baseline's entry; None without one.
+        reference: What it was compared with; None where there is nothing.
     """
 
     window: MeasuredWindow
     verdict: Verdict
     limits: Mapping[str, int]
-    entry: BaselineEntry | None
+    reference: Reference | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,12 @@ class Judgement:
     @property
     def failed(self) -> list[Verdict]:
         return [judged.verdict for judged in self.windows if judged.verdict.failed]
+
+    @property
+    def is_plain(self) -> bool:
+        """True where all is as it was, and nothing has to be explained."""
+        changes = (judged.verdict.change for judged in self.windows)
+        return not self.failed and not self.problem and _PLAIN.issuperset(changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,10 +333,10 @@ class Judge:
             findings = findings or self.counted.certain(limits)
         if self.settings.strict:
             findings = (*judge_blind_spots(result), *findings)
-        verdict, entry = Verdict(result, findings, excused=excused), None
+        verdict, reference = Verdict(result, findings, excused=excused), None
         if self.estimates.compares(result) and not self._is_small(result):
-            verdict, entry = self._compared(verdict, window.allowance)
-        return JudgedWindow(window, verdict, limits, entry)
+            verdict, reference = self._compared(verdict, window.allowance)
+        return JudgedWindow(window, verdict, limits, reference)
 
     def _judge_limits(
         self, result: Result, limits: Mapping[str, int], window: MeasuredWindow
@@ -343,10 +350,8 @@ class Judge:
         unknown, excused = judge_unknown(result, limits, find_holders(), known)
         return rank([*others, *unknown]), excused
 
-    def _compared(
-        self, verdict: Verdict, allowance: Allowance
-    ) -> tuple[Verdict, BaselineEntry | None]:
-        """Return a verdict with what the baseline adds to it, and the baseline's entry."""
+    def _compared(self, verdict: Verdict, allowance: Allowance) -> tuple[Verdict, Reference | None]:
+        """Return a verdict with what the baseline adds to it, and what it was compared with."""
         result, settings = verdict.result, self.settings
         findings = (*verdict.findings, *self._spread(result, allowance))
         reference = self.baselines.reference(result.name)
@@ -355,7 +360,7 @@ class Judge:
             findings = (*findings, *self.baselines.missing(result.name, near))
             return replace(verdict, findings=findings, change=Change.NEW, nearest=near), None
         code = CodeChanges(self.baselines.has_changed, self.baselines.changed_places)
-        compared = judge_baseline(result, reference.entry, allowance, reference.environment, code)
+        compared = judge_baseline(result, reference, allowance, code)
         accepted = ""
         if compared.change in settings.accepted and not reference.environment:
             grown = with_changes(compared.findings, code)
@@ -365,7 +370,7 @@ class Judge:
             findings = rank([*findings, *compared.findings, *shrunk])
         findings = with_changes(findings, code)
         compared = replace(compared, findings=findings, excused=verdict.excused, accepted=accepted)
-        return compared, reference.entry
+        return compared, reference
 
     def _spread(self, result: Result, allowance: Allowance) -> tuple[Finding, ...]:
         earlier = [run[result.name] for run in self.earlier if result.name in run]

@@ -121,7 +121,7 @@ class Sender:
         self._pack_trace(measurement)
 
     def _window(self, judged: JudgedWindow, picture: Picture | None) -> Window:
-        verdict = judged.verdict
+        verdict, reference = judged.verdict, judged.reference
         return Window(
             entry_key(self.nodeid, verdict.result.name),
             verdict.result,
@@ -130,7 +130,7 @@ class Sender:
             verdict.baseline_bytes,
             verdict.sentence,
             sentences=sentences([verdict], name_regions=False),
-            baseline=judged.entry if self.run.settings.reports else None,
+            baseline=reference.entry if reference and self.run.settings.reports else None,
             picture=self._kept(picture),
             reference=verdict.reference,
             nearest=verdict.nearest,

@@ -154,6 +154,22 @@ class Run:
         found = self._config.hook.pytest_torchmem_category_passes(config=self._config)
         return tuple(itertools.chain.from_iterable(found))
 
+    @cached_property
+    def keeps_origins(self) -> bool:
+        """True where it is wanted of each test what was alive and where it comes from.
+
+        Else that is found out where a number is not as it was. A worker of xdist cannot know who
+        listens in its controller.
+        """
+        settings, config = self.settings, self._config
+        return bool(
+            settings.reports
+            or settings.accepted
+            or hasattr(config, "workerinput")
+            or os.environ.get("GITHUB_ACTIONS") == "true"
+            or config.hook.pytest_torchmem_measured.get_hookimpls()
+        )
+
     def say(self, text: str) -> None:
         """Write a line to the terminal while a test runs, past what captures its output.
 

@@ -54,7 +54,7 @@ from pytest_torchmem.report.text.tables import (
 )
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
-from pytest_torchmem.simulate.gaps import simulated_here
+from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.store.provenance import checked_out, stamped
 from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
@@ -210,7 +210,7 @@ class Collector:
             terminalreporter.ensure_newline()  # or the first line of the table would see to it
             rank = Rank.launched()  # of a job, each rank says its own
             told = [str(rank)] if rank.count > 1 else []
-            told += [f"simulated {gpu}"] if (gpu := simulated_here()) else []
+            told += [f"simulated {gpu}"] if (gpu := os.environ.get(GPU_VARIABLE)) else []
             terminalreporter.section(", ".join(["torchmem", *told]))
         for line in lines:
             terminalreporter.write_line(line.text, **dict.fromkeys(line.styles, True))
@@ -434,7 +434,7 @@ def _names_a_gpu(skipped: pytest.TestReport) -> bool:
 
 def _offer_of_a_gpu(skipped_count: int) -> list[str]:
     """Return the line that says how to run tests that were skipped, where there is no GPU."""
-    has_one = simulated_here() or _DRIVER.exists() or sys.platform != "linux"
+    has_one = os.environ.get(GPU_VARIABLE) or _DRIVER.exists() or sys.platform != "linux"
     if has_one or not skipped_count:
         return []
     tests = "1 test was" if skipped_count == 1 else f"{skipped_count} tests were"

@@ -13,7 +13,8 @@ from pytest_torchmem.plugin.options.option_table import (
     simulation_place,
     world_asked,
 )
-from pytest_torchmem.simulate.gaps import gaps_so_far, inexact_reads_sentence, simulated_here
+from pytest_torchmem.simulate import GPU_VARIABLE
+from pytest_torchmem.simulate.gaps import Gaps, gaps_so_far, inexact_reads_sentence
 from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.process import notice, variables
 from pytest_torchmem.simulate.torch_builds import torch_build
@@ -29,7 +30,7 @@ def start_again(config: pytest.Config) -> None:
     `pytest.UsageError` for a GPU that cannot be simulated.
     """
     asked, place = simulation_asked(config), simulation_place(config)
-    if simulated_here() == asked:
+    if os.environ.get(GPU_VARIABLE) == asked:
         return
     if list(config.invocation_params.args) != sys.argv[1:]:
         raise pytest.UsageError(
@@ -51,32 +52,42 @@ def start_again(config: pytest.Config) -> None:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **added})
 
 
-class FailedAssertions:
-    """Tells assertions that failed on values which the GPU would have from failures of memory."""
+class InexactReads:
+    """Tells which outcomes of tests depend on values that the GPU would have, and not on memory."""
 
     _SECTION = "simulated GPU"
 
     def __init__(self) -> None:
-        self._count = 0
+        self._failed = self._passed = 0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         before = gaps_so_far()
         try:
-            return (yield)
+            outcome = yield
         except AssertionError:
-            if said := inexact_reads_sentence(before):
-                text = f"{said}, and the assertion may have failed for that\n"
-                item.add_report_section("call", self._SECTION, text)
+            self._note(item, before, ", and the assertion may have failed for that")
             raise
+        self._note(item, before, "")
+        return outcome
+
+    def _note(self, item: pytest.Item, before: Gaps, consequence: str) -> None:
+        if said := inexact_reads_sentence(before):
+            item.add_report_section("call", self._SECTION, f"{said}{consequence}\n")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        sections = [name for name, _ in report.sections]
-        self._count += report.failed and f"Captured {self._SECTION} call" in sections
+        if f"Captured {self._SECTION} call" in [name for name, _ in report.sections]:
+            self._failed += report.when == "call" and report.failed
+            self._passed += report.when == "call" and report.passed
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if count := self._count:
+        if count := self._failed:
             terminalreporter.write_line(
                 f"torchmem: {count} of the failures are assertions in bodies that had read values "
                 "which are not exact on a simulated GPU, and not of memory"
+            )
+        if count := self._passed:
+            terminalreporter.write_line(
+                f"torchmem: {count} of the tests that passed had read values which are not exact "
+                "on a simulated GPU; their assertions on such values say nothing"
             )

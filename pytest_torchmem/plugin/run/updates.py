@@ -19,18 +19,12 @@ from typing import Final, TypeVar
 import pytest
 
 from pytest_torchmem.plugin.options.settings import Settings
-from pytest_torchmem.store.baseline_file import (
-    FileChanges,
-    changed_text,
-    read_any,
-    root_of,
-    write_file,
-)
-from pytest_torchmem.store.baseline_rows import Numbers
+from pytest_torchmem.store.baseline_changes import FileChanges, changed_text, root_of, write_file
+from pytest_torchmem.store.baseline_file import read_any
 from pytest_torchmem.store.baselines import FOLDER, BaselineStore, entry_key, tell_git
 from pytest_torchmem.store.files import locked
 from pytest_torchmem.store.origins import origins_path
-from pytest_torchmem.values.baseline import BaselineEntry, Change, Environment
+from pytest_torchmem.values.baseline import BaselineEntry, Change, Environment, Numbers
 from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.errors import BaselineError
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window

@@ -70,10 +70,10 @@ class CompiledGraphs:
 
     def collect_again(self) -> None:
         """Learn from all graphs that are alive, also from those that have been changed since."""
-        modules = (
-            {id(module): module for module in find_modules()} if _graph_module_classes() else {}
-        )
-        for graph in _living_graphs(modules.values()):
+        kinds = with_subclasses(_graph_module_classes())
+        modules = {id(module): module for module in find_modules()} if kinds else {}
+        graphs = [m for m in modules.values() if is_a(m, torch.fx.GraphModule)]
+        for graph in (graph for graph in graphs if type(graph) in kinds):
             nodes = [node for node in graph.graph.nodes if node.op.startswith("call_")]
             if any(node.stack_trace for node in nodes):
                 for node in nodes:
@@ -148,11 +148,6 @@ def _graph_module_classes() -> list[type[torch.fx.GraphModule]]:
     """The classes of graph modules that are alive: each has one of its own, of this name."""
     kinds = with_subclasses([torch.fx.GraphModule])
     return [kind for kind in kinds if kind.__qualname__.endswith(".GraphModuleImpl")]
-
-
-def _living_graphs(modules: Iterable[torch.nn.Module]) -> list[torch.fx.GraphModule]:
-    kinds = with_subclasses(_graph_module_classes())
-    return [m for m in modules if is_a(m, torch.fx.GraphModule) and type(m) in kinds]
 
 
 def _origins_by_line(code: str, nodes: Iterable[torch.fx.Node]) -> dict[int, NodeOrigin]:

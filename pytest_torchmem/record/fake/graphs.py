@@ -73,7 +73,7 @@ def with_fx_nodes(graph: object, asked: Callable[[Any], bool]) -> Callable[[Stat
     return lambda node: asked(nodes[node.name])
 
 
-def graph_nodes(nodes: Iterable[Any]) -> torch.fx.Graph:
+def graph_nodes(nodes: Iterable[object]) -> torch.fx.Graph:
     """Return the graph that some nodes are part of. Raises `EstimateError` without any."""
     for node in nodes:
         return _graph_of(getattr(node, "graph", node))

@@ -20,6 +20,7 @@ _OURS: Final = str(Path(__file__).parents[2])
 _CHECKPOINT: Final = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
 _ENGINE: Final = str(Path(torch.__file__).parent / "autograd" / "graph.py")
 _BACKWARD_CALL: Final = str(Path(torch.__file__).parent / "autograd" / "__init__.py")
+_DISTRIBUTION: Final = str(Path(torch.__file__).parent / "distributions" / "distribution.py")
 # What may stand between an operator's caller and a dispatch mode.
 _DISPATCH: Final = frozenset(
     str(Path(torch.__file__).parent / name)
@@ -88,9 +89,18 @@ def user_line(frame: FrameType | None) -> Source | None:
 def starts_backward(frame: FrameType | None) -> bool:
     """Return whether ``backward()`` itself called a frame, which makes the first gradient before
     the engine runs."""
+    return _calls(frame, _BACKWARD_CALL)
+
+
+def checks_a_distribution(frame: FrameType | None) -> bool:
+    """Return whether a distribution asks if what it was given is valid: no size depends on it."""
+    return _calls(frame, _DISTRIBUTION)
+
+
+def _calls(frame: FrameType | None, file: str) -> bool:
     while frame is not None and frame.f_code.co_filename in _DISPATCH:
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename == _BACKWARD_CALL
+    return frame is not None and frame.f_code.co_filename == file
 
 
 def recomputes(frame: FrameType | None) -> bool:

@@ -22,7 +22,12 @@ from pytest_torchmem.record.fake.doubts import Doubt, Doubts
 from pytest_torchmem.record.fake.kernels.call import Call
 from pytest_torchmem.record.fake.kernels.scratch import DECIDED_BY_VALUES, kept_bytes, scratch_of
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
-from pytest_torchmem.record.fake.origin import recomputes, starts_backward, user_line
+from pytest_torchmem.record.fake.origin import (
+    checks_a_distribution,
+    recomputes,
+    starts_backward,
+    user_line,
+)
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
 from pytest_torchmem.record.torch_api import autograd, dispatcher, fake_tensors, memory
 from pytest_torchmem.values.contributors import Category, Phase, Source
@@ -41,6 +46,11 @@ _FILLING = frozenset(
     {"aten::scatter", "aten::scatter_add", "aten::index_put", "aten::index_add", "aten::put"}
 )
 _ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
+
+RAGGED = (
+    "the sizes of ragged tensors depend on values; estimate with padded ones, or measure with "
+    "pytest_torchmem.measure"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +193,20 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         if dispatcher.is_composed(func):
             # In inference mode operators come before they are made of others.
+            if any(getattr(given, "is_nested", False) for given in args):
+                raise EstimateError(RAGGED)
             with self:
                 return compositions.run(func, args, kwargs)
-        if func is fake_tensors.LOCAL_SCALAR and self._stands_in(args[0]):
-            return 1.0
+        if func is fake_tensors.LOCAL_SCALAR:
+            if self._stands_in(args[0]):
+                return 1.0
+            if checks_a_distribution(sys._getframe().f_back):
+                self.notes.add("the checks of torch.distributions are taken to pass")
+                return True
         if self._stand_in is not None and self._means_missing(kwargs.get("device")):
             kwargs = {**kwargs, "device": self._stand_in[1]}
         uses: tuple[int, ...] = ()
+        _require_no_history(func, args)
         if func not in fake_tensors.LIFTS:
             args, kwargs = self._with_fakes(args, kwargs)
             given = map(self._given_or_known, fake_tensors.tensors_in((args, kwargs)))
@@ -441,6 +458,24 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                 "which autograd cannot follow without such a device; make them on the device of "
                 f"the inputs and pass device={missing!r} to estimate"
             )
+
+
+def _require_no_history(func: dispatcher.Operator, args: Sequence[Any]) -> None:
+    """Raise `EstimateError` where autograd would give a real tensor a history of fake ones.
+
+    ``cache[:, place] = key`` does: the history of a view is that of the tensor it looks into.
+    """
+    if not (torch.is_grad_enabled() and dispatcher.writes_in_place(func)):
+        return
+    written, read = map(fake_tensors.tensors_in, (args[:1], args[1:]))
+    wholes = map(fake_tensors.whole_of, written)
+    real = any(not isinstance(whole, fake_tensors.FakeTensor) for whole in wholes)
+    if real and any(tensor.requires_grad for tensor in read):
+        raise EstimateError(
+            "the program writes values that have a gradient into a tensor that was there before, "
+            "which would keep their graph; make that tensor in the program, give it as an "
+            "argument or a module's buffer, or write under torch.no_grad()"
+        )
 
 
 def _name_of(func: dispatcher.Operator) -> str:

@@ -21,7 +21,7 @@ from pytest_torchmem.record.fake.leftovers import put_back
 from pytest_torchmem.record.fake.missing_device import GradientsWanted
 from pytest_torchmem.record.fake.origin import is_user_file, names_of
 from pytest_torchmem.record.fake.real_routes import take_real_routes
-from pytest_torchmem.record.fake.recorder import FakeRunRecorder
+from pytest_torchmem.record.fake.recorder import RAGGED, FakeRunRecorder
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
 from pytest_torchmem.record.fake.unknown import UnknownValueError, let_values_be_shown
 from pytest_torchmem.record.patches import Installed
@@ -69,6 +69,19 @@ _ADVICE_BY_TEXT = {
     "Expected inputs of BF16 type": (
         "torch's rule for this operator on fake tensors takes bfloat16 alone; estimate the model "
         "in bfloat16, or measure it with pytest_torchmem.measure"
+    ),
+    "already associated to a python object": (
+        "the program makes a tensor of a class of its own out of one without data, which torch "
+        "has no way for; give it plain tensors, or measure with pytest_torchmem.measure"
+    ),
+    "shape_env must not be None": RAGGED,
+    "Couldn't swap": (
+        "the program moves a module's parameters, which torch cannot do where they have no data; "
+        "move the module before, and give its device to estimate"
+    ),
+    "does not support backward on CPU": (
+        "the CPU has no such operator; where it stands for a GPU, "
+        "`pytest --torchmem-simulate=H100` measures the program"
     ),
     "Cannot access storage of": (
         "this tensor's memory cannot be followed; measure with pytest_torchmem.measure instead"
@@ -422,7 +435,8 @@ def _let_optimizers_take_fakes(patches: Installed, *, cpu_stands_in: bool) -> No
     types.append(fake_tensors.FakeTensor)
     patches.note(modules.FOREACH_TYPES, lambda: types.remove(fake_tensors.FakeTensor))
     if cpu_stands_in:
-        patches.replace(modules.FOREACH_DEVICES, lambda devices: lambda: [*devices(), "cpu"])
+        for name in (modules.FOREACH_DEVICES, modules.AVERAGING_DEVICES):
+            patches.replace(name, lambda devices: lambda: [*devices(), "cpu"])
 
 
 def _value_errors() -> tuple[type[Exception], ...]:

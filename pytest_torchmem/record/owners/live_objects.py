@@ -393,8 +393,9 @@ def frozen_objects() -> list[object]:
     """
     if not frozen_count():
         return []
-    front = [
-        *gc.get_objects(),
+    # A list display would be among the objects that it is made of, and would keep them.
+    front = gc.get_objects()
+    front += [
         *with_subclasses([object]),
         *running_frames(),
         sys.modules,

@@ -140,6 +140,11 @@ PATCHES: Final = (
         "Lets optimizers treat the CPU as the GPU that it stands for.",
         during=_ESTIMATED,
     ),
+    Patch(
+        modules.AVERAGING_DEVICES,
+        "Lets averages of weights do so, too.",
+        during=_ESTIMATED,
+    ),
     Patch(fake_tensors.COPY, "Copies without bytes.", during=_ESTIMATED),
     Patch(fake_tensors.ITEM, "Gives a number that can be shown.", during=_ESTIMATED),
     Patch(fake_tensors.FORMAT, "Shows a fake tensor as a real one.", during=_ESTIMATED),

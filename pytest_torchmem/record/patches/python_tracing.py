@@ -66,8 +66,10 @@ class TracingPause:
         if self._thread_state is None and _enter and _leave and not pauses_halt_dynamo():
             # Called here so that it is not first called while suspended.
             self.resume()
-            self._thread_state = ctypes.c_void_p(_current())
-            _enter(self._thread_state)
+            thread_state = ctypes.c_void_p(_current())
+            # Deep in a recursion the call fails, and there is nothing to undo.
+            _enter(thread_state)
+            self._thread_state = thread_state
 
     def resume(self) -> None:
         """Undo `suspend`; does nothing where nothing is suspended."""

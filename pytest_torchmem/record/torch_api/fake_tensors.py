@@ -229,6 +229,11 @@ def is_view(tensor: torch.Tensor) -> bool:
     return tensor._base is not None
 
 
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that a view looks into, and others themselves."""
+    return tensor if tensor._base is None else tensor._base
+
+
 def enlarge(fake: torch.Tensor, size_bytes: int) -> None:
     """Let a fake tensor's storage be as large as a kernel leaves that of a real one."""
     storage = fake.untyped_storage()

@@ -16,6 +16,7 @@ CHECKED: Final[Checked] = {
     "torch.nn.Module._parameters": ("2.6.0", "2.15.0"),
     "torch.optim.optimizer._foreach_supported_types": ("2.6.0", "2.15.0"),
     "torch.optim.optimizer._get_foreach_kernels_supported_devices": ("2.6.0", "2.15.0"),
+    "torch.optim.swa_utils._get_foreach_kernels_supported_devices": ("2.6.0", "2.15.0"),
 }
 
 #: The attributes in which a module keeps what it holds.
@@ -67,6 +68,8 @@ def _attribute(owner: object, name: str, otherwise: Any) -> Any:
 FOREACH_TYPES: Final = "torch.optim.optimizer._foreach_supported_types"
 #: Returns the kinds of devices on which they do.
 FOREACH_DEVICES: Final = "torch.optim.optimizer._get_foreach_kernels_supported_devices"
+#: The same, asked by averages of weights.
+AVERAGING_DEVICES: Final = "torch.optim.swa_utils._get_foreach_kernels_supported_devices"
 
 
 def foreach_types() -> list[Any]:

@@ -1,13 +1,14 @@
 """One walk over the profiler's event tree, which reads what each kind of event has.
 
 Every attribute crosses a language border, and an event that is held costs more than one that is
-given back at once. So the walk reads each event and drops it. It keeps Python calls: they are worth
-reading if they led to something, and that is known only after the walk.
+given back at once. So the walk reads each event and drops it. It keeps Python calls that led to an
+event: they are worth reading if they led to something else than calls, and that is known only after
+the walk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, SupportsInt
@@ -71,7 +72,8 @@ class EventTree:
         scopes: The ``RecordScope`` of each operator whose name and inputs fit no schema.
         allocations: For each allocation event allocation id, id, device, pointer, bytes, and the
             allocator's total of allocated bytes.
-        python: The Python calls themselves, not yet read.
+        python: The Python calls themselves, not yet read; None for those that led to no event and
+            are not in ``owners``, unless the tree is read whole.
         operators: The operators themselves, not yet read, where more of them is wanted.
         owners: Which of the Python calls (by its place in ``python``) is one of a module or of an
             optimizer, and the two, either of which may be None.
@@ -84,19 +86,30 @@ class EventTree:
     sequences: list[int] = field(default_factory=list)
     scopes: list[SupportsInt] = field(default_factory=list)
     allocations: list[Allocation] = field(default_factory=list)
-    python: list[profiler.ProfilerEvent] = field(default_factory=list)
+    python: list[profiler.ProfilerEvent | None] = field(default_factory=list)
     operators: list[profiler.ProfilerEvent] = field(default_factory=list)
     owners: list[tuple[int, profiler.ModuleInfo | None, profiler.OptimizerInfo | None]] = field(
         default_factory=list
     )
 
-    def line(self, call: int) -> int:
-        """Return the line on which a Python call stands, by its place in ``python``.
+    def calls(self, numbers: NDArray[np.int64]) -> list[profiler.ProfilerEvent]:
+        """Return Python calls that led to something, by their places in ``python``."""
+        found = map(self.python.__getitem__, numbers.tolist())
+        return [call for call in found if call is not None]
 
-        It takes as long to read as all else of a call, and most lead to nothing.
-        """
-        line: int = _line(profiler.fields_of(self.python[call]))
-        return line
+    def children(self, call: int) -> Iterator[profiler.ProfilerEvent]:
+        """Return the events directly below a Python call, by its place in ``python``."""
+        event = self.python[call]
+        return iter(_children(event) if event is not None else ())
+
+
+def line_of(call: profiler.ProfilerEvent) -> int:
+    """Return the line on which a Python call stands.
+
+    It takes as long to read as all else of a call, and most lead to nothing.
+    """
+    line: int = _line(profiler.fields_of(call))
+    return line
 
 
 def read_tree(
@@ -118,12 +131,15 @@ def read_tree(
         fields = fields_of(event)
         kinds.append(kind := kind_of(type(fields), _OTHER))
         if kind == _PY_C_CALL:
-            python.append(event)
+            children = _children(event)
+            python.append(event if children or whole else None)
         elif kind == _PY_CALL:
+            children = _children(event)
             module, optimizer = _module(fields), _optimizer(fields)
-            if module is not None or optimizer is not None:
+            is_owner = module is not None or optimizer is not None
+            if is_owner:
                 tree.owners.append((len(python), module, optimizer))
-            python.append(event)
+            python.append(event if children or is_owner or whole else None)
         else:
             starts_ns.append(start_ns := _start_ns(event))
             threads.append(_thread(event))
@@ -141,7 +157,8 @@ def read_tree(
                     tree.scopes.append(_scope(fields))
                 if whole:
                     tree.operators.append(event)
-        if children := _children(event):
+            children = _children(event)
+        if children:
             above += [len(parents) - 1] * len(children)
             children.reverse()
             stack += children

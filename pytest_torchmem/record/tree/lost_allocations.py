@@ -75,13 +75,18 @@ def _lost(
         row = event_of.get(number)
         if row is None:
             now = max(now + 1, entry.time_ns)
-            size = blocks.get(entry.pointer) or _rounded(entry.size_bytes)
-            waiting.append(_Lost(entry.pointer, size if entry.is_allocation else -size, now))
-            blocks[entry.pointer] = size
+            rounded = _rounded(entry.size_bytes)
+            if entry.is_allocation:
+                blocks[entry.pointer] = size = rounded
+            else:
+                size = -blocks.pop(entry.pointer, rounded)
+            waiting.append(_Lost(entry.pointer, size, now))
             continue
         size = int(seen["size_bytes"][row])
         if size > 0:
             blocks[entry.pointer] = size
+        else:
+            blocks.pop(entry.pointer, None)
         before = int(seen["total_allocated"][row]) - size
         yield from _settled(waiting, allocated, before)
         waiting = []

@@ -55,6 +55,12 @@ class Signature:
     mutable: tuple[Mutable, ...]
     overloads: tuple[str, ...] = ()
 
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The overloads, and a letter for each argument."""
+        letters = "".join(LETTERS[mutable] for mutable in self.mutable)
+        return OVERLOADS_JOIN.join(self.overloads), letters
+
 
 @dataclass(frozen=True, slots=True)
 class _Schema:
@@ -75,8 +81,9 @@ class _Schema:
 # kept for the life of the process. A name without any may get some later, so that is not kept.
 _SCHEMAS: dict[str, list[_Schema]] = {}
 # So are facts about inputs of such names: another body calls mostly the same operators. These are
-# the signature, the argument that each tensor stands in, and whether it may be written to.
-_Facts: TypeAlias = tuple[Signature, tuple[int, ...], tuple[int, ...]]
+# whether there is such an operator, the argument that each tensor stands in, whether it may be
+# written to, and the texts of the signature.
+_Facts: TypeAlias = tuple[bool, tuple[int, ...], tuple[int, ...], tuple[str, str]]
 _FACTS: dict[tuple[str, tuple[object, ...]], _Facts] = {}
 _MOST_FACTS: Final = 4096
 
@@ -203,18 +210,12 @@ class InputShapes:
                 argument for argument, value in enumerate(inputs) for _ in flat([value])
             )
             mutable = tuple(int(signature.mutable[a]) for a in arguments)
-            facts = signature, arguments, mutable
+            facts = signature.is_operator, arguments, mutable, signature.texts
             if name in _SCHEMAS and len(_FACTS) < _MOST_FACTS:
                 _FACTS[name, exact] = facts
-        signature, arguments, mutable = facts
-        number, texts = self._strings.number(name), self.texts_of(signature)
-        return InputShape(number, signature.is_operator, arguments, mutable, *texts)
-
-    def texts_of(self, signature: Signature) -> tuple[int, int]:
-        """The overloads, and a letter for each argument, as numbers of strings."""
-        letters = "".join(LETTERS[mutable] for mutable in signature.mutable)
+        is_operator, arguments, mutable, texts = facts
         number = self._strings.number
-        return number(OVERLOADS_JOIN.join(signature.overloads)), number(letters)
+        return InputShape(number(name), is_operator, arguments, mutable, *map(number, texts))
 
     def resolve_again(self, operator: profiler.TorchOpFields) -> Signature:
         """The signature when some tensors have no identity: these then count as no tensor."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 import torch
 
-from pytest_torchmem.record.tree.event_tree import EventTree, WorthKeeping, are_calls
+from pytest_torchmem.record.tree.event_tree import EventTree, WorthKeeping, are_calls, line_of
 from pytest_torchmem.record.tree.source_lines import operator_lines
 from pytest_torchmem.record.tree.tables import LateLines, StringTable
 from pytest_torchmem.values.trace import EventKind
@@ -125,16 +125,18 @@ def find_gaps(
         function = int(kept.row[parent])
         return Gap(function, operators, after.get(parent, 0), before, earlier.pop(parent, ()))
 
-    rows = np.flatnonzero((is_call | in_function) & in_users[parents])
-    columns = (parents[rows], kept.row[rows], is_call[rows], call[rows])
-    for parent, row, calls, number in zip(*(c.tolist() for c in columns), strict=True):
-        if not calls:
+    below = {function: tree.children(int(call[function])) for function in users}
+    rows = np.flatnonzero(in_users[parents])
+    columns = (parents[rows], kept.row[rows], is_call[rows], in_function[rows])
+    for parent, row, calls, operates in zip(*(c.tolist() for c in columns), strict=True):
+        event = next(below[parent])
+        if operates:
             since.setdefault(parent, []).append(row)
-            continue
-        line = tree.line(number)
-        if parent in since:
-            found.append(gap(parent, line))
-        after[parent] = line
+        elif calls:
+            line = line_of(event)
+            if parent in since:
+                found.append(gap(parent, line))
+            after[parent] = line
     left = gap(cuts.left, 0) if cuts.left in users else None
     return [*found, *(gap(parent, 0) for parent in list(since))], left
 
@@ -193,19 +195,20 @@ class PythonCalls:
         """
         names_left = iter(names)
         for gap, text in zip(gaps, texts, strict=True):
-            counts = [*(len(part.rows) for part in gap.earlier), len(gap.operators)]
+            count = sum(len(part.rows) for part in gap.earlier) + len(gap.operators)
             function = self._function(text)
             lines = operator_lines(
                 function.path,
                 function.first_line,
-                list(islice(names_left, sum(counts))),
+                list(islice(names_left, count)),
                 gap.after,
                 gap.before,
             )
-            *before, now = np.split(np.array(lines, np.int32), np.cumsum(counts)[:-1])
-            for part, lines_of_part in zip(gap.earlier, before, strict=True):
+            placed = iter(lines)
+            for part in gap.earlier:
+                lines_of_part = np.array(list(islice(placed, len(part.rows))), np.int32)
                 part.late_lines.append((part.rows, lines_of_part))
-            events["line"][list(gap.operators)] = now
+            events["line"][list(gap.operators)] = list(placed)
 
     def is_users(self, text: str) -> bool:
         """Return whether the function with that event name has a source, and no library's."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ast
 import linecache
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +39,9 @@ _COMPARED: Final[dict[type[ast.cmpop], str]] = {
     ast.GtE: "ge",
 }
 _UNARY: Final[dict[type[ast.unaryop], str]] = {ast.USub: "neg", ast.Invert: "bitwise_not"}
+_COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# Python 3.12 runs the others in the frame of their function.
+_OWN_FRAMES: Final = _COMPREHENSIONS if sys.version_info < (3, 12) else (ast.GeneratorExp,)
 _SUBSCRIPT: Final = ("select", "slice", "index", "index_put_", "copy_", "fill_", "unsqueeze")
 
 
@@ -66,15 +71,28 @@ def operator_lines(
     line of the call before it.
     """
     function = _functions_of(file, _modified_ns(file)).get(first_line, _FunctionLines())
-    ahead = iter(_between(function, after, before))
+    ahead = _between(function, after, before)
     lines = []
     line = after
     for name in operators:
         short = name.rpartition("::")[2]
-        candidates = (c.line for c in ahead if {short, short.rstrip("_")} & {*c.operators})
-        line = next(candidates, line)
+        names = {short, short.rstrip("_")}
+        # One that is not found, as that of ``x.T``, leaves all candidates to those after it.
+        for candidates in chain((ahead,), _after_a_turn(function, line)):
+            place = next((p for p, c in enumerate(candidates) if names & {*c.operators}), None)
+            if place is not None:
+                line = candidates[place].line
+                ahead = candidates[place + 1 :]
+                break
         lines.append(line)
     return lines
+
+
+def _after_a_turn(function: _FunctionLines, line: int) -> Iterator[list[OperatorLine]]:
+    """The operators of each loop around a line, the innermost first: they may run again."""
+    for begin, end in sorted(function.loops, reverse=True):
+        if begin <= line <= end:
+            yield [c for c in function.operators if begin <= c.line <= end]
 
 
 def _between(function: _FunctionLines, after: int, before: int) -> list[OperatorLine]:
@@ -115,14 +133,20 @@ def _functions_of(path: str, modified_ns: int) -> dict[int, _FunctionLines]:
             functions[first] = _FunctionLines(
                 tuple(o for child in node.body for o in _operators(child)), tuple(_loops(node))
             )
-        elif isinstance(node, ast.Lambda):
-            functions.setdefault(node.lineno, _FunctionLines(tuple(_operators(node.body))))
+        elif isinstance(node, (ast.Lambda, *_COMPREHENSIONS)):
+            # Several may begin on one line, and Python names them by it alone.
+            known = functions.get(node.lineno, _FunctionLines())
+            parts = [node.body] if isinstance(node, ast.Lambda) else ast.iter_child_nodes(node)
+            operators = (o for part in parts for o in _operators(part))
+            functions[node.lineno] = _FunctionLines(
+                (*known.operators, *operators), (*known.loops, *_loops(node))
+            )
     return functions
 
 
 def _loops(function: ast.AST) -> Iterator[tuple[int, int]]:
     for node in ast.walk(function):
-        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While, *_COMPREHENSIONS)):
             yield node.lineno, node.end_lineno or node.lineno
 
 
@@ -136,6 +160,9 @@ def _operators(node: ast.AST) -> Iterator[OperatorLine]:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
         return
     children = list(ast.iter_child_nodes(node))
+    if isinstance(node, _OWN_FRAMES):
+        # The function itself works out what the first loop goes over, and nothing else.
+        children = [node.generators[0].iter]
     if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and node.value is not None:
         # What is assigned is worked out before the place it goes to.
         children = [node.value, *(c for c in children if c is not node.value)]

@@ -191,7 +191,10 @@ def joined(parts: list[Tables], *, last: bool = False) -> Tables:
 
     When it is the ``last`` time, the list is emptied: each table is given back once it is copied,
     so that there are never two of all of them. A column is in one piece only while it is copied.
+    The tables of a single session are those of all, where nothing wanted to cut it.
     """
+    if last and len(parts) == 1 and not (parts[0].own or isinstance(parts[0].events, PackedTable)):
+        return parts.pop()
     places, count = _placed(parts)
     if last:
         parts.clear()

@@ -17,11 +17,12 @@ from pytest_torchmem.analysis.judge.causes import holders_title
 from pytest_torchmem.analysis.judge.differences import entry_differences, whole_entry
 from pytest_torchmem.report.page.svg import COLOURS, marks_of
 from pytest_torchmem.store.results import RunReport, TestReport
-from pytest_torchmem.values.contributors import Category, Contributor
+from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.json_values import Json
-from pytest_torchmem.values.measured import NOT_COMPARED, Window
+from pytest_torchmem.values.measured import NOT_COMPARED, Window, unjudged
 from pytest_torchmem.values.picture import Picture
+from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import format_size
 
 PICTURES_BUDGET_BYTES: Final = 24 * 1024 * 1024
@@ -92,30 +93,19 @@ def picture_page(picture: Picture, title: str) -> str:
     estimated = "estimated " if picture.estimated else ""
     plain = f"<p>Peak: {estimated}{format_size(picture.totals[picture.peak])}.</p>"
     blocks = [("torchmem-run", embedded(head))]
-    blocks.append(("torchmem-timeline", embedded({"windows": [_window_of(picture, title)]})))
+    window = window_json(_window_of(picture, title), with_pictures=True)
+    blocks.append(("torchmem-timeline", embedded({"windows": [window]})))
     return page_text(name, blocks, plain)
 
 
-def _window_of(picture: Picture, title: str) -> dict[str, Json]:
-    """Return what the page has of a measured window, of which nothing but the timeline is known."""
-    at_peak = picture.at(picture.peak)
-    last = picture.at(len(picture.times_ns) - 1)
-    return {
-        "name": "",
-        "device": title,
-        "estimated": picture.estimated,
-        "total": at_peak.total,
-        "bound": False,
-        "retained_known": True,
-        "at_peak": at_peak.to_json(),
-        "own": {c.value: max(levels) for c, levels in picture.levels.items()},
-        "retained": {"total": last.total, "by_category": last.to_json(), "live": []},
-        "limits": {},
-        "change": "",
-        **{key: [] for key in ("marks", "sentences", "remarks", "notes", "holders", "grown")},
-        "live": [c.to_json() for c in _live_at(picture, picture.peak)],
-        "picture": picture.to_json(),
-    }
+def _window_of(picture: Picture, device: str) -> Window:
+    """Return a measured window of which nothing but the timeline is known."""
+    at_peak, at_end = picture.at(picture.peak), picture.at(len(picture.times_ns) - 1)
+    own = CategoryBytes.of({category: max(levels) for category, levels in picture.levels.items()})
+    live = tuple(_live_at(picture, picture.peak))
+    peak = Peak(at_peak.total, picture.times_ns[picture.peak], at_peak, own, live)
+    retained = Retained(at_end.total, at_end)
+    return unjudged(Result("", device, picture.estimated, peak, retained), picture)
 
 
 def page_text(title: str, blocks: Sequence[tuple[str, str]], plain: str) -> str:

@@ -18,6 +18,8 @@ void torchmem_before_writes(void (*call)());
 // Until `torchmem_end_answers`, this thread's reads of a number from the device give this one.
 void torchmem_answer_reads(long number, int exact);
 void torchmem_end_answers();
+// How many elements the sparse matrix has that this thread makes; -1 where nobody knows.
+void torchmem_note_sparse_elements(long count);
 // While it is on, what this thread reads from the device is not counted.
 void torchmem_overlook_reads(int on);
 // How many graphs are being captured, and whether a stream's work is captured into one of them.

@@ -201,6 +201,7 @@ class Call {
     const bool computed = small_ && (computed_ || compute());
     saved_.clear();
     computed ? deliver(returned) : forget(returned);
+    if (op_.rule.finds_all && (!computed || (op_.rule.is_check && !exact_))) pass(returned);
   }
 
   // Whether all that it is given is exact, and small enough to be computed.
@@ -216,13 +217,15 @@ class Call {
   }
 
   void answer_anyhow() {
-    if (op_.rule.needs_answer) answer(op_.rule.largest_answer(arguments_), false);
+    if (!op_.rule.host_reads) return;
+    if (const auto number = op_.rule.answer_unseen(arguments_)) answer(*number, false);
   }
 
   void count(const at::Tensor& tensor) {
     const size_t bytes = bytes_of(tensor);
     total_ += bytes;
-    small_ = small_ && bytes <= op_.rule.most_bytes(tensor.scalar_type()) && total_ <= 8 * kMiB;
+    small_ = small_ && bytes <= op_.rule.most_bytes(tensor.scalar_type()) &&
+             (op_.rule.compares || total_ <= 8 * kMiB);
   }
 
   // In `torch.exp(x, out=x)` what stood where it writes does matter.
@@ -340,6 +343,16 @@ class Call {
         if (!was_given(out)) forget_values(out);
       });
     }
+  }
+
+  // Whether all is well cannot be known of what was not computed: a check of that kind passes.
+  static void pass(const Stack& returned) {
+    const Unobserved unobserved;
+    for_each_on_gpu(returned[0], [](const at::Tensor& out) {
+      if (bytes_of(out) > 4 * kMiB) return;
+      on_host(out).fill_(true);
+      note_values(out, false);
+    });
   }
 
   // Some operators return an argument, and do not declare so.
@@ -460,7 +473,8 @@ bool is_wanted(const Handle& handle) {
   if (name.name.rfind("aten::", 0) || !handle.hasSchema()) return false;
   // Of these a kernel for any device calls the GPU's, and no operator of its own.
   const bool composed = name.name == "aten::copy_" || name.name == "aten::linalg_lstsq" ||
-                        name.name == "aten::conj_physical_" || name.name == "aten::mode";
+                        name.name == "aten::conj_physical_" || name.name == "aten::mode" ||
+                        name.name == "aten::_is_all_true";
   if (!handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA) && !composed) return false;
   const bool tells_values = rule_of(name.name).host_reads;
   return (tells_values || writes_values(handle.schema())) && !leaves_values_alone(name.name);

@@ -39,6 +39,9 @@ const Names kHostReads = {
     "equal", "mode",
 };
 
+const Names kCompares = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isposinf", "isneginf", "logical_not",
+                         "equal"};
+
 const Names kRuntimeWrites = {"copy_", "fill_", "zero_"};
 const Names kOverwrites = {"copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_",
                            "_cummax_helper", "_cummin_helper"};
@@ -187,15 +190,18 @@ bool all_equal(const char* start, int64_t count, int64_t step, size_t element) {
 
 size_t Rule::most_bytes(at::ScalarType type) const {
   if (heavy) return 128 * kKiB;
+  if (compares) return 4 * kMiB * c10::elementSize(type);
   return at::isIntegralType(type, true) ? 4 * kMiB : kMiB;
 }
 
 long Rule::answer(const Arguments& given, const Arguments& results) const {
-  if (needs_answer) return most_changes(on_host(given[0].toTensor()), given[1].toInt());
+  if (counts_changes) return most_changes(on_host(given[0].toTensor()), given[1].toInt());
   return results[0].isBool() ? results[0].toBool() : results[0].toTensor().size(0);
 }
 
-long Rule::largest_answer(const Arguments& given) const {
+std::optional<long> Rule::answer_unseen(const Arguments& given) const {
+  if (compares) return 1;
+  if (!counts_changes) return std::nullopt;
   const at::Tensor& values = given[0].toTensor();
   return values.dim() ? values.size(given[1].toInt()) - 1 : 0;
 }
@@ -227,7 +233,10 @@ Rule rule_of(const std::string& name) {
   Rule rule;
   rule.heavy = is_one_of(name, kHeavy) && !is_one_of(name, kLight);
   rule.host_reads = is_one_of(name, kHostReads);
-  rule.needs_answer = is_one_of(name, {"mode"});
+  rule.counts_changes = is_one_of(name, {"mode"});
+  rule.compares = is_one_of(name, kCompares);
+  rule.is_check = is_one_of(name, {"_is_all_true"});
+  rule.finds_all = rule.is_check || is_one_of(name, {"all"});
   // Its kernel computes on the host, with what it has copied there.
   rule.reads_for_itself = is_one_of(name, {"linalg_eig", "linalg_eigvals", "_linalg_eigvals"});
   rule.runtime_writes = is_one_of(name, kRuntimeWrites);

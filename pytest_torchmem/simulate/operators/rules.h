@@ -6,6 +6,7 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/stack.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,10 @@ using Arguments = torch::jit::Stack;
 struct Rule {
   bool heavy = false;             // takes more time than it has bytes
   bool host_reads = false;        // its kernel's host part reads a number: a length, or equality
-  bool needs_answer = false;      // it does not end well with a number that nobody knows
+  bool counts_changes = false;    // the number is how often a sorted row changes
+  bool compares = false;          // returns a mask: as many numbers are compared as a mask may have
+  bool finds_all = false;         // says whether all of a mask is set
+  bool is_check = false;          // does so for a check of torch's own
   bool reads_for_itself = false;  // what its kernel's host part reads decides no shape
   bool runtime_writes = false;    // the runtime copies or sets what this writes, where it can
   bool overwrites = false;        // what stood where it writes does not matter
@@ -35,8 +39,8 @@ struct Rule {
   size_t most_bytes(at::ScalarType type) const;
   // The number that is read back, of what the CPU's kernel was given and returned.
   long answer(const Arguments& given, const Arguments& results) const;
-  // The same where no value is known, as if all of them differed.
-  long largest_answer(const Arguments& given) const;
+  // The same where no value is known: all values differ in a row, and two tensors are equal.
+  std::optional<long> answer_unseen(const Arguments& given) const;
   // Of equal values that are not exact, row r takes number r, then r + 1, ...: a router that knows
   // nothing gives each expert as much as the others.
   void choose(const Arguments& arguments, const Arguments& returned) const;

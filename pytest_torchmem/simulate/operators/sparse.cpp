@@ -125,6 +125,13 @@ class SparseCall {
 
   bool is_computed() const { return !results_.empty(); }
 
+  // How many elements the result has; -1 if it is not computed, or not sparse.
+  long element_count() const {
+    if (results_.empty() || !results_[0].isTensor()) return -1;
+    const at::Tensor& result = results_[0].toTensor();
+    return result.layout() == at::kStrided ? -1 : result._nnz();
+  }
+
   void finish(const Stack& returned) const {
     const Unobserved unobserved;
     for (size_t at = 0; at < returned.size(); ++at) {
@@ -183,7 +190,9 @@ void run_sparse(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
   const SparseCall call(handle, op.on_cpu, host_key, Stack(stack->end() - count, stack->end()));
   // What the host reads on the way is read of the kernel, whose result is not used.
   const Overlooked reads(call.is_computed());
+  torchmem_note_sparse_elements(call.element_count());
   op.kernel.callBoxed(handle, keys, stack);
+  torchmem_note_sparse_elements(-1);
   call.finish(Stack(stack->begin() + below, stack->end()));
 }
 

@@ -1,12 +1,16 @@
-// cuDNN: descriptors, one engine for each graph of operations, and plans that need no workspace.
+// cuDNN: descriptors, and plans of graphs of operations.
 //
-// How much workspace the real library would ask for is decided inside it, so what is counted is a
-// lower bound; `torchmem_unknown_scratch(0)` says for how many calls. The weights of an RNN are laid
-// out as cuDNN does it: their sizes follow from the descriptor.
+// How much workspace a plan needs is decided inside NVIDIA's library. Where that is there, it plans
+// single convolutions, as for a real GPU. Other graphs have one engine, and plans that need no
+// workspace: what is counted is a lower bound then, and `torchmem_unknown_scratch(0)` says for how
+// many calls. The weights of an RNN are laid out as cuDNN does it: their sizes follow from the
+// descriptor.
 
+#include "cudnn_planner.h"
 #include "shared.h"
 
 #include <cstring>
+#include <vector>
 
 #ifndef CUDNN_VERSION
 #define CUDNN_VERSION 92000
@@ -19,17 +23,46 @@ extern "C" void torchmem_note_unknown_scratch(int library);
 namespace {
 
 // Numbers of cudnn_graph.h.
+enum Kind {
+  kConvolution = 1,
+  kEngine = 2,
+  kConfig = 3,
+  kHeuristics = 4,
+  kKnobChoice = 7,
+  kForward = 10,
+  kBackwardFilter = 11,
+  kBackwardData = 12,
+  kGraph = 15,
+  kTensor = 17,
+};
+enum Type { kTypeHandle = 0, kTypeDescriptor = 15 };
 enum Attribute {
+  kHeuristicGraph = 201,
   kHeuristicResults = 202,
+  kHeuristicDevice = 204,
   kConfigEngine = 300,
   kConfigWorkspace = 303,
   kConfigSharedMemory = 304,
+  kPlanConfig = 401,
   kPlanWorkspace = 402,
+  kPlanDevice = 407,
+  kGraphOperations = 801,
   kGraphEngineCount = 802,
+  kEngineGraph = 1300,
   kEngineIndex = 1301,
+  kEngineDevice = 1307,
+};
+
+// A descriptor of a graph's parts, or of what is planned for it.
+struct Descriptor {
+  int kind;
+  void* real;       // NVIDIA's own, if its library is there
+  bool is_planned;  // the library answers for it
+  bool is_exact;    // and cuBLASLt has no part in it
 };
 
 // Numbers of cudnn_adv.h and cudnn_ops.h.
+constexpr int kSpatialPersistent = 2;
 enum Cell { kRelu, kTanh, kLstm, kGru };
 constexpr int kBidirectional = 1;
 enum Bias { kNone, kInput, kBoth, kRecurrent };
@@ -66,10 +99,83 @@ struct Tensor {
   int sizes[8];
 };
 
+// These stand for themselves; all others are planned if what they are made from is.
+bool begins_a_plan(int kind) {
+  switch (kind) {
+    case kConvolution: case kKnobChoice: case kForward: case kBackwardFilter: case kBackwardData:
+    case kTensor: return true;
+    default: return false;
+  }
+}
+
+Descriptor* as_descriptor(void* pointer) { return static_cast<Descriptor*>(pointer); }
+
+// The attribute that takes the device's description, for one that takes what is to be planned.
+int device_attribute(int attribute) {
+  switch (attribute) {
+    case kHeuristicGraph: return kHeuristicDevice;
+    case kEngineGraph: return kEngineDevice;
+    case kPlanConfig: return kPlanDevice;
+    default: return 0;
+  }
+}
+
+// A convolution may be a product of cuBLASLt's, whose workspace is not known here.
+bool needs_cublaslt(void* config) {
+  const auto& planner = *cudnn_planner();
+  void *engine = nullptr, *other = nullptr;
+  long count = 0;
+  planner.create(kEngine, &engine);
+  planner.create(kConfig, &other);
+  planner.get(config, kConfigEngine, kTypeDescriptor, 1, &count, &engine);
+  planner.set(other, kConfigEngine, kTypeDescriptor, 1, &engine);
+  const long before = products_asked_for();
+  planner.finalize(other);
+  planner.destroy(other);
+  planner.destroy(engine);
+  return products_asked_for() != before;
+}
+
+int set_parts(Descriptor& whole, int attribute, int64_t count, void* const* parts) {
+  const auto& planner = *cudnn_planner();
+  std::vector<void*> real;
+  bool are_planned = true;
+  for (int64_t at = 0; at < count; ++at) {
+    real.push_back(as_descriptor(parts[at])->real);
+    are_planned = are_planned && as_descriptor(parts[at])->is_planned;
+  }
+  const int device = device_attribute(attribute);
+  if (device || attribute == kGraphOperations || attribute == kConfigEngine) {
+    whole.is_planned = are_planned;
+  }
+  if (!whole.is_planned) return 0;
+  if (device) planner.set(whole.real, device, kTypeDescriptor, 1, &planner.device);
+  if (attribute == kPlanConfig) whole.is_exact = !needs_cublaslt(real[0]);
+  return planner.set(whole.real, attribute, kTypeDescriptor, count, real.data());
+}
+
+int get_parts(const Descriptor& whole, int attribute, int64_t asked, int64_t* count, void** parts) {
+  std::vector<void*> real;
+  for (int64_t at = 0; at < asked; ++at) real.push_back(as_descriptor(parts[at])->real);
+  const int status = cudnn_planner()->get(whole.real, attribute, kTypeDescriptor, asked, count,
+                                          real.data());
+  for (int64_t at = 0; !status && at < asked; ++at) {
+    as_descriptor(parts[at])->real = real[at];
+    as_descriptor(parts[at])->is_planned = true;
+  }
+  return status;
+}
+
 int no_workspace(size_t* out) {
   torchmem_note_unknown_scratch(0);
   *out = 0;
   return 0;
+}
+
+// Only the mode for channels that come last takes scratch memory.
+int batch_norm_workspace(int mode, size_t* out) {
+  *out = 0;
+  return mode == kSpatialPersistent ? no_workspace(out) : 0;
 }
 
 // torch asks for a matrix and for its bias in turns, and leaves the other's descriptor out.
@@ -113,13 +219,53 @@ int cudnnCreateRNNDataDescriptor(void** out) { return give_handle(out); }
 
 // --- graphs: convolutions and attention ----------------------------------------------------------
 
-int cudnnBackendCreateDescriptor(int, void** out) { return give_handle(out); }
-int cudnnBackendDestroyDescriptor(void* descriptor) {
-  std::free(descriptor);
+int cudnnBackendCreateDescriptor(int kind, void** out) {
+  auto* made = new Descriptor{kind, nullptr, false, true};
+  // Without the variable nothing is planned, also where it was taken away while the program runs.
+  if (auto* planner = std::getenv(kCudnnFolder) ? cudnn_planner() : nullptr) {
+    made->is_planned = !planner->create(kind, &made->real) && begins_a_plan(kind);
+  }
+  *out = made;
   return 0;
 }
 
-int cudnnBackendGetAttribute(void*, int attribute, int, int64_t asked, int64_t* count, void* out) {
+int cudnnBackendDestroyDescriptor(void* descriptor) {
+  if (auto* real = as_descriptor(descriptor)->real) cudnn_planner()->destroy(real);
+  delete as_descriptor(descriptor);
+  return 0;
+}
+
+int cudnnBackendSetAttribute(void* descriptor, int attribute, int type, int64_t count,
+                             const void* values) {
+  auto& changed = *as_descriptor(descriptor);
+  // The library has the device's description in place of a handle.
+  if (!changed.real || type == kTypeHandle) return 0;
+  if (type == kTypeDescriptor) {
+    return set_parts(changed, attribute, count, static_cast<void* const*>(values));
+  }
+  // Some attributes of a plan's maker come before what is to be planned.
+  const int status = cudnn_planner()->set(changed.real, attribute, type, count, values);
+  return changed.is_planned ? status : 0;
+}
+
+int cudnnBackendFinalize(void* descriptor) {
+  auto& made = *as_descriptor(descriptor);
+  if (!made.is_planned) return 0;
+  const int status = cudnn_planner()->finalize(made.real);
+  if (!status || (made.kind != kGraph && made.kind != kHeuristics)) return status;
+  made.is_planned = false;
+  return 0;
+}
+
+int cudnnBackendGetAttribute(void* descriptor, int attribute, int type, int64_t asked,
+                             int64_t* count, void* out) {
+  const auto& whole = *as_descriptor(descriptor);
+  if (whole.is_planned && type == kTypeDescriptor && out) {
+    return get_parts(whole, attribute, asked, count, static_cast<void**>(out));
+  }
+  if (whole.is_planned) {
+    return cudnn_planner()->get(whole.real, attribute, type, asked, count, out);
+  }
   int64_t found = 0;
   switch (attribute) {
     case kHeuristicResults: found = 1; break;  // the caller has made the descriptors
@@ -140,8 +286,9 @@ int cudnnBackendGetAttribute(void*, int attribute, int, int64_t asked, int64_t* 
   return 0;
 }
 
-int cudnnBackendExecute(void*, void*, void*) {
-  torchmem_note_unknown_scratch(0);
+int cudnnBackendExecute(void*, void* plan, void*) {
+  const auto& run = *as_descriptor(plan);
+  if (!run.is_planned || !run.is_exact) torchmem_note_unknown_scratch(0);
   enqueue(nullptr, 5);
   return 0;
 }
@@ -150,16 +297,16 @@ int cudnnBackendExecute(void*, void*, void*) {
 
 using P = void*;
 
-int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(P, int, int, P, P, P, P, P,
+int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(P, int mode, int, P, P, P, P, P,
                                                              size_t* out) {
-  return no_workspace(out);
+  return batch_norm_workspace(mode, out);
 }
-int cudnnGetBatchNormalizationBackwardExWorkspaceSize(P, int, int, P, P, P, P, P, P, P,
+int cudnnGetBatchNormalizationBackwardExWorkspaceSize(P, int mode, int, P, P, P, P, P, P, P,
                                                       size_t* out) {
-  return no_workspace(out);
+  return batch_norm_workspace(mode, out);
 }
-int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(P, int, int, P, P, size_t* out) {
-  return no_workspace(out);
+int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(P, int mode, int, P, P, size_t* out) {
+  return batch_norm_workspace(mode, out);
 }
 int cudnnGetCTCLossWorkspaceSize(P, P, P, P, P, P, int, P, size_t* out) {
   return no_workspace(out);

@@ -53,6 +53,12 @@ CUresult cuGetProcAddress_v2(const char* name, void** out, int, cuuint64_t,
 
 CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
 
+// A CUDA runtime that is linked into a library asks for the tables, and gives up without them.
+CUresult cuGetExportTable(const void** out, const CUuuid*) {
+  *out = nullptr;
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
 CUresult cuDriverGetVersion(int* out) {
   cudaDriverGetVersion(out);
   return CUDA_SUCCESS;

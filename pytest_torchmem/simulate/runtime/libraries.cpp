@@ -3,15 +3,21 @@
 // What a library would ask torch to allocate for it and what is not known here is 0, and counted:
 // `torchmem_unknown_scratch` says how often each library was asked.
 
+#include "cudnn_planner.h"
 #include "shared.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 
 using namespace simulated;
 
 extern "C" void torchmem_note_unknown_scratch(int library);
 
 using P = void*;
+
+// A cublasLtMatmulHeuristicResult_t: an algorithm, its workspace in bytes, and what was expected.
+static constexpr size_t kBytesOfAlgorithm = 96;
 
 #define FOR_TYPES(F) F(S) F(D) F(C) F(Z)
 
@@ -22,7 +28,16 @@ static int no_sparse_scratch(Size* out) {
   return 0;
 }
 
+static thread_local long products = 0;
+
+// How many elements the sparse matrix has that this thread makes; -1 if nobody knows.
+static thread_local long sparse_elements = -1;
+
+long simulated::products_asked_for() { return products; }
+
 extern "C" {
+
+void torchmem_note_sparse_elements(long count) { sparse_elements = count; }
 
 // --- how often scratch memory of an unknown size was asked for -----------------------------------
 
@@ -40,7 +55,9 @@ int cublasLtMatrixLayoutCreate(void** out) { return give_handle(out); }
 int cublasLtMatmulPreferenceCreate(void** out) { return give_handle(out); }
 
 int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, void*, int,
-                                   void* /*results, zeroed by the caller*/, int* count) {
+                                   void* results, int* count) {
+  std::memset(results, 0, kBytesOfAlgorithm);
+  ++products;
   *count = 1;
   return 0;
 }
@@ -86,9 +103,10 @@ int cusparseSpGEMM_workEstimation(P, int, int, P, P, P, P, P, int, int, P, size_
 int cusparseSpGEMM_compute(P, int, int, P, P, P, P, P, int, int, P, size_t* out, P) {
   return no_sparse_scratch(out);
 }
-// The size of a product of two sparse matrices depends on their values, which are not looked at.
+// The size of a product of two sparse matrices depends on where their elements are.
 int cusparseSpMatGetSize(P, int64_t* rows, int64_t* columns, int64_t* count) {
-  *rows = *columns = *count = 0;
+  *rows = *columns = 0;
+  *count = std::max(sparse_elements, 0L);
   return 0;
 }
 int cusparseXcoosort_bufferSizeExt(P, int, int, int, P, P, size_t* out) {
@@ -99,7 +117,7 @@ int cusparseXcsrsort_bufferSizeExt(P, int, int, int, P, P, size_t* out) {
 }
 // At most all elements of both are in a sum.
 int cusparseXcsrgeam2Nnz(P, int, int, P, int count, P, P, P, int other, P, P, P, P, int* out, P) {
-  *out = count + other;
+  *out = sparse_elements < 0 ? count + other : sparse_elements;
   return 0;
 }
 

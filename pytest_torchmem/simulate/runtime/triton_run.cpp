@@ -16,7 +16,7 @@ namespace simulated::triton_ir {
 namespace {
 
 // A kernel that makes more elements than this takes too long: a tenth of a second, or so.
-constexpr size_t kMostElements = size_t{1} << 23;
+constexpr size_t kMostElements = size_t{1} << 24;
 
 struct Value {
   Type type;

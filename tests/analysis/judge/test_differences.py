@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_torchmem.analysis.judge.causes import cause_of, most_telling_first
-from pytest_torchmem.analysis.judge.differences import common_module, differences
-from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
+from pytest_torchmem.analysis.judge.differences import differences
+from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source, common_module
 from pytest_torchmem.values.findings import Difference, DifferenceKind
 
 

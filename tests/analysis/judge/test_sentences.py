@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pytest_torchmem.analysis.judge.causes import Held, explain_retained
 from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits, sentences
-from pytest_torchmem.values.baseline import Allowance, BaselineEntry
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Reference
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.values.findings import Verdict
 from pytest_torchmem.values.results import Fate, Holder, Result
@@ -26,7 +26,7 @@ def result(*live: Contributor, name: str = "") -> Result:
 
 def test_a_leak_that_makes_three_numbers_too_large_is_named_once():
     entry = BaselineEntry.of(result(OTHER))
-    verdict = judge_baseline(result(OTHER, LEAK), entry, Allowance(0.02, MiB))
+    verdict = judge_baseline(result(OTHER, LEAK), Reference.of(entry), Allowance(0.02, MiB))
     first, second, third = told = sentences([verdict])
     assert "".join(told).count("aten::ones") == 1
     assert first.endswith("from aten::ones (net.py:7)")
@@ -76,7 +76,7 @@ def test_the_holder_that_is_named_is_that_of_the_cause_not_the_largest():
         ),
     )
     entry = BaselineEntry.of(result(OTHER))
-    verdict = judge_baseline(result(OTHER, LEAK), entry, Allowance(0.02, MiB))
+    verdict = judge_baseline(result(OTHER, LEAK), Reference.of(entry), Allowance(0.02, MiB))
     explained = explain_retained(verdict, lambda: held)
     (retained,) = [f for f in explained.findings if f.key == "retained"]
     assert retained.sentence.endswith("from aten::ones (net.py:7), still held by net.CACHE")
@@ -86,7 +86,7 @@ def test_the_holder_that_is_named_is_that_of_the_cause_not_the_largest():
 def test_who_holds_a_cause_follows_it_also_where_the_peak_is_what_grew():
     held = (Held(Holder(8 * MiB, 1, Fate.HELD, "net.CACHE"), LEAK),)
     entry = BaselineEntry.of(result(replace(OTHER, size_bytes=24 * MiB)))
-    verdict = judge_baseline(result(OTHER, LEAK), entry, Allowance(0.02, MiB))
+    verdict = judge_baseline(result(OTHER, LEAK), Reference.of(entry), Allowance(0.02, MiB))
     assert explain_retained(verdict, lambda: held).sentence == (
         "memory peaked at 28.0 MiB, +4.0 MiB (+17 %) over the baseline of 24.0 MiB: +8.0 MiB of "
         "temporary from aten::ones (net.py:7), still held by net.CACHE, -4.0 MiB elsewhere"

@@ -15,7 +15,7 @@ from pytest_torchmem.analysis.judge.verdict import (
     judge_spread,
     with_changes,
 )
-from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, Reference
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
@@ -65,7 +65,7 @@ def against(before, after, allowance=ALLOWANCE, changed=()):
 
 def told(before, after, code, allowance=ALLOWANCE):
     """Judge against a baseline and say what has changed since."""
-    verdict = judge_baseline(after, BaselineEntry.of(before), allowance, code=code)
+    verdict = judge_baseline(after, Reference.of(BaselineEntry.of(before)), allowance, code)
     return replace(verdict, findings=with_changes(verdict.findings, code))
 
 
@@ -291,7 +291,7 @@ def test_growth_of_a_whole_model_is_told_as_such():
 
 def test_an_entry_that_lost_its_contributors_names_what_is_largest():
     entry = replace(BaselineEntry.of(measured(live(4 * MiB))), live=(), at_peak_live=())
-    verdict = judge_baseline(measured(live(9 * MiB)), entry, ALLOWANCE)
+    verdict = judge_baseline(measured(live(9 * MiB)), Reference.of(entry), ALLOWANCE)
     assert verdict.sentence.endswith(
         "largest 9.0 MiB of activation from aten::mm in net.fc (net.py:7)"
     )
@@ -384,7 +384,7 @@ def test_each_reason_for_no_judgement_has_a_kind_and_ends_with_its_slug():
     forward_only = measured(live(1, "temporary"), has_backward=False)
     no_counts = measured(live(1), device="cuda:0", counters=Counters(1, 0, 0, 0))
     stored = BaselineEntry.of(measured(live(9)))
-    shrunk = judge_baseline(measured(live(1)), stored, Allowance(0, 0))
+    shrunk = judge_baseline(measured(live(1)), Reference.of(stored), Allowance(0, 0))
     findings = [
         judge_limits(forward_only, {"activation": 1})[0],
         judge_limits(measured(live(1)), {"reserved": 1})[0],
@@ -451,10 +451,10 @@ def test_growth_in_three_modules_is_told_of_the_whole_and_in_two_by_its_line():
 
 def test_one_byte_is_a_reading_and_none_is_not():
     one = BaselineEntry.of(measured(live(1)))
-    assert judge_baseline(measured(), one, ALLOWANCE).change is Change.NOT_COMPARED
-    assert judge_baseline(measured(live(1)), one, ALLOWANCE).change is Change.SAME
+    assert judge_baseline(measured(), Reference.of(one), ALLOWANCE).change is Change.NOT_COMPARED
+    assert judge_baseline(measured(live(1)), Reference.of(one), ALLOWANCE).change is Change.SAME
     nothing = BaselineEntry.of(measured())
-    assert judge_baseline(measured(), nothing, ALLOWANCE).change is Change.SAME
+    assert judge_baseline(measured(), Reference.of(nothing), ALLOWANCE).change is Change.SAME
 
 
 def test_growth_is_what_the_steps_left_and_all_else_what_was_live():

@@ -453,6 +453,20 @@ def moving_average_of_a_model() -> Body:
 
 
 @program
+def noise_on_gradients() -> Body:
+    model, x = mlp(), batch()
+
+    def body() -> None:
+        model(x).sum().backward()
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape)
+            if parameter.grad is not None:
+                parameter.grad += noise
+
+    return body
+
+
+@program
 def autocast() -> Body:
     model, x = mlp(), batch()
 

@@ -106,6 +106,30 @@ def test_a_gradient_has_the_line_of_what_it_is_the_gradient_of(x):
     assert product.source.line == line("forward")
 
 
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        ctx.save_for_backward(value)
+        return value * value
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (value,) = ctx.saved_tensors
+        return gradient * value.exp()  # in backward
+
+
+def test_what_a_backward_pass_in_python_makes_has_its_line_there(x):
+    layer = nn.Linear(SIZE, 8)
+
+    def body():
+        Squared.apply(layer.weight).sum().backward()
+
+    (grown,) = [c for c in made(body) if c.operator == "aten::exp"]
+    assert grown.phase is Phase.BACKWARD
+    assert grown.source is not None
+    assert (grown.source.line, grown.source.function) == (line("in backward"), "backward")
+
+
 def test_the_same_function_from_two_places_is_one_line_each(x):
     def doubled():
         return x + x  # in the function

@@ -115,8 +115,9 @@ def test_steps_that_are_left_out_change_nothing(words: Sequence[tuple[str, int, 
     early = np.flatnonzero(profile.storages.born == BEFORE).tolist()
     for has_modules in (False, True):
         for inputs in (set[int](), set(early), set(early[::2]), set(early[:1])):
-            expected = made_from_data(whole, inputs, has_modules)
-            assert made_from_data(left, inputs, has_modules) == expected
+            for gradients in (set[int](), set(early[::3]), set(range(0, len(profile.storages), 2))):
+                expected = made_from_data(whole, inputs, has_modules, gradients)
+                assert made_from_data(left, inputs, has_modules, gradients) == expected
 
 
 def test_a_loop_that_does_the_same_is_one_step() -> None:
@@ -138,3 +139,17 @@ def test_levels_are_those_of_the_storages_alive(words: Sequence[tuple[str, int, 
         for category in Category:
             mine = alive & (profile.labels == category.column)
             assert profile.timeline.of(category)[row] == storages.size_bytes[mine].sum()
+
+
+def test_what_meets_a_gradient_outside_the_model_is_not_read_by_it_and_is_data_no_more():
+    noise, buffer, gradient, rate = 0, 1, 2, 3
+    steps = [
+        Step(False, set(), set(), [noise]),
+        Step(False, set(), set(), [buffer]),
+        Step(False, set(), set(), [rate]),
+        Step(False, {gradient, noise}, {gradient}, []),
+        Step(False, {buffer, gradient}, {buffer}, []),
+        Step(True, {buffer, rate}, set(), []),
+    ]
+    assert made_from_data(steps, set(), True, {gradient}) == {rate}
+    assert made_from_data(steps, set(), True) == {noise, rate}

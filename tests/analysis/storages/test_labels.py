@@ -132,6 +132,20 @@ def test_gradients_that_accumulate_stay_one_buffer(x):
     assert profile.peak.gradient == profile.retained.gradient == SQUARE
 
 
+def test_noise_that_is_added_to_a_gradient_is_no_input():
+    layer = linear()
+
+    def body():
+        layer(torch.ones(64, 64)).sum().backward()
+        assert layer.weight.grad is not None
+        layer.weight.grad += torch.randn(64, 64)
+
+    profile = profile_of(body)
+    categories = {e.storage.operator: e.storage.category for e in profile.explain()}
+    assert categories["aten::randn"] is Category.TEMPORARY
+    assert categories["aten::ones"] is Category.INPUT
+
+
 def test_the_results_of_autograd_grad_are_gradients(x):
     layer = linear()
     held = []

@@ -202,3 +202,34 @@ def test_a_test_may_take_our_modules_away_and_the_next_one_is_measured(
     result = pytester.runpytest_subprocess()
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["memory: 1 failed *, 2 ok"])
+
+
+WITHOUT_NUMPY = """
+import sys
+
+import pytest
+import torch
+
+
+@pytest.mark.memory_budget("1KiB")
+@pytest.mark.parametrize("how", ["deleted", "none"])
+def test_without_numpy(how, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "numpy"]:
+        monkeypatch.delitem(sys.modules, name)
+    if how == "none":
+        monkeypatch.setitem(sys.modules, "numpy", None)
+    kept = torch.ones(3000)
+
+
+@pytest.mark.memory_budget("1MiB")
+def test_after_it():
+    torch.ones(3000).numpy()
+"""
+
+
+def test_a_test_may_pretend_that_numpy_is_not_installed(pytester: pytest.Pytester):
+    # In a process of its own: numpy imports parts of itself when they are first called.
+    pytester.makepyfile(WITHOUT_NUMPY)
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["*the limit of 1.0 KiB*", "*the limit of 1.0 KiB*"])

@@ -67,3 +67,53 @@ def test_reports_that_pytest_keeps_hold_nothing_of_what_was_measured(
     run = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     run.assert_outcomes(passed=2)
     run.stdout.fnmatch_lines(["2 carried, 0 of 2 hold"])
+
+
+ORIGINS = """
+import os
+
+import pytest
+import torch
+
+
+@pytest.mark.memory_budget("1MiB", retained="1MiB")
+@pytest.mark.memory_baseline
+def test_ones():
+    global kept
+    kept = torch.ones(int(os.environ.get("COUNT", "3000")))
+"""
+COUNTING = """
+import json
+from pytest_torchmem.plugin.run import workers
+
+carried = []
+
+def pytest_sessionfinish(session):
+    for plugin in session.config.pluginmanager.get_plugins():
+        for packed in getattr(plugin, "_tests", {}).values():
+            carried.extend(w.result.peak.live for w in workers.unpacked(packed).windows)
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line(f"carried {[len(live) for live in carried]}")
+"""
+
+
+def test_where_memory_comes_from_is_looked_for_where_somebody_wants_it(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makeconftest(COUNTING)
+    pytester.makepyfile(ORIGINS)
+
+    def carried(*arguments: str) -> str:
+        run = pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
+        return next(line for line in run.outlines if line.startswith("carried"))
+
+    assert carried("--torchmem-update-baseline") == "carried [1]"
+    assert carried() == "carried [0]"
+    assert carried("--torchmem-report=run.json") == "carried [1]"
+    monkeypatch.setenv("COUNT", "1000000")
+    assert carried() == "carried [1]"
+    monkeypatch.setenv("COUNT", "3000")
+    with Path("conftest.py").open("a") as file:
+        file.write("\n\ndef pytest_torchmem_measured(results):\n    pass\n")
+    assert carried() == "carried [1]"

@@ -52,6 +52,37 @@ def test_a_failed_test_case_changes_no_baseline(project):
     assert not project.baseline().exists()
 
 
+def test_a_method_of_a_test_case_that_does_not_come_to_its_end_is_held_against_nothing(project):
+    project.write(
+        """
+        import unittest
+
+        @pytest.mark.memory_budget("1MiB")
+        @pytest.mark.memory_baseline
+        class TestIt(unittest.TestCase):
+            @unittest.skip("not here")
+            def test_skipped(self): pass
+
+            def test_skips(self):
+                use(2 * MiB)
+                self.skipTest("not now")
+
+            @unittest.expectedFailure
+            def test_expected(self):
+                use(2 * MiB)
+                self.fail()
+
+            def test_own_failure(self):
+                use(2 * MiB)
+                self.fail("my own")
+        """
+    )
+    result = project.run("--torchmem-require-baseline")
+    result.assert_outcomes(failed=1, skipped=2, xfailed=1)
+    result.stdout.fnmatch_lines(["memory: 1 failed (1 ended by an exception), 1 ok"])
+    result.stdout.no_fnmatch_line("*no baseline*")
+
+
 def test_async_tests_are_measured_warm_up_included(project):
     pytest.importorskip("pytest_asyncio")
     project.ini("asyncio_default_fixture_loop_scope = function")

@@ -15,6 +15,7 @@ LEAN = {
     "pytest_torchmem.plugin.options.option_table",
     "pytest_torchmem.plugin.run",
     "pytest_torchmem.plugin.run.workers",
+    "pytest_torchmem.simulate",
 }
 
 
@@ -49,13 +50,6 @@ def test_a_run_without_a_measured_test_loads_what_registers_the_plugin_and_no_mo
 )
 def test_whatever_asks_for_a_measurement_loads_the_rest(tmp_path, arguments, test):
     assert loaded(*arguments, test=test, tmp_path=tmp_path) > LEAN
-
-
-def test_the_variable_of_a_simulated_gpu_has_one_name():
-    from pytest_torchmem.plugin.hooks import SIMULATED
-    from pytest_torchmem.simulate.gaps import GPU_VARIABLE
-
-    assert SIMULATED == GPU_VARIABLE
 
 
 def test_every_change_that_can_be_stored_can_be_accepted():

@@ -8,10 +8,11 @@ import sys
 
 # Nothing else of this process should be frozen, and a freeze cannot be undone.
 PROGRAM = """
-import gc, json, sys, types
+import gc, json, sys, types, weakref
 import torch
 from torch import nn
 from pytest_torchmem import measure
+from pytest_torchmem.record.owners.live_objects import instances_of
 from pytest_torchmem.values.errors import LimitError
 
 server = types.ModuleType("server")
@@ -57,6 +58,14 @@ try:
 except LimitError as error:
     told = str(error)
 counts.append(gc.get_freeze_count())
+def look():
+    seen = torch.ones(10)
+    found = any(thing is seen for thing in instances_of([torch.Tensor]))
+    return found, weakref.ref(seen)
+gc.disable()
+found, seen = look()
+looked = [found, seen() is None]
+gc.enable()
 print(json.dumps({
     "categories": [
         {c.value: n for c, n in r.peak.by_category.items() if n} for r in (before, after)
@@ -65,6 +74,7 @@ print(json.dumps({
     "blind": [before.blind_spots, after.blind_spots],
     "counts": counts,
     "told": told,
+    "looked": looked,
     "enabled": gc.isenabled(),
 }))
 """
@@ -90,3 +100,5 @@ def test_a_frozen_model_is_measured_and_a_frozen_holder_is_named() -> None:
     # Some of what was frozen may be gone; nothing was added.
     assert at_first - 1000 < at_last <= at_first
     assert said["enabled"]
+    # A look keeps nothing of what it finds, not even for the collector.
+    assert said["looked"] == [True, True]

@@ -12,7 +12,7 @@ from types import FrameType
 import pytest
 import torch
 
-from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.patches import Installed, python_tracing
 from pytest_torchmem.record.patches.python_tracing import (
     CompilationWatch,
     ImportWatch,
@@ -177,3 +177,23 @@ def test_what_is_done_after_an_import_is_not_followed(
     assert done == ["listened"]
     assert "import_module" in seen
     assert "listen" not in seen
+
+
+def test_a_pause_that_cannot_begin_leaves_nothing_to_undo(monkeypatch):
+    def fails(_state):
+        raise RecursionError
+
+    pause = TracingPause()
+    with monkeypatch.context() as deep:
+        deep.setattr(python_tracing, "_enter", fails)
+        with pytest.raises(RecursionError):
+            pause.suspend()
+    pause.resume()
+    seen = []
+    before = sys.getprofile()
+    sys.setprofile(lambda _frame, event, _argument: seen.append(event))
+    try:
+        len(seen)
+    finally:
+        sys.setprofile(before)
+    assert seen

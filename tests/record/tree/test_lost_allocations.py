@@ -81,6 +81,18 @@ def test_the_rest_of_a_block_that_was_not_split_is_its_own() -> None:
     assert found.allocations["total_allocated"][-1] == BEFORE + TOTALS[1]
 
 
+def test_a_block_is_as_large_as_its_own_request_and_not_as_one_before_it_at_its_address() -> None:
+    later = [
+        HistoryEntry(True, 0x300, 3000, 7 * MS),
+        HistoryEntry(False, 0x300, 3000, 8 * MS),
+        HistoryEntry(True, 0x300, 500, 9 * MS),
+        HistoryEntry(False, 0x300, 500, 10 * MS),
+    ]
+    found = with_lost(tables(0, 1, 2, 3, 4, 5), GPU, [*entries(), *later])
+    sizes = [size for _, size in told(found)]
+    assert sizes[len(STORY) :] == [3072, -3072, 512, -512]
+
+
 def test_nothing_changes_where_nothing_is_missing() -> None:
     whole = tables(*range(len(STORY)))
     assert with_lost(whole, GPU, entries()) is whole

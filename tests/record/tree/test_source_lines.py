@@ -51,3 +51,46 @@ def test_what_the_source_does_not_explain_gets_the_line_of_the_call_before(file:
 
 def test_a_file_that_is_gone_gives_the_line_of_the_call_before() -> None:
     assert operator_lines("nowhere/model.py", 1, ["aten::add"], after=7, before=9) == [7]
+
+
+def test_one_that_the_source_does_not_explain_takes_no_line_from_those_after_it(file: str) -> None:
+    # x.T is an operator, too, and no node of the syntax says so.
+    names = ["aten::numpy_T", "aten::mul", "aten::add"]
+    assert operator_lines(file, 1, names, after=2, before=11) == [2, 3, 3]
+
+
+LOOPS = """\
+def forward(self, xs):
+    for x in xs:
+        y = x * 2
+        z = y + 1
+    y = y + sum(x * 5 for x in xs)
+    return [
+        x * 2
+        for x in xs
+    ], sum(
+        x
+        / 3
+        for x in xs
+    )
+"""
+
+
+def test_a_loop_without_a_call_turns_where_an_operator_runs_again(tmp_path: Path) -> None:
+    path = tmp_path / "loops.py"
+    path.write_text(LOOPS)
+    names = ["aten::mul", "aten::add", "aten::mul", "aten::add"]
+    assert operator_lines(str(path), 1, names, after=0, before=0) == [3, 4, 3, 4]
+
+
+def test_a_comprehension_has_lines_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "loops.py"
+    path.write_text(LOOPS)
+    assert operator_lines(str(path), 6, ["aten::mul"] * 2, after=0, before=0) == [7, 7]
+    assert operator_lines(str(path), 9, ["aten::div"], after=0, before=0) == [10]
+
+
+def test_comprehensions_that_begin_on_one_line_have_each_its_operators(tmp_path: Path) -> None:
+    path = tmp_path / "line.py"
+    path.write_text("def f(xs):\n    return [x * 2 for x in xs], [x / 2 for x in xs]\n")
+    assert operator_lines(str(path), 2, ["aten::div"], after=0, before=0) == [2]
