@@ -85,6 +85,33 @@ def test_cudnn_is_looked_for_beside_torch_where_it_can_plan(tmp_path, monkeypatc
     assert torch_builds._has_planner(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("needs", "fetched"),
+    [
+        (["triton~=3.9.0; python_version < '99'", "nvidia-nccl-cu13==2.30.7"], ["triton~=3.9.0"]),
+        (["triton (==3.2.0) ; platform_system == 'Linux'"], ["triton==3.2.0"]),
+        (["triton==3.6.0; platform_system == 'Windows'", "triton; extra == 'all'"], []),
+    ],
+)
+def test_the_triton_that_a_torch_needs_is_fetched_with_it(cpu_torch, monkeypatch, needs, fetched):
+    site, requested = torch_builds._fetched_site("2.13.0"), []
+
+    def pip(target, requirements, _patience_s):
+        requested.append(requirements)
+        library = target / "torch" / "lib" / "libtorch_cuda.so"
+        known = target / "torch-2.13.0.dist-info" / "METADATA"
+        for path in (library, known):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        library.touch()
+        written = "".join(f"Requires-Dist: {need}\n" for need in needs)
+        known.write_text(f"Name: torch\nVersion: 2.13.0\n{written}")
+
+    monkeypatch.setattr(torch_builds, "_pip", pip)
+    torch_builds._fetch_torch(site, "2.13.0", 1)
+    assert requested == [["torch==2.13.0"], *([fetched] if fetched else [])]
+    assert (site / "fetched").exists()
+
+
 def test_an_installed_cuda_build_is_seen_through_links(cpu_torch, monkeypatch):
     (cpu_torch / "version.py").write_text("__version__ = '2.13.0+cu130'\ncuda: str = '13.0'\n")
     (cpu_torch / "lib").mkdir()
