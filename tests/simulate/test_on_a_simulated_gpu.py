@@ -287,11 +287,10 @@ def test_attention_of_cudnn_has_the_workspace_that_it_plans(pytester, gpu, engin
 
 def test_a_convolution_with_its_activation_is_planned_by_cudnn():
     require_planner()
-    options = {"device": CUDA, "dtype": torch.float16}
-    x, weight = torch.zeros(8, 64, 56, 56, **options), torch.zeros(64, 64, 3, 3, **options)
-    arguments = (torch.zeros(64, **options), (1, 1), (1, 1), (1, 1), 1)
+    shapes = (8, 64, 56, 56), (64, 64, 3, 3), (64,)
+    x, weight, bias = (torch.zeros(shape, device=CUDA, dtype=torch.float16) for shape in shapes)
     with pytest_torchmem.measure(device=CUDA) as fused:
-        torch.cudnn_convolution_relu(x, weight, *arguments)
+        torch.cudnn_convolution_relu(x, weight, bias, (1, 1), (1, 1), (1, 1), 1)
     assert fused.result.peak.temporary > x.nbytes + MiB  # beside what it returns
     assert not fused.result.blind_spots
 
