@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from pytest_torchmem.simulate.build import LIBRARY, SOURCES, SOURCES_OF_OPERATORS, build, take_built
 from pytest_torchmem.values.errors import SimulationError
 
-CHECKED: Final = ("2.6", "2.11", "2.13")
+CHECKED: Final = ("2.6", "2.11", "2.13", "2.15")
 """The releases of torch that the simulated runtime was run with."""
 
 MACHINES: Final = ("x86_64", "aarch64")
@@ -31,7 +31,7 @@ SHIPPED: Final = Path(__file__).with_name("shipped")
 """A wheel for one platform has runtimes here, in a folder for each build of torch."""
 
 FETCH_COMMAND: Final = "torchmem simulate --fetch"
-_SIZE: Final = "0.9 to 1.3 GB to fetch, twice that on disk, once for each release"
+_SIZE: Final = "0.9 to 1.5 GB to fetch, twice that on disk, once for each release"
 # The first release of cuDNN that plans for a GPU that is not there.
 _FIRST_PLANNER: Final = (9, 8)
 # The headers of the CUDA runtime, as torch's wheels of that CUDA release would install them.

@@ -54,7 +54,7 @@ def test_a_torch_for_the_cpu_is_told_with_the_command_and_the_size():
     with pytest.raises(SimulationError) as raised:
         torch_builds.torch_build()
     assert "torch 2.13.0 is installed for the CPU" in str(raised.value)
-    assert "`torchmem simulate --fetch` fetches it (0.9 to 1.3 GB" in str(raised.value)
+    assert "`torchmem simulate --fetch` fetches it (0.9 to 1.5 GB" in str(raised.value)
 
 
 def test_what_pip_says_is_told_when_a_fetch_fails(cpu_torch, monkeypatch):
