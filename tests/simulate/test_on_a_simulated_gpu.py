@@ -159,6 +159,27 @@ def test_memory_of_the_size_of_the_gpu_costs_the_host_nothing():
     torch.cuda.empty_cache()
 
 
+def test_the_pool_of_the_driver_counts_what_is_used_and_keeps_what_is_freed(pytester):
+    pytester._monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    code = """
+        import torch
+        from torch import cuda
+
+        def held():
+            return [size() >> 20 for size in (cuda.memory_allocated, cuda.memory_reserved)]
+
+        x, y = (torch.empty(10 << 20, dtype=torch.uint8, device="cuda") for _ in range(2))
+        del x
+        cuda.synchronize()
+        print(*held(), cuda.max_memory_allocated() >> 20)
+        cuda.empty_cache()
+        cuda.reset_peak_memory_stats()
+        print(*held(), cuda.max_memory_allocated() >> 20)
+    """
+    lines = sees(pytester, code, "--gpu", "L4", "--", "python")
+    assert lines[-2:] == ["10 20 20", "10 10 10"]
+
+
 def test_memory_runs_out_at_the_size_of_the_gpu():
     total = torch.cuda.get_device_properties(0).total_memory
     with pytest.raises(torch.OutOfMemoryError, match=f"total capacity of {total / GiB:.2f} GiB"):
