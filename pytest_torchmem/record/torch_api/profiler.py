@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from operator import attrgetter
+from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
 
@@ -350,13 +351,31 @@ class Profiler:
         return result
 
 
+# The names of modules whose files have been looked at, and of those whose path is not UTF-8.
+_looked_at: Final[set[str]] = set()
+_not_text: Final[set[str]] = set()
+
+
 def _paths_are_text() -> bool:
     """False where the path of a source may not be UTF-8: torch's Python tracer raises there.
 
     Without it, no event has a source line or a module.
     """
-    paths = [path for path in sys.path if not path.isascii()]
-    return all(path.encode(errors="replace").decode() == path for path in paths)
+    if not _looked_at.issuperset(sys.modules):
+        fresh = sys.modules.keys() - _looked_at
+        _looked_at.update(fresh)
+        _not_text.update(name for name in fresh if not _is_text(_file_of(sys.modules.get(name))))
+    return _not_text.isdisjoint(sys.modules) and all(map(_is_text, sys.path))
+
+
+def _file_of(module: object) -> str:
+    """Return the file that a module comes from; none of a program's own code runs."""
+    file = vars(module).get("__file__") if issubclass(type(module), ModuleType) else None
+    return file if isinstance(file, str) else ""
+
+
+def _is_text(path: str) -> bool:
+    return path.isascii() or path.encode(errors="replace").decode() == path
 
 
 # The threads of pools that lived as a session ended.
