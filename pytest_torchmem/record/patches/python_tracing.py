@@ -159,19 +159,20 @@ class ImportWatch:
                 return original(name, import_)
             if self.importing:
                 return load(name, import_)
-            self.importing = True
             compiler_is_new = not compiler.has_begun()
-            # Who measures coverage, or profiles, must see the calls.
-            if not profiler.others_listen():
-                tracing.suspend()
+            others_listen = profiler.others_listen()
+            self.importing = True
             try:
+                # Who measures coverage, or profiles, must see the calls.
+                if not others_listen:
+                    tracing.suspend()
                 return load(name, import_)
             finally:
-                if compiler_is_new and compiler.has_begun() and gc.isenabled():
-                    gc.collect()
-                # It takes a hundred thousand calls to find out which functions are ours.
-                tracing.suspend()
                 try:
+                    if compiler_is_new and compiler.has_begun() and gc.isenabled():
+                        gc.collect()
+                    # It takes a hundred thousand calls to find out which functions are ours.
+                    tracing.suspend()
                     done()
                 finally:
                     tracing.resume()
