@@ -257,6 +257,38 @@ def users_function(found: Any) -> Any:
 _TOOL: Final = "PyTorch Profiler"
 
 
+# Those that Python has named for nobody come first, that of profilers last.
+_TOOL_IDS: Final = (3, 4, 5, 0, 1, 2)
+
+
+@contextmanager
+def _beside_other_tools() -> Iterator[None]:
+    """Let torch's Python tracer begin or end, and not as the tool that `cProfile` is.
+
+    On Python 3.12 both are tools of `sys.monitoring`, by the one number that it has for profilers.
+    The tracer calls its functions by their names.
+    """
+    if sys.version_info[:2] != (3, 12):
+        yield
+        return
+    monitoring = sys.monitoring
+    names = {number: monitoring.get_tool(number) for number in _TOOL_IDS}
+    ours = next((n for name in (_TOOL, None) for n in names if names[n] == name), _TOOL_IDS[-1])
+    calls = ("get_tool", "use_tool_id", "register_callback", "set_events", "free_tool_id")
+    before = [getattr(monitoring, call) for call in calls]
+    for call, original in zip(calls, before, strict=True):
+        setattr(monitoring, call, _with_number(original, ours))
+    try:
+        yield
+    finally:
+        for call, original in zip(calls, before, strict=True):
+            setattr(monitoring, call, original)
+
+
+def _with_number(call: Callable[..., object], number: int) -> Callable[..., object]:
+    return lambda _, *rest: call(number, *rest)
+
+
 def others_listen() -> bool:
     """Return whether anybody but torch's Python tracer follows what this thread calls.
 
@@ -304,7 +336,8 @@ class Profiler:
         with _without_own_log():
             _autograd._prepare_profiler(self._config, self._activities)
             self._profile_function.take()
-            _autograd._enable_profiler(self._config, self._activities)
+            with _beside_other_tools():
+                _autograd._enable_profiler(self._config, self._activities)
         self._tracer = type(_profile_function())
 
     def is_undisturbed(self) -> bool:
@@ -340,7 +373,8 @@ class Profiler:
                 if self.is_replaced:
                     # Torch crashes at the end of a session where there is none in its place.
                     _autograd._prepare_profiler(self._config, self._activities)
-                result = _autograd._disable_profiler()
+                with _beside_other_tools():
+                    result = _autograd._disable_profiler()
         except RuntimeError as error:
             reason = f"torch's profiler failed: {str(error).splitlines()[0]}"
             raise RecordingError(_REPLACED if self.is_replaced else reason) from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,8 @@ for file in sorted(Path(__file__).parent.glob("programs_*.py")):
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-_TAKEN = pytest.mark.xfail(
-    sys.version_info[:2] == (3, 12), reason="torch's tracer takes what cProfile needs", strict=True
-)
-
-
 def named(name):
-    marks = [_TAKEN] if name == "profiles_itself" else []
-    return pytest.param(name, id=f"nightly-{name}" if name in NIGHTLY else name, marks=marks)
+    return pytest.param(name, id=f"nightly-{name}" if name in NIGHTLY else name)
 
 
 @pytest.fixture(scope="module", autouse=True)
