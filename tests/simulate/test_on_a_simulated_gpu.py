@@ -159,6 +159,27 @@ def test_memory_of_the_size_of_the_gpu_costs_the_host_nothing():
     torch.cuda.empty_cache()
 
 
+def test_the_pool_of_the_driver_counts_what_is_used_and_keeps_what_is_freed(pytester):
+    pytester._monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    code = """
+        import torch
+        from torch import cuda
+
+        def held():
+            return [size() >> 20 for size in (cuda.memory_allocated, cuda.memory_reserved)]
+
+        x, y = (torch.empty(10 << 20, dtype=torch.uint8, device="cuda") for _ in range(2))
+        del x
+        cuda.synchronize()
+        print(*held(), cuda.max_memory_allocated() >> 20)
+        cuda.empty_cache()
+        cuda.reset_peak_memory_stats()
+        print(*held(), cuda.max_memory_allocated() >> 20)
+    """
+    lines = sees(pytester, code, "--gpu", "L4", "--", "python")
+    assert lines[-2:] == ["10 20 20", "10 10 10"]
+
+
 def test_memory_runs_out_at_the_size_of_the_gpu():
     total = torch.cuda.get_device_properties(0).total_memory
     with pytest.raises(torch.OutOfMemoryError, match=f"total capacity of {total / GiB:.2f} GiB"):
@@ -247,13 +268,52 @@ print(*gap_sentences(before))
 """
 
 
-def test_a_convolution_has_the_workspace_that_cudnn_plans(pytester):
-    """The numbers are those of a real GPU, from a snapshot in ``JasperSolt/EoR_NN``."""
+def require_planner():
     if not os.environ.get("SIMULATED_CUDA_CUDNN"):
         pytest.skip("this torch's cuDNN cannot plan without a GPU")
+
+
+def test_a_convolution_has_the_workspace_that_cudnn_plans(pytester):
+    """The numbers are those of a real GPU, from a snapshot in ``JasperSolt/EoR_NN``."""
+    require_planner()
     lines = sees(pytester, CONVOLUTIONS, "--gpu", "A100", "--", "python")
     assert lines[:6] == ["82880", "50168", "51328", "84032", "205056", "204928"]
     assert not lines[6]
+
+
+@pytest.mark.parametrize(("gpu", "engine_takes"), [("H100", False), ("A100", True)])
+def test_attention_of_cudnn_has_the_workspace_that_it_plans(pytester, gpu, engine_takes):
+    """Its frontend adds sums of rows and 32-bit gradients of queries, and Ampere's engine more."""
+    require_planner()
+    code = """
+        import torch
+        from torch.nn import attention, functional
+        from pytest_torchmem.simulate.gaps import gap_sentences, gaps_so_far
+
+        before = gaps_so_far()
+        options = dict(device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        q, k, v = (torch.zeros(2, 8, 512, 64, **options) for _ in range(3))
+        with attention.sdpa_kernel(attention.SDPBackend.CUDNN_ATTENTION):
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.cuda.reset_peak_memory_stats()
+        out.backward(torch.zeros_like(out))
+        found = torch.cuda.memory_stats()
+        held = found["requested_bytes.all.peak"] - found["requested_bytes.all.current"]
+        print(held - out.nbytes, *gap_sentences(before))
+    """
+    (workspace,) = sees(pytester, code, "--gpu", gpu, "--", "python")[-1].split()
+    of_frontend = 2 * 8 * 512 * (64 + 1) * 4
+    assert (int(workspace) - of_frontend > MiB) == engine_takes
+
+
+def test_a_convolution_with_its_activation_is_planned_by_cudnn():
+    require_planner()
+    shapes = (8, 64, 56, 56), (64, 64, 3, 3), (64,)
+    x, weight, bias = (torch.zeros(shape, device=CUDA, dtype=torch.float16) for shape in shapes)
+    with pytest_torchmem.measure(device=CUDA) as fused:
+        torch.cudnn_convolution_relu(x, weight, bias, (1, 1), (1, 1), (1, 1), 1)
+    assert fused.result.peak.temporary > x.nbytes + MiB  # beside what it returns
+    assert not fused.result.blind_spots
 
 
 def test_without_cudnn_a_convolution_is_a_lower_bound(pytester):
@@ -310,6 +370,18 @@ def test_the_scale_of_a_grad_scaler_is_what_it_was_given():
     assert scaler.get_scale() == 1024.0
 
 
+def test_python_ends_after_autograd_has_dropped_what_it_kept(pytester):
+    """On a single core autograd's thread is late nearly always, and Python ended it."""
+    code = """
+        import os
+        os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+        import torch
+        torch.ones(8, device="cuda", requires_grad=True).sum().backward()
+    """
+    for _ in range(4):
+        sees(pytester, code, "--gpu", "L4", "--", "python")
+
+
 def test_strict_fails_a_lower_bound(pytester):
     pytester.makepyfile(
         """
@@ -327,8 +399,14 @@ def test_strict_fails_a_lower_bound(pytester):
     run.stdout.fnmatch_lines(["*lower bound: the body called cuDNN*"])
 
 
-def test_a_backward_pass_is_of_the_modules_that_made_it_where_a_forward_runs_again(pytester):
-    """The engine's thread counts its operators apart from the thread of the forward pass."""
+@pytest.mark.parametrize("passes_before", [0, 1])
+def test_a_backward_pass_is_of_the_modules_that_made_it_where_a_forward_runs_again(
+    pytester, passes_before
+):
+    """The engine's thread counts its operators apart from the thread of the forward pass.
+
+    The first backward pass of a process begins that thread.
+    """
     code = """
         import torch
         from pytest_torchmem import analyze, load_trace, measure
@@ -348,7 +426,8 @@ def test_a_backward_pass_is_of_the_modules_that_made_it_where_a_forward_runs_aga
                 return self.last(x).sum()
 
         model, x = Net().cuda(), torch.ones(32, 64, device="cuda")
-        model(x).backward()
+        for _ in range(PASSES_BEFORE):
+            model(x).backward()
         with measure(device="cuda") as block:
             loss = model(x)
             for _ in range(12):  # the engine's numbers come to those of the forward pass, and pass
@@ -357,7 +436,10 @@ def test_a_backward_pass_is_of_the_modules_that_made_it_where_a_forward_runs_aga
         found = [e.storage for e in analyze(load_trace("step.npz")).explain()]
         for made in sorted({(m.operator, m.module) for m in found if "_backward" in m.operator}):
             print(*made)
-    """
+        kept = {m.module for m in found if m.category.name == "ACTIVATION"}
+        print(*sorted(kept))
+    """.replace("PASSES_BEFORE", str(passes_before))
     lines = sees(pytester, code, "--gpu", "H100", "--", "python")
     modules = {"gelu": "Net.first.*", "sigmoid": "Net.last.*", "tanh": "Net.middle.*"}
-    assert lines[-3:] == [f"aten::{name}_backward {modules[name]}" for name in modules]
+    assert lines[-4:-1] == [f"aten::{name}_backward {modules[name]}" for name in modules]
+    assert lines[-1].split() == sorted(modules.values())
