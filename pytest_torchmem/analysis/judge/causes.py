@@ -32,6 +32,7 @@ _KINDS: Final = tuple(DifferenceKind)
 _MADE: Final = (DifferenceKind.NEW, DifferenceKind.GROWN)
 _EXPLAINS: Final = 4
 _ABOUT: Final = 1.2
+_MULTIPLE: Final = 8
 _FEW_PLACES: Final = 4
 _FEW_MODULES: Final = 3
 _FEW_CHANGES: Final = 3
@@ -78,8 +79,15 @@ def _is_comparable(growth: Difference, largest: Difference) -> bool:
 
 
 def _evidence(growth: Difference) -> tuple[bool, int]:
-    """Return a key that sorts causes by what speaks for them beside their size, most first."""
-    return (not growth.changed, _KINDS.index(growth.kind))
+    """Return a key that sorts causes by what speaks for them beside their size, most first.
+
+    What has grown to a multiple is as good as new: the small thing that it is paired with may be
+    another one of the same operator.
+    """
+    size_bytes = growth.contributor.size_bytes
+    is_multiple = _MULTIPLE * (size_bytes - growth.size_bytes) <= size_bytes
+    kind = DifferenceKind.NEW if growth.kind is DifferenceKind.GROWN and is_multiple else growth.kind
+    return (not growth.changed, _KINDS.index(kind))
 
 
 def _when(growth: Difference) -> tuple[int, int]:

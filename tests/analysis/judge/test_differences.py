@@ -173,6 +173,14 @@ def test_a_changed_line_that_made_half_of_the_whole_leads():
     assert most_telling_first([larger, changed], 101)[0] is larger
 
 
+def test_what_has_grown_to_a_multiple_is_as_good_as_new():
+    scores = Difference(made(64, line=3), 56, DifferenceKind.GROWN, changed=True)
+    gradient = growth(40, line=4, changed=True)
+    assert most_telling_first([scores, gradient], 80)[0] is scores
+    twice = Difference(made(112, line=3), 56, DifferenceKind.GROWN, changed=True)
+    assert most_telling_first([twice, gradient], 80)[0] is gradient
+
+
 def test_of_growth_all_over_a_changed_line_is_told_as_the_first():
     def member(number, **changes):
         contributor = replace(made(10, module=f"net.{number}", line=number), order=number)
