@@ -84,9 +84,10 @@ def _evidence(growth: Difference) -> tuple[bool, int]:
     What has grown to a multiple is as good as new: the small thing that it is paired with may be
     another one of the same operator.
     """
-    size_bytes = growth.contributor.size_bytes
-    is_multiple = _MULTIPLE * (size_bytes - growth.size_bytes) <= size_bytes
-    kind = DifferenceKind.NEW if growth.kind is DifferenceKind.GROWN and is_multiple else growth.kind
+    kind, size_bytes = growth.kind, growth.contributor.size_bytes
+    before_bytes = size_bytes - growth.size_bytes
+    if kind is DifferenceKind.GROWN and _MULTIPLE * before_bytes <= size_bytes:
+        kind = DifferenceKind.NEW
     return (not growth.changed, _KINDS.index(kind))
 
 
