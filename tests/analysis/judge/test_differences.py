@@ -100,6 +100,14 @@ def test_what_was_as_large_at_another_moment_lives_longer():
     assert found([made(9, "addmm")], [], known=known) == [("addmm", 1, 9, "new")]
 
 
+def test_beside_what_is_still_there_a_second_one_is_new():
+    first, second = made(4, "zeros", line=3), made(4, "zeros", line=4)
+    assert found([first, second], [first], known=[first]) == [("zeros", 4, 4, "new")]
+    # At another moment both were there: the second one lives longer.
+    twice = made(8, "zeros", line=3)
+    assert found([first, second], [first], known=[twice]) == [("zeros", 4, 4, "lives longer")]
+
+
 def test_modules_that_one_line_made_it_in_are_told_as_one():
     now = [made(4, module="net.blocks.*.q"), made(4, module="net.blocks.*.k")]
     (one,) = differences(now, [])
