@@ -67,7 +67,8 @@ def most_telling_first(growths: Iterable[Difference], excess_bytes: int) -> tupl
     best = min(map(_evidence, comparable))
     comparable = [g for g in comparable if _evidence(g) == best]
     size_bytes = max(g.size_bytes for g in comparable)
-    lead = min((g for g in comparable if _ABOUT * g.size_bytes >= size_bytes), key=_when)
+    about = [g for g in comparable if _ABOUT * g.size_bytes >= size_bytes]
+    lead = min(about, key=lambda g: (_KINDS.index(g.kind), _when(g)))
     return (lead, *(g for g in by_size if g is not lead))
 
 

@@ -369,6 +369,17 @@ def running_frames() -> Iterator[FrameType]:
             frame = frame.f_back
 
 
+def variables_of(frame: FrameType) -> dict[str, object]:
+    """Return the variables of a running function, by name."""
+    names = frame.f_locals
+    variables = dict(names)
+    # Before Python 3.13 a frame keeps the dict that it handed out, and with it what the function
+    # has long deleted. Nobody but the frame, the name here and the call below may refer to it.
+    if isinstance(names, dict) and sys.getrefcount(names) <= 3:
+        names.clear()
+    return variables
+
+
 # ``gc.freeze()`` takes objects out of the collector's sight: ``gc.get_objects`` and
 # ``gc.get_referrers`` leave them out, and ``gc.unfreeze`` could not be undone, as a freeze after it
 # would take all that is alive. But each object still says what it refers to, so the way there is
@@ -395,12 +406,12 @@ def frozen_objects() -> list[object]:
         return []
     # A list display would be among the objects that it is made of, and would keep them.
     front = gc.get_objects()
-    front += [
-        *with_subclasses([object]),
-        *running_frames(),
-        sys.modules,
-        *sys.modules.values(),
-    ]
+    front += [*with_subclasses([object]), sys.modules, *sys.modules.values()]
+    for frame in running_frames():
+        # From Python 3.11 on a frame that runs does not say what its variables refer to. A list of
+        # ours that comes to be in itself would keep all that is in it.
+        if frame.f_code.co_filename != __file__:
+            front += [frame, *variables_of(frame).values()]
     # Modules and classes may be frozen themselves.
     seen, found = set(map(id, gc.get_objects())), []
     while front:
