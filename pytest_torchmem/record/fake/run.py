@@ -380,7 +380,10 @@ def _name_owners(
     owners.append((Category.PARAMETER, parameters))
     for category, tensors in owners:
         for tensor in fake_tensors.tensors_in(tensors):
-            recorder.own(tensor, category, names.get(id(tensor), ""))
+            recorder.given.own(tensor, category, names.get(id(tensor), ""))
+    for _, root in found.modules.values():
+        for module in root.modules():
+            recorder.given.holds(module)
 
 
 # Around the run.
@@ -417,13 +420,14 @@ def _install(patches: Installed, recorder: FakeRunRecorder) -> None:
     )
     patches.hook(
         f"{optimizer}register_optimizer_step_pre_hook",
-        lambda _optimizer, _args, _kwargs: recorder.enter_optimizer(),
+        lambda optimizer, _args, _kwargs: recorder.enter_optimizer(optimizer),
     )
     patches.hook(
         f"{optimizer}register_optimizer_step_post_hook",
         lambda optimizer, _args, _kwargs: recorder.leave_optimizer(optimizer),
     )
     patches.replace("torch.get_rng_state", seeing)
+    patches.replace(fake_tensors.RESIZE_STORAGE, recorder.resizing)
 
 
 def _let_optimizers_take_fakes(patches: Installed, *, cpu_stands_in: bool) -> None:
