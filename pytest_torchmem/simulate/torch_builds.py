@@ -243,8 +243,15 @@ def _with_runtime(
     name = f"{version}-{sources.hexdigest()[:12]}"
     place = sha256(str(libraries.resolve()).encode()).hexdigest()[:6]
     runtime = cache_folder() / f"runtime-{name}-{place}"
-    if not (runtime / LIBRARY).exists() and not take_built(SHIPPED / name, libraries, runtime):
-        build(libraries, _headers(cuda), macros, runtime)
+    if not (runtime / LIBRARY).exists():
+        from filelock import FileLock  # only a build needs it
+
+        runtime.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{runtime}.lock"):  # one process builds, and those beside it wait
+            if not (runtime / LIBRARY).exists() and not take_built(
+                SHIPPED / name, libraries, runtime
+            ):
+                build(libraries, _headers(cuda), macros, runtime)
     return TorchBuild(version, cuda, site, runtime, _cudnn(distribution))
 
 

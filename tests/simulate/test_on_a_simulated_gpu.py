@@ -247,13 +247,52 @@ print(*gap_sentences(before))
 """
 
 
-def test_a_convolution_has_the_workspace_that_cudnn_plans(pytester):
-    """The numbers are those of a real GPU, from a snapshot in ``JasperSolt/EoR_NN``."""
+def require_planner():
     if not os.environ.get("SIMULATED_CUDA_CUDNN"):
         pytest.skip("this torch's cuDNN cannot plan without a GPU")
+
+
+def test_a_convolution_has_the_workspace_that_cudnn_plans(pytester):
+    """The numbers are those of a real GPU, from a snapshot in ``JasperSolt/EoR_NN``."""
+    require_planner()
     lines = sees(pytester, CONVOLUTIONS, "--gpu", "A100", "--", "python")
     assert lines[:6] == ["82880", "50168", "51328", "84032", "205056", "204928"]
     assert not lines[6]
+
+
+@pytest.mark.parametrize(("gpu", "engine_takes"), [("H100", False), ("A100", True)])
+def test_attention_of_cudnn_has_the_workspace_that_it_plans(pytester, gpu, engine_takes):
+    """Its frontend adds sums of rows and 32-bit gradients of queries, and Ampere's engine more."""
+    require_planner()
+    code = """
+        import torch
+        from torch.nn import attention, functional
+        from pytest_torchmem.simulate.gaps import gap_sentences, gaps_so_far
+
+        before = gaps_so_far()
+        options = dict(device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        q, k, v = (torch.zeros(2, 8, 512, 64, **options) for _ in range(3))
+        with attention.sdpa_kernel(attention.SDPBackend.CUDNN_ATTENTION):
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        torch.cuda.reset_peak_memory_stats()
+        out.backward(torch.zeros_like(out))
+        found = torch.cuda.memory_stats()
+        held = found["requested_bytes.all.peak"] - found["requested_bytes.all.current"]
+        print(held - out.nbytes, *gap_sentences(before))
+    """
+    (workspace,) = sees(pytester, code, "--gpu", gpu, "--", "python")[-1].split()
+    of_frontend = 2 * 8 * 512 * (64 + 1) * 4
+    assert (int(workspace) - of_frontend > MiB) == engine_takes
+
+
+def test_a_convolution_with_its_activation_is_planned_by_cudnn():
+    require_planner()
+    shapes = (8, 64, 56, 56), (64, 64, 3, 3), (64,)
+    x, weight, bias = (torch.zeros(shape, device=CUDA, dtype=torch.float16) for shape in shapes)
+    with pytest_torchmem.measure(device=CUDA) as fused:
+        torch.cudnn_convolution_relu(x, weight, bias, (1, 1), (1, 1), (1, 1), 1)
+    assert fused.result.peak.temporary > x.nbytes + MiB  # beside what it returns
+    assert not fused.result.blind_spots
 
 
 def test_without_cudnn_a_convolution_is_a_lower_bound(pytester):
@@ -308,6 +347,18 @@ def test_the_scale_of_a_grad_scaler_is_what_it_was_given():
     scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
     scaler.scale(torch.zeros(1, device=CUDA))
     assert scaler.get_scale() == 1024.0
+
+
+def test_python_ends_after_autograd_has_dropped_what_it_kept(pytester):
+    """On a single core autograd's thread is late nearly always, and Python ended it."""
+    code = """
+        import os
+        os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+        import torch
+        torch.ones(8, device="cuda", requires_grad=True).sum().backward()
+    """
+    for _ in range(4):
+        sees(pytester, code, "--gpu", "L4", "--", "python")
 
 
 def test_strict_fails_a_lower_bound(pytester):

@@ -1,8 +1,11 @@
 """Finding torch's CUDA build, and what is said where there is none."""
 
+import contextlib
 import platform
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import cast
 
@@ -96,6 +99,24 @@ def test_an_installed_cuda_build_is_seen_through_links(cpu_torch, monkeypatch):
     assert not (site / "torch" / "lib").is_symlink()  # or $ORIGIN would be the installed folder
     assert library.resolve() == cpu_torch / "lib" / "libtorch_cuda.so"
     assert cast("Path", torch_builds.torch_build()) == site
+
+
+def test_processes_that_start_together_build_the_runtime_once(cpu_torch, monkeypatch):
+    both_build, built = threading.Barrier(2), []
+
+    def build_slowly(_libraries, _headers, _macros, out):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_build.wait(0.5)
+        built.append(out)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / build.LIBRARY).touch()
+
+    monkeypatch.setattr(torch_builds, "build", build_slowly)
+    monkeypatch.setattr(torch_builds, "_headers", lambda _cuda: [])
+    with ThreadPoolExecutor(2) as threads:
+        arguments = ("2.13.0", "13.0", cpu_torch.parent, None)
+        started = [threads.submit(torch_builds._with_runtime, *arguments) for _ in range(2)]
+    assert [future.result().runtime for future in started] == 2 * built
 
 
 def test_no_compiler_is_told(monkeypatch):

@@ -1,9 +1,9 @@
 // cuDNN: descriptors, and plans of graphs of operations.
 //
 // How much workspace a plan needs is decided inside NVIDIA's library. Where that is there, it plans
-// single convolutions, as for a real GPU. Other graphs have one engine, and plans that need no
-// workspace: what is counted is a lower bound then, and `torchmem_unknown_scratch(0)` says for how
-// many calls. The weights of an RNN are laid out as cuDNN does it: their sizes follow from the
+// graphs (convolutions, attention) as for a real GPU. A graph that it refuses has one engine, and a
+// plan that needs no workspace: what is counted is a lower bound then, and
+// `torchmem_unknown_scratch(0)` says for how many calls. The weights of an RNN are laid out as cuDNN does it: their sizes follow from the
 // descriptor.
 
 #include "cudnn_planner.h"
@@ -24,16 +24,11 @@ namespace {
 
 // Numbers of cudnn_graph.h.
 enum Kind {
-  kConvolution = 1,
   kEngine = 2,
   kConfig = 3,
   kHeuristics = 4,
-  kKnobChoice = 7,
-  kForward = 10,
-  kBackwardFilter = 11,
-  kBackwardData = 12,
+  kPlan = 5,
   kGraph = 15,
-  kTensor = 17,
 };
 enum Type { kTypeHandle = 0, kTypeDescriptor = 15 };
 enum Attribute {
@@ -99,12 +94,12 @@ struct Tensor {
   int sizes[8];
 };
 
-// These stand for themselves; all others are planned if what they are made from is.
+// A graph, and what leads from it to its plan, is planned if its parts are; the parts stand for
+// themselves.
 bool begins_a_plan(int kind) {
   switch (kind) {
-    case kConvolution: case kKnobChoice: case kForward: case kBackwardFilter: case kBackwardData:
-    case kTensor: return true;
-    default: return false;
+    case kEngine: case kConfig: case kHeuristics: case kPlan: case kGraph: return false;
+    default: return true;
   }
 }
 
