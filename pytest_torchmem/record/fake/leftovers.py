@@ -14,8 +14,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Final, TypeVar
 
+from pytest_torchmem.record.fake.stand_ins.unknown import UnknownNumber
 from pytest_torchmem.record.fake.substitution import global_names
-from pytest_torchmem.record.fake.unknown import UnknownNumber
 from pytest_torchmem.record.owners.live_objects import instances_of
 from pytest_torchmem.record.torch_api import fake_tensors
 

@@ -11,27 +11,23 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
 
-from pytest_torchmem.record.fake import compositions
+from pytest_torchmem.record.fake.call_sites import CallSites
 from pytest_torchmem.record.fake.doubts import Doubt, Doubts
+from pytest_torchmem.record.fake.explained import RAGGED
 from pytest_torchmem.record.fake.given import Given
 from pytest_torchmem.record.fake.kernels.call import Call
 from pytest_torchmem.record.fake.kernels.scratch import DECIDED_BY_VALUES, kept_bytes, scratch_of
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
-from pytest_torchmem.record.fake.origin import (
-    checks_a_distribution,
-    recomputes,
-    starts_backward,
-    user_line,
-)
+from pytest_torchmem.record.fake.origin import checks_a_distribution
+from pytest_torchmem.record.fake.stand_ins import compositions
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
 from pytest_torchmem.record.torch_api import autograd, dispatcher, fake_tensors
-from pytest_torchmem.values.contributors import Category, Phase, Source
+from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.static_graph import (
     Lifetimes,
@@ -48,25 +44,12 @@ _FILLING = frozenset(
 )
 _ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
 
-RAGGED = (
-    "the sizes of ragged tensors depend on values; estimate with padded ones, or measure with "
-    "pytest_torchmem.measure"
-)
-
 _RESIZED = (
     "the program resizes the storage of a tensor that it holds where nobody can replace it; let "
     "the tensor be an argument of the program or a buffer of a module, or measure with "
     "pytest_torchmem.measure"
 )
 _Resize = Callable[[torch.UntypedStorage, int], object]
-
-
-@dataclass(frozen=True, slots=True)
-class _CallSite:
-    """The module and the line that called an operator."""
-
-    module: str
-    source: Source | None
 
 
 class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
@@ -93,11 +76,8 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._ledger = Ledger(self._note_end_of_backward)
         self.given = Given(self._ledger)
         self._nodes: list[StaticNode] = []
-        self._module_names = module_names
-        self._module_stack: list[torch.nn.Module] = []
-        self._optimizer_depth = 0
+        self._sites = CallSites(module_names)
         self._made_in_backward: dict[int, StaticNode] = {}
-        self._forward_origins: dict[int, _CallSite] = {}
         self._freed: set[int] = set()
         self._doubts = Doubts(self._is_doubted)
 
@@ -134,12 +114,10 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             self._ledger.entries[number].category = category
 
     def enter_module(self, module: torch.nn.Module) -> None:
-        self._module_stack.append(module)
         self.given.called(module)
-        if id(module) in self._module_names:
+        if self._sites.enter(module):
             return
-        # Made inside the program, so nobody could name it or its tensors beforehand.
-        self._module_names[id(module)] = type(module).__name__
+        # Made inside the program, so nobody could say what its tensors are for beforehand.
         owned = (
             (Category.PARAMETER, module.parameters(recurse=False)),
             (Category.BUFFER, module.buffers(recurse=False)),
@@ -151,16 +129,14 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                     self.label(tensor, category)
 
     def leave_module(self, module: torch.nn.Module) -> None:
-        # An exception may have skipped a module on its way out.
-        while self._module_stack and self._module_stack.pop() is not module:
-            pass
+        self._sites.leave(module)
 
     def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer_depth += 1
+        self._sites.optimizers += 1
         self.given.stepped(optimizer)
 
     def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer_depth -= 1
+        self._sites.optimizers -= 1
         for state in list(optimizer.state.values()):
             for tensor in fake_tensors.tensors_in(state):
                 self.label(tensor, Category.OPTIMIZER_STATE)
@@ -373,8 +349,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         unknown_bytes: int = 0,
         unknown_by_values: bool = False,
     ) -> None:
-        phase = self._phase(frame)
-        origin = self._origin(phase, frame)
+        phase, module, source = self._sites.of(frame)
         # The engine still names the node that it adds up the outputs of.
         node = autograd.running_node()
         scope = _scope_of(node) + ("+sum" if summed else "")
@@ -386,8 +361,8 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                 name=operator,
                 kind=NodeKind.OPERATOR,
                 operator=operator,
-                module=origin.module,
-                source=origin.source,
+                module=module,
+                source=source,
                 phase=phase,
                 makes=makes,
                 # The first gradient takes its shape from the loss: nothing of it is read.
@@ -408,25 +383,6 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             self._nodes.append(StaticNode("end of backward", NodeKind.OPERATOR))
             self._ledger.operator_count += 1
 
-    def _phase(self, frame: FrameType | None) -> Phase:
-        if autograd.in_backward():
-            return Phase.RECOMPUTE if recomputes(frame) else Phase.BACKWARD
-        if starts_backward(frame):
-            return Phase.BACKWARD
-        return Phase.OPTIMIZER if self._optimizer_depth else Phase.FORWARD
-
-    def _origin(self, phase: Phase, frame: FrameType | None) -> _CallSite:
-        """Module and line; an operator of the backward has those of its forward operator."""
-        if phase is Phase.BACKWARD:
-            _, number = autograd.running_node()
-            if number in self._forward_origins:
-                return self._forward_origins[number]
-        module = self._module_names.get(id(self._module_stack[-1])) if self._module_stack else ""
-        origin = _CallSite(module or "", user_line(frame))
-        if phase is not Phase.BACKWARD:
-            self._forward_origins.setdefault(autograd.next_sequence_number() - 1, origin)
-        return origin
-
     # What cannot be done.
 
     def _means_missing(self, device: object) -> bool:
@@ -440,7 +396,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         Optimizers read norms and ratios to scale an update by: no size depends on them.
         """
         known = fake_tensors.constant_of(tensor) is not None
-        if known or not self._optimizer_depth or not tensor.dtype.is_floating_point:
+        if known or not self._sites.optimizers or not tensor.dtype.is_floating_point:
             return False
         self.notes.add("the optimizer reads values of tensors; 1.0 stood in for each of them")
         return True

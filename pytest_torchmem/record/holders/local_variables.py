@@ -29,7 +29,7 @@ from pytest_torchmem.record.holders.paths import (
 )
 from pytest_torchmem.record.holders.search import ways_in_garbage, young_garbage
 from pytest_torchmem.record.owners.autograd_graph import graph_holdings
-from pytest_torchmem.record.owners.live_objects import is_a, referents, running_frames
+from pytest_torchmem.record.owners.live_objects import is_a, referents, running_frames, variables_of
 from pytest_torchmem.record.owners.places import places_of
 from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.torch_api import autograd, memory
@@ -122,14 +122,8 @@ def _frames() -> Iterator[types.FrameType]:
 
 
 def _variables(frame: types.FrameType) -> dict[str, object]:
-    names = frame.f_locals
     # What pytest's assert statements put aside has names that nobody can type.
-    variables = {name: value for name, value in names.items() if name.isidentifier()}
-    # Before Python 3.13 a frame keeps the dict that it handed out, and with it what the function
-    # has long deleted. Nobody but the frame, the name here and the call below may refer to it.
-    if isinstance(names, dict) and sys.getrefcount(names) <= 3:
-        names.clear()
-    return variables
+    return {name: value for name, value in variables_of(frame).items() if name.isidentifier()}
 
 
 def _tensors(variables: dict[str, object], function: str) -> Iterator[tuple[torch.Tensor, str]]:

@@ -7,6 +7,7 @@ longer than a small test. So they are looked at in as few steps as Python allows
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import sysconfig
 import threading
@@ -367,6 +368,21 @@ def running_frames() -> Iterator[FrameType]:
         while frame is not None:
             yield frame
             frame = frame.f_back
+
+
+def variables_of(frame: FrameType) -> dict[str, object]:
+    """Return the local variables of a frame, none of which the frame keeps for longer."""
+    names = frame.f_locals
+    variables = dict(names)
+    # Before Python 3.13 a function's frame keeps the dict that it handed out, and with it what the
+    # function has long deleted. Nobody but the frame, the name here and the call may refer to it.
+    is_snapshot = frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(names, dict)
+    if is_snapshot and sys.getrefcount(names) <= _OWN_REFERENCES:
+        names.clear()
+    return variables
+
+
+_OWN_REFERENCES: Final = 3
 
 
 # ``gc.freeze()`` takes objects out of the collector's sight: ``gc.get_objects`` and
