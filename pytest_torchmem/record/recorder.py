@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from typing import ClassVar, Final
 
 import numpy as np
@@ -103,7 +103,12 @@ class Recorder:
         self._history = AllocatorHistory(device)
         self._reader = TreeReader()
         self._log = OwnershipLog(self._reader.strings, self._reader.device_names)
-        self._watch = OwnershipWatch(self._log, self.mark)
+        self._ranges = OpenRanges()
+        self._watch = OwnershipWatch(
+            self._log,
+            self.mark,
+            partial(self._between_sessions, self._ranges.in_backward_at_most),
+        )
         self._marks = Rows(MARK)
         self._segments: list[Tables] = []
         self._profiler: profiler.Profiler | None = None
@@ -113,14 +118,13 @@ class Recorder:
         self._points = SafePoints(self._cut)
         self._cut_after_s = _FIRST_CUT_S
         self._count = KeptCount()
-        self._ranges = OpenRanges()
         self._threads = ThreadWatch(device, self._lose_session)
         self._functorch = FunctorchWatch(
             self._watch.note_call, lambda: autograd.await_engine(self._device)
         )
         self._sources = CompiledSources(self._reader.strings)
         self._compilations = CompilationWatch(self._sources.learn)
-        self._swaps = SwapWatch(self._between_sessions)
+        self._swaps = SwapWatch(partial(self._between_sessions, self._ranges.in_conversion_at_most))
         self._gloo = GlooWatch()
         self._imports = ImportWatch(self._listen_to_compiler)
         self._parsing = ParsingWatch()
@@ -283,11 +287,11 @@ class Recorder:
 
         return Around(begin, end)
 
-    def _between_sessions(self) -> Around[bool]:
-        """Have no profiler in the block, where that can be: it refers to tensors weakly."""
+    def _between_sessions(self, can_be_left: Callable[[], bool]) -> Around[bool]:
+        """Have no profiler in the block, where that can be; says whether it could."""
 
         def begin() -> bool:
-            can_be = self._profiler is not None and self._ranges.in_conversion_at_most()
+            can_be = self._profiler is not None and can_be_left()
             if can_be:
                 self._pause()
             return can_be

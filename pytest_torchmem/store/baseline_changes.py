@@ -107,7 +107,7 @@ def write_file(path: Path, environment: Environment, changes: FileChanges) -> No
     except OSError as error:
         raise BaselineError(
             f"the baseline {path} cannot be written ({error.strerror or error}); "
-            "what it held before is unchanged. Make the folder writable and update again"
+            "what it held before is unchanged. Mend that and update again"
         ) from None
 
 

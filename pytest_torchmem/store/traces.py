@@ -225,6 +225,7 @@ def _checked_meta(meta: Mapping[str, Json]) -> Mapping[str, Json]:
         "library_paths": checked_texts,
         "unseen_threads": checked_texts,
         "unfollowed_threads": checked_texts,
+        "unknown_threads": whole_number,
         "other_threads": _check_other_threads,
         "own_cost_ns": whole_number,
         "workspace_bytes": whole_numbers,

@@ -127,6 +127,11 @@ def parse_floor(value: object) -> tuple[int, float]:
     """
     if isinstance(value, str) and (match := _FLOOR.fullmatch(value)):
         return parse_size(match.group(2)), parse_fraction(match.group(1))
+    if isinstance(value, str) and "%" in value:
+        raise SizeError(
+            f"cannot read {shown(value)} as a floor; give a size such as '1MiB', or a share with "
+            "one: '5% up to 1MiB'"
+        )
     return parse_size(value), math.inf
 
 

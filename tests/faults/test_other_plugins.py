@@ -85,12 +85,71 @@ def test_the_same_is_stored_and_judged_beside_another_plugin(
     assert sizes(project) == {**STORED, "test_a[1]": 5, "test_a[4]": 20}
 
 
-def test_each_repetition_of_a_test_has_its_own_entry(project: Project) -> None:
+REPEATED = """
+import os
+
+SIZES = iter(map(int, os.environ["SIZES"].split()))
+
+@pytest.mark.memory_baseline
+@pytest.mark.parametrize("name", ["a-1"])
+def test_a(name): use(next(SIZES) * MiB)
+
+@pytest.mark.memory_baseline
+def test_b(): use(10 * MiB)
+"""
+REPEATERS = {
+    "repeat": ("pytest_repeat", "--count=3"),
+    "flakefinder": ("pytest_flakefinder", "--flake-finder", "--flake-runs=3"),
+}
+
+
+@pytest.mark.parametrize("name", REPEATERS)
+def test_the_repetitions_of_a_test_share_its_entry(
+    project: Project, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin, *arguments = REPEATERS[name]
+    needs(plugin)
+    project.write(REPEATED)
+    monkeypatch.setenv("SIZES", "10")
+    project.update().assert_outcomes(passed=2)
+
+    monkeypatch.setenv("SIZES", "10 30 10")
+    result = project.run_apart("-p", plugin, *arguments)
+    result.assert_outcomes(passed=5, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*memory peaked at 30.0 MiB, +20.0 MiB (+200 %) over the baseline of 10.0 MiB*",
+            "*pytest *::test_a[[]a-1[]]* --torchmem-update-baseline",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*unused*")
+
+
+@pytest.mark.parametrize("name", REPEATERS)
+def test_the_largest_repetition_is_stored(
+    project: Project, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin, *arguments = REPEATERS[name]
+    needs(plugin)
+    project.write(REPEATED)
+    monkeypatch.setenv("SIZES", "10 30 20")
+    result = project.run_apart("-p", plugin, *arguments, "--torchmem-update-baseline")
+    result.assert_outcomes(passed=6)
+    assert sizes(project) == {"test_a[a-1]": 30, "test_b": 10}
+
+
+def test_an_entry_stays_where_its_repetitions_raise(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs("pytest_repeat")
-    project.write("@pytest.mark.memory_baseline\ndef test_a(): use(MiB)\n")
-    result = project.run_apart("-p", "pytest_repeat", "--count=3", "--torchmem-update-baseline")
-    result.assert_outcomes(passed=3)
-    assert sorted(project.entries()) == [f"test_a[{number}-3]" for number in (1, 2, 3)]
+    project.write(REPEATED)
+    monkeypatch.setenv("SIZES", "10")
+    project.update().assert_outcomes(passed=2)
+    monkeypatch.setenv("SIZES", "")
+    update = "--torchmem-update-baseline"
+    result = project.run_apart("-p", "pytest_repeat", "--count=2", update)
+    result.assert_outcomes(passed=2, failed=2)
+    assert sizes(project) == {"test_a[a-1]": 10, "test_b": 10}
 
 
 def test_each_of_two_workers_may_run_every_test(project: Project) -> None:

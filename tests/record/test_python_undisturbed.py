@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cProfile
-import importlib
+import importlib.util
 import os
 import pstats
 import subprocess
@@ -86,6 +86,26 @@ def test_a_source_path_that_is_not_utf8_fails_no_body(tmp_path: Path) -> None:
         assert measured(lambda: kept.append(made.make())).retained.total == 1024
     finally:
         sys.path.remove(folder)
+        del sys.modules["made_in_latin"]
+
+
+def test_a_module_from_a_path_that_is_not_utf8_fails_no_body(tmp_path: Path) -> None:
+    """pytest's import mode "importlib" puts no folder on ``sys.path``."""
+    file = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.py"))
+    try:
+        file.write_text("import torch\ndef make(): return torch.ones(256)\n")
+    except OSError:
+        pytest.skip("the file system takes no such name")
+    spec = importlib.util.spec_from_file_location("made_in_latin", file)
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules["made_in_latin"] = made
+    try:
+        spec.loader.exec_module(made)
+        kept: list[torch.Tensor] = []
+        assert measured(lambda: kept.append(made.make())).retained.total == 1024
+    finally:
         del sys.modules["made_in_latin"]
 
 

@@ -159,6 +159,27 @@ def test_memory_of_the_size_of_the_gpu_costs_the_host_nothing():
     torch.cuda.empty_cache()
 
 
+def test_the_pool_of_the_driver_counts_what_is_used_and_keeps_what_is_freed(pytester):
+    pytester._monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
+    code = """
+        import torch
+        from torch import cuda
+
+        def held():
+            return [size() >> 20 for size in (cuda.memory_allocated, cuda.memory_reserved)]
+
+        x, y = (torch.empty(10 << 20, dtype=torch.uint8, device="cuda") for _ in range(2))
+        del x
+        cuda.synchronize()
+        print(*held(), cuda.max_memory_allocated() >> 20)
+        cuda.empty_cache()
+        cuda.reset_peak_memory_stats()
+        print(*held(), cuda.max_memory_allocated() >> 20)
+    """
+    lines = sees(pytester, code, "--gpu", "L4", "--", "python")
+    assert lines[-2:] == ["10 20 20", "10 10 10"]
+
+
 def test_memory_runs_out_at_the_size_of_the_gpu():
     total = torch.cuda.get_device_properties(0).total_memory
     with pytest.raises(torch.OutOfMemoryError, match=f"total capacity of {total / GiB:.2f} GiB"):
@@ -378,8 +399,14 @@ def test_strict_fails_a_lower_bound(pytester):
     run.stdout.fnmatch_lines(["*lower bound: the body called cuDNN*"])
 
 
-def test_a_backward_pass_is_of_the_modules_that_made_it_where_a_forward_runs_again(pytester):
-    """The engine's thread counts its operators apart from the thread of the forward pass."""
+@pytest.mark.parametrize("passes_before", [0, 1])
+def test_a_backward_pass_is_of_the_modules_that_made_it_where_a_forward_runs_again(
+    pytester, passes_before
+):
+    """The engine's thread counts its operators apart from the thread of the forward pass.
+
+    The first backward pass of a process begins that thread.
+    """
     code = """
         import torch
         from pytest_torchmem import analyze, load_trace, measure
@@ -399,7 +426,8 @@ def test_a_backward_pass_is_of_the_modules_that_made_it_where_a_forward_runs_aga
                 return self.last(x).sum()
 
         model, x = Net().cuda(), torch.ones(32, 64, device="cuda")
-        model(x).backward()
+        for _ in range(PASSES_BEFORE):
+            model(x).backward()
         with measure(device="cuda") as block:
             loss = model(x)
             for _ in range(12):  # the engine's numbers come to those of the forward pass, and pass
@@ -408,7 +436,10 @@ def test_a_backward_pass_is_of_the_modules_that_made_it_where_a_forward_runs_aga
         found = [e.storage for e in analyze(load_trace("step.npz")).explain()]
         for made in sorted({(m.operator, m.module) for m in found if "_backward" in m.operator}):
             print(*made)
-    """
+        kept = {m.module for m in found if m.category.name == "ACTIVATION"}
+        print(*sorted(kept))
+    """.replace("PASSES_BEFORE", str(passes_before))
     lines = sees(pytester, code, "--gpu", "H100", "--", "python")
     modules = {"gelu": "Net.first.*", "sigmoid": "Net.last.*", "tanh": "Net.middle.*"}
-    assert lines[-3:] == [f"aten::{name}_backward {modules[name]}" for name in modules]
+    assert lines[-4:-1] == [f"aten::{name}_backward {modules[name]}" for name in modules]
+    assert lines[-1].split() == sorted(modules.values())

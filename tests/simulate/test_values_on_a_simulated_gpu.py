@@ -726,3 +726,10 @@ def test_an_index_out_of_bounds_fails_at_its_line(use):
     use(torch.tensor([2], device=CUDA))
     with pytest.raises(RuntimeError, match=r"device-side assert triggered\n.*out of"):
         use(torch.tensor([3], device=CUDA))
+
+
+def test_a_check_on_the_device_fails_where_its_values_are_known():
+    with pytest.raises(RuntimeError, match=r"device-side assert triggered\n"):
+        torch.multinomial(torch.zeros(3, device=CUDA), 1)
+    assert torch.multinomial(torch.tensor([0.0, 1.0, 0.0], device=CUDA), 1).tolist() == [1]
+    torch.multinomial(unknown(3), 1)

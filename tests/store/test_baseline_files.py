@@ -496,6 +496,7 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_fails_the_run(sized):
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     lines = [line for line in result.outlines if "cannot be" in line]
     assert len(lines) == 1
+    assert "unchanged. Mend that and update again" in lines[0]  # a full disk has writable folders
     assert lines[0].startswith("the baseline __torchmem__/")
     assert lines[0].endswith("[bad-baseline]")
 

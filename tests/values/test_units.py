@@ -114,6 +114,12 @@ def test_any_other_floor_is_refused(text):
         parse_floor(text)
 
 
+@pytest.mark.parametrize("text", ["5%", "5% up to"])
+def test_a_share_alone_is_told_what_else_it_needs(text):
+    with pytest.raises(SizeError, match=f"'{text}' as a floor; .*: '5% up to 1MiB'"):
+        parse_floor(text)
+
+
 @pytest.mark.parametrize(
     "text",
     ["1iB", "9" * 5000 + "B", "9" * 400 + ".0B", "1_" * 4000 + "1B", 10**400, -(10**5000)],

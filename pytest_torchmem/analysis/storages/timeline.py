@@ -367,3 +367,8 @@ class Reconciliation:
                 "memory of other threads may be missing from the figures: "
                 f"{', '.join(threads)} made too many calls to be followed"
             )
+        if meta.get("unknown_threads", 0):
+            yield (
+                "memory of other threads may be missing from the figures: a thread that Python's "
+                "`threading` did not start, such as one of a library in C, called Python"
+            )

@@ -305,7 +305,7 @@ class Body:
             self._run.store,
             self._run.settings,
             self._item.path,
-            self._sender.nodeid,
+            self._sender.baseline_nodeid,
             lambda: self._run.environment(self.device),
             self._item.config.invocation_params.dir,
         )

@@ -204,7 +204,8 @@ def _point_at_test(item: pytest.Item, report: pytest.TestReport) -> None:
     crash.path, crash.lineno = str(item.path), (item.location[1] or 0) + 1
     # pytest writes the test before it.
     crash.message = crash.message.partition("\n")[0].replace(f"{plain_nodeid(item)}: ", "", 1)
-    if report.when == "call" and item.config.getoption("tbstyle") == "line":
+    option = item.config.getoption
+    if report.when == "call" and option("tbstyle") == "line" and not option("usepdb", False):
         traceback.reprentries.clear()
 
 

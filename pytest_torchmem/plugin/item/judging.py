@@ -231,7 +231,7 @@ class Baselines:
         store: The files of the run.
         settings: The options of the run.
         module: The test's file.
-        nodeid: The test.
+        nodeid: The test, as baselines know it.
         environment: Returns what the files are keyed by.
         start: Where pytest was started; paths are shown from there.
     """

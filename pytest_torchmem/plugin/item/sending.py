@@ -24,7 +24,7 @@ from pytest_torchmem.plugin.item.unfinished import (
 )
 from pytest_torchmem.plugin.options.option_table import typed_nodeid
 from pytest_torchmem.plugin.options.settings import Run, Settings, Timelines
-from pytest_torchmem.plugin.run.workers import PAYLOAD, TRACE, plain_nodeid
+from pytest_torchmem.plugin.run.workers import PAYLOAD, TRACE, baseline_nodeid, plain_nodeid
 from pytest_torchmem.report.text.tables import ANY_WIDTH, timeline_lines
 from pytest_torchmem.report.text.terminal import failure_text
 from pytest_torchmem.store.baselines import entry_key, portable, portable_live, portable_path
@@ -58,6 +58,10 @@ class Sender:
     @property
     def nodeid(self) -> str:
         return plain_nodeid(self.item)
+
+    @property
+    def baseline_nodeid(self) -> str:
+        return baseline_nodeid(self.item)
 
     def not_measured(self, reason: str) -> None:
         self._send(self._record("", not_measured=reason))
@@ -94,7 +98,7 @@ class Sender:
     def counted(self, result: Result, limits: Mapping[str, int], device: str) -> None:
         """Send what the allocator said of a body that stayed within its limits."""
         nothing = Change.NOT_COMPARED
-        window = Window(entry_key(self.nodeid), result, limits, nothing, 0, "")
+        window = Window(entry_key(self.baseline_nodeid), result, limits, nothing, 0, "")
         self._send(self._record(device, (window,)))
 
     def raised(self, error: BaseException) -> None:
@@ -123,7 +127,7 @@ class Sender:
     def _window(self, judged: JudgedWindow, picture: Picture | None) -> Window:
         verdict, reference = judged.verdict, judged.reference
         return Window(
-            entry_key(self.nodeid, verdict.result.name),
+            entry_key(self.baseline_nodeid, verdict.result.name),
             verdict.result,
             judged.limits,
             verdict.change,
@@ -177,7 +181,7 @@ class Sender:
         typed = vars(self.item.config.option)
         chosen = {name: typed[f"torchmem_{name}"] for name in _CHOOSES_DEVICE}
         words = [f"--torchmem-{name}={shown}" for name, shown in chosen.items() if shown]
-        test = typed_nodeid(self.item.config, self.nodeid)
+        test = typed_nodeid(self.item.config, self.baseline_nodeid)
         return shlex.join(["pytest", test, *words, "--torchmem-update-baseline"])
 
 

@@ -195,6 +195,7 @@ class Run:
 def read_settings(config: pytest.Config) -> Settings:
     """Return the settings of this run. Raises `pytest.UsageError` for a value without meaning."""
     values = _Values(config)
+    _refuse_empty(values)
     folder = values.text("baseline-dir")
     allowance = Allowance(
         values.parsed("tolerance", parse_fraction), *values.parsed("floor", parse_floor)
@@ -224,6 +225,19 @@ def read_settings(config: pytest.Config) -> Settings:
     )
     _require_effect(values, settings)
     return settings
+
+
+def _refuse_empty(values: _Values) -> None:
+    """Refuse an option that was typed with nothing after it, as a shell does with a name unset.
+
+    It would read as the default, and a report that was asked for would be missing in silence.
+    """
+    for option in OPTIONS:
+        typed = values.config.getoption(option.flag)
+        words = typed if isinstance(typed, list) else [typed]
+        if option.default == "" and any(w is not None and not w.strip() for w in words):
+            problem = f"nothing stands after it; leave it out, or write -o {option.ini}= for none"
+            raise values.refused(option.name, problem, "bad-argument")
 
 
 def _require_effect(values: _Values, settings: Settings) -> None:

@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 import pytest
 
 from pytest_torchmem.plugin.options.settings import Settings
+from pytest_torchmem.plugin.run.workers import possible_baseline_nodeids
 from pytest_torchmem.store.baseline_changes import FileChanges, changed_text, root_of, write_file
 from pytest_torchmem.store.baseline_file import read_any
 from pytest_torchmem.store.baselines import FOLDER, BaselineStore, entry_key, tell_git
@@ -137,13 +138,23 @@ def plan_updates(
             t.test for (m, k), others in places.items() if m == module and k != key for t in others
         }
         unused = _unused(path, environment, store, tests, outcomes, elsewhere)
-        windows = [w for t in tests if t.test in outcomes.passed for w in t.windows]
+        windows = _largest([w for t in tests if t.test in outcomes.passed for w in t.windows])
         plan = _plan(module, path, environment, windows, unused, settings)
         new = {w.key for w in plan.written if w.change is Change.NEW}
         there = _keys(path, environment, store) if new else frozenset()
         explained = _unexplained(plan, windows, store) if settings.accepted else ()
         plans.append(replace(plan, repaired=there & new, explained=explained))
     return plans
+
+
+def _largest(windows: Iterable[Window]) -> list[Window]:
+    """Return one window for each entry: of the repetitions of a test, the one with most memory."""
+    largest: dict[str, Window] = {}
+    for window in windows:
+        known = largest.get(window.key)
+        if known is None or known.result.peak.total < window.result.peak.total:
+            largest[window.key] = window
+    return list(largest.values())
 
 
 def _unexplained(plan: FilePlan, windows: list[Window], store: BaselineStore) -> tuple[Window, ...]:
@@ -237,7 +248,8 @@ def _unused(
     if outcomes.partial or ran & outcomes.skipped:
         return {}
     here = {t.test for t in tests}
-    pending = {entry_key(test) for test in (ran - outcomes.passed) | (elsewhere - here)}
+    waiting = (ran - outcomes.passed) | (elsewhere - here)
+    pending = {entry_key(one) for test in waiting for one in possible_baseline_nodeids(test)}
     used = {w.key for t in tests for w in t.windows if w.change in _COMPARED}
     # An option of each run decides whether it collects doctests; without them it misses none.
     doctests = any(_of_doctest(entry_key(test)) for test in ran)

@@ -25,6 +25,11 @@ PAYLOAD: Final[pytest.StashKey[dict[str, Json]]] = pytest.StashKey()
 TRACE: Final = "trace"
 _ATTRIBUTE: Final = "torchmem"
 _GROUP: Final = re.compile(r"@[^\]/:]*$")
+# What plugins that repeat tests add to them: a parameter, by the start of its name, and its id.
+_REPETITIONS: Final = {
+    "__pytest_repeat_step_number": re.compile(r"(^|-)\d+-\d+$"),
+    "__flakefinder_": re.compile(r"^\d+(-|$)"),
+}
 
 
 def attach(item: pytest.Item, report: pytest.TestReport) -> None:
@@ -67,6 +72,30 @@ def plain_nodeid(item: pytest.Item) -> str:
     """Return the node id without the group that xdist appends to it for ``--dist=loadgroup``."""
     grouped = item.get_closest_marker("xdist_group") is not None
     return _without_group(item.nodeid, grouped, item.config)
+
+
+def baseline_nodeid(item: pytest.Item) -> str:
+    """Return the node id that baselines know a test by: all repetitions of a test have one.
+
+    Its repetitions are ``test_a[1-3]`` by pytest-repeat, and ``test_a[0]`` by pytest-flakefinder.
+    """
+    nodeid = plain_nodeid(item)
+    callspec = getattr(item, "callspec", None)
+    for start, pattern in _REPETITIONS.items() if callspec else ():
+        if any(name.startswith(start) for name in callspec.params):
+            nodeid = _without_repetition(nodeid, pattern)
+    return nodeid
+
+
+def possible_baseline_nodeids(nodeid: str) -> frozenset[str]:
+    """Return the node ids that baselines may know a test by, whose item is gone."""
+    return frozenset({nodeid, *(_without_repetition(nodeid, p) for p in _REPETITIONS.values())})
+
+
+def _without_repetition(nodeid: str, pattern: re.Pattern[str]) -> str:
+    test, bracket, ids = nodeid.removesuffix("]").partition("[")
+    left = pattern.sub("", ids)
+    return f"{test}[{left}]" if bracket and left else test if bracket else nodeid
 
 
 def reported_nodeid(report: pytest.TestReport, config: pytest.Config) -> str:

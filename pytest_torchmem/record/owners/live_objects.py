@@ -371,18 +371,15 @@ def running_frames() -> Iterator[FrameType]:
 
 
 def variables_of(frame: FrameType) -> dict[str, object]:
-    """Return the local variables of a frame, none of which the frame keeps for longer."""
+    """Return the variables of a frame, by name. A function's frame keeps none of them longer."""
     names = frame.f_locals
     variables = dict(names)
     # Before Python 3.13 a function's frame keeps the dict that it handed out, and with it what the
     # function has long deleted. Nobody but the frame, the name here and the call may refer to it.
     is_snapshot = frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(names, dict)
-    if is_snapshot and sys.getrefcount(names) <= _OWN_REFERENCES:
+    if is_snapshot and sys.getrefcount(names) <= 3:
         names.clear()
     return variables
-
-
-_OWN_REFERENCES: Final = 3
 
 
 # ``gc.freeze()`` takes objects out of the collector's sight: ``gc.get_objects`` and
@@ -411,12 +408,12 @@ def frozen_objects() -> list[object]:
         return []
     # A list display would be among the objects that it is made of, and would keep them.
     front = gc.get_objects()
-    front += [
-        *with_subclasses([object]),
-        *running_frames(),
-        sys.modules,
-        *sys.modules.values(),
-    ]
+    front += [*with_subclasses([object]), sys.modules, *sys.modules.values()]
+    for frame in running_frames():
+        # From Python 3.11 on a frame that runs does not say what its variables refer to. A list of
+        # ours that comes to be in itself would keep all that is in it.
+        if frame.f_code.co_filename != __file__:
+            front += [frame, *variables_of(frame).values()]
     # Modules and classes may be frozen themselves.
     seen, found = set(map(id, gc.get_objects())), []
     while front:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -104,12 +105,20 @@ class KnownModules:
 class OwnershipWatch:
     """Follows modules, optimizers and backward passes while a body runs, and logs what they own.
 
-    ``mark(kind, text)`` notes a moment in the recording and returns its number.
+    ``mark(kind, text)`` notes a moment in the recording and returns its number. ``interrupted()``
+    is to return a context without a profiler, which says whether there is none.
     """
 
-    def __init__(self, log: OwnershipLog, mark: Callable[[MarkKind, str], int]) -> None:
+    def __init__(
+        self,
+        log: OwnershipLog,
+        mark: Callable[[MarkKind, str], int],
+        interrupted: Callable[[], AbstractContextManager[bool]],
+    ) -> None:
         self._log = log
         self._mark = mark
+        self._interrupted = interrupted
+        self._engine_began = False
         self._modules = KnownModules()
         self._compiled_ran = False
         self._storages: dict[tuple[int, int], weakref.ref[torch.UntypedStorage]] = {}
@@ -241,6 +250,21 @@ class OwnershipWatch:
         for storage in self._unfollowed(live.storages):
             if storage.device.type == "cpu":
                 self._log.owner(mark, Ownership.SURVIVOR, storage)
+
+    def before_first_backward(self, roots: Iterable[object], engine: object) -> None:
+        """Have the engine begin its threads for devices between two sessions.
+
+        torch's Python tracer follows the threads that are there when a session begins. Without it
+        a forward pass that is run again in the backward pass has no modules.
+        """
+        devices = [device for device in _devices(roots) if device.type != "cpu"]
+        if self._engine_began or not devices:
+            return
+        self._engine_began = True
+        if not autograd.has_threads():
+            with self._interrupted() as is_interrupted:
+                if is_interrupted:
+                    autograd.await_engine(devices[0], engine)
 
     @quiet
     def before_backward(
@@ -427,6 +451,7 @@ class WatchedEngine:
                 tensors, grad_tensors, keep_graph, create_graph, *args, **kwargs
             )
             return passed
+        self._watch.before_first_backward(tensors, self._engine)
         leaves = self._watch.before_backward(tensors, grad_tensors, create_graph)
         hooks = self._watch.follow_gradients(tensors)
         gradients: tuple[torch.Tensor | None, ...] = ()
@@ -437,10 +462,14 @@ class WatchedEngine:
         finally:
             for hook in hooks:
                 hook.remove()
-            for device in {r.device for r in tensors if isinstance(r, torch.Tensor) and answers(r)}:
+            for device in _devices(tensors):
                 autograd.await_engine(device, self._engine)
             self._watch.after_backward(leaves, gradients or ())
         return gradients
+
+
+def _devices(roots: Iterable[object]) -> set[torch.device]:
+    return {r.device for r in roots if isinstance(r, torch.Tensor) and answers(r)}
 
 
 @quiet

@@ -40,7 +40,7 @@ class Patch:
     Attributes:
         name: The name, from its module on.
         why: What it is for, in one sentence.
-        releases: The releases of torch that need it, where not all do.
+        releases: The releases of torch, or of Python, that need it, where not all do.
     """
 
     name: str
@@ -63,6 +63,9 @@ _CALLED_IN: Final = "Tells in which module an operator runs."
 _NN: Final = "torch.nn.modules.module."
 #: Executors run a piece of work with it.
 RUN_ITEM: Final = "concurrent.futures.thread._WorkItem.run"
+#: `threading` starts its threads with the first from Python 3.13 on, before that with the second.
+THREAD_STARTERS: Final = ("threading._start_joinable_thread", "threading._start_new_thread")
+_KNOWN: Final = "Counts the threads that are known: others may allocate unseen."
 _OPTIM: Final = "torch.optim.optimizer."
 _ESTIMATED: Final = During.ESTIMATING
 _CASTS: Final = "Keeps autocast for CUDA from being off without a word."
@@ -84,6 +87,8 @@ PATCHES: Final = (
     Patch("torch.autograd.profiler.record_function.__exit__", _RANGE),
     Patch("threading.setprofile", "Counts what other threads allocate.", How.ADDED),
     Patch("_thread.start_new_thread", "Counts what a thread that has no object allocates."),
+    Patch(THREAD_STARTERS[0], _KNOWN, releases="Python 3.13 and later"),
+    Patch(THREAD_STARTERS[1], _KNOWN, releases="Python 3.12 and before"),
     Patch(RUN_ITEM, "Counts what an executor's threads allocate."),
     Patch(
         profiler.PREPARE,

@@ -21,6 +21,8 @@ _HARMLESS: Final = ("/utils/_contextlib.py",)
 _MODULES: Final = (*_HARMLESS, "/nn/modules/module.py", "/nn/modules/container.py")
 # and the conversion of a module, down to the swap of its tensors.
 _CONVERSION: Final = (*_HARMLESS, "/nn/modules/module.py", "/torch/utils/__init__.py")
+# These call the engine.
+_BACKWARD: Final = (*_MODULES, "/torch/_tensor.py", "/autograd/__init__.py", "/autograd/graph.py")
 
 
 class OpenRanges:
@@ -68,6 +70,10 @@ class OpenRanges:
     def in_conversion_at_most(self) -> bool:
         """Return whether nothing is open, and torch calls nothing but a module's conversion."""
         return self._open <= 0 and _calls_by_torch(_CONVERSION) <= self._around
+
+    def in_backward_at_most(self) -> bool:
+        """Return whether nothing is open, and torch calls nothing but modules and the engine."""
+        return self._open <= 0 and _calls_by_torch(_BACKWARD) <= self._around
 
 
 def _calls_by_torch(harmless: tuple[str, ...] = _HARMLESS) -> int:

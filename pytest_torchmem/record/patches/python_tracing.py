@@ -29,7 +29,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def _interpreter_call(name: str, result: Any) -> Any:
+def interpreter_call(name: str, result: Any) -> Any:
     """Return a function of the interpreter's; None where this release lacks it.
 
     It gets values of ctypes': to make them of others is a call, which fails deep in a recursion.
@@ -41,9 +41,9 @@ def _interpreter_call(name: str, result: Any) -> Any:
 
 
 # Python 3.10 lacks the two: nothing is suspended there, which costs time but no truth.
-_enter = _interpreter_call("PyThreadState_EnterTracing", None)
-_leave = _interpreter_call("PyThreadState_LeaveTracing", None)
-_current = _interpreter_call("PyThreadState_Get", ctypes.c_void_p)
+_enter = interpreter_call("PyThreadState_EnterTracing", None)
+_leave = interpreter_call("PyThreadState_LeaveTracing", None)
+_current = interpreter_call("PyThreadState_Get", ctypes.c_void_p)
 
 
 class TracingPause:
@@ -159,19 +159,20 @@ class ImportWatch:
                 return original(name, import_)
             if self.importing:
                 return load(name, import_)
-            self.importing = True
             compiler_is_new = not compiler.has_begun()
-            # Who measures coverage, or profiles, must see the calls.
-            if not profiler.others_listen():
-                tracing.suspend()
+            others_listen = profiler.others_listen()
+            self.importing = True
             try:
+                # Who measures coverage, or profiles, must see the calls.
+                if not others_listen:
+                    tracing.suspend()
                 return load(name, import_)
             finally:
-                if compiler_is_new and compiler.has_begun() and gc.isenabled():
-                    gc.collect()
-                # It takes a hundred thousand calls to find out which functions are ours.
-                tracing.suspend()
                 try:
+                    if compiler_is_new and compiler.has_begun() and gc.isenabled():
+                        gc.collect()
+                    # It takes a hundred thousand calls to find out which functions are ours.
+                    tracing.suspend()
                     done()
                 finally:
                     tracing.resume()

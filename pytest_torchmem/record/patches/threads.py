@@ -24,6 +24,12 @@ import torch
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.patches.thread_memory import ThreadMemory, name_thread, thread_name
+from pytest_torchmem.record.patches.unknown_threads import (
+    TASKS,
+    UnknownThreads,
+    name_of_task,
+    read_task,
+)
 from pytest_torchmem.record.torch_api import dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.values.json_values import Json
@@ -71,6 +77,7 @@ class ThreadWatch:
         self._thread = threading.get_ident()
         self._users: Any = None
         self._unfollowed: set[str] = set()
+        self._unknown = UnknownThreads()
 
     def install(self, patches: Installed) -> None:
         """Begin to watch threads that start from now on."""
@@ -83,6 +90,7 @@ class ThreadWatch:
             patches.replace(name, self._hidden)
         patches.replace(profiler.PREPARE, self._noticed)
         patches.replace("_thread.start_new_thread", self._followed)
+        self._unknown.install(patches)
         self._memory.install(patches)
 
     def _hidden(self, getter: Callable[[], object]) -> Callable[[], object]:
@@ -95,8 +103,10 @@ class ThreadWatch:
 
         return getprofile
 
-    def _followed(self, start: Callable[..., int]) -> Callable[..., int]:
-        @wraps(start)
+    def _followed(self, original: Callable[..., int]) -> Callable[..., int]:
+        start = self._unknown.counted(original)
+
+        @wraps(original)
         def start_new_thread(*args: object, **kwargs: object) -> int:
             # Python says what is wrong with other arguments.
             if args and callable(args[0]):
@@ -149,6 +159,7 @@ class ThreadWatch:
         return {
             "unseen_threads": sorted(names),
             "unfollowed_threads": sorted(self._unfollowed - names),
+            "unknown_threads": self._unknown.count(),
             "other_threads": self._memory.held(),
         }
 
@@ -277,8 +288,7 @@ def _events(root: profiler.ProfilerEvent) -> Iterator[profiler.ProfilerEvent]:
         waiting += reversed(event.children)
 
 
-# Linux alone tells what a thread does. Torch 2.6 gives the threads no name yet.
-_THREADS: Final = Path("/proc/self/task")
+# Torch 2.6 gives the threads no name yet.
 _NAME: Final = b"pt_gloo_runloop"
 # A thread may have work of another collective: nobody waits longer than this for it.
 _AT_MOST_S: Final = 2.0
@@ -297,7 +307,7 @@ class GlooWatch:
 
     def install(self, patches: Installed) -> None:
         """Begin, until ``patches`` are removed."""
-        if torch.distributed.is_available() and _THREADS.is_dir():
+        if torch.distributed.is_available() and TASKS.is_dir():
             patches.replace("torch.distributed.Work.wait", _waiting)
 
 
@@ -328,16 +338,9 @@ def await_gloo() -> None:
 
 def _gloo_threads() -> Iterator[Path]:
     """Return the folder in which Linux describes each thread of gloo's."""
-    return (thread for thread in _THREADS.iterdir() if _read(thread / "comm").strip() == _NAME)
+    return (thread for thread in TASKS.iterdir() if name_of_task(thread) == _NAME)
 
 
 def _is_running(thread: Path) -> bool:
     # The letter after the name, which is in parentheses and may hold any.
-    return _read(thread / "stat").rpartition(b") ")[2].startswith((b"R", b"D"))
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError:  # the thread has ended
-        return b""
+    return read_task(thread / "stat").rpartition(b") ")[2].startswith((b"R", b"D"))

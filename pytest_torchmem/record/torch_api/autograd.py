@@ -115,7 +115,7 @@ def await_engine(device: torch.device, watched: Any = None) -> None:
     """
     if device.type == "cpu" or in_backward() or within_transform():
         return
-    if watched is None and not _has_threads():
+    if watched is None and not has_threads():
         return
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return
@@ -137,7 +137,7 @@ def await_engine(device: torch.device, watched: Any = None) -> None:
 _THREADS: Final = Path("/proc/self/task")
 
 
-def _has_threads() -> bool:
+def has_threads() -> bool:
     """Return whether the engine may have threads for devices, which it gets when it first works.
 
     We must not be the first: it refuses to work in the children of a process that has them.

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from operator import attrgetter
+from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
 
@@ -256,6 +257,38 @@ def users_function(found: Any) -> Any:
 _TOOL: Final = "PyTorch Profiler"
 
 
+# Those that Python has named for nobody come first, that of profilers last.
+_TOOL_IDS: Final = (3, 4, 5, 0, 1, 2)
+
+
+@contextmanager
+def _beside_other_tools() -> Iterator[None]:
+    """Let torch's Python tracer begin or end, and not as the tool that `cProfile` is.
+
+    On Python 3.12 both are tools of `sys.monitoring`, by the one number that it has for profilers.
+    The tracer calls its functions by their names.
+    """
+    if sys.version_info[:2] != (3, 12):
+        yield
+        return
+    monitoring = sys.monitoring
+    names = {number: monitoring.get_tool(number) for number in _TOOL_IDS}
+    ours = next((n for name in (_TOOL, None) for n in names if names[n] == name), _TOOL_IDS[-1])
+    calls = ("get_tool", "use_tool_id", "register_callback", "set_events", "free_tool_id")
+    before = [getattr(monitoring, call) for call in calls]
+    for call, original in zip(calls, before, strict=True):
+        setattr(monitoring, call, _with_number(original, ours))
+    try:
+        yield
+    finally:
+        for call, original in zip(calls, before, strict=True):
+            setattr(monitoring, call, original)
+
+
+def _with_number(call: Callable[..., object], number: int) -> Callable[..., object]:
+    return lambda _, *rest: call(number, *rest)
+
+
 def others_listen() -> bool:
     """Return whether anybody but torch's Python tracer follows what this thread calls.
 
@@ -303,7 +336,8 @@ class Profiler:
         with _without_own_log():
             _autograd._prepare_profiler(self._config, self._activities)
             self._profile_function.take()
-            _autograd._enable_profiler(self._config, self._activities)
+            with _beside_other_tools():
+                _autograd._enable_profiler(self._config, self._activities)
         self._tracer = type(_profile_function())
 
     def is_undisturbed(self) -> bool:
@@ -339,7 +373,8 @@ class Profiler:
                 if self.is_replaced:
                     # Torch crashes at the end of a session where there is none in its place.
                     _autograd._prepare_profiler(self._config, self._activities)
-                result = _autograd._disable_profiler()
+                with _beside_other_tools():
+                    result = _autograd._disable_profiler()
         except RuntimeError as error:
             reason = f"torch's profiler failed: {str(error).splitlines()[0]}"
             raise RecordingError(_REPLACED if self.is_replaced else reason) from None
@@ -350,13 +385,31 @@ class Profiler:
         return result
 
 
+# The names of modules whose files have been looked at, and of those whose path is not UTF-8.
+_looked_at: Final[set[str]] = set()
+_not_text: Final[set[str]] = set()
+
+
 def _paths_are_text() -> bool:
     """False where the path of a source may not be UTF-8: torch's Python tracer raises there.
 
     Without it, no event has a source line or a module.
     """
-    paths = [path for path in sys.path if not path.isascii()]
-    return all(path.encode(errors="replace").decode() == path for path in paths)
+    if not _looked_at.issuperset(sys.modules):
+        fresh = sys.modules.keys() - _looked_at
+        _looked_at.update(fresh)
+        _not_text.update(name for name in fresh if not _is_text(_file_of(sys.modules.get(name))))
+    return _not_text.isdisjoint(sys.modules) and all(map(_is_text, sys.path))
+
+
+def _file_of(module: object) -> str:
+    """Return the file that a module comes from; none of a program's own code runs."""
+    file = vars(module).get("__file__") if issubclass(type(module), ModuleType) else None
+    return file if isinstance(file, str) else ""
+
+
+def _is_text(path: str) -> bool:
+    return path.isascii() or path.encode(errors="replace").decode() == path
 
 
 # The threads of pools that lived as a session ended.

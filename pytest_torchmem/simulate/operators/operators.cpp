@@ -207,7 +207,7 @@ class Call {
   // Whether all that it is given is exact, and small enough to be computed.
   bool knows_all() const { return small_ && exact_; }
 
-  // What the kernel would have asserted, where an index is known to be out of bounds; "" otherwise.
+  // What the kernel would have asserted, where values are known not to hold it; "" otherwise.
   const std::string& failed_assertion() const { return failed_assertion_; }
 
  private:
@@ -288,7 +288,7 @@ class Call {
       return computed_ = true;
     } catch (const c10::Error& error) {
       const std::string said = error.what_without_backtrace();
-      if (exact_ && says_out_of_bounds(said)) failed_assertion_ = said;
+      if (exact_ && (op_.rule.asserts || says_out_of_bounds(said))) failed_assertion_ = said;
       return false;
     } catch (const std::exception&) {
       return false;  // it does not take these on the CPU
@@ -476,7 +476,8 @@ bool is_wanted(const Handle& handle) {
                         name.name == "aten::conj_physical_" || name.name == "aten::mode" ||
                         name.name == "aten::_is_all_true";
   if (!handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA) && !composed) return false;
-  const bool tells_values = rule_of(name.name).host_reads;
+  const Rule rule = rule_of(name.name);
+  const bool tells_values = rule.host_reads || rule.asserts;
   return (tells_values || writes_values(handle.schema())) && !leaves_values_alone(name.name);
 }
 

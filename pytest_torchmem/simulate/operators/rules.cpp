@@ -20,7 +20,7 @@ using Names = std::vector<std::string>;
 const Names kLeftAlone = {
     "empty*", "new_empty*", "resize*", "set_*", "_resize_output*", "as_strided*", "view",
     "_reshape_alias*", "alias", "detach*", "unfold", "_local_scalar_dense", "record_stream",
-    "is_pinned", "_pin_memory", "_lazy_clone", "_assert_async", "_cudnn_init_dropout_state",
+    "is_pinned", "_pin_memory", "_lazy_clone", "_cudnn_init_dropout_state",
     "_efficientzerotensor*", "_cudnn_rnn_flatten_weight",
 };
 
@@ -236,6 +236,7 @@ Rule rule_of(const std::string& name) {
   rule.counts_changes = is_one_of(name, {"mode"});
   rule.compares = is_one_of(name, kCompares);
   rule.is_check = is_one_of(name, {"_is_all_true"});
+  rule.asserts = is_one_of(name, {"_assert_async"});
   rule.finds_all = rule.is_check || is_one_of(name, {"all"});
   // Its kernel computes on the host, with what it has copied there.
   rule.reads_for_itself = is_one_of(name, {"linalg_eig", "linalg_eigvals", "_linalg_eigvals"});

@@ -21,6 +21,7 @@ struct Rule {
   bool compares = false;          // returns a mask: as many numbers are compared as a mask may have
   bool finds_all = false;         // says whether all of a mask is set
   bool is_check = false;          // does so for a check of torch's own
+  bool asserts = false;           // fails where what it is given is known to be false
   bool reads_for_itself = false;  // what its kernel's host part reads decides no shape
   bool runtime_writes = false;    // the runtime copies or sets what this writes, where it can
   bool overwrites = false;        // what stood where it writes does not matter

@@ -370,10 +370,8 @@ cudaError_t cudaFree(void* pointer) {
   return cudaSuccess;
 }
 
-cudaError_t cudaMallocAsync(void** out, size_t bytes, cudaStream_t) {
-  return cudaMalloc(out, bytes);
-}
-cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) { return cudaFree(pointer); }
+// Pages that move between the host and a device are counted as the device's.
+cudaError_t cudaMallocManaged(void** out, size_t bytes, unsigned) { return cudaMalloc(out, bytes); }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *total = gpu().bytes;

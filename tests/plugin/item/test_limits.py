@@ -312,6 +312,16 @@ def test_with_a_line_for_each_failure_it_has_the_test_and_the_first_sentence(pro
     result.stdout.fnmatch_lines(["*memory_budget, total: cannot read '1 gibi' as a size*"])
 
 
+def test_the_debugger_is_preceded_by_the_failure_in_any_style(project):
+    # With --pdb pytest writes no line for each failure at the end.
+    project.write(OVER)
+    quiet = "import pdb\nclass Quiet(pdb.Pdb):\n    def interaction(self, *_): pass"
+    project.pytester.makepyfile(quiet=quiet)
+    project.pytester.syspathinsert()
+    result = project.run("--tb=line", "--pdb", "--pdbcls=quiet:Quiet")
+    result.stdout.fnmatch_lines(["*>> traceback >>*", FIRST.removeprefix("Failed: ")])
+
+
 def test_junits_message_is_the_first_sentence_and_its_text_the_whole(project):
     project.write(OVER)
     project.run("--junitxml=run.xml")

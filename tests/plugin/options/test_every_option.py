@@ -75,6 +75,18 @@ def test_a_value_without_meaning_is_told_with_where_it_was_given(project, name, 
     refused(f"{ini} in ../tox.ini", "..")
 
 
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.default == ""], ids=lambda o: o.name)
+def test_an_option_with_nothing_after_it_is_refused_and_can_be_switched_off(project, option):
+    """A variable that is not set stands in a script: ``--torchmem-report=$OUT``."""
+    project.write("def test_a(): pass")
+    result = project.run(f"{option.flag}=")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    off = f"-o {option.ini}="
+    told = f"ERROR: {option.flag}: nothing stands after it; leave it out, or write {off} for none *"
+    result.stderr.fnmatch_lines([told])
+    assert project.run(*off.split()).ret == pytest.ExitCode.OK
+
+
 def test_every_option_has_a_value_without_meaning_or_takes_any_text():
     any_text = {"baseline-from", "baseline-dir"}
     # They are read before the others, and their own files say what is refused.

@@ -66,7 +66,18 @@ gc.disable()
 found, seen = look()
 looked = [found, seen() is None]
 gc.enable()
+def serve():
+    local = nn.Linear(8, 8)
+    gc.freeze()
+    x = torch.ones(4, 8)
+    with measure("serve", device="cpu") as measured:
+        local(x)
+        gone = weakref.ref(x)
+        del x
+        freed = gone() is None
+    return freed, {c.value: n for c, n in measured.result.peak.by_category.items() if n}
 print(json.dumps({
+    "served": serve(),
     "categories": [
         {c.value: n for c, n in r.peak.by_category.items() if n} for r in (before, after)
     ],
@@ -100,5 +111,9 @@ def test_a_frozen_model_is_measured_and_a_frozen_holder_is_named() -> None:
     # Some of what was frozen may be gone; nothing was added.
     assert at_first - 1000 < at_last <= at_first
     assert said["enabled"]
+    # A model that only a running function has is found, and the look keeps no variable of it alive.
+    freed, categories = said["served"]
+    assert freed
+    assert categories["parameter"] == 4 * (8 * 8 + 8)
     # A look keeps nothing of what it finds, not even for the collector.
     assert said["looked"] == [True, True]

@@ -6,6 +6,7 @@ import copy
 import io
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -35,7 +36,7 @@ class Watched:
         self.strings = StringTable()
         self.log = OwnershipLog(self.strings, StringTable())
         self.marks: list[tuple[MarkKind, str]] = []
-        self.watch = OwnershipWatch(self.log, self._mark)
+        self.watch = OwnershipWatch(self.log, self._mark, lambda: nullcontext(False))
         self.patches = Installed()
 
     def install(self) -> None:

@@ -31,7 +31,8 @@ def in_place() -> dict[str, object]:
     found: dict[str, object] = {}
     for patch in PATCHES:
         where, _, attribute = patch.name.rpartition(".")
-        if patch.how is How.REPLACED:
+        is_there = hasattr(pkgutil.resolve_name(where), attribute)
+        if patch.how is How.REPLACED and is_there:
             found[patch.name] = id(vars(pkgutil.resolve_name(where)).get(attribute))
     for place in ("torch.nn.modules.module", "torch.optim.optimizer"):
         for name, value in vars(pkgutil.resolve_name(place)).items():

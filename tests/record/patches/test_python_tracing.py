@@ -19,7 +19,7 @@ from pytest_torchmem.record.patches.python_tracing import (
     TracingPause,
     quiet,
 )
-from pytest_torchmem.record.torch_api import compiler
+from pytest_torchmem.record.torch_api import compiler, profiler
 from tests.record.patches.profiled import profiled
 
 pytestmark = pytest.mark.skipif(
@@ -154,6 +154,31 @@ def test_what_is_imported_already_is_no_import(
         assert done == []
         importlib.import_module("imported_for_the_first_time")
         assert done == ["done"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(profiler, "others_listen"), (TracingPause, "suspend")]
+)
+def test_an_import_that_cannot_be_watched_fails_alone(
+    owner: object, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deep in a recursion each call may be one too many."""
+    module = f"imported_without_{name}"
+    (tmp_path / f"{module}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def fails(*_: object) -> bool:
+        raise RecursionError
+
+    watch = ImportWatch(lambda: None)
+    with Installed() as patches:
+        watch.install(patches)
+        with monkeypatch.context() as deep:
+            deep.setattr(owner, name, fails)
+            with pytest.raises(RecursionError):
+                importlib.import_module(module)
+        assert not watch.importing
+        importlib.import_module(module)
 
 
 def test_what_is_done_after_an_import_is_not_followed(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import _thread
+import ctypes
 import queue
 import sys
 import threading
 import time
+from _thread import start_new_thread
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -509,3 +511,58 @@ def test_a_thread_that_is_not_followed_to_its_end_is_named(monkeypatch: pytest.M
 
     (spot,) = measured(lambda: in_thread(work)).blind_spots
     assert "may be missing from the figures: loader made too many calls to be followed" in spot
+
+
+def by_a_name_from_before(work: Callable[[], object]) -> None:
+    over = _thread.allocate_lock()
+    over.acquire()
+    start_new_thread(lambda: (work(), over.release()), ())
+    over.acquire()
+
+
+def by_a_library_in_c(work: Callable[[], object]) -> None:
+    libc = ctypes.CDLL(None)
+    libc.pthread_join.argtypes = (ctypes.c_ulong, ctypes.c_void_p)
+
+    @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+    def run(_: object) -> None:
+        work()
+
+    thread = ctypes.c_ulong()
+    assert libc.pthread_create(ctypes.byref(thread), None, run, None) == 0
+    libc.pthread_join(thread, None)
+
+
+STARTERS = (
+    by_a_name_from_before,
+    pytest.param(
+        by_a_library_in_c,
+        marks=pytest.mark.skipif(sys.platform != "linux", reason="pthreads of the C library"),
+    ),
+)
+
+
+@pytest.mark.parametrize("start", STARTERS)
+def test_a_thread_that_nobody_knows_is_noticed(start: Callable[[Callable[[], object]], None]):
+    assert measured(int).blind_spots == ()
+    (spot,) = measured(lambda: start(doubled)).blind_spots
+    assert "may be missing from the figures: a thread that Python's `threading` did" in spot
+
+
+def test_threads_that_are_known_are_no_unknown_ones():
+    def body() -> None:
+        in_thread(int)
+        _thread.start_new_thread(int, ())
+        with ThreadPoolExecutor(2) as executor, ThreadPool(2) as pool:
+            executor.submit(in_thread, int).result()
+            pool.map(int, range(4))
+        timer = threading.Timer(60, int)
+        timer.start()
+        timer.cancel()
+        torch.ones(1 << 20).sum()  # torch's threads for parts of an operator
+
+    measurement = BodyMeasurement("cpu")
+    measurement.start()
+    with measurement.region("one") as region:
+        body()
+    assert region.result.blind_spots == measurement.stop().blind_spots == ()

@@ -45,6 +45,7 @@ def _of_python() -> dict[str, object]:
             threading.getprofile(),
             threading.gettrace(),
         ),
+        "calls are heard": hears_calls(),
         "monitoring": [monitoring.get_tool(n) for n in range(6)] if monitoring else None,
         # Not the few objects that Python 3.12 itself has frozen: a measurement thaws them.
         "collector": (gc.isenabled(), gc.get_threshold(), frozen_count(), gc.get_debug()),
@@ -75,6 +76,18 @@ def _of_python() -> dict[str, object]:
             for name, logger in sorted(_loggers().items())
         ],
     }
+
+
+def hears_calls() -> bool:
+    """Return whether a profile function is called: a pause that nobody ends would last for good."""
+    heard: list[str] = []
+    before = sys.getprofile()
+    sys.setprofile(lambda _frame, event, _argument: heard.append(event))
+    try:
+        len(heard)
+    finally:
+        sys.setprofile(before)
+    return bool(heard)
 
 
 def _loggers() -> Mapping[str, logging.Logger]:

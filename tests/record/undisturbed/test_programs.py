@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from pytest_torchmem.record.patches.python_tracing import TracingPause
 from tests.measured import measured
-from tests.record.undisturbed.state import NIGHTLY, PROGRAMS, ended, state
+from tests.record.undisturbed.state import NIGHTLY, PROGRAMS, ended, hears_calls, state
 
 for file in sorted(Path(__file__).parent.glob("programs_*.py")):
     importlib.import_module(f"tests.record.undisturbed.{file.stem}")
@@ -19,14 +20,8 @@ for file in sorted(Path(__file__).parent.glob("programs_*.py")):
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-_TAKEN = pytest.mark.xfail(
-    sys.version_info[:2] == (3, 12), reason="torch's tracer takes what cProfile needs", strict=True
-)
-
-
 def named(name):
-    marks = [_TAKEN] if name == "profiles_itself" else []
-    return pytest.param(name, id=f"nightly-{name}" if name in NIGHTLY else name, marks=marks)
+    return pytest.param(name, id=f"nightly-{name}" if name in NIGHTLY else name)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,6 +43,16 @@ def test_a_program_ends_as_without_a_measurement(name):
 
 def test_there_are_enough_programs():
     assert len(PROGRAMS) >= 150
+
+
+def test_a_pause_of_tracers_that_nobody_ends_would_be_noticed():
+    pause = TracingPause()
+    pause.suspend()
+    try:
+        heard = hears_calls()
+    finally:
+        pause.resume()
+    assert (heard, hears_calls()) == (sys.version_info < (3, 11), True)
 
 
 def test_what_a_measurement_leaves_would_be_noticed():
