@@ -166,6 +166,7 @@ def holds_memory(device: torch.device) -> bool:
 def workspace_bytes(device: torch.device) -> list[int]:
     """Sizes that the workspaces of cuBLAS and cuBLASLt have on a device; none on the CPU.
 
+    Newer releases of torch say them, and a program may set them. In others,
     ``CUBLAS_WORKSPACE_CONFIG`` is a list of ``:KiB:count``. Without it torch takes 32 MiB on Hopper
     and later, and two of 4 MiB with eight of 16 KiB elsewhere. Releases in which cuBLASLt does not
     use that one give it ``CUBLASLT_WORKSPACE_SIZE`` KiB, or 1 MiB. See
@@ -173,6 +174,8 @@ def workspace_bytes(device: torch.device) -> list[int]:
     """
     if device.type != "cuda":
         return []
+    if told := allocator.cublas_workspace_bytes():
+        return told
     own = KiB * (_whole_number("CUBLASLT_WORKSPACE_SIZE") or 1024)
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:

@@ -55,11 +55,13 @@ def _environment(device: torch.device) -> dict[str, str]:
 
 # What oneDNN may use, and whether torch uses it, decides how wide its layouts and scratch are.
 _CPU_LIBRARIES: Final = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-# The sizes of the workspaces that stay allocated, and without the caching allocator no rounding.
+# The sizes of workspaces and whether they stay, and without the caching allocator no rounding.
 _GPU_LIBRARIES: Final = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUBLASLT_WORKSPACE_SIZE",
     "HIPBLASLT_WORKSPACE_SIZE",
+    "TORCH_CUBLAS_WORKSPACE_CACHE",
+    "TORCH_CUBLASLT_UNIFIED_WORKSPACE",
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "PYTORCH_NO_HIP_MEMORY_CACHING",
 )

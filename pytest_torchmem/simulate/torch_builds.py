@@ -16,10 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from packaging.requirements import Requirement
+
 from pytest_torchmem.simulate.build import LIBRARY, SOURCES, SOURCES_OF_OPERATORS, build, take_built
 from pytest_torchmem.values.errors import SimulationError
 
-CHECKED: Final = ("2.6", "2.11", "2.13")
+CHECKED: Final = ("2.6", "2.11", "2.13", "2.15")
 """The releases of torch that the simulated runtime was run with."""
 
 MACHINES: Final = ("x86_64", "aarch64")
@@ -29,7 +31,7 @@ SHIPPED: Final = Path(__file__).with_name("shipped")
 """A wheel for one platform has runtimes here, in a folder for each build of torch."""
 
 FETCH_COMMAND: Final = "torchmem simulate --fetch"
-_SIZE: Final = "0.9 to 1.3 GB to fetch, twice that on disk, once for each release"
+_SIZE: Final = "0.9 to 1.5 GB to fetch, twice that on disk, once for each release"
 # The first release of cuDNN that plans for a GPU that is not there.
 _FIRST_PLANNER: Final = (9, 8)
 # The headers of the CUDA runtime, as torch's wheels of that CUDA release would install them.
@@ -121,8 +123,9 @@ def _fetch_torch(site: Path, version: str, patience_s: float) -> None:
     if not (site / "torch" / "lib" / "libtorch_cuda.so").exists():
         shutil.rmtree(site)
         raise SimulationError(f"the package index has torch {version} without CUDA only")
-    needed = [need for need in _needs(_fetched_torch(site)) if need[0] == "triton"]
-    _pip(site, ["==".join(need) for need in needed], patience_s)
+    needed = [str(need) for need in _needs(_fetched_torch(site)) if need.name == "triton"]
+    if needed:
+        _pip(site, needed, patience_s)
     (site / "fetched").touch()
 
 
@@ -130,18 +133,28 @@ def _fetched_torch(site: Path) -> metadata.Distribution:
     return next(iter(metadata.distributions(name="torch", path=[str(site)])))
 
 
-def _needs(distribution: metadata.Distribution) -> list[tuple[str, str]]:
-    """Return the name and release of each package that a torch needs in one release alone."""
-    found = (re.match(r"([\w-]+)\W*==\s*([\d.]+)", need) for need in distribution.requires or ())
-    return [(one[1], one[2]) for one in found if one]
+def _needs(distribution: metadata.Distribution) -> list[Requirement]:
+    """Return the packages that a torch needs here, in which releases, without the condition."""
+    needs = map(Requirement, distribution.requires or ())
+    here = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    for need in here:
+        need.marker = None
+    return here
+
+
+def _only_release(need: Requirement) -> str:
+    """Return the only release that will do; ``""`` where more will."""
+    exact = [each.version for each in need.specifier if each.operator == "=="]
+    return exact[0] if exact else ""
 
 
 def _planner(distribution: metadata.Distribution) -> tuple[str, str]:
     """Return the package and release of the cuDNN that plans for a torch, or twice ``""``."""
-    for name, release in _needs(distribution):
-        first = tuple(int(part) for part in release.split(".")[:2])
-        if name.startswith("nvidia-cudnn") and first >= _FIRST_PLANNER:
-            return name, release
+    for need in _needs(distribution):
+        release = _only_release(need)
+        if need.name.startswith("nvidia-cudnn") and release:
+            first = tuple(int(part) for part in release.split(".")[:2])
+            return (need.name, release) if first >= _FIRST_PLANNER else ("", "")
     return "", ""
 
 
@@ -264,8 +277,9 @@ def shipped_folder(built: TorchBuild) -> Path:
 def _versions_of_libraries(distribution: metadata.Distribution | None) -> list[str]:
     """Return cuDNN's and NCCL's release as torch was built for them: it chooses paths by them."""
     macros = []
-    for name, release in _needs(distribution) if distribution else ():
-        if found := re.match(r"nvidia-(cudnn|nccl)-cu", name):
+    for need in _needs(distribution) if distribution else ():
+        found = re.match(r"nvidia-(cudnn|nccl)-cu", need.name)
+        if found and (release := _only_release(need)):
             major, minor, patch = (int(part) for part in release.split(".")[:3])
             number = 10000 * major + 100 * minor + patch
             macros.append(f"{found[1].upper()}_VERSION={number}")

@@ -54,7 +54,7 @@ def test_a_torch_for_the_cpu_is_told_with_the_command_and_the_size():
     with pytest.raises(SimulationError) as raised:
         torch_builds.torch_build()
     assert "torch 2.13.0 is installed for the CPU" in str(raised.value)
-    assert "`torchmem simulate --fetch` fetches it (0.9 to 1.3 GB" in str(raised.value)
+    assert "`torchmem simulate --fetch` fetches it (0.9 to 1.5 GB" in str(raised.value)
 
 
 def test_what_pip_says_is_told_when_a_fetch_fails(cpu_torch, monkeypatch):
@@ -86,6 +86,33 @@ def test_cudnn_is_looked_for_beside_torch_where_it_can_plan(tmp_path, monkeypatc
         libraries if found else None
     )
     assert torch_builds._has_planner(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("needs", "fetched"),
+    [
+        (["triton~=3.9.0; python_version < '99'", "nvidia-nccl-cu13==2.30.7"], ["triton~=3.9.0"]),
+        (["triton (==3.2.0) ; platform_system == 'Linux'"], ["triton==3.2.0"]),
+        (["triton==3.6.0; platform_system == 'Windows'", "triton; extra == 'all'"], []),
+    ],
+)
+def test_the_triton_that_a_torch_needs_is_fetched_with_it(cpu_torch, monkeypatch, needs, fetched):
+    site, requested = torch_builds._fetched_site("2.13.0"), []
+
+    def pip(target, requirements, _patience_s):
+        requested.append(requirements)
+        library = target / "torch" / "lib" / "libtorch_cuda.so"
+        known = target / "torch-2.13.0.dist-info" / "METADATA"
+        for path in (library, known):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        library.touch()
+        written = "".join(f"Requires-Dist: {need}\n" for need in needs)
+        known.write_text(f"Name: torch\nVersion: 2.13.0\n{written}")
+
+    monkeypatch.setattr(torch_builds, "_pip", pip)
+    torch_builds._fetch_torch(site, "2.13.0", 1)
+    assert requested == [["torch==2.13.0"], *([fetched] if fetched else [])]
+    assert (site / "fetched").exists()
 
 
 def test_an_installed_cuda_build_is_seen_through_links(cpu_torch, monkeypatch):

@@ -185,8 +185,8 @@ def decide(facts: Facts, storage_count: int) -> Decisions:
 
 
 def find_workspaces(facts: Facts, _: Labels) -> Iterator[Claim]:
-    """Library scratch on a GPU: no tensor has it, and it outlives the operator that caused it."""
-    reason = "no tensor has it, it is as large as a workspace and outlives its operator"
+    """Scratch of a GPU's libraries: no tensor has it, and an operator that multiplies took it."""
+    reason = "no tensor has it, and it is as large as a workspace of the operator's library"
     yield Claim(Category.WORKSPACE, facts.workspaces, reason)
 
 

@@ -216,9 +216,11 @@ class _Members:
 
 # Operators that make a library set up its scratch space.
 _GEMM_WORDS: Final = (
-    *("mm", "linear", "conv", "matmul", "dot", "mv", "scaled"),
+    *("mm", "linear", "matmul", "dot", "mv", "scaled"),
     *("linalg", "solve", "cholesky", "lu_"),
 )
+# It may multiply, or have scratch of cuDNN's that is as large by chance, and is freed with it.
+_CONVOLUTION: Final = "conv"
 # They look for cuBLAS before they take memory for their result, which is one number.
 _NUMBER_LAST: Final = ("aten::dot", "aten::vdot")
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
@@ -279,9 +281,10 @@ class MeasuredFacts(Evidence):
     def workspaces(self) -> Mask:
         """On a GPU an allocation without a tensor in it, within an operator that multiplies.
 
-        It has the size of a workspace, outlives the operator, and is not the operator's output.
-        Where operators are not observed, as in the backward pass of a ``torch.func`` transform, it
-        is one that no tensor or owner ever has, and that stays.
+        It has the size of a workspace, and is not the operator's output. Until torch 2.14 it stays
+        with the handle of the library; since then each call takes one and frees it. Where operators
+        are not observed, as in the backward pass of a ``torch.func`` transform, it is one that no
+        tensor or owner ever has, and that stays.
         """
         trace, storages = self.tree.trace, self.storages
         sizes = trace.meta.get("workspace_bytes", [])
@@ -293,11 +296,12 @@ class MeasuredFacts(Evidence):
         parents = self._operators_around(storages.event)
         names = np.append(trace.events["name"], np.int32(-1))[np.where(parents >= 0, parents, -1)]
         in_gemm = trace.texts_are(names, lambda text: any(word in text for word in _GEMM_WORDS))
+        in_convolution = trace.texts_are(names, lambda text: _CONVOLUTION in text)
         unseen &= np.isin(storages.size_bytes, sizes)
         mentioned = np.zeros(len(storages) + 1, np.bool_)
         mentioned[storages.of_tensor] = mentioned[storages.of_owner] = True
         stays = (storages.died == NEVER) & ~mentioned[:-1]
-        within = in_gemm & self.survives & ~self._is_output(parents)
+        within = (in_gemm | (in_convolution & self.survives)) & ~self._is_output(parents)
         found: Mask = unseen & (within | (allocated & (parents < 0) & stays))
         return found
 

@@ -102,3 +102,11 @@ def cuda_clear_cublas_workspaces() -> None:
     clear: Callable[[], None] | None = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:
         clear()
+
+
+def cublas_workspace_bytes() -> list[int]:
+    """Sizes of a workspace of cuBLAS and of cuBLASLt, as torch has them; none before torch says."""
+    blas: Any = torch.backends.cuda
+    if not hasattr(blas, "cublas_workspace_size"):
+        return []
+    return [blas.cublas_workspace_size(), blas.cublaslt_workspace_size()]

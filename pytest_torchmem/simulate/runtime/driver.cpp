@@ -160,6 +160,12 @@ CUresult cuStreamSynchronize(CUstream stream) {
   return CUDA_SUCCESS;
 }
 
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* out) {
+  *out = is_capturing(reinterpret_cast<cudaStream_t>(stream)) ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                                               : CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
+}
+
 CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
   copy_bytes(to, reinterpret_cast<void*>(from), bytes);
   return CUDA_SUCCESS;

@@ -83,6 +83,8 @@ void note_unknown_read();
 void enqueue(cudaStream_t stream, double microseconds);
 // The host waits for a stream, as it does for a copy to its own memory.
 void wait_for(cudaStream_t stream);
+// Whether a stream's work is captured into a graph.
+bool is_capturing(cudaStream_t stream);
 // Does a piece of work that changes memory: now, or at each launch of the graph that a stream's work
 // is captured into.
 void do_or_capture(cudaStream_t stream, std::function<void()> work);

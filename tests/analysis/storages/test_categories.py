@@ -374,13 +374,29 @@ def workspace_trace(b: TraceBuilder) -> Trace:
     return trace
 
 
-def test_a_workspace_is_scratch_of_a_known_size_that_outlives_its_operator():
+def test_a_workspace_is_scratch_of_a_known_size_that_no_tensor_has():
     b = TraceBuilder()
     with b.op("aten::mm"):
         result, workspace = b.alloc(64), b.alloc(4096)
     profile = analyze(workspace_trace(b))
     assert label_of(profile, workspace) is Category.WORKSPACE
     assert label_of(profile, result) is Category.TEMPORARY
+
+
+def test_a_workspace_may_be_freed_with_its_product_and_scratch_of_a_convolution_is_none():
+    b = TraceBuilder()
+    with b.op("aten::addmm"):
+        _, workspace = b.alloc(64), b.alloc(4096)
+        b.free(workspace)
+    with b.op("aten::cudnn_convolution"):
+        _, freed = b.alloc(64), b.alloc(4096)
+        b.free(freed)
+    with b.op("aten::cudnn_convolution"):
+        _, kept = b.alloc(64), b.alloc(4096)
+    profile = analyze(workspace_trace(b))
+    assert label_of(profile, workspace) is Category.WORKSPACE
+    assert label_of(profile, freed) is Category.TEMPORARY
+    assert label_of(profile, kept) is Category.WORKSPACE
 
 
 def test_a_workspace_is_known_within_a_range_that_its_operator_opens():
