@@ -36,7 +36,7 @@ def explanations(
     ``at`` is ``"peak"`` or a time in milliseconds, as the columns show it. ``passes`` are category
     passes of the user: ``conftest.py:kv_cache``. Raises `TraceError` and `MarkerError`.
     """
-    if kind_of(path) is not Recording.TRACE:
+    if path.exists() and kind_of(path) is not Recording.TRACE:
         raise TraceError(
             f"{path} is no recording, and only a recording knows each storage: keep one with "
             "torchmem.save_trace(path) in the test"

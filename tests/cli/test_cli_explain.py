@@ -108,6 +108,12 @@ def test_a_results_file_is_refused_with_the_way_to_a_recording(command, tmp_path
     assert err.rstrip().endswith("[bad-trace]")
 
 
+def test_a_file_that_is_not_there_is_said_to_be_missing(command, tmp_path):
+    code, _, err = command("explain", tmp_path / "gone.npz")
+    assert code == Exit.BAD_INPUT
+    assert err.rstrip().endswith("as a trace: No such file or directory [bad-trace]")
+
+
 def test_a_moment_that_means_nothing_is_bad_input(command, trace):
     code, _, err = command("explain", trace, "--at", "end")
     assert code == Exit.BAD_INPUT

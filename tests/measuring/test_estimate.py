@@ -597,3 +597,19 @@ def test_tensors_that_stay_on_another_device_are_refused_in_words():
 
     with pytest.raises(EstimateError, match="tensors that nobody could move"):
         estimate(step, device="cuda", backward=False)
+
+
+def test_a_program_that_makes_tensors_on_its_own_device_is_estimated_for_another():
+    cache, layer, x = torch.zeros(32, 64), nn.Linear(64, 64), torch.randn(4, 64)
+
+    def step(x):
+        cache[:4] = layer(x)
+        return torch.cat([cache, torch.ones(4, 64, device="cpu")])
+
+    with torch.no_grad():
+        step(x)
+        result = estimate(step, x, backward=False, device="cuda")
+    assert result.device == "cuda:0"
+    # The layer, its input and the cache; then the ones and the result.
+    kept = (64 * 65 + 4 * 64 + 32 * 64) * 4
+    assert result.peak.total == kept + (4 * 64 + 36 * 64) * 4

@@ -16,7 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_torchmem import estimate, measure
-from pytest_torchmem.record.fake.unknown import UnknownNumber
+from pytest_torchmem.record.fake.stand_ins.unknown import UnknownNumber
 from pytest_torchmem.values.errors import EstimateError
 
 

@@ -80,9 +80,9 @@ def baseline_nodeid(item: pytest.Item) -> str:
     Its repetitions are ``test_a[1-3]`` by pytest-repeat, and ``test_a[0]`` by pytest-flakefinder.
     """
     nodeid = plain_nodeid(item)
-    callspec = getattr(item, "callspec", None)
-    for start, pattern in _REPETITIONS.items() if callspec else ():
-        if any(name.startswith(start) for name in callspec.params):
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    for start, pattern in _REPETITIONS.items():
+        if any(name.startswith(start) for name in parameters):
             nodeid = _without_repetition(nodeid, pattern)
     return nodeid
 

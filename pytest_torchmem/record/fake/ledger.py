@@ -56,8 +56,11 @@ class Ledger:
         storage = tensor.untyped_storage()
         size = fake_tensors.size_hint(storage.nbytes()) if has_memory else 0
         entry = LedgerEntry(size, str(tensor.device), category, first, has_memory=has_memory)
+        return self.watch(storage, entry)
+
+    def watch(self, storage: torch.UntypedStorage, entry: LedgerEntry) -> int:
         number = self.append(entry)
-        key = memory.storage_key(tensor)
+        key = memory.key_of_storage(storage)
         self.live[key] = number
         self.watches[number] = weakref.ref(storage, partial(self._died, key, number))
         return number
@@ -77,19 +80,19 @@ class Ledger:
         self.before_death()
         return self.append(LedgerEntry(size_bytes, device, category, 0, 2 * self.operator_count))
 
-    def resized(self, tensor: torch.Tensor, number: int, row: int) -> int | None:
-        """The number of a known storage's new memory, if an operator gave it another size.
+    def resized(self, storage: torch.UntypedStorage, number: int, row: int) -> int | None:
+        """The number of a known storage's new memory, if something gave it another size.
 
         The old memory goes after the new has come: its content is copied.
         """
-        size = fake_tensors.size_hint(tensor.untyped_storage().nbytes())
+        size = fake_tensors.size_hint(storage.nbytes())
         old = self.entries[number]
         if size == old.size_bytes + old.doubted_bytes or not old.has_memory:
             return None
         old.end = row + 1
         # The watch on the old number would end it a second time.
         del self.watches[number]
-        return self.add(tensor, old.category, row)
+        return self.watch(storage, LedgerEntry(size, old.device, old.category, row))
 
     def may_take_over(self, old: int, new: int) -> None:
         """Say that the current operator would write its result into ``old`` if nobody else has it.

@@ -14,7 +14,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Final, TypeVar
 
-from pytest_torchmem.record.fake.unknown import UnknownNumber
+from pytest_torchmem.record.fake.stand_ins.unknown import UnknownNumber
+from pytest_torchmem.record.fake.substitution import global_names
 from pytest_torchmem.record.owners.live_objects import instances_of
 from pytest_torchmem.record.torch_api import fake_tensors
 
@@ -44,8 +45,7 @@ def _remembered(holder: object) -> Iterator[Callable[[fake_tensors.FakeTensorMod
         for cell in holder.__closure__ or ():
             with contextlib.suppress(ValueError):
                 yield functools.partial(_restore_cell, cell, cell.cell_contents)
-        names = [n for n in holder.__code__.co_names if n in holder.__globals__]
-        before = {name: holder.__globals__[name] for name in names}
+        before = {name: holder.__globals__[name] for name in global_names(holder)}
         yield functools.partial(_restore_names, holder.__globals__, before)
     elif isinstance(holder, list):
         yield functools.partial(_restore_list, holder, list(holder))

@@ -9,28 +9,25 @@ are the lifetimes of the eager program, not what a graph would permit.
 from __future__ import annotations
 
 import sys
-import weakref
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
 
-from pytest_torchmem.record.fake import compositions
+from pytest_torchmem.record.fake.call_sites import CallSites
 from pytest_torchmem.record.fake.doubts import Doubt, Doubts
+from pytest_torchmem.record.fake.explained import RAGGED
+from pytest_torchmem.record.fake.given import Given
 from pytest_torchmem.record.fake.kernels.call import Call
 from pytest_torchmem.record.fake.kernels.scratch import DECIDED_BY_VALUES, kept_bytes, scratch_of
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
-from pytest_torchmem.record.fake.origin import (
-    checks_a_distribution,
-    recomputes,
-    starts_backward,
-    user_line,
-)
+from pytest_torchmem.record.fake.origin import checks_a_distribution
+from pytest_torchmem.record.fake.stand_ins import compositions
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
-from pytest_torchmem.record.torch_api import autograd, dispatcher, fake_tensors, memory
-from pytest_torchmem.values.contributors import Category, Phase, Source
+from pytest_torchmem.record.torch_api import autograd, dispatcher, fake_tensors
+from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.static_graph import (
     Lifetimes,
@@ -47,18 +44,12 @@ _FILLING = frozenset(
 )
 _ZEROS = frozenset({"aten::zeros", "aten::new_zeros", "aten::zeros_like"})
 
-RAGGED = (
-    "the sizes of ragged tensors depend on values; estimate with padded ones, or measure with "
+_RESIZED = (
+    "the program resizes the storage of a tensor that it holds where nobody can replace it; let "
+    "the tensor be an argument of the program or a buffer of a module, or measure with "
     "pytest_torchmem.measure"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _CallSite:
-    """The module and the line that called an operator."""
-
-    module: str
-    source: Source | None
+_Resize = Callable[[torch.UntypedStorage, int], object]
 
 
 class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
@@ -82,19 +73,13 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._stand_in = stand_in
         self.notes: set[str] = set()
         self._fake_of = fake_of
-        self._owned_before: dict[int, Category] = {}
-        self._paths: dict[int, str] = {}
         self._ledger = Ledger(self._note_end_of_backward)
-        self._given: list[StaticNode] = []
+        self.given = Given(self._ledger)
         self._nodes: list[StaticNode] = []
-        self._module_names = module_names
-        self._module_stack: list[torch.nn.Module] = []
-        self._optimizer_depth = 0
+        self._sites = CallSites(module_names)
         self._made_in_backward: dict[int, StaticNode] = {}
-        self._forward_origins: dict[int, _CallSite] = {}
         self._freed: set[int] = set()
         self._doubts = Doubts(self._is_doubted)
-        self._finished = False
 
     # What happened.
 
@@ -102,7 +87,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         """Stop watching. What is alive now counts as never released."""
         self._note_end_of_backward()
         self._ledger.watches.clear()
-        self._finished = True
+        self.given.finish()
 
     @property
     def recorded(self) -> tuple[StaticGraph, Lifetimes]:
@@ -111,7 +96,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             StaticStorage(e.size_bytes, e.device, e.category, e.doubted_bytes)
             for e in self._ledger.entries
         )
-        graph = StaticGraph((*self._given, *self._nodes), storages)
+        graph = StaticGraph((*self.given.nodes, *self._nodes), storages)
         return graph, self._ledger.lifetimes()
 
     def has_freed(self, tensor: torch.Tensor) -> bool:
@@ -120,53 +105,38 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
 
     # Who owns what.
 
-    def own(self, tensor: torch.Tensor, category: Category, path: str = "") -> None:
-        """Say what a tensor from before the run is for; it counts once an operator touches it."""
-        key = memory.storage_key(tensor)
-        self._owned_before[key] = category
-        self._paths[key] = path
-        storage = tensor.untyped_storage()
-        size = fake_tensors.size_hint(storage.nbytes())
-        # Once it is gone, another storage may be found in its place.
-        weakref.finalize(storage, self._disown, key, size, str(tensor.device))
-
-    def _disown(self, key: int, size_bytes: int, device: str) -> None:
-        """Let go of an owned storage. One that dies in the run had been there until then."""
-        category = self._owned_before.pop(key, None)
-        path = self._paths.pop(key, "")
-        if category is not None and not self._finished:
-            number = self._ledger.ended(size_bytes, device, category)
-            self._give(number, path)
-
     def label(self, tensor: torch.Tensor, category: Category) -> None:
         """Say what a tensor is for. The first word about a storage stands."""
         number = self._ledger.number(tensor)
         if number is None:
-            self.own(tensor, category)
+            self.given.own(tensor, category)
         elif self._ledger.entries[number].category in (Category.UNKNOWN, Category.INPUT):
             self._ledger.entries[number].category = category
 
     def enter_module(self, module: torch.nn.Module) -> None:
-        self._module_stack.append(module)
-        if id(module) in self._module_names:
+        self.given.called(module)
+        if self._sites.enter(module):
             return
-        # Made inside the program, so nobody could name it or its tensors beforehand.
-        self._module_names[id(module)] = type(module).__name__
-        for parameter in module.parameters(recurse=False):
-            self.label(parameter, Category.PARAMETER)
-        for buffer in module.buffers(recurse=False):
-            self.label(buffer, Category.BUFFER)
+        # Made inside the program, so nobody could say what its tensors are for beforehand.
+        owned = (
+            (Category.PARAMETER, module.parameters(recurse=False)),
+            (Category.BUFFER, module.buffers(recurse=False)),
+        )
+        for category, tensors in owned:
+            for tensor in tensors:
+                # What a transform wraps has no storage to ask for.
+                if not autograd.is_wrapper(tensor):
+                    self.label(tensor, category)
 
     def leave_module(self, module: torch.nn.Module) -> None:
-        # An exception may have skipped a module on its way out.
-        while self._module_stack and self._module_stack.pop() is not module:
-            pass
+        self._sites.leave(module)
 
-    def enter_optimizer(self) -> None:
-        self._optimizer_depth += 1
+    def enter_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._sites.optimizers += 1
+        self.given.stepped(optimizer)
 
     def leave_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer_depth -= 1
+        self._sites.optimizers -= 1
         for state in list(optimizer.state.values()):
             for tensor in fake_tensors.tensors_in(state):
                 self.label(tensor, Category.OPTIMIZER_STATE)
@@ -177,6 +147,24 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             return
         made = self._ledger.add(tensor, Category.UNKNOWN, 2 * self._ledger.operator_count + 1)
         self._append(operator, sys._getframe().f_back, makes=(made,))
+
+    def resizing(self, resize: _Resize) -> _Resize:
+        """Follow storages that the program gives another size, without an operator."""
+        thread = threading.get_ident()
+
+        def resized(storage: torch.UntypedStorage, size: int) -> object:
+            if threading.get_ident() != thread:
+                return resize(storage, size)
+            number = self.given.used(storage) if fake_tensors.is_of_fake(storage) else None
+            if number is None:
+                raise EstimateError(_RESIZED)
+            done = resize(storage, size)
+            made = self._ledger.resized(storage, number, 2 * self._ledger.operator_count + 1)
+            if made is not None:
+                self._append("storage.resize_", sys._getframe().f_back, (made,), (number,))
+            return done
+
+        return resized
 
     # What an operator does.
 
@@ -209,7 +197,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         _require_no_history(func, args)
         if func not in fake_tensors.LIFTS:
             args, kwargs = self._with_fakes(args, kwargs)
-            given = map(self._given_or_known, fake_tensors.tensors_in((args, kwargs)))
+            given = map(self.given.number, fake_tensors.tensors_in((args, kwargs)))
             uses = tuple(dict.fromkeys(given))
         out = func(*args, **kwargs)
         call = Call(func, _name_of(func), args, kwargs, fake_tensors.tensors_in(out))
@@ -271,23 +259,8 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             return tensor
         fake = self._fake_of(tensor)
         if self._leaves_are_parameters and tensor.requires_grad and tensor.is_leaf:
-            self.own(fake, Category.PARAMETER)
+            self.given.own(fake, Category.PARAMETER)
         return fake
-
-    def _given_or_known(self, tensor: torch.Tensor) -> int:
-        known = self._ledger.number(tensor)
-        if known is not None:
-            return known
-        key = memory.storage_key(tensor)
-        number = self._ledger.add(tensor, self._owned_before.pop(key, Category.INPUT), 0)
-        self._give(number, self._paths.get(key, ""))
-        return number
-
-    def _give(self, number: int, path: str) -> None:
-        """Record a storage that was there before the run."""
-        self._given.append(
-            StaticNode(path or f"given_{number}", NodeKind.INPUT, module=path, makes=(number,))
-        )
 
     def _made(self, tensors: Iterable[torch.Tensor], *, has_memory: bool = True) -> tuple[int, ...]:
         row = 2 * self._ledger.operator_count + 1
@@ -297,7 +270,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             number = (
                 self._ledger.add(tensor, Category.UNKNOWN, row, has_memory=has_memory)
                 if known is None
-                else self._ledger.resized(tensor, known, row)
+                else self._ledger.resized(tensor.untyped_storage(), known, row)
             )
             if number is not None:
                 made.append(number)
@@ -376,8 +349,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         unknown_bytes: int = 0,
         unknown_by_values: bool = False,
     ) -> None:
-        phase = self._phase(frame)
-        origin = self._origin(phase, frame)
+        phase, module, source = self._sites.of(frame)
         # The engine still names the node that it adds up the outputs of.
         node = autograd.running_node()
         scope = _scope_of(node) + ("+sum" if summed else "")
@@ -389,8 +361,8 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                 name=operator,
                 kind=NodeKind.OPERATOR,
                 operator=operator,
-                module=origin.module,
-                source=origin.source,
+                module=module,
+                source=source,
                 phase=phase,
                 makes=makes,
                 # The first gradient takes its shape from the loss: nothing of it is read.
@@ -411,25 +383,6 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             self._nodes.append(StaticNode("end of backward", NodeKind.OPERATOR))
             self._ledger.operator_count += 1
 
-    def _phase(self, frame: FrameType | None) -> Phase:
-        if autograd.in_backward():
-            return Phase.RECOMPUTE if recomputes(frame) else Phase.BACKWARD
-        if starts_backward(frame):
-            return Phase.BACKWARD
-        return Phase.OPTIMIZER if self._optimizer_depth else Phase.FORWARD
-
-    def _origin(self, phase: Phase, frame: FrameType | None) -> _CallSite:
-        """Module and line; an operator of the backward has those of its forward operator."""
-        if phase is Phase.BACKWARD:
-            _, number = autograd.running_node()
-            if number in self._forward_origins:
-                return self._forward_origins[number]
-        module = self._module_names.get(id(self._module_stack[-1])) if self._module_stack else ""
-        origin = _CallSite(module or "", user_line(frame))
-        if phase is not Phase.BACKWARD:
-            self._forward_origins.setdefault(autograd.next_sequence_number() - 1, origin)
-        return origin
-
     # What cannot be done.
 
     def _means_missing(self, device: object) -> bool:
@@ -443,7 +396,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         Optimizers read norms and ratios to scale an update by: no size depends on them.
         """
         known = fake_tensors.constant_of(tensor) is not None
-        if known or not self._optimizer_depth or not tensor.dtype.is_floating_point:
+        if known or not self._sites.optimizers or not tensor.dtype.is_floating_point:
             return False
         self.notes.add("the optimizer reads values of tensors; 1.0 stood in for each of them")
         return True

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import traceback
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pytest_torchmem.contexts import gc_paused
-from pytest_torchmem.record.fake import missing_device
+from pytest_torchmem.record.fake.explained import SeveralDevicesError, explained
 from pytest_torchmem.record.fake.kernels.cuda_operators import take_cudas_operators
 from pytest_torchmem.record.fake.kernels.libraries import uncounted_on_gpus, uncounted_on_the_cpu
 from pytest_torchmem.record.fake.leftovers import put_back
-from pytest_torchmem.record.fake.missing_device import GradientsWanted
-from pytest_torchmem.record.fake.origin import is_user_file, names_of
-from pytest_torchmem.record.fake.real_routes import take_real_routes
-from pytest_torchmem.record.fake.recorder import RAGGED, FakeRunRecorder
+from pytest_torchmem.record.fake.origin import names_of
+from pytest_torchmem.record.fake.recorder import FakeRunRecorder
+from pytest_torchmem.record.fake.stand_ins import missing_device
+from pytest_torchmem.record.fake.stand_ins.missing_device import GradientsWanted
+from pytest_torchmem.record.fake.stand_ins.real_routes import take_real_routes
+from pytest_torchmem.record.fake.stand_ins.unknown import let_values_be_shown
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
-from pytest_torchmem.record.fake.unknown import UnknownValueError, let_values_be_shown
+from pytest_torchmem.record.fake.watched import let_optimizers_take_fakes, recording
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors, modules
+from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.static_graph import StaticGraph, StaticRun
@@ -33,60 +32,11 @@ from pytest_torchmem.values.static_graph import StaticGraph, StaticRun
 # A device that is not there, and the one that stands for it.
 _StandIn = tuple[torch.device, torch.device] | None
 
-_ADVICE = (
-    "estimate only knows shapes: estimate the part before that, give the program the number "
-    "as a plain argument, or measure it with pytest_torchmem.measure"
-)
-
+_CPU = torch.device("cpu")
 _WITHOUT_GRAD = (
     "a backward pass is in it, although gradients are switched off around estimate(): "
     "backward=False estimates inference"
 )
-
-_OTHER_DEVICE = (
-    "this torch is built without that device; make tensors on the device of the inputs and give "
-    "the device to estimate"
-)
-# torch's own errors, by words in them, where a fake run is the reason.
-_SEVERAL_DEVICES = (
-    "the program uses tensors that nobody could move; make them on the device of the inputs, "
-    "or leave out device= to estimate where everything is"
-)
-_ADVICE_BY_TEXT = {
-    "not linked with support for": _OTHER_DEVICE,
-    "not compiled with CUDA": _OTHER_DEVICE,
-    "found two different devices": _SEVERAL_DEVICES,
-    "found at least two devices": _SEVERAL_DEVICES,
-    "incompatible tensor type": (
-        "the program replaces the data of parameters, which is followed where they have data and "
-        "no device= is given"
-    ),
-    "UnknownNumber": f"a number that was read from a tensor decides a size; {_ADVICE}",
-    "is not supported for tensor subclasses": (
-        "the program hands values of a tensor to numpy; leave that out, or measure with "
-        "pytest_torchmem.measure instead"
-    ),
-    "Expected inputs of BF16 type": (
-        "torch's rule for this operator on fake tensors takes bfloat16 alone; estimate the model "
-        "in bfloat16, or measure it with pytest_torchmem.measure"
-    ),
-    "already associated to a python object": (
-        "the program makes a tensor of a class of its own out of one without data, which torch "
-        "has no way for; give it plain tensors, or measure with pytest_torchmem.measure"
-    ),
-    "shape_env must not be None": RAGGED,
-    "Couldn't swap": (
-        "the program moves a module's parameters, which torch cannot do where they have no data; "
-        "move the module before, and give its device to estimate"
-    ),
-    "does not support backward on CPU": (
-        "the CPU has no such operator; where it stands for a GPU, "
-        "`pytest --torchmem-simulate=H100` measures the program"
-    ),
-    "Cannot access storage of": (
-        "this tensor's memory cannot be followed; measure with pytest_torchmem.measure instead"
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +92,16 @@ def record_fake_run(program: Program, device: str | None) -> StaticRun:
     # Whatever a program puts away of its caller's own fake tensors is the caller's affair.
     own = any(isinstance(tensor, fake_tensors.FakeTensor) for tensor in tensors)
     with contextlib.nullcontext() if own else put_back(found.holders, fake_mode):
+        runs_on = _runnable_device(shown, program.backward)
         try:
-            return recorded(_runnable_device(shown, program.backward))
+            return recorded(runs_on)
         except GradientsWanted:
-            return recorded(torch.device("cpu"))
+            return recorded(_CPU)
+        except SeveralDevicesError:
+            # It says "cpu" itself, and would say another name on a machine that has the device.
+            if device is None or runs_on == _CPU:
+                raise
+            return recorded(_CPU)
 
 
 def _recorded(
@@ -161,9 +117,9 @@ def _recorded(
         # A collection in the middle would come at a time that nobody can predict.
         stack.enter_context(gc_paused())
         stack.callback(fakes.restore)
-        stack.enter_context(_explained())
+        stack.enter_context(explained())
         patches = stack.enter_context(Installed())
-        _let_optimizers_take_fakes(patches, cpu_stands_in=runs_on != shown)
+        let_optimizers_take_fakes(patches, cpu_stands_in=runs_on != shown)
         if program.backward:
             stack.enter_context(torch.enable_grad())
         notes: set[str] = set()
@@ -205,14 +161,14 @@ def _run(
     names = names_of(found.modules.values())
     if program.optimizer is not None:
         first = _recorder(fakes, names, found, stand_in)
-        with _recording(first):
+        with recording(first):
             program.step(first)
         program.optimizer.zero_grad(set_to_none=True)
     recorder = _recorder(fakes, names, found, stand_in)
     given = (program.args, program.kwargs, fakes.leaves())
     _name_owners(recorder, found, given, program.optimizer, names)
     del given
-    with _recording(recorder):
+    with recording(recorder):
         held = program.step(recorder)
     # What the caller would still hold is alive while this is asked.
     recorder.finish()
@@ -380,94 +336,7 @@ def _name_owners(
     owners.append((Category.PARAMETER, parameters))
     for category, tensors in owners:
         for tensor in fake_tensors.tensors_in(tensors):
-            recorder.own(tensor, category, names.get(id(tensor), ""))
-
-
-# Around the run.
-
-
-@contextlib.contextmanager
-def _recording(recorder: FakeRunRecorder) -> Iterator[None]:
-    """Let the recorder see operators, and which module and optimizer they run in."""
-    with Installed() as patches:
-        _install(patches, recorder)
-        with recorder, warnings.catch_warnings():
-            # A compiled module warns about hooks like ours; under a dispatch mode it runs eagerly.
-            warnings.filterwarnings("ignore", message="Using `torch.compile")
-            yield
-
-
-def _install(patches: Installed, recorder: FakeRunRecorder) -> None:
-    def seeing(get_rng_state: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        def saved_state() -> torch.Tensor:
-            # Checkpointing keeps the generator's state, which C++ allocates behind the dispatcher.
-            state = get_rng_state()
-            recorder.made_outside(state, "aten::get_rng_state")
-            return state
-
-        return saved_state
-
-    module, optimizer = "torch.nn.modules.module.", "torch.optim.optimizer."
-    patches.hook(f"{module}register_module_forward_pre_hook", lambda m, _: recorder.enter_module(m))
-    # A recomputation that has all it needs leaves its modules by an exception.
-    patches.hook(
-        f"{module}register_module_forward_hook",
-        lambda m, _args, _output: recorder.leave_module(m),
-        always_call=True,
-    )
-    patches.hook(
-        f"{optimizer}register_optimizer_step_pre_hook",
-        lambda _optimizer, _args, _kwargs: recorder.enter_optimizer(),
-    )
-    patches.hook(
-        f"{optimizer}register_optimizer_step_post_hook",
-        lambda optimizer, _args, _kwargs: recorder.leave_optimizer(optimizer),
-    )
-    patches.replace("torch.get_rng_state", seeing)
-
-
-def _let_optimizers_take_fakes(patches: Installed, *, cpu_stands_in: bool) -> None:
-    """Have optimizers choose the multi-tensor path for fake tensors as they do for real ones.
-
-    With ``cpu_stands_in``, for those on the CPU too, which stand for tensors on a GPU.
-    """
-    types = modules.foreach_types()
-    types.append(fake_tensors.FakeTensor)
-    patches.note(modules.FOREACH_TYPES, lambda: types.remove(fake_tensors.FakeTensor))
-    if cpu_stands_in:
-        for name in (modules.FOREACH_DEVICES, modules.AVERAGING_DEVICES):
-            patches.replace(name, lambda devices: lambda: [*devices(), "cpu"])
-
-
-def _value_errors() -> tuple[type[Exception], ...]:
-    return (*fake_tensors.value_errors(), UnknownValueError)
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Turn what fake tensors raise into what the user can do about it."""
-    try:
-        yield
-    except _value_errors() as error:
-        raise EstimateError(
-            f"the program needs the value of a tensor{_where(error)} ({error}); {_ADVICE}"
-        ) from error
-    except fake_tensors.OPERATOR_ERRORS as error:
-        raise EstimateError(
-            f"an operator{_where(error)} has no rule for fake tensors ({error}); register one with "
-            "torch.library.register_fake, or measure with pytest_torchmem.measure"
-        ) from error
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        advice = next((a for text, a in _ADVICE_BY_TEXT.items() if text in str(error)), None)
-        if advice is None:
-            raise
-        raise EstimateError(f"{error}{_where(error)}; {advice}") from error
-
-
-def _where(error: BaseException) -> str:
-    """The user's innermost line on the way to an error."""
-    line = ""
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        if is_user_file(frame.f_code.co_filename):
-            line = f" at {Path(frame.f_code.co_filename).name}:{number}"
-    return line
+            recorder.given.own(tensor, category, names.get(id(tensor), ""))
+    for _, root in found.modules.values():
+        for module in root.modules():
+            recorder.given.holds(module)

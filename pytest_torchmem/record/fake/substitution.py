@@ -99,12 +99,21 @@ def _captured(function: types.FunctionType) -> Iterator[tuple[str, object]]:
         # A cell of a name that is assigned later is still empty.
         with contextlib.suppress(ValueError):
             yield name, cell.cell_contents
-    for name in function.__code__.co_names:
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
+    for name in global_names(function):
+        yield name, function.__globals__[name]
     for inner in (function.__defaults__, getattr(function, "__wrapped__", None)):
         if inner is not None:
             yield "", inner
+
+
+def global_names(function: types.FunctionType) -> list[str]:
+    """Return the global names that a function, or one that is written inside it, may use."""
+    codes = [function.__code__]
+    names: list[str] = []
+    for code in codes:
+        names += code.co_names
+        codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+    return [name for name in dict.fromkeys(names) if name in function.__globals__]
 
 
 class Substitution:
@@ -192,6 +201,9 @@ class Substitution:
         for part in (fake, fake.grad if fake.is_leaf else None):
             if part is not None and part.device != target:
                 fake_tensors.move_fake(part, target)
+        if tensor.layout is torch.strided and not fake_tensors.wraps_others(tensor):
+            # Of a part of a larger tensor, the whole is kept.
+            fake_tensors.enlarge(fake, tensor.untyped_storage().nbytes())
         return fake
 
     def in_tree(self, tree: Any) -> Any:
@@ -268,8 +280,7 @@ def _slots(holder: object) -> Iterator[_Slot]:
                     cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
                 )
         yield from _slot(holder.__defaults__, functools.partial(setattr, holder, "__defaults__"))
-        names = [n for n in holder.__code__.co_names if n in holder.__globals__]
-        inside: Any = {name: holder.__globals__[name] for name in names}
+        inside: Any = {name: holder.__globals__[name] for name in global_names(holder)}
         owner: Any = holder.__globals__
     elif isinstance(holder, list):
         inside, owner = dict(enumerate(holder)), holder

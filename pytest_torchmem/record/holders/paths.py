@@ -17,6 +17,7 @@ from pytest_torchmem.record.owners.live_objects import (
     referents,
     referrers_among,
     running_frames,
+    variables_of,
 )
 
 _DEPTH: Final = 20
@@ -183,17 +184,17 @@ def step_from(holder: object, held: object, way: str) -> str:
         return f"[{place}]{way}"
     if is_a(holder, (types.CellType, types.TracebackType)):
         return way
+    is_namespace = held is _namespace(holder) or is_a(holder, type)
+    if is_namespace and (match := _FIRST_KEY.match(way)):
+        # The key that led out of the namespace is the attribute's name.
+        return f".{match[1]}{way[match.end() :]}"
     if is_a(holder, types.FunctionType):
         return _step_of_function(holder, held, way)
     if is_a(holder, types.FrameType):
         return _step_of_frame(holder, held, way)
     if (frame_of := _FRAME_OF.get(type(holder))) is not None:
         frame = frame_of(holder)
-        return _from_named(frame.f_locals, held, way) if frame else way
-    is_namespace = held is _namespace(holder) or is_a(holder, type)
-    if is_namespace and (match := _FIRST_KEY.match(way)):
-        # The key that led out of the namespace is the attribute's name.
-        return f".{match[1]}{way[match.end() :]}"
+        return _from_named(variables_of(frame), held, way) if frame else way
     return _from_named(attributes_of(holder), held, way)
 
 
@@ -304,9 +305,8 @@ def _local_variables() -> _Names:
         names.containers.add(id(frame))
         if is_machinery(frame.f_globals.get("__name__", "")):
             continue
-        if (values := frame.f_locals) is not frame.f_globals:
-            names.containers.add(id(values))
-            for name, value in values.items():
+        if frame.f_code.co_name != "<module>":
+            for name, value in variables_of(frame).items():
                 names.by_id.setdefault(id(value), variable(name, place_of_frame(frame)))
     return names
 

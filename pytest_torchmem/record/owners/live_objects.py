@@ -7,6 +7,7 @@ longer than a small test. So they are looked at in as few steps as Python allows
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import sysconfig
 import threading
@@ -370,12 +371,13 @@ def running_frames() -> Iterator[FrameType]:
 
 
 def variables_of(frame: FrameType) -> dict[str, object]:
-    """Return the variables of a running function, by name."""
+    """Return the variables of a frame, by name. A function's frame keeps none of them longer."""
     names = frame.f_locals
     variables = dict(names)
-    # Before Python 3.13 a frame keeps the dict that it handed out, and with it what the function
-    # has long deleted. Nobody but the frame, the name here and the call below may refer to it.
-    if isinstance(names, dict) and sys.getrefcount(names) <= 3:
+    # Before Python 3.13 a function's frame keeps the dict that it handed out, and with it what the
+    # function has long deleted. Nobody but the frame, the name here and the call may refer to it.
+    is_snapshot = frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(names, dict)
+    if is_snapshot and sys.getrefcount(names) <= 3:
         names.clear()
     return variables
 

@@ -135,6 +135,11 @@ PATCHES: Final = (
         during=_ESTIMATED,
     ),
     Patch(
+        fake_tensors.RESIZE_STORAGE,
+        "Follows storages that grow and shrink without an operator.",
+        during=_ESTIMATED,
+    ),
+    Patch(
         modules.FOREACH_TYPES,
         "Lets optimizers treat fake tensors as they treat real ones.",
         How.ADDED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -30,6 +30,7 @@ CHECKED: Final[Checked] = {
     "torch._subclasses.fake_tensor.UnsupportedOperatorException": ("2.6.0", "2.15.0"),
     "torch.cuda._is_compiled": ("2.6.0", "2.15.0"),
     "torch.amp.grad_scaler.GradScaler._maybe_opt_step": ("2.6.0", "2.13.0"),
+    "torch._C.StorageBase.resize_": ("2.13.0", "2.13.0"),
     "torch._C._set_grad_enabled": ("2.6.0", "2.13.0"),
     "torch.Tensor._base": ("2.13.0", "2.13.0"),
     "torch.Tensor._fix_weakref": ("2.6.0", "2.13.0"),
@@ -66,6 +67,7 @@ FORMAT: Final = "torch._subclasses.fake_tensor.FakeTensor.__format__"
 SCALER_STEP: Final = "torch.amp.grad_scaler.GradScaler._maybe_opt_step"
 SET_GRAD: Final = "torch._C._set_grad_enabled"
 MAKE_AUTOCAST: Final = "torch.amp.autocast_mode.autocast.__init__"
+RESIZE_STORAGE: Final = "torch.UntypedStorage.resize_"
 ENTER_AUTOCAST: Final = "torch.amp.autocast_mode.autocast.__enter__"
 
 # Operators that are made of others on CUDA than on the CPU.
@@ -109,6 +111,8 @@ LIFTS: frozenset[Any] = frozenset(
     {torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default}
 )
 
+# The program's own call is watched.
+_RESIZE: Any = cast(Any, torch._C.StorageBase).resize_
 # torch's own guess for a size that no input determines (its ``unbacked_symint_fallback``).
 _UNBACKED_HINT = 8192
 
@@ -130,6 +134,11 @@ def tensors_in(tree: object) -> list[torch.Tensor]:
             else:
                 found.append(leaf)
     return found
+
+
+def wraps_others(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is of a subclass that wraps others, and has no storage of its own."""
+    return bool(is_traceable_wrapper_subclass(tensor))
 
 
 def map_tensors(function: Callable[[torch.Tensor], object], tree: Any) -> Any:
@@ -238,7 +247,12 @@ def enlarge(fake: torch.Tensor, size_bytes: int) -> None:
     """Let a fake tensor's storage be as large as a kernel leaves that of a real one."""
     storage = fake.untyped_storage()
     if storage.nbytes() < size_bytes:
-        storage.resize_(size_bytes)
+        _RESIZE(storage, size_bytes)
+
+
+def is_of_fake(storage: torch.UntypedStorage) -> bool:
+    """Return whether a storage has no memory, as those of fake tensors."""
+    return storage.device.type == "meta"
 
 
 def move_fake(fake: Any, device: torch.device) -> None:

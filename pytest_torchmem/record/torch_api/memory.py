@@ -67,7 +67,11 @@ def answers(tensor: torch.Tensor) -> bool:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Identity of a storage while it lives: the address of its C++ object."""
-    key: int = tensor.untyped_storage()._cdata
+    return key_of_storage(tensor.untyped_storage())
+
+
+def key_of_storage(storage: torch.UntypedStorage) -> int:
+    key: int = storage._cdata
     return key
 
 

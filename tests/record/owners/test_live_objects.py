@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 from pytest_torchmem.record.owners import live_objects
-from pytest_torchmem.record.owners.live_objects import Census, instances_of
+from pytest_torchmem.record.owners.live_objects import Census, instances_of, variables_of
 
 
 class Base:
@@ -359,3 +359,19 @@ def test_what_a_user_froze_stays_frozen(quiet_collector: None) -> None:
         assert gc.get_freeze_count() >= frozen
     finally:
         gc.unfreeze()
+
+
+def test_a_look_at_variables_keeps_none_that_the_function_deletes_later():
+    thing = Other()
+    gone = weakref.ref(thing)
+    assert variables_of(sys._getframe())["thing"] is thing
+    del thing
+    assert gone() is None
+
+
+def test_a_look_at_the_names_of_a_class_leaves_them_there():
+    class Made:
+        number = 1
+        seen = variables_of(sys._getframe())
+
+    assert (Made.number, Made.seen["number"]) == (1, 1)

@@ -14,8 +14,8 @@ from typing import Final, Protocol
 
 import torch
 
-from pytest_torchmem.record.fake.compositions import compose
 from pytest_torchmem.record.fake.kernels.call import HALVES
+from pytest_torchmem.record.fake.stand_ins.compositions import compose
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import fake_tensors
 

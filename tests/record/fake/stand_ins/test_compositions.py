@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.nn.functional import dropout, group_norm, linear, scaled_dot_product_attention
 
 from pytest_torchmem import estimate, measure
-from pytest_torchmem.record.fake import compositions
+from pytest_torchmem.record.fake.stand_ins import compositions
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import fake_tensors
 from pytest_torchmem.values.errors import EstimateError

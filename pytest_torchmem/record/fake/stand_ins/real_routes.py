@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.fake.compositions import compose
+from pytest_torchmem.record.fake.stand_ins.compositions import compose
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd, fake_tensors
 
