@@ -53,7 +53,8 @@ class CallSites:
         if phase is Phase.BACKWARD:
             _, number = autograd.running_node()
             if number in self._forward:
-                return self._forward[number]._replace(phase=phase)
+                _, module, source = self._forward[number]
+                return CallSite(phase, module, source)
         module = self.module_names.get(id(self._modules[-1]), "") if self._modules else ""
         site = CallSite(phase, module, user_line(frame))
         if phase is not Phase.BACKWARD:

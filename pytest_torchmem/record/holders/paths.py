@@ -130,7 +130,9 @@ class Searcher:
                 if not root and _is_stopped_code(holder, held):
                     if not in_stopped:
                         continue
-                    root = self._of_stopped_code(holder, {*skipped, id(above), id(following)})
+                    # Not through itself.
+                    around = {*skipped, id(above), id(following), id(holder)}
+                    root = self._of_stopped_code(holder, around)
                 if root:
                     return self._found(root, holder, ways, below), ""
                 following.append(holder)
@@ -148,8 +150,10 @@ class Searcher:
         keeps the exception. So a keeper is looked for in variables of stopped code last.
         """
         if id(holder) not in self._keepers:
-            searches = (self._search(holder, ignored, _DEPTH_ABOVE_FRAME, i) for i in (False, True))
-            keeper = next((keeper for keeper, _ in searches if keeper), "")
+            keeper = ""
+            # No generator: this search would find it, as code that has stopped.
+            for in_stopped in (False, True):
+                keeper = keeper or self._search(holder, ignored, _DEPTH_ABOVE_FRAME, in_stopped)[0]
             # The interpreter's own note of the last exception is nothing that a program keeps.
             self._keepers[id(holder)] = "" if keeper.startswith("sys.last_") else keeper
         keeper = self._keepers[id(holder)]

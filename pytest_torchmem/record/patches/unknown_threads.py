@@ -27,6 +27,8 @@ TASKS: Final = Path("/proc/self/task")
 # Threads of autograd's engine, which a process's first backward pass begins for its GPUs. They are
 # recorded.
 _ENGINE: Final = b"pt_autograd"
+# All of torch's: those of its process groups call Python as often as a hook or an object wants it.
+_TORCHS: Final = b"pt_"
 
 
 class UnknownThreads:
@@ -61,14 +63,21 @@ class UnknownThreads:
         return start_thread
 
     def count(self) -> int:
-        """Return how many there were; a thread that calls Python twice may count twice."""
+        """Return how many there were; a thread that calls Python twice may count twice.
+
+        None are told where torch has threads of its own beside the engine's, as in a job of several
+        ranks: these cannot be told apart from others.
+        """
         number = _next_number()
         ours = UnknownThreads.ours - self._ours_before
         unknown = number - self._first - len(self._known) - ours - 1
         # This look had a number, too.
         self._known.append("")
         if unknown > 0:
-            unknown -= sum(map(_is_of_engine, _tasks() - self._tasks))
+            names = {task: name_of_task(task) for task in _tasks()}
+            if any(n.startswith(_TORCHS) and not n.startswith(_ENGINE) for n in names.values()):
+                return 0
+            unknown -= sum(names[task].startswith(_ENGINE) for task in names.keys() - self._tasks)
         return max(0, unknown)
 
 
@@ -83,10 +92,6 @@ def _next_number() -> int:
 
 def _tasks() -> frozenset[Path]:
     return frozenset(TASKS.iterdir()) if sys.platform == "linux" else frozenset()
-
-
-def _is_of_engine(task: Path) -> bool:
-    return name_of_task(task).startswith(_ENGINE)
 
 
 def name_of_task(task: Path) -> bytes:
