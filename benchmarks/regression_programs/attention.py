@@ -212,6 +212,28 @@ BEAMS: Final = Regression(
     (Blame("temporary", _REPEAT, 4 * MIB),),
 )
 
+CONTEXT: Final = Regression(
+    "context_by_scores",
+    """
+      class Linear(nn.Module):
+          def __init__(self):
+              super().__init__()
+              self.qkv = nn.Linear(32, 96)
+              self.up, self.down = nn.Linear(32, 172), nn.Linear(172, 32)
+
+          def forward(self, x):
+              q, k, v = self.qkv(x).chunk(3, -1)
+    -         context = torch.einsum("bnd,bne->bde", k, v)
+    -         mixed = torch.einsum("bnd,bde->bne", q, context)
+    +         scores = torch.einsum("bnd,bmd->bnm", q, k)
+    +         mixed = torch.einsum("bnm,bme->bne", scores, v)
+              return x + self.down(F.gelu(self.up(x + mixed)))
+    """,
+    "nn.Sequential(Linear(), Linear())(torch.ones(2, 512, 32)).sum().backward()",
+    # Two layers keep scores of 2 MiB; the same operator has made contexts of 8 KiB before.
+    (Blame("activation", MATMUL, 4 * MIB),),
+)
+
 REGRESSIONS: Final = (
     NAIVE,
     FLOAT32_SCORES,
@@ -223,4 +245,5 @@ REGRESSIONS: Final = (
     CHUNKS,
     GROUPED_KEYS,
     BEAMS,
+    CONTEXT,
 )

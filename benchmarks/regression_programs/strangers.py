@@ -327,7 +327,7 @@ TIMER: Final = Regression(
     """,
     "run(nn.Linear(256, 8))",
     (Blame("input", "aten::full", 3 * MIB),),
-    holder="timed_arguments.evaluate['calls']",
+    holder="timed_arguments.evaluate.calls",
 )
 
 PARTIAL: Final = Regression(

@@ -17,6 +17,7 @@ Numbers are those of the facts in the design:
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -28,7 +29,7 @@ from torch import nn
 from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.record.devices import find_device
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.torch_api import compiler, profiler
+from pytest_torchmem.record.torch_api import autograd, compiler, profiler
 from pytest_torchmem.values.trace import Role, Trace
 from tests.measured import measured
 
@@ -247,3 +248,20 @@ def test_a_name_that_is_gone_is_that_of_a_modules_code() -> None:
     with pytest.raises(UnicodeDecodeError):
         NameOfModuleCode().name  # noqa: B018
     assert profiler.name_of(NameOfModuleCode()) == "package/module.py(0): <module>"  # type: ignore[arg-type]
+
+
+def test_a_result_in_the_place_of_a_parameter_is_asked_for_no_gradient() -> None:
+    # As meta-learning puts it there. torch's own recording asks it, too.
+    layer = nn.Linear(4, 4)
+    vars(layer)["_parameters"] = {name: p * 1 for name, p in layer.named_parameters()}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        recorded(lambda: layer(torch.ones(2, 4)).sum().backward())
+    assert [each.filename for each in told if "pytest_torchmem" in each.filename] == []
+
+
+def test_a_result_that_keeps_its_gradient_has_one() -> None:
+    result = torch.ones(2, requires_grad=True) * 1
+    result.retain_grad()
+    result.sum().backward()
+    assert autograd.gradient_of(result) is not None

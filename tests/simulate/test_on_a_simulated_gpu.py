@@ -186,6 +186,18 @@ def test_memory_runs_out_at_the_size_of_the_gpu():
         torch.empty(total + 1, dtype=torch.uint8, device=CUDA)
 
 
+@pytest.mark.parametrize("of_stream", [False, True])
+def test_a_host_that_asks_again_and_again_waits(of_stream):
+    stream, event = torch.cuda.Stream(), torch.cuda.Event()
+    with torch.cuda.stream(stream):
+        torch.ones(1000, device=CUDA)
+        event.record()
+    asked = stream if of_stream else event
+    answers = [asked.query() for _ in range(100)]
+    assert answers == [False] * 99 + [True]
+    assert event.query()
+
+
 def test_what_another_stream_uses_stays_until_the_host_waits():
     side = torch.cuda.Stream()
     block = torch.empty(3 * MiB, dtype=torch.uint8, device=CUDA)

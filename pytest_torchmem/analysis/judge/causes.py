@@ -32,6 +32,7 @@ _KINDS: Final = tuple(DifferenceKind)
 _MADE: Final = (DifferenceKind.NEW, DifferenceKind.GROWN)
 _EXPLAINS: Final = 4
 _ABOUT: Final = 1.2
+_MULTIPLE: Final = 8
 _FEW_PLACES: Final = 4
 _FEW_MODULES: Final = 3
 _FEW_CHANGES: Final = 3
@@ -66,7 +67,8 @@ def most_telling_first(growths: Iterable[Difference], excess_bytes: int) -> tupl
     best = min(map(_evidence, comparable))
     comparable = [g for g in comparable if _evidence(g) == best]
     size_bytes = max(g.size_bytes for g in comparable)
-    lead = min((g for g in comparable if _ABOUT * g.size_bytes >= size_bytes), key=_when)
+    about = [g for g in comparable if _ABOUT * g.size_bytes >= size_bytes]
+    lead = min(about, key=lambda g: (_KINDS.index(g.kind), _when(g)))
     return (lead, *(g for g in by_size if g is not lead))
 
 
@@ -78,8 +80,16 @@ def _is_comparable(growth: Difference, largest: Difference) -> bool:
 
 
 def _evidence(growth: Difference) -> tuple[bool, int]:
-    """Return a key that sorts causes by what speaks for them beside their size, most first."""
-    return (not growth.changed, _KINDS.index(growth.kind))
+    """Return a key that sorts causes by what speaks for them beside their size, most first.
+
+    What has grown to a multiple is as good as new: the small thing that it is paired with may be
+    another one of the same operator.
+    """
+    kind, size_bytes = growth.kind, growth.contributor.size_bytes
+    before_bytes = size_bytes - growth.size_bytes
+    if kind is DifferenceKind.GROWN and _MULTIPLE * before_bytes <= size_bytes:
+        kind = DifferenceKind.NEW
+    return (not growth.changed, _KINDS.index(kind))
 
 
 def _when(growth: Difference) -> tuple[int, int]:

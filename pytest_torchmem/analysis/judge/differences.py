@@ -69,7 +69,7 @@ def differences(
         if before or (after and after.size_bytes > bound)
     ]
     found = _without_labels([d for pair in pairs if (d := _difference(*pair)).size_bytes])
-    found = _merged(_with_known(found, known) if known else found)
+    found = _merged(_with_known(found, _elsewhere(known, pairs)) if known else found)
     return tuple(sorted(found, key=lambda d: (-abs(d.size_bytes), d.contributor.identity)))
 
 
@@ -176,6 +176,19 @@ def _without_labels(found: list[Difference]) -> list[Difference]:
         if rest:
             left.append(replace(difference, size_bytes=sign * rest, kind=kind))
     return left
+
+
+def _elsewhere(known: Sequence[Contributor], pairs: Iterable[_Pair]) -> list[Contributor]:
+    """Return what is known of other moments, but for what is as large on both sides.
+
+    That is itself still: a second one beside it is new, and is not the first one that lives longer.
+    """
+    still: dict[Hashable, int] = defaultdict(int)
+    for now, then in pairs:
+        if now and then and now.size_bytes <= then.size_bytes:
+            still[then.identity] += then.size_bytes
+    left = [replace(c, size_bytes=c.size_bytes - still[c.identity]) for c in known]
+    return [contributor for contributor in left if contributor.size_bytes > 0]
 
 
 def _with_known(found: list[Difference], known: Sequence[Contributor]) -> list[Difference]:

@@ -184,6 +184,10 @@ def step_from(holder: object, held: object, way: str) -> str:
         return f"[{place}]{way}"
     if is_a(holder, (types.CellType, types.TracebackType)):
         return way
+    is_namespace = held is _namespace(holder) or is_a(holder, type)
+    if is_namespace and (match := _FIRST_KEY.match(way)):
+        # The key that led out of the namespace is the attribute's name.
+        return f".{match[1]}{way[match.end() :]}"
     if is_a(holder, types.FunctionType):
         return _step_of_function(holder, held, way)
     if is_a(holder, types.FrameType):
@@ -191,10 +195,6 @@ def step_from(holder: object, held: object, way: str) -> str:
     if (frame_of := _FRAME_OF.get(type(holder))) is not None:
         frame = frame_of(holder)
         return _from_named(variables_of(frame), held, way) if frame else way
-    is_namespace = held is _namespace(holder) or is_a(holder, type)
-    if is_namespace and (match := _FIRST_KEY.match(way)):
-        # The key that led out of the namespace is the attribute's name.
-        return f".{match[1]}{way[match.end() :]}"
     return _from_named(attributes_of(holder), held, way)
 
 

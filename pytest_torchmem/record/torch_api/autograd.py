@@ -82,9 +82,19 @@ _kind: Any = torch.Tensor
 _gradient: Final[Callable[[torch.Tensor], torch.Tensor | None]] = _kind.grad.__get__
 
 
+_is_leaf: Final[Callable[[torch.Tensor], bool]] = _kind.is_leaf.__get__
+_retains: Final[Callable[[torch.Tensor], bool]] = _kind.retains_grad.__get__
+
+
 def gradient_of(tensor: object) -> torch.Tensor | None:
-    """Return a tensor's ``.grad``, whatever a class of the program's makes of that name."""
-    return _gradient(tensor) if isinstance(tensor, torch.Tensor) else None
+    """Return a tensor's ``.grad``, whatever a class of the program's makes of that name.
+
+    A result of operators keeps a gradient if it was told to. torch warns whoever asks another one:
+    meta-learning has such results in the place of parameters.
+    """
+    if not isinstance(tensor, torch.Tensor) or not (_is_leaf(tensor) or _retains(tensor)):
+        return None
+    return _gradient(tensor)
 
 
 def within_transform() -> bool:

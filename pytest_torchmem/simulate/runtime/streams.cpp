@@ -2,8 +2,9 @@
 //
 // Kernels take no time, and a host that runs ahead of its GPU is the usual case. So work counts as
 // done when the host waits for it, and not before, but for one bound: a driver holds no more than
-// 1,024 pieces of work back, then it makes the host wait. What `record_stream` defers is deferred
-// the same in each run. `torch.cuda._sleep` and each kernel last for a stated time between events.
+// 1,024 pieces of work back, then it makes the host wait. A host that asks again and again whether
+// something is done, and gives no more work meanwhile, waits for it, too. What `record_stream` defers
+// is deferred the same in each run. `torch.cuda._sleep` and each kernel last for a stated time between events.
 
 #include "shared.h"
 
@@ -21,6 +22,7 @@ namespace simulated {
 namespace {
 
 constexpr uint64_t kMostPending = 1024;
+constexpr int kMostQueries = 100;  // after so many the host waits
 
 struct Stream {
   int device = 0;
@@ -49,6 +51,12 @@ using Graph = std::vector<std::shared_ptr<std::function<void()>>>;
 auto& guard = forever<std::recursive_mutex>();
 using Lock = std::lock_guard<std::recursive_mutex>;
 uint64_t numbered = 0;
+// How often this thread has heard that something is not done since the last piece of work was given.
+struct Queries {
+  uint64_t since = 0;
+  int count = 0;
+};
+thread_local Queries queries;
 // torch makes its streams once and keeps them.
 auto& streams = forever<std::deque<Stream>>(kMostDevices);
 unsigned long long capture_count = 0;
@@ -74,6 +82,15 @@ void wait_until(Stream* stream, uint64_t number) {
   auto waits = std::move(stream->waits);
   stream->waits.clear();
   for (const auto& wait : waits) wait_until(wait.other, wait.number);
+}
+
+// The answer to a host that asks.
+cudaError_t query(Stream* stream, uint64_t number) {
+  if (queries.since != numbered) queries = {numbered, 0};
+  if (is_done(stream, number)) return cudaSuccess;
+  if (++queries.count < kMostQueries) return cudaErrorNotReady;
+  wait_until(stream, number);
+  return cudaSuccess;
 }
 
 // torch has a thread that asks until a collective is done, to forget it, and a process does not end
@@ -160,8 +177,8 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* out) {
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   Lock lock(guard);
-  const Stream* asked = stream_of(stream);
-  return is_done(asked, asked->last) ? cudaSuccess : cudaErrorNotReady;
+  Stream* asked = stream_of(stream);
+  return query(asked, asked->last);
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -212,9 +229,8 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   Lock lock(guard);
   const Event* asked = event_of(event);
-  const bool done =
-      watches_collectives() || !asked->stream || is_done(asked->stream, asked->number);
-  return done ? cudaSuccess : cudaErrorNotReady;
+  if (watches_collectives() || !asked->stream) return cudaSuccess;
+  return query(asked->stream, asked->number);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {

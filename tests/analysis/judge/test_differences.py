@@ -100,6 +100,14 @@ def test_what_was_as_large_at_another_moment_lives_longer():
     assert found([made(9, "addmm")], [], known=known) == [("addmm", 1, 9, "new")]
 
 
+def test_beside_what_is_still_there_a_second_one_is_new():
+    first, second = made(4, "zeros", line=3), made(4, "zeros", line=4)
+    assert found([first, second], [first], known=[first]) == [("zeros", 4, 4, "new")]
+    # At another moment both were there: the second one lives longer.
+    twice = made(8, "zeros", line=3)
+    assert found([first, second], [first], known=[twice]) == [("zeros", 4, 4, "lives longer")]
+
+
 def test_modules_that_one_line_made_it_in_are_told_as_one():
     now = [made(4, module="net.blocks.*.q"), made(4, module="net.blocks.*.k")]
     (one,) = differences(now, [])
@@ -171,6 +179,14 @@ def test_a_changed_line_that_made_half_of_the_whole_leads():
     changed, larger = growth(50, line=3, function="step", changed=True), growth(999, line=9)
     assert most_telling_first([larger, changed], 100)[0] is changed
     assert most_telling_first([larger, changed], 101)[0] is larger
+
+
+def test_what_has_grown_to_a_multiple_is_as_good_as_new():
+    scores = Difference(made(64, line=3), 56, DifferenceKind.GROWN, changed=True)
+    gradient = growth(40, line=4, changed=True)
+    assert most_telling_first([scores, gradient], 80)[0] is scores
+    twice = Difference(made(112, line=3), 56, DifferenceKind.GROWN, changed=True)
+    assert most_telling_first([twice, gradient], 80)[0] is gradient
 
 
 def test_of_growth_all_over_a_changed_line_is_told_as_the_first():

@@ -73,6 +73,13 @@ def test_a_cache_in_a_module_is_named_with_the_key(models):
     assert find_holders(wanted) == [Kept(place, False, "models.CACHE['last'][0]")]
 
 
+def test_an_attribute_of_a_function_is_named_as_one(models):
+    models.sample = lambda: None
+    models.sample.seen = [torch.ones(8)]
+    wanted = sizes(models.sample.seen[0])
+    assert ways(find_holders(wanted)) == ["models.sample.seen[0]"]
+
+
 def test_each_item_of_a_list_is_found_however_long_it_is():
     losses = [torch.ones(8) for _ in range(SEARCHES + 4)]
     found = find_holders(sizes(*losses))
