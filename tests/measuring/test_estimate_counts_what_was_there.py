@@ -114,6 +114,12 @@ def test_a_real_storage_is_never_resized_by_an_estimate():
     assert held[0].sum() == 64
 
 
+def test_an_empty_tensor_that_a_program_holds_is_no_reason_to_refuse():
+    # torch gives the storage of its fake tensor the size 0 by hand.
+    empty, x = torch.empty(0), torch.ones(64)
+    assert assert_alike(lambda: torch.cat([empty, x])) == 2 * 64 * 4
+
+
 # What modules and optimizers hold.
 
 

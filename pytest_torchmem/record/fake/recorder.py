@@ -155,10 +155,14 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         def resized(storage: torch.UntypedStorage, size: int) -> object:
             if threading.get_ident() != thread:
                 return resize(storage, size)
-            number = self.given.used(storage) if fake_tensors.is_of_fake(storage) else None
-            if number is None:
+            if not fake_tensors.is_of_fake(storage):
                 raise EstimateError(_RESIZED)
+            number = self.given.used(storage)
             done = resize(storage, size)
+            if number is None:
+                # It counts from its first use, with the size that it has then. torch itself makes
+                # fake tensors of real ones so.
+                return done
             made = self._ledger.resized(storage, number, 2 * self._ledger.operator_count + 1)
             if made is not None:
                 self._append("storage.resize_", sys._getframe().f_back, (made,), (number,))
