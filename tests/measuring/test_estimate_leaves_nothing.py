@@ -6,6 +6,8 @@ import contextlib
 import copy
 import functools
 import gc
+import io
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -320,3 +322,11 @@ def test_hooks_on_gradients_are_refused_in_words(model, register):
     getattr(next(model.parameters()), register)(lambda _: None)
     with pytest.raises(EstimateError, match="hooks on their gradients"):
         estimate(model, torch.ones(4, 8))
+
+
+@pytest.mark.parametrize("write", [pickle.dumps, lambda state: torch.save(state, io.BytesIO())])
+def test_what_would_be_written_to_a_file_is_refused_in_words(model, write):
+    with pytest.raises(EstimateError, match="pickles tensors"):
+        estimate(lambda: write(model.state_dict()), backward=False)
+    write(model.state_dict())
+    assert estimate(lambda: copy.copy(model(X)), backward=False).peak.total > 0

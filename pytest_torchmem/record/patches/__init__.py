@@ -156,6 +156,7 @@ PATCHES: Final = (
         during=_ESTIMATED,
     ),
     Patch(fake_tensors.COPY, "Copies without bytes.", during=_ESTIMATED),
+    Patch(fake_tensors.PICKLE, "Refuses to write what has no bytes.", during=_ESTIMATED),
     Patch(fake_tensors.ITEM, "Gives a number that can be shown.", during=_ESTIMATED),
     Patch(fake_tensors.FORMAT, "Shows a fake tensor as a real one.", during=_ESTIMATED),
     Patch(fake_tensors.SCALER_STEP, "Steps: no gradient is infinite.", during=_ESTIMATED),

@@ -62,6 +62,7 @@ OPERATOR_ERRORS: tuple[type[Exception], ...] = (
 )
 
 COPY: Final = "torch._subclasses.fake_tensor.FakeTensor.__deepcopy__"
+PICKLE: Final = "torch._subclasses.fake_tensor.FakeTensorMode.__reduce_ex__"
 ITEM: Final = "torch._subclasses.fake_tensor.FakeTensor.item"
 FORMAT: Final = "torch._subclasses.fake_tensor.FakeTensor.__format__"
 SCALER_STEP: Final = "torch.amp.grad_scaler.GradScaler._maybe_opt_step"

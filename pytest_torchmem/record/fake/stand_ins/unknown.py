@@ -14,11 +14,18 @@ import torch
 
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import fake_tensors
+from pytest_torchmem.values.errors import EstimateError
 
 READ: Final = (
     "values of tensors are read: they show as nan, and what decides by one of them is refused"
 )
 SCALED: Final = "no gradient is taken to be infinite, so that the scaler lets the optimizer step"
+
+
+_PICKLED: Final = (
+    "the program pickles tensors (torch.save, pickle, a queue to another process), whose bytes an "
+    "estimate has not; leave that out, or measure with pytest_torchmem.measure"
+)
 
 
 class UnknownValueError(Exception):
@@ -97,6 +104,10 @@ def let_values_be_shown(patches: Installed, notes: set[str]) -> None:
         take: Callable[..., object] = optimizer.step
         return take(*args, **kwargs)
 
+    def pickling(_: object, protocol: object) -> NoReturn:
+        raise EstimateError(_PICKLED)
+
+    patches.replace(fake_tensors.PICKLE, lambda _: pickling)
     patches.replace(fake_tensors.COPY, fake_tensors.copying)
     patches.replace(fake_tensors.ITEM, reading)
     patches.replace(fake_tensors.FORMAT, formatting)
