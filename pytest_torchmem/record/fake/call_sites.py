@@ -1,4 +1,4 @@
-"""Where a program is when it calls an operator: its phase, its module, the user's line."""
+"""Says for each call of an operator the phase, the module and the user's line that it is in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fake tensors raise, turned into what the user can do about it."""
+"""Tells the user what to do about an error that fake tensors raise."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _OTHER_DEVICE = (
     "this torch is built without that device; make tensors on the device of the inputs and give "
     "the device to estimate"
 )
-# torch's own errors, by words in them, where a fake run is the reason.
 _SEVERAL_DEVICES = (
     "the program uses tensors that nobody could move; make them on the device of the inputs, "
     "or leave out device= to estimate where everything is"
 )
 _FOUND_SEVERAL_DEVICES: Final = ("found two different devices", "found at least two devices")
+# torch's own errors, by words in them, where a fake run is the reason.
 _ADVICE_BY_TEXT = {
     "not linked with support for": _OTHER_DEVICE,
     "not compiled with CUDA": _OTHER_DEVICE,
@@ -77,7 +77,7 @@ class SeveralDevicesError(EstimateError):
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Turn what fake tensors raise into what the user can do about it."""
+    """Raise `EstimateError` with an advice in the place of an error that fake tensors raise."""
     try:
         yield
     except _value_errors() as error:

@@ -30,7 +30,7 @@ class _Owned:
 
 
 class Given:
-    """What the storages from before the run are for, and a node for each that was used."""
+    """Knows each storage from before the run: its category, and its node once it is used."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.nodes: list[StaticNode] = []

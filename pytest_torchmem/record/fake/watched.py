@@ -1,4 +1,4 @@
-"""What is put into torch so that a recorder sees modules, optimizers and resized storages."""
+"""Hooks and patches by which a recorder sees modules, optimizers and resized storages."""
 
 from __future__ import annotations
 

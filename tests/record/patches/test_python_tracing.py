@@ -21,6 +21,7 @@ from pytest_torchmem.record.patches.python_tracing import (
 )
 from pytest_torchmem.record.torch_api import compiler, profiler
 from tests.record.patches.profiled import profiled
+from tests.record.undisturbed.state import hears_calls
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="Python 3.10 cannot suspend a tracer"
@@ -214,11 +215,4 @@ def test_a_pause_that_cannot_begin_leaves_nothing_to_undo(monkeypatch):
         with pytest.raises(RecursionError):
             pause.suspend()
     pause.resume()
-    seen = []
-    before = sys.getprofile()
-    sys.setprofile(lambda _frame, event, _argument: seen.append(event))
-    try:
-        len(seen)
-    finally:
-        sys.setprofile(before)
-    assert seen
+    assert hears_calls()

@@ -1,1 +1,1 @@
-"""What stands in for the operators, devices and values that a run on fake tensors lacks."""
+"""Stand-ins for the operators, devices and values that a run on fake tensors lacks."""
