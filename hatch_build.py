@@ -18,7 +18,7 @@ class ShippedRuntimes(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        return ["pip"] if self._releases() else []
+        return ["filelock", "pip"] if self._releases() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if not self._releases() or version == "editable":

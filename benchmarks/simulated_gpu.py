@@ -6,13 +6,14 @@ release of torch that it was written for, and both snapshots are compared event 
 
     for one in NiuHuangxiaozi/assignment2-systems Wedsonlin/assignment2-systems \\
         kkaitlyn111/cs336-a2-systems kkaitlyn111/cs336-assignment1 \\
-        silmont2000/assignment2-systems fdrose/efficient-dl-systems; do
+        silmont2000/assignment2-systems fdrose/efficient-dl-systems \\
+        MAGMA27/assignment2-systems notHanmin/assignment2-systems; do
         git clone https://github.com/$one clones/$one; done
     for release in 2.6.0 2.11.0 2.13.0; do torchmem simulate --fetch --torch $release; done
     python benchmarks/simulated_gpu.py clones --output benchmarks/results/simulated-gpu.md
 
-What the programs import (einops, jaxtyping, pandas, liger-kernel) has to be installed. Nothing of
-theirs is kept here but the numbers.
+What the programs import (einops, einx, jaxtyping, pandas, liger-kernel) has to be installed.
+Nothing of theirs is kept here but the numbers.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ Recorded by others; simulated by `benchmarks/simulated_gpu.py`, which says how. 
 the recorded part. The programs are those of `NiuHuangxiaozi/assignment2-systems` (4 layers),
 `Wedsonlin/assignment2-systems` (24 layers), `kkaitlyn111/cs336-a2-systems` (32 layers, 3.4 billion
 parameters, an empty cache before each; its weights are not drawn on the host, which would take it
-14 GB), `silmont2000/assignment2-systems` (attention alone) and `fdrose/efficient-dl-systems` (cross
-entropies, one of them Liger-Kernel's in Triton). They are simulated as an A100, a B200 and an H100:
-the size of the recorded workspaces fits, and most repositories do not name the model. All histories
-are replayed by the allocator's rules for *allocated*, and each of their addresses is met. Where a
-figure is not equal, the driver of that GPU kept addresses for itself (2, 2, 240 and 8 MiB, in which
-the recording has no segment): a simulated GPU that leaves out the same addresses has both figures
-equal, too.
+14 GB), `silmont2000/assignment2-systems` (attention alone), `fdrose/efficient-dl-systems` (cross
+entropies, one of them Liger-Kernel's in Triton), `MAGMA27/assignment2-systems` (12 layers) and
+`notHanmin/assignment2-systems` (36 layers, the last of 40 steps). They are simulated as an A100, a
+B200, an H100 and an RTX 4090: the size of the recorded workspaces fits, or that of the scratch of
+sums, and most repositories do not name the model. All histories are replayed by the allocator's
+rules for *allocated*, and each of their addresses is met. Where a figure of the 24 layers is not
+equal, the driver of that GPU kept addresses for itself (2, 2, 240 and 8 MiB, in which the recording
+has no segment): a simulated GPU that leaves out the same addresses has both figures equal, too.
 
 """
 # Each of these asks for its own version when it is imported.
@@ -166,6 +168,30 @@ def single_operators() -> Iterator[Recorded]:
         yield Recorded(f"cross entropy, {shown}", program, f"{folder}/{name}_ce_snapshot.pickle")
 
 
+def whole_steps() -> Iterator[Recorded]:
+    """Models of 12 and 36 layers after steps that were not recorded."""
+    repository = "MAGMA27/assignment2-systems"
+    yield Recorded(
+        "12 layers, forward and backward, 256 tokens",
+        Program(
+            *(repository, "cs336_systems/benchmarking_script.py", "2.11.0", "RTX4090"),
+            commit="15883f2",
+            imports=(f"{repository}/cs336-basics",),
+        ),
+        "memory_snapshot.pickle",
+    )
+    repository = "notHanmin/assignment2-systems"
+    yield Recorded(
+        "36 layers, step, 256 tokens",
+        Program(
+            *(repository, "cs336_systems/benchmarking_script.py", "2.6.0", "RTX4090"),
+            commit="33be88e",
+            imports=(f"{repository}/cs336_systems", f"{repository}/cs336-basics"),
+        ),
+        "memory_snapshot.pickle",
+    )
+
+
 @dataclass(frozen=True)
 class History:
     """What a snapshot tells: the bytes of each allocation in order, and peaks in bytes.
@@ -215,17 +241,24 @@ def simulated(program: Program, clones: Path) -> dict[str, History]:
 
 
 def _source(program: Program, clones: Path) -> str:
-    command = ["git", "show", f"{program.commit}:{program.path}"]
-    source = subprocess.run(
-        command, cwd=clones / program.repository, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
+    source = _stored(program, program.path, clones).decode()
     for old, new in program.edits:
         source = source.replace(old, new)
     return source
 
 
+def _stored(program: Program, path: str, clones: Path) -> bytes:
+    """Return a file of the program's repository as it is at the program's commit."""
+    command = ["git", "show", f"{program.commit}:{path}"]
+    folder = clones / program.repository
+    return subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, check=True).stdout
+
+
 def row(recorded: Recorded, clones: Path) -> tuple[str, ...]:
-    there = history(clones / recorded.program.repository / recorded.snapshot)
+    with tempfile.TemporaryDirectory() as folder:
+        snapshot = Path(folder) / "recorded.pickle"
+        snapshot.write_bytes(_stored(recorded.program, recorded.snapshot, clones))
+        there = history(snapshot)
     here = simulated(recorded.program, clones)[Path(recorded.snapshot).name]
     pairs = zip(there.allocations, here.allocations, strict=False)
     equal = sum(one == other for one, other in pairs)
@@ -257,7 +290,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     rows = []
-    for chosen in (small_models, medium_models, large_models, single_operators):
+    for chosen in (small_models, medium_models, large_models, single_operators, whole_steps):
         for recorded in chosen():
             rows.append(row(recorded, options.clones.resolve()))
             print(*rows[-1], sep=" | ", flush=True)

@@ -195,7 +195,7 @@ class Snapshot(GpuQuestions):
         return simulate(requests, self.settings, None, tuple(addresses), self.start)
 
     def _misplaced_count(self, run: AllocatorRun) -> int:
-        return int(np.count_nonzero(run.address != self.history.address))
+        return len(run.misplaced_rows(self.history.address))
 
     def _start_blocks(self) -> Iterator[tuple[int, int]]:
         for segment in self.start:

@@ -15,6 +15,7 @@ from pytest_torchmem.store.results import RunReport, TestReport
 from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.errors import DeviceNameError
+from pytest_torchmem.values.json_values import open_file
 from pytest_torchmem.values.measured import MeasuredTest, unjudged
 
 
@@ -28,7 +29,7 @@ class Recording(enum.Enum):
 def kind_of(path: Path) -> Recording | None:
     """Return which kind of recording a file is; None for another file, or none that can be read."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             begin = file.read(2)
     except OSError:
         return None

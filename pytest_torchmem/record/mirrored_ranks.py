@@ -27,7 +27,7 @@ from pytest_torchmem.record.torch_api.distributed import (
 
 #: NCCL's name for a communicator. Rank 0 makes it up, and the simulated NCCL does not look at it.
 _UNIQUE_ID: Final = bytes(128)
-_OF_COMMUNICATOR: Final = re.compile(r".*[/:](\d+(:\d+)?|UniqueNCCLID:\d+)", re.DOTALL)
+_OF_COMMUNICATOR: Final = re.compile(r".*[/:](UniqueNCCLID:|nccl_storekey_)?\d+(:\d+)?", re.DOTALL)
 
 
 #: torch keeps a store by its half in C++; without the half in Python that one can answer nothing.

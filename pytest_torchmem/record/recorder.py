@@ -346,7 +346,7 @@ class Recorder:
         begin_ns = time.perf_counter_ns()
         self._listen_to_compiler()
         self._history.begin()
-        session = profiler.Profiler()
+        session = profiler.Profiler(below_torch=self._ranges.around > 0)
         session.start()
         self._profiler = session
         self._count_time()
@@ -455,7 +455,7 @@ class Recorder:
             self._foresee(seconds, tables.read_count)
             self._segments.append(self._with_lost(tables).packed())
             self._weigh(self._segments[-1])
-            self._threads.look_at(result)
+            self._threads.look_at(result, self._reader.threads)
             self._own_ns += time.perf_counter_ns() - begin_ns
         return result
 

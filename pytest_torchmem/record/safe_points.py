@@ -42,7 +42,7 @@ from typing import Any, Final
 from pytest_torchmem.contexts import Around
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import TracingPause
-from pytest_torchmem.record.patches.unknown_threads import UnknownThreads
+from pytest_torchmem.record.patches.threads import UnknownThreads
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 

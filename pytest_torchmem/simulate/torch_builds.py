@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -9,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib import metadata
@@ -47,6 +48,18 @@ def cache_folder() -> Path:
     return Path(base) / "pytest-torchmem" / "simulate"
 
 
+@contextlib.contextmanager
+def cache_written() -> Iterator[None]:
+    """Raise `SimulationError` where the cache cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise SimulationError(
+            f"{cache_folder()} cannot be written ({error.strerror}); set XDG_CACHE_HOME to a "
+            "folder that can"
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class TorchBuild:
     """A CUDA build of torch.
@@ -77,6 +90,7 @@ def require_platform() -> None:
         )
 
 
+@cache_written()
 def torch_build(version: str = "") -> TorchBuild:
     """Return the CUDA build of the torch that is installed, or of another release, ready to run.
 
@@ -91,14 +105,18 @@ def torch_build(version: str = "") -> TorchBuild:
         return _with_runtime(version, cuda, site, _distribution("torch"))
     site = _fetched_site(version)
     if not (site / "fetched").exists() or not _has_planner(site):
+        own = version == installed
+        here = "installed for the CPU" if own else "not installed here"
+        command = FETCH_COMMAND if own else f"{FETCH_COMMAND} --torch {version}"
         raise SimulationError(
-            f"torch {version} is installed for the CPU, and a GPU is simulated with torch's CUDA "
-            f"build of that release; `{FETCH_COMMAND}` fetches it ({_SIZE}) into {site.parent}"
+            f"torch {version} is {here}, and a GPU is simulated with torch's CUDA "
+            f"build of that release; `{command}` fetches it ({_SIZE}) into {site.parent}"
         )
     _, cuda = _version_of(site / "torch")
     return _with_runtime(version, cuda, site, _fetched_torch(site))
 
 
+@cache_written()
 def fetch(version: str = "", patience_s: float = 900) -> TorchBuild:
     """Fetch torch's CUDA build, unless it is there, and return it ready to run.
 
@@ -306,6 +324,7 @@ def _pip(target: Path, requirements: Sequence[str], patience_s: float) -> None:
         if name not in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")
     }
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--upgrade", "--target"]
+    target.mkdir(parents=True, exist_ok=True)  # before anything is fetched
     try:
         done = subprocess.run(
             [*command, str(target), *requirements],

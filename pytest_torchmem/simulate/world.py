@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.simulate.gpus import Gpu
-from pytest_torchmem.simulate.torch_builds import cache_folder
+from pytest_torchmem.simulate.torch_builds import cache_folder, cache_written
 from pytest_torchmem.values.errors import SimulationError
 
 _MOST_RANKS: Final = 1_000_000
@@ -59,6 +59,7 @@ class World:
         }
 
 
+@cache_written()
 def entry_point_folder() -> Path:
     """Return a folder for the import path; with it torch lets the rank join when it is loaded."""
     key = sha256((_METADATA + _ENTRY_POINT).encode()).hexdigest()[:12]

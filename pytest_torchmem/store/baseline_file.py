@@ -51,6 +51,7 @@ from pytest_torchmem.values.json_values import (
     read_text,
     shown,
     told_damage,
+    told_format,
     whole_number,
 )
 from pytest_torchmem.values.units import format_apart
@@ -247,8 +248,13 @@ def read_file(path: Path, environment: Environment) -> StoredEntries:
     """Return what a file holds; no entries where there is no file.
 
     Raises `BaselineError` when the file is not JSON, is of another format or holds the numbers of
-    another environment.
+    another environment; `EntryError` for a link to nothing, where an update puts a file.
     """
+    if path.is_symlink() and not path.exists():
+        raise EntryError(
+            f"the baseline {path} is a link to {path.readlink()}, which is not there; fetch that, "
+            "or write it anew with --torchmem-update-baseline"
+        )
     return parse_file(path, text_of(path), environment)
 
 
@@ -333,10 +339,7 @@ def _check_format(path: Path, data: object) -> None:
     if type(data["format"]) is not int:
         raise unreadable(path, f"its format is {shown(data['format'])}, and must be a number")
     if data["format"] not in FORMATS:
-        raise BaselineError(
-            f"the baseline {path} has format {shown(data['format'])}, and this version of "
-            f"pytest-torchmem reads {', '.join(map(str, FORMATS))}; install a newer one"
-        )
+        raise BaselineError(f"the baseline {path} {told_format(data['format'], FORMATS)}")
     for kind, columns in COLUMNS.items():
         if data.get(kind, list(columns)) != list(columns):
             raise unreadable(path, f"its head names other columns for {kind!r} than its format has")

@@ -17,6 +17,7 @@ from typing import Final
 from pytest_torchmem.store.baseline_rows import COLUMNS, columns_of, encode
 from pytest_torchmem.values.baseline import BaselineEntry, Numbers
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Phase, Source
+from pytest_torchmem.values.json_values import read_text
 
 FORMATS: Final = {1: "0.1.0: an entry in each line"}
 """Every format number ever written, and what it brought."""
@@ -35,8 +36,8 @@ def read_origins(path: Path) -> dict[str, list[str]]:
     """Return the lines of each entry by its key, more than one after a merge; none where there is
     no such file."""
     try:
-        head, *lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError):
+        head, *lines = read_text(path).split("\n")
+    except (OSError, ValueError):
         return {}
     found: dict[str, list[str]] = {}
     for line in lines if head == _HEAD else ():

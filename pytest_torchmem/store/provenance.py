@@ -15,13 +15,14 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
 
-from pytest_torchmem import __version__
+from pytest_torchmem.store.origins import origins_path
 from pytest_torchmem.store.results import RunReport
 from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.measured import Rank
 
+_PACKAGES: Final = {"torchmem": "pytest-torchmem", "torch": "torch"}
 _GIT_SECONDS: Final = 10
-_HUNK: Final = re.compile(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@")
+_HUNK: Final = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _FILE: Final = "+++ b/"
 _NO_FILE: Final = "--- /dev/null"
 # Of a line that is gone or that came, but for comments.
@@ -70,9 +71,10 @@ def checked_out(folder: Path, files: Iterable[str]) -> frozenset[str]:
 
 
 def _versions() -> dict[str, str]:
-    versions = {"torchmem": __version__}
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        versions["torch"] = metadata.version("torch")
+    versions = {}
+    for name, package in _PACKAGES.items():
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(package)
     versions["python"] = platform.python_version()
     versions["platform"] = f"{platform.system()} {platform.machine()}"
     return versions
@@ -85,11 +87,13 @@ class Hunk:
     Attributes:
         first: The first line that was changed or added; the one that follows, where lines are gone.
         last: The last one; the one before ``first`` where lines are gone.
+        was: Where the lines were that it took the place of; none where lines were only added.
         is_code: They are more than comments and empty lines, of a file that was there and still is.
     """
 
     first: int
     last: int
+    was: range
     is_code: bool = False
 
 
@@ -111,6 +115,7 @@ class ChangedLines:
         self._folder = folder
         self._of_baseline: dict[Path, Changes] = {}
         self._untracked: dict[str, bool] = {}
+        self._committed: dict[Path, bool] = {}
 
     def has_changed(self, baseline: Path, source: Source) -> bool:
         """Return whether a line was changed or added since the baseline was last committed.
@@ -132,6 +137,32 @@ class ChangedLines:
         """Return the first line of each change since the baseline was last committed."""
         since = self._since(baseline).items()
         return tuple(Source(file, h.first, "") for file, some in since for h in some if h.is_code)
+
+    def now_at(self, baseline: Path, source: Source) -> Source:
+        """Return where a line is that was at ``source`` when the baseline was committed.
+
+        A line that was edited is where its successor is. A baseline that is not as it was committed
+        may be of code that git does not know: its lines stay where they are.
+        """
+        hunks = self._since(baseline).get(source.file)
+        if not hunks or not source.line or not self._is_committed(baseline):
+            return source
+        moved = 0
+        for hunk in hunks:
+            if source.line in hunk.was:
+                line = hunk.first + source.line - hunk.was.start
+                return replace(source, line=max(hunk.first, min(line, hunk.last)))
+            if source.line < hunk.was.start:
+                break
+            moved = hunk.last + 1 - hunk.was.stop
+        return replace(source, line=source.line + moved)
+
+    def _is_committed(self, baseline: Path) -> bool:
+        if baseline not in self._committed:
+            files = (str(baseline), str(origins_path(baseline)))
+            status = ("--literal-pathspecs", "status", "--porcelain", "--ignored", "--", *files)
+            self._committed[baseline] = not _git(self._folder, *status)
+        return self._committed[baseline]
 
     def _since(self, baseline: Path) -> Changes:
         if baseline not in self._of_baseline:
@@ -175,9 +206,8 @@ class ChangedLines:
                 is_known = is_known and line.startswith(_FILE)
                 hunks = found[line.removeprefix(_FILE).strip()]
             elif hunk := _HUNK.match(line):
-                first, count = int(hunk[1]), int(hunk[2] or 1)
-                gone = not count
-                hunks.append(Hunk(first + gone, first + gone + count - 1))
+                was, now = _lines(hunk[1], hunk[2]), _lines(hunk[3], hunk[4])
+                hunks.append(Hunk(now.start, now.stop - 1, was))
             elif hunks and is_known and _CODE.match(line):
                 hunks[-1] = replace(hunks[-1], is_code=True)
         return found
@@ -185,6 +215,13 @@ class ChangedLines:
     def _git_diff(self, commit: str, *arguments: str) -> str:
         plain = ("--no-ext-diff", "--no-renames", "--relative")
         return _git(self._folder, "diff", *plain, commit, *arguments)
+
+
+def _lines(first: str, count: str | None) -> range:
+    """Return the lines that one side of a hunk names; for none of them git names the one before."""
+    start, length = int(first), int(count or 1)
+    start += not length
+    return range(start, start + length)
 
 
 def _spellings(file: PurePosixPath) -> tuple[str, ...]:

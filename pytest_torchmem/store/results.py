@@ -19,8 +19,8 @@ from pytest_torchmem.values.json_values import (
     parse_json,
     read_fields,
     read_text,
-    shown,
     told_damage,
+    told_format,
     whole_number,
 )
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Rank, RunSummary, Window
@@ -30,7 +30,7 @@ FORMAT: Final = 1
 FORMATS: Final = {1: "0.1.0: tests with windows, regions, pictures; baseline changes; problems"}
 """Every format number ever written, and what it brought."""
 
-STATUSES: Final = ("failed", "not measured", "grown", "shrunk", "new", "ok")
+STATUSES: Final = ("failed", "not measured", "grown", "shrunk", "new", "xfailed", "ok")
 """The words of a report for a test, the most telling first."""
 
 
@@ -57,8 +57,9 @@ class TestReport:
     def status(self) -> str:
         """One of `STATUSES`."""
         changes = {window.change for window in self.measured.windows}
-        over = self.failed_windows and self.outcome != "xfailed"
-        if self.outcome == "failed" or self.measured.problem or over:
+        if self.outcome == "xfailed" and not self.measured.problem:
+            return "xfailed"
+        if self.outcome == "failed" or self.measured.problem or self.failed_windows:
             return "failed"
         if self.measured.not_measured:
             return "not measured"
@@ -238,11 +239,7 @@ def parse_run(data: object, name: str) -> RunReport:
     if "format" not in data:
         raise ReportError(f"{name} is damaged: it does not say its format")
     if data["format"] not in list(FORMATS):
-        known = ", ".join(map(str, FORMATS))
-        raise ReportError(
-            f"{name} has format {shown(data['format'])}, and this version of pytest-torchmem reads "
-            f"{known}; install a newer one"
-        )
+        raise ReportError(f"{name} {told_format(data['format'], FORMATS)}")
     try:
         return RunReport.from_json(data)
     except WRONG as error:

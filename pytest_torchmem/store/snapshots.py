@@ -11,6 +11,7 @@ from typing import Final, NoReturn
 
 from pytest_torchmem.analysis.snapshot import Snapshot, read_snapshot
 from pytest_torchmem.values.errors import SnapshotError, is_torchmem_error
+from pytest_torchmem.values.json_values import open_file
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -85,7 +86,8 @@ def load_snapshot(path: str | os.PathLike[str], device: int | None = None) -> Sn
     segments.
     """
     try:
-        content = Path(path).read_bytes()
+        with open_file(Path(path)) as file:
+            content = file.read()
         _check_instructions(content)
         data = _PlainUnpickler(io.BytesIO(content)).load()
     except OSError as error:

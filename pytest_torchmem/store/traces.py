@@ -11,6 +11,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -23,6 +24,7 @@ from pytest_torchmem.values.json_values import (
     checked_object,
     checked_text,
     checked_texts,
+    open_file,
     told_damage,
     whole,
     whole_number,
@@ -129,7 +131,7 @@ _SIZES: Final = ("allocations", "tensors", "owners")
 def load_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a trace that `Trace.save` wrote. Raises `TraceError` if the file is not one."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(Path(path)) as file, zipfile.ZipFile(file) as archive:
             trace = _read(archive, path)
         _check(trace)
     except OSError as error:

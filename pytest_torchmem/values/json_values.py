@@ -7,13 +7,24 @@ taken for what it should be, and no number in it decides how much memory is allo
 from __future__ import annotations
 
 import enum
+import errno
 import functools
 import json
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    BinaryIO,
+    Final,
+    NoReturn,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 #: A value of a JSON document. Nobody knows which kind it is until a reader has checked it.
 Json: TypeAlias = Any
@@ -48,13 +59,20 @@ Member = TypeVar("Member")
 Value = TypeVar("Value")
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to be read. Raises `OSError`, also for a pipe: nobody may ever write into it."""
+    if path.is_fifo():
+        raise OSError(errno.ESPIPE, "it is a pipe, and no file")
+    return path.open("rb")
+
+
 def read_text(path: Path) -> str:
     """Return the text of a file. Raises `OSError`, and `ValueError` for what is no text.
 
-    A device or a pipe has no size. So no more is read than any of our files holds.
+    A device has no size. So no more is read than any of our files holds.
     """
     content = bytearray()
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while part := file.read(_PART_BYTES):
             content += part
             if len(content) > MOST_BYTES:
@@ -165,6 +183,16 @@ def checked_member(known: Mapping[str, Member], name: object) -> Member:
 def shown(value: object) -> str:
     """Return a value in a few words, however large or deep it is."""
     return _SHORT.repr(value)
+
+
+def told_format(found: object, known: Mapping[int, str]) -> str:
+    """Return why a file's format cannot be read: a later version wrote it, or none did."""
+    is_later = type(found) is int and found > max(known)
+    advice = "install a newer one" if is_later else "no version ever wrote it: restore the file"
+    return (
+        f"has format {shown(found)}, and this version of pytest-torchmem reads "
+        f"{', '.join(map(str, known))}; {advice}"
+    )
 
 
 def _no_float(text: str) -> NoReturn:

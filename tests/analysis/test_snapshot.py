@@ -186,6 +186,46 @@ def test_pages_of_expandable_segments_are_taken_back():
     assert snapshot.replay.reserved_bytes.tolist() == [60 * MiB]
 
 
+def test_a_range_of_addresses_may_lie_anywhere_and_a_block_within_it_may_not():
+    log = RequestLog()
+    for key, size in enumerate((30 * MiB, KiB, 4 * MiB, 3 * KiB)):
+        log.alloc(key, size)
+    whole = simulate(log.requests(), settings_of("expandable_segments:True"))
+    large, small = whole.segment_addresses
+    elsewhere = {large: 3 << 32, small: 7 << 32}
+
+    def moved(address: int) -> int:
+        base = max(base for base in elsewhere if base <= address)
+        return address - base + elsewhere[base]
+
+    segments = segments_of(whole)
+    for segment in segments:
+        for placed in (segment, *segment["blocks"]):
+            placed["address"] = moved(placed["address"])
+    entries = [
+        entry("alloc", moved(address), size, frames=[])
+        for address, size in zip(
+            whole.address.tolist(), log.requests().size_bytes.tolist(), strict=True
+        )
+    ]
+    pages = [entry("segment_map", elsewhere[large], 40 * MiB)]
+    pages.append(entry("segment_map", elsewhere[small], 2 * MiB))
+    data = {
+        "segments": segments,
+        "device_traces": [[*pages, *entries]],
+        "allocator_settings": {"expandable_segments": True},
+    }
+    snapshot = read_snapshot(data)
+    assert not snapshot.begins_in_the_middle
+    assert snapshot.misplaced_count == 0
+    assert not any("elsewhere" in note for note in snapshot.result().notes)
+    displaced = whole.address.copy()
+    displaced[3] += 512
+    assert whole.misplaced_rows(displaced).tolist() == [3]
+    displaced[3] = 0
+    assert whole.misplaced_rows(displaced).tolist() == [3]
+
+
 def settings_of(text):
     from pytest_torchmem.analysis.caching_allocator import AllocatorSettings
 

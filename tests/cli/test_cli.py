@@ -1,6 +1,7 @@
 """``torchmem diff`` and ``report``: what they print and what they end with."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,23 @@ def test_no_colour_leaves_the_terminal(command, tmp_path):
 
 
 # --- bad input
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+@pytest.mark.parametrize("words", [("show",), ("diff", "a.json"), ("report", "-o=x.html")])
+def test_a_pipe_that_nobody_writes_into_is_refused(command, tmp_path, words):
+    results(tmp_path / "a.json", A)
+    os.mkfifo(tmp_path / "pipe.json")
+    code, _, err = command(*words, "pipe.json")
+    assert code == Exit.BAD_INPUT
+    assert "it is a pipe, and no file" in err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+def test_a_pipe_among_baselines_is_refused(command, tmp_path):
+    (tmp_path / "one/cpu").mkdir(parents=True)
+    os.mkfifo(tmp_path / "one/cpu/test_a.json")
+    assert "it is a pipe, and no file" in command("show", tmp_path / "one")[2]
 
 
 @pytest.mark.parametrize(

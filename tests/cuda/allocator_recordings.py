@@ -109,7 +109,9 @@ def differences(recording: Recording, run: AllocatorRun) -> list[str]:
                 f"{name} differs after {len(wrong)} of {len(rows)} sampled requests, first after "
                 f"row {rows[at]}: measured {measured[at]}, replayed {replayed[at]}"
             )
-    found += _misplaced(recording, run)
+    misplaced = run.misplaced_rows(np.array(recording.address, dtype=np.int64))
+    if len(misplaced):
+        found.append(f"{len(misplaced)} blocks lie elsewhere, first that of row {misplaced[0]}")
     counts = {
         "device_allocs": run.device_alloc_count,
         "retries": run.retry_count,
@@ -119,22 +121,3 @@ def differences(recording: Recording, run: AllocatorRun) -> list[str]:
         if counts[name] != count:
             found.append(f"{name}: measured {count}, replayed {counts[name]}")
     return found
-
-
-def _misplaced(recording: Recording, run: AllocatorRun) -> list[str]:
-    """Segments lie elsewhere in a replay, but blocks have the same distances in each of them."""
-    measured = np.array(recording.address, dtype=np.int64)
-    one_sided = np.flatnonzero((run.address != 0) != (measured != 0))
-    if len(one_sided):
-        return [f"row {one_sided[0]} got a block in only one of both"]
-    rows = np.flatnonzero(run.address)
-    segments = np.searchsorted(np.unique(run.segment_addresses), run.address[rows], side="right")
-    shifts: dict[int, int] = {}
-    wrong = []
-    for row, segment in zip(rows.tolist(), segments.tolist(), strict=True):
-        shift = int(measured[row] - run.address[row])
-        if shifts.setdefault(segment, shift) != shift:
-            wrong.append(row)
-    if not wrong:
-        return []
-    return [f"{len(wrong)} blocks lie elsewhere in their segment, first that of row {wrong[0]}"]

@@ -169,6 +169,19 @@ def test_a_folder_of_baselines_may_be_a_link(
     project.run().stdout.fnmatch_lines(["memory: 1 ok"])
 
 
+def test_a_baseline_that_links_to_nothing_is_no_new_one_until_an_update(project: Project) -> None:
+    project.write("@pytest.mark.memory_baseline\ndef test_a(): use(MiB)\n")
+    project.update()
+    path, fetched = project.baseline(), project.path / "fetched.json"
+    path.unlink()
+    path.symlink_to(fetched)
+    project.run().stdout.fnmatch_lines(["*is a link to *fetched.json, which is not there; fetch*"])
+    project.update().assert_outcomes(passed=1)
+    assert path.is_symlink()
+    assert fetched.exists()
+    project.run().stdout.fnmatch_lines(["memory: 1 ok"])
+
+
 @pytest.mark.parametrize("kind", ["file", "link to nothing", "link to itself"])
 def test_a_folder_that_is_none_is_said_by_an_update(project: Project, kind: str) -> None:
     folder = project.path / "__torchmem__"

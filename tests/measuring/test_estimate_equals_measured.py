@@ -48,6 +48,42 @@ def test_gradients_of_a_layer_that_is_used_three_times_are_added_up_as_autograd_
     assert abs(difference(step)) <= SCALARS
 
 
+class Counting(torch.optim.SGD):
+    """Keeps a count under a name, beside what it keeps for each parameter."""
+
+    def step(self, closure: Any = None) -> None:
+        state: dict[Any, Any] = self.state
+        state["count"] = state.get("count", torch.zeros(256)) + 1
+        super().step(closure)
+
+
+def test_an_optimizer_may_keep_state_by_a_name():
+    layer, x = nn.Linear(64, 64), torch.randn(8, 64)
+    optimizer = Counting(layer.parameters(), 0.1, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        layer(x).sum().backward()
+        optimizer.step()
+
+    assert abs(difference(step)) <= SCALARS
+    assert "count" in optimizer.state
+
+
+def test_a_gradient_that_is_added_up_in_place_is_a_gradient_from_its_first_sum_on():
+    layer, x = nn.Linear(64, 64), torch.randn(8, 64)
+
+    def step() -> None:
+        layer.zero_grad()
+        sum(layer(x).square().mean() for _ in range(4)).backward()
+
+    step()
+    with measure() as window:
+        step()
+    peak, measured = estimate(step, backward=False).peak, window.result.peak
+    assert (peak.gradient, peak.autograd_detail) == (measured.gradient, measured.autograd_detail)
+
+
 def test_gradients_that_only_die_in_the_step_are_there_until_then():
     maker, judge, x = nn.Linear(64, 512), nn.Linear(512, 64), torch.randn(8, 64)
     of_maker, of_judge = (torch.optim.Adam(m.parameters()) for m in (maker, judge))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -220,3 +221,20 @@ def test_the_profilers_notes_stay_off_standard_error_without_pythons_own(capfd, 
     torch.ones(16)
     measurement.stop()
     assert capfd.readouterr().err == ""
+
+
+def test_what_torch_calls_is_recorded_without_a_warning_of_the_profilers():
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            recorder = Recorder(CPU)
+            recorder.start()
+            y = x + 1
+            traces.append(recorder.stop())
+            return y
+
+    traces: list[Trace] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Recorded.apply(torch.ones(2, requires_grad=True))
+    assert len(traces[0].allocations)

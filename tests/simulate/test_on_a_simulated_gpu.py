@@ -60,6 +60,20 @@ def test_the_management_library_answers_as_for_an_idle_gpu():
     assert used == total - free
 
 
+@pytest.mark.parametrize(("visible", "count"), [("1,0", 2), ("1", 1), ("0,7,1", 1), ("", 0)])
+def test_a_program_may_hide_devices_from_itself(pytester, visible, count):
+    code = f"""
+import os
+os.environ["CUDA_VISIBLE_DEVICES"] = "{visible}"
+import torch
+held = [torch.ones(1 << 20, device=f"cuda:{{n}}") for n in range(torch._C._cuda_getDeviceCount())]
+print(len(held), torch.cuda.device_count(), torch.cuda.is_available())
+"""
+    simulate = (sys.executable, "-m", "pytest_torchmem", "simulate", "--gpu", "H100x2", "--")
+    run = pytester.run(*simulate, sys.executable, pytester.makepyfile(code))
+    assert run.outlines == [f"{count} {count} {count > 0}"]
+
+
 def test_a_batch_tells_the_host_that_its_arguments_were_right():
     info = ctypes.c_int(7)
     batched = ctypes.CDLL(None).cublasSgeqrfBatched

@@ -104,7 +104,7 @@ def test_a_rank_that_would_wait_without_end_is_told_why(pytester, second, told):
         os._exit(0)
     try:
         dist.all_reduce(x)
-    except dist.DistBackendError as error:
+    except RuntimeError as error:  # in torch 2.15 of no other class
         tell(error)
     os._exit(0)
     """

@@ -1,7 +1,9 @@
 """Finding torch's CUDA build, and what is said where there is none."""
 
+import ast
 import contextlib
 import platform
+import re
 import subprocess
 import sys
 import threading
@@ -11,7 +13,7 @@ from typing import cast
 
 import pytest
 
-from pytest_torchmem.simulate import build, process, torch_builds
+from pytest_torchmem.simulate import build, process, symbols, torch_builds, world
 from pytest_torchmem.simulate.gpus import parse_gpu
 from pytest_torchmem.simulate.symbols import ElfFile
 from pytest_torchmem.simulate.torch_builds import TorchBuild
@@ -55,6 +57,36 @@ def test_a_torch_for_the_cpu_is_told_with_the_command_and_the_size():
         torch_builds.torch_build()
     assert "torch 2.13.0 is installed for the CPU" in str(raised.value)
     assert "`torchmem simulate --fetch` fetches it (0.9 to 1.5 GB" in str(raised.value)
+
+
+@pytest.mark.usefixtures("cpu_torch")
+def test_another_release_is_told_with_the_command_that_fetches_it():
+    with pytest.raises(SimulationError) as raised:
+        torch_builds.torch_build("2.12.1")
+    assert "torch 2.12.1 is not installed here" in str(raised.value)
+    assert "`torchmem simulate --fetch --torch 2.12.1` fetches it" in str(raised.value)
+
+
+def test_a_cache_that_cannot_be_written_is_told_before_anything_is_fetched(cpu_torch, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("pip was called"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cpu_torch / "version.py"))
+    for writes in (torch_builds.fetch, world.entry_point_folder):
+        with pytest.raises(SimulationError, match=r"cannot be written .*; set XDG_CACHE_HOME"):
+            writes()
+
+
+def test_a_build_of_the_wheel_installs_what_the_builder_imports():
+    imported = set()
+    for module in (build, torch_builds, symbols):
+        for node in ast.walk(ast.parse(Path(module.__file__ or "").read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").partition(".")[0])
+    foreign = imported - sys.stdlib_module_names - {"pytest_torchmem"}
+    hook = Path(__file__).parents[2] / "hatch_build.py"
+    installed = re.findall(
+        r'"(\w+)"', hook.read_text(encoding="utf-8").partition("if self._rel")[0]
+    )
+    assert foreign <= {"packaging", *installed}  # hatchling itself needs packaging
 
 
 def test_what_pip_says_is_told_when_a_fetch_fails(cpu_torch, monkeypatch):

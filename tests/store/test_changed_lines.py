@@ -65,6 +65,27 @@ def test_lines_of_later_commits_have_changed_too(folder: Path) -> None:
     assert changed(folder) == [2, 3]
 
 
+def now_at(folder: Path) -> list[int]:
+    lines, baseline = ChangedLines(folder), folder / BASELINE
+    return [lines.now_at(baseline, Source("src/net.py", n, "f")).line for n in range(4)]
+
+
+def test_lines_are_found_again_where_an_edit_moved_them(folder: Path) -> None:
+    assert now_at(folder) == [0, 1, 2, 3]
+    put(folder, "src/net.py", BEFORE.replace("    y", "    y = x + 1\n    y"))
+    assert now_at(folder) == [0, 1, 3, 4]
+    put(folder, "src/net.py", "import torch\n" + AFTER)
+    assert now_at(folder) == [0, 2, 3, 5]
+    put(folder, "src/net.py", BEFORE.replace("    y = x + 1\n", ""))
+    assert now_at(folder) == [0, 1, 2, 2]
+
+
+def test_lines_of_a_baseline_that_was_stored_since_stay_where_they_are(folder: Path) -> None:
+    put(folder, "src/net.py", "import torch\n" + BEFORE)
+    put(folder, BASELINE, "{} ")
+    assert now_at(folder) == [0, 1, 2, 3]
+
+
 def test_all_lines_of_a_new_file_have_changed_before_git_is_told_of_it_and_after(
     folder: Path,
 ) -> None:

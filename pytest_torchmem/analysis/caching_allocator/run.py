@@ -79,6 +79,19 @@ class AllocatorRun:
         """See `ReservedPeak.fragmentation`."""
         return self.reserved_peak.fragmentation
 
+    def misplaced_rows(self, recorded: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the allocations whose block is elsewhere in its segment than it was recorded.
+
+        ``recorded`` is like `address`. A segment may lie anywhere: its first block tells where. An
+        allocation that got a block in only one of both is misplaced, too.
+        """
+        rows = np.flatnonzero(self.address)
+        segments = np.searchsorted(np.unique(self.segment_addresses), self.address[rows], "right")
+        _, first, segment = np.unique(segments, return_index=True, return_inverse=True)
+        shift = recorded[rows] - self.address[rows]
+        elsewhere = rows[shift != shift[first][segment]]
+        return np.union1d(elsewhere, np.flatnonzero((self.address != 0) != (recorded != 0)))
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:

@@ -96,14 +96,23 @@ class StaticFacts:
 
     @property
     def counted(self) -> Mask:
-        return self.made | self.given
+        return self.made | self._from_before
 
     @cached_property
-    def given(self) -> Mask:
+    def _from_before(self) -> Mask:
         """The inputs and attributes of a graph: the caller gave them."""
         given = self._nothing
         given[[s for s, n in self._makers.items() if n.kind is not NodeKind.OPERATOR]] = True
         return given
+
+    @cached_property
+    def given(self) -> Mask:
+        """What an optimizer alone reads is no input."""
+        read = {node.phase is Phase.OPTIMIZER: self._nothing for node in self._operators}
+        for node in self._operators:
+            read[node.phase is Phase.OPTIMIZER][list(node.uses)] = True
+        nothing = self._nothing
+        return self._from_before & ~(read.get(True, nothing) & ~read.get(False, nothing))
 
     def held_as(self, category: Category) -> Mask:
         return self._told(category)

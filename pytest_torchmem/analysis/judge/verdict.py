@@ -60,10 +60,12 @@ class CodeChanges:
     Attributes:
         is_changed: Whether a line is not as it was.
         places: The first line of each change.
+        now_at: Where a line of then is now.
     """
 
     is_changed: Callable[[Source], bool] = lambda source: False
     places: Callable[[], Sequence[Source]] = tuple
+    now_at: Callable[[Source], Source] = lambda source: source
 
 
 NOTHING_KNOWN: Final = CodeChanges()
@@ -320,12 +322,22 @@ class _Sides:
         return whole_entry(self.result)
 
     @cached_property
+    def then(self) -> BaselineEntry:
+        """The stored entry, with the lines of its contributors where they are now."""
+        entry = self.reference.entry
+        live, at_peak_live, retained_live = (
+            tuple(replace(c, source=self.code.now_at(c.source)) if c.source else c for c in side)
+            for side in (entry.live, entry.at_peak_live, entry.retained_live)
+        )
+        return replace(entry, live=live, at_peak_live=at_peak_live, retained_live=retained_live)
+
+    @cached_property
     def lost(self) -> LostByOrigin:
-        return lost_by_origin(self.now.live, self.reference.entry.live)
+        return lost_by_origin(self.now.live, self.then.live)
 
     def growths(self, key: str, excess_bytes: int) -> tuple[Difference, ...]:
         """Return what grew, the most telling first; nothing for an entry without contributors."""
-        now, entry = self.now, self.reference.entry
+        now, entry = self.now, self.then
         found: Sequence[Difference] = ()
         if entry.total and not entry.live:
             return ()

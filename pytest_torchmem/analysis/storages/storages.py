@@ -59,7 +59,7 @@ def find_storages(tree: OpTree) -> Storages:
     tensor_place, owner_place = places.of[1:]
     owner_rank = tree.mark_ranks[trace.owners["mark"]]
     # Nobody needs the places of allocations after this: a long recording has no room for them.
-    changes = _changes(tree, places.of.pop(0), owner_place)
+    changes = _changes(tree, places.of.pop(0), tensor_place, owner_place)
     lives = _lifetimes(
         changes, _early(tree, changes, len(places), tensor_place, owner_place, owner_rank)
     )
@@ -97,21 +97,76 @@ class _Changes:
 
 
 def _changes(
-    tree: OpTree, allocation_place: NDArray[np.int32], owner_place: NDArray[np.int32]
+    tree: OpTree,
+    allocation_place: NDArray[np.int32],
+    tensor_place: NDArray[np.int32],
+    owner_place: NDArray[np.int32],
 ) -> _Changes:
     """Return what the allocator did, and what was seen to be freed."""
     allocations, owners, marks = tree.trace.allocations, tree.trace.owners, tree.trace.marks
-    freed = np.flatnonzero(marks["kind"][owners["mark"]] == MarkKind.STORAGE_FREED)
     place, event = allocation_place, allocations["event"]
     rank: NDArray[np.float64 | np.int32] = tree.rank[event]
     size = _asked_for(allocations)
-    if len(freed):
-        place = np.concatenate([place, owner_place[freed]])
-        rank = np.concatenate([rank, tree.mark_ranks[owners["mark"][freed]]])
-        size = np.concatenate([size, -owners["size_bytes"][freed]])
-        event = np.concatenate([event, np.full(len(freed), -1, np.int32)])
+    freed = np.flatnonzero(marks["kind"][owners["mark"]] == MarkKind.STORAGE_FREED)
+    left, left_rank = _left_by_operators(tree)
+    if len(freed) or len(left):
+        gone_place = np.concatenate([owner_place[freed], tensor_place[left]])
+        gone_rank = np.concatenate([tree.mark_ranks[owners["mark"][freed]], left_rank])
+        gone = np.concatenate([owners["size_bytes"][freed], tree.trace.tensors["size_bytes"][left]])
+        # Of a storage that was born in the recording the allocator itself reports the free. So
+        # where one was born before, the storage from before had left its place unseen.
+        stays = gone_rank < _first_births(place, rank, size, gone_place)
+        place = np.concatenate([place, gone_place[stays]])
+        rank = np.concatenate([rank, gone_rank[stays]])
+        size = np.concatenate([size, -gone[stays]])
+        event = np.concatenate([event, np.full(np.count_nonzero(stays), -1, np.int32)])
     order = _by_place(place, rank)
     return _Changes(place[order], rank[order], order, size, event)
+
+
+# They may give the storage of their first argument another place.
+_MOVING: Final = ("aten::resize_", "aten::resize_as_")
+
+
+def _left_by_operators(tree: OpTree) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return mentions of places that operators let their storages leave, and when: shape (L,).
+
+    The profiler reports no free on the CPU of what was there before. ::
+
+        aten::resize_    mentions place 7    rank 4
+          [memory]       +256 at place 9     rank 5      7 is left at 5.5
+    """
+    trace = tree.trace
+    names = [n for n, text in enumerate(trace.strings) if text in _MOVING]
+    tensors, found = trace.tensors, np.empty(0, np.int64)
+    if names:
+        moving = np.isin(trace.events["name"], names)
+        is_cpu = np.array([device == "cpu" for device in trace.devices], np.bool_)
+        moved = moving[tensors["event"]] & (tensors["role"] == Role.OPERATOR_INPUT)
+        # One that is empty has no place to leave.
+        moved &= (tensors["argument"] == 0) & is_cpu[tensors["device"]] & (tensors["ptr"] > 0)
+        found = np.flatnonzero(moved)
+    allocations = trace.allocations
+    made = allocations["event"][allocations["size_bytes"] > 0] if len(found) else found
+    by = np.asarray(trace.events["parent"])[made]
+    operators = tensors["event"][found]
+    found = found[np.isin(operators, by)]
+    rank_of = dict(zip(by.tolist(), tree.rank[made].tolist(), strict=True))
+    ranks = [rank_of[operator] + 0.5 for operator in tensors["event"][found].tolist()]
+    return found, np.array(ranks, np.float64)
+
+
+def _first_births(
+    place: NDArray[np.int32],
+    rank: NDArray[np.float64 | np.int32],
+    size: NDArray[np.int64],
+    wanted: NDArray[np.int32],
+) -> NDArray[np.float64]:
+    """Return the rank of the first allocation at each place that is wanted, `NEVER` for none."""
+    first = np.full(int(wanted.max()) + 1 if len(wanted) else 0, NEVER)
+    births = np.flatnonzero((size > 0) & np.isin(place, wanted))
+    np.minimum.at(first, place[births], rank[births])
+    return first[wanted]
 
 
 def _by_place(place: NDArray[np.int32], rank: NDArray[np.float64 | np.int32]) -> NDArray[np.int32]:

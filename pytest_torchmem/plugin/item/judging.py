@@ -260,6 +260,11 @@ class Baselines:
         path = self.store.path(self.module, self.environment())
         return self.store.changed_lines.has_changed(path, source)
 
+    def now_at(self, source: Source) -> Source:
+        """Return where a line is that was at ``source`` when the baseline was committed."""
+        path = self.store.path(self.module, self.environment())
+        return self.store.changed_lines.now_at(path, source)
+
     def changed_places(self) -> Sequence[Source]:
         """Return the first line of each change of code since the baseline was committed."""
         path = self.store.path(self.module, self.environment())
@@ -359,7 +364,8 @@ class Judge:
             near = self.baselines.nearest(result.name)
             findings = (*findings, *self.baselines.missing(result.name, near))
             return replace(verdict, findings=findings, change=Change.NEW, nearest=near), None
-        code = CodeChanges(self.baselines.has_changed, self.baselines.changed_places)
+        baselines = self.baselines
+        code = CodeChanges(baselines.has_changed, baselines.changed_places, baselines.now_at)
         compared = judge_baseline(result, reference, allowance, code)
         accepted = ""
         if compared.change in settings.accepted and not reference.environment:

@@ -46,6 +46,8 @@ class Ledger:
     operator_count: int = 0
     # An old storage, the one that may have taken its place, and the operator that did it.
     _takeovers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # Those that did, and whose place each took.
+    _taken_over: dict[int, int] = field(default_factory=dict)
 
     def number(self, tensor: torch.Tensor) -> int | None:
         return self.live.get(memory.storage_key(tensor))
@@ -109,8 +111,23 @@ class Ledger:
         successor, operator = self._takeovers.pop(number, (-1, -1))
         if operator >= 0 and operator == self.operator_count - 1:
             entry.end = self.entries[successor].first
+            self._taken_over[successor] = number
         if self.live.get(key) == number:
             del self.live[key]
+
+    def join_taken_over(self) -> dict[int, int]:
+        """Make one storage of each and of those that took its place; return the first of each."""
+        first: dict[int, int] = {}
+        for late, place in sorted(self._taken_over.items()):
+            begin, end = self.entries[first.get(place, place)], self.entries[late]
+            if end.doubted_bytes:
+                continue
+            first[late] = first.get(place, place)
+            begin.end, end.end = end.end, end.first
+            end.size_bytes = 0
+            if end.category is not Category.UNKNOWN:
+                begin.category = end.category
+        return first
 
     def lifetimes(self) -> Lifetimes:
         rows = 1 + 2 * self.operator_count

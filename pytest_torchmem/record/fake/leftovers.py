@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from pytest_torchmem.record.fake.stand_ins.unknown import UnknownNumber
 from pytest_torchmem.record.fake.substitution import global_names
-from pytest_torchmem.record.owners.live_objects import instances_of
+from pytest_torchmem.record.heap import instances_of
 from pytest_torchmem.record.torch_api import fake_tensors
 
 _Key = TypeVar("_Key")

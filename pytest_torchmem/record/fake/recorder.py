@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -25,6 +26,7 @@ from pytest_torchmem.record.fake.kernels.scratch import DECIDED_BY_VALUES, kept_
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import checks_a_distribution
 from pytest_torchmem.record.fake.stand_ins import compositions
+from pytest_torchmem.record.fake.stand_ins.real_routes import adds_in_place
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
 from pytest_torchmem.record.torch_api import autograd, dispatcher, fake_tensors
 from pytest_torchmem.values.contributors import Category, Phase
@@ -92,12 +94,13 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
     @property
     def recorded(self) -> tuple[StaticGraph, Lifetimes]:
         """The graph and the lifetimes that were recorded until `finish`."""
+        same = self._ledger.join_taken_over()
         storages = tuple(
             StaticStorage(e.size_bytes, e.device, e.category, e.doubted_bytes)
             for e in self._ledger.entries
         )
-        graph = StaticGraph((*self.given.nodes, *self._nodes), storages)
-        return graph, self._ledger.lifetimes()
+        nodes = (_of_one_memory(node, same) for node in self._nodes)
+        return StaticGraph((*self.given.nodes, *nodes), storages), self._ledger.lifetimes()
 
     def has_freed(self, tensor: torch.Tensor) -> bool:
         """Return whether a backward pass has let go of a part of the graph of a tensor."""
@@ -285,16 +288,20 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
     ) -> bool:
         """Return whether autograd adds up gradients here, between two nodes.
 
+        Where a function adds in place to a tensor of its own, the sum takes over its memory, too.
+
         Autograd avoids writing into tensors of subclasses, which fake ones are. With real ones
         it adds gradients up in place, and fills a gradient of zeros in place.
 
         See ``accumulate`` in ``torch/csrc/autograd/input_buffer.cpp`` and
         ``areAnyTensorSubclassLike`` in ``torch/csrc/autograd/FunctionsManual.cpp``.
         """
-        if not makes or not autograd.in_backward() or torch.is_grad_enabled():
-            return False
         name = _name_of(func)
         old = self._ledger.number(args[0]) if args and isinstance(args[0], torch.Tensor) else None
+        if makes and old is not None and name == "aten::add" and adds_in_place():
+            self._ledger.may_take_over(old, makes[0])
+        if not makes or not autograd.in_backward() or torch.is_grad_enabled():
+            return False
         maker = self._made_in_backward.get(old) if old is not None else None
         if old is None or maker is None:
             return False
@@ -433,6 +440,19 @@ def _require_no_history(func: dispatcher.Operator, args: Sequence[Any]) -> None:
             "which would keep their graph; make that tensor in the program, give it as an "
             "argument or a module's buffer, or write under torch.no_grad()"
         )
+
+
+def _of_one_memory(node: StaticNode, same: dict[int, int]) -> StaticNode:
+    """Let a node that made a storage in the memory of another one write to that one instead."""
+    if same.keys().isdisjoint((*node.makes, *node.uses)):
+        return node
+    written = [*node.writes, *filter(same.__contains__, node.makes)]
+    return replace(
+        node,
+        makes=tuple(number for number in node.makes if number not in same),
+        uses=tuple(dict.fromkeys(same.get(number, number) for number in node.uses)),
+        writes=tuple(dict.fromkeys(same.get(number, number) for number in written)),
+    )
 
 
 def _name_of(func: dispatcher.Operator) -> str:

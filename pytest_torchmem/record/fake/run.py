@@ -18,6 +18,7 @@ from pytest_torchmem.record.fake.leftovers import put_back
 from pytest_torchmem.record.fake.origin import names_of
 from pytest_torchmem.record.fake.recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.stand_ins import missing_device
+from pytest_torchmem.record.fake.stand_ins.device_thread import number_as_on_a_gpu
 from pytest_torchmem.record.fake.stand_ins.missing_device import GradientsWanted
 from pytest_torchmem.record.fake.stand_ins.real_routes import take_real_routes
 from pytest_torchmem.record.fake.stand_ins.unknown import let_values_be_shown
@@ -128,6 +129,7 @@ def _recorded(
         missing_device.watch(patches, shown=shown, runs_on=runs_on)
         if shown.type == "cuda" and runs_on != shown:
             take_cudas_operators(patches)
+            number_as_on_a_gpu(patches)
         for holder in found.holders:
             fakes.in_holder(holder)
         args, kwargs = _substituted(fakes, found, program)

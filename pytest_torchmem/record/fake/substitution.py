@@ -232,7 +232,8 @@ class Substitution:
         optimizer.state = type(attributes["state"])(dict)
         for parameter, values in state.items():
             # Scalars stay on the CPU, as optimizers keep them there.
-            optimizer.state[self.fake_of(parameter)] = fake_tensors.map_tensors(
+            key = self.in_tree(parameter)  # some keep what is of no parameter by a name
+            optimizer.state[key] = fake_tensors.map_tensors(
                 lambda t: self._fake(t, move=t.dim() > 0), values
             )
 

@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 
 import torch
 
+from pytest_torchmem.record.heap import is_a, referents, running_frames, variables_of
 from pytest_torchmem.record.holders.paths import (
     attributes_of,
     is_machinery,
@@ -29,7 +30,6 @@ from pytest_torchmem.record.holders.paths import (
 )
 from pytest_torchmem.record.holders.search import ways_in_garbage, young_garbage
 from pytest_torchmem.record.owners.autograd_graph import graph_holdings
-from pytest_torchmem.record.owners.live_objects import is_a, referents, running_frames, variables_of
 from pytest_torchmem.record.owners.places import places_of
 from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.torch_api import autograd, memory

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from pytest_torchmem.record.owners.live_objects import (
+from pytest_torchmem.record.heap import (
     frozen_objects,
     is_a,
     referents,

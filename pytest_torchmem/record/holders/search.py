@@ -18,14 +18,10 @@ from typing import Final
 
 import torch
 
+from pytest_torchmem.record.heap import is_a, referents
 from pytest_torchmem.record.holders.paths import Searcher, place_of_frame, step_from, tidy
 from pytest_torchmem.record.owners.autograd_graph import graph_holdings
-from pytest_torchmem.record.owners.live_objects import (
-    HAS_GENERATIONS,
-    find_holding,
-    is_a,
-    referents,
-)
+from pytest_torchmem.record.owners.live_objects import HAS_GENERATIONS, find_holding
 from pytest_torchmem.record.owners.places import places_of, storages_of
 from pytest_torchmem.record.torch_api import autograd, memory, profiler
 from pytest_torchmem.record.tree.kineto import device_name

@@ -1,35 +1,35 @@
-"""Finds objects that are alive in this process, by Python's garbage collector.
-
-A process with torch in it holds some hundred thousand objects, and looking at each of them takes
-longer than a small test. So they are looked at in as few steps as Python allows.
-"""
+"""Finds the tensors, storages, modules and optimizers that are alive, and remembers them."""
 
 from __future__ import annotations
 
 import gc
-import inspect
 import sys
 import sysconfig
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import wraps
-from itertools import compress
 from types import CellType, FrameType, FunctionType, ModuleType
-from typing import Any, Final, TypeGuard, TypeVar
+from typing import Final, TypeVar
 
 import torch
 
+from pytest_torchmem.record.heap import (
+    frozen_count,
+    instances_among,
+    instances_in_sight,
+    instances_of,
+    is_a,
+    referents_of,
+    with_subclasses,
+)
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd, dispatcher, memory
 
 _T = TypeVar("_T")
-
-# So many objects are asked at a time: few steps in Python, and no list of all that they refer to.
-_AT_A_TIME: Final = 4096
 
 # An optimizer's state: its attributes, one of them, the state of one tensor, and that by its name.
 _DEEPEST_HELD: Final = 4
@@ -42,22 +42,6 @@ _CONTAINERS: Final = (dict, list, tuple, set, CellType)
 HAS_GENERATIONS: Final = not (
     (3, 14) <= sys.version_info < (3, 14, 5) or sysconfig.get_config_var("Py_GIL_DISABLED")
 )
-
-
-def is_a(thing: object, kinds: type[_T] | tuple[type[_T], ...]) -> TypeGuard[_T]:
-    """Return what `isinstance` says of the type alone: a proxy among the objects is not woken."""
-    return issubclass(type(thing), kinds)
-
-
-def instances_of(classes: Iterable[type[_T]]) -> list[_T]:
-    """Return every living object of one of ``classes`` or of a class below one.
-
-    Looks at the type and never at ``__class__``: a proxy among the objects must not be woken.
-    """
-    # A copy of so long a list would take as long as the look itself.
-    objects = gc.get_objects()
-    objects += frozen_objects()
-    return _selected(objects, with_subclasses(classes))
 
 
 class Census:
@@ -156,7 +140,8 @@ class Census:
     def settle(self, *, collect: bool) -> None:
         """Leave the collector as after a collection, and go on knowing what is alive.
 
-        Garbage goes if asked to, and where Python itself would have looked for it by now.
+        Garbage goes if asked to, and where Python itself would have looked for it by now. What is
+        young is looked at each time: what one test leaves there would make all else due sooner.
         """
         if not HAS_GENERATIONS:
             gc.collect()
@@ -169,12 +154,13 @@ class Census:
             others = _where_others_stand()
             self.find()
         middle, old, frozen = self._seen
+        young = self._due.collect_young()
         if self._due.is_due() or collect or frozen:
             gc.collect()
             self._due.collected()
         else:
             _make_old()
-        now = (middle, old + 1, frozen)
+        now = (middle + young, old + 1, frozen)
         undisturbed = _where_others_stand() == others and _collections() == now
         self._seen = now if undisturbed else ()
 
@@ -192,10 +178,7 @@ class Census:
     def _look(self) -> list[object]:
         count = frozen_count()
         if count and count == self._freeze_count:
-            return _each_once(
-                _alive(self._since_freeze),
-                _selected(gc.get_objects(), with_subclasses(self._classes)),
-            )
+            return _each_once(_alive(self._since_freeze), instances_in_sight(self._classes))
         found = instances_of(self._classes)
         self._freeze_count = count
         self._since_freeze = [weakref.ref(thing) for thing in found] if count else []
@@ -211,7 +194,9 @@ class Census:
         return _each_once(found, self._beside(found))
 
     def _remembered_and_young(self) -> list[object]:
-        young = [thing for g in (0, 1) for thing in _those_of(self._classes, gc.get_objects(g))]
+        young = [
+            thing for g in (0, 1) for thing in instances_among(self._classes, gc.get_objects(g))
+        ]
         return _each_once(_alive(self._known), young)
 
 
@@ -230,10 +215,19 @@ class _DueCollection:
         self._old_count = 0
         self._new_count = 0
 
-    def is_due(self) -> bool:
-        """Count what is young, and is about to be old; return whether that is enough."""
+    def collect_young(self) -> bool:
+        """Look for garbage in what is young, and count the rest, which is about to be old.
+
+        Return whether the collector may look at all.
+        """
         self._old_count = self._old_count or len(gc.get_objects())
         self._new_count += sum(len(gc.get_objects(generation)) for generation in (0, 1))
+        if gc.isenabled():
+            self._new_count -= gc.collect(1)
+        return gc.isenabled()
+
+    def is_due(self) -> bool:
+        """Return whether enough is new."""
         return gc.isenabled() and self._new_count > self._old_count // _NEW_PART
 
     def collected(self) -> None:
@@ -267,11 +261,11 @@ def _held(holders: list[object], classes: tuple[type[object], ...]) -> list[obje
     """Return what some objects hold in attributes and in containers there, of some classes."""
     found, seen, front = [], set(map(id, holders)), holders
     for _ in range(_DEEPEST_HELD):
-        within = {id(thing): thing for part in _parts(front) for thing in referents(*part)}
+        within = {id(thing): thing for thing in referents_of(front)}
         fresh = [thing for key, thing in within.items() if key not in seen]
         seen |= within.keys()
-        found += _those_of(classes, fresh)
-        front = _those_of(_CONTAINERS, fresh)
+        found += instances_among(classes, fresh)
+        front = instances_among(_CONTAINERS, fresh)
     return found
 
 
@@ -332,127 +326,6 @@ def _where_others_stand() -> dict[int, tuple[FrameType, int]]:
     frames = sys._current_frames()
     frames.pop(threading.get_ident(), None)
     return {thread: (frame, frame.f_lasti) for thread, frame in frames.items()}
-
-
-def _selected(objects: Sequence[Any], wanted: set[type[_T]]) -> list[_T]:
-    # No step of this loop is in Python.
-    return list(compress(objects, map(wanted.__contains__, map(type, objects))))
-
-
-def _those_of(classes: tuple[type[_T], ...], objects: Sequence[Any]) -> list[_T]:
-    """Return the instances of some classes among a few objects.
-
-    A few have a few types. All classes below ``torch.nn.Module`` are many, and to find them takes
-    longer than a look at what a small test has made.
-    """
-    return _selected(
-        objects, {kind for kind in set(map(type, objects)) if issubclass(kind, classes)}
-    )
-
-
-def with_subclasses(classes: Iterable[type[_T]]) -> set[type[_T]]:
-    """Return some classes and all classes below them."""
-    found: set[type[_T]] = set()
-    waiting = list(classes)
-    while waiting:
-        found.add(kind := waiting.pop())
-        # Of the class itself: a metaclass may have a method of that name.
-        waiting += set(type.__subclasses__(kind)) - found
-    return found
-
-
-def running_frames() -> Iterator[FrameType]:
-    """Return the frames of all threads, the innermost of each thread first."""
-    for top in list(sys._current_frames().values()):
-        frame: FrameType | None = top
-        while frame is not None:
-            yield frame
-            frame = frame.f_back
-
-
-def variables_of(frame: FrameType) -> dict[str, object]:
-    """Return the variables of a frame, by name. A function's frame keeps none of them longer."""
-    names = frame.f_locals
-    variables = dict(names)
-    # Before Python 3.13 a function's frame keeps the dict that it handed out, and with it what the
-    # function has long deleted. Nobody but the frame, the name here and the call may refer to it.
-    is_snapshot = frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(names, dict)
-    if is_snapshot and sys.getrefcount(names) <= 3:
-        names.clear()
-    return variables
-
-
-# ``gc.freeze()`` takes objects out of the collector's sight: ``gc.get_objects`` and
-# ``gc.get_referrers`` leave them out, and ``gc.unfreeze`` could not be undone, as a freeze after it
-# would take all that is alive. But each object still says what it refers to, so the way there is
-# followed from what is in sight. Servers of language models freeze once they are up.
-
-
-# Python 3.12 freezes some 400 objects of its own when it begins. A program that has imported torch
-# has a hundred times as many to freeze.
-_FROZEN_BY_PYTHON: Final = 4000
-
-
-def frozen_count() -> int:
-    """Return how many objects ``gc.freeze()`` took away; none where only Python itself did."""
-    count = gc.get_freeze_count()
-    return count if count > _FROZEN_BY_PYTHON else 0
-
-
-def frozen_objects() -> list[object]:
-    """Return the frozen objects that modules, classes, frames or other objects lead to.
-
-    That took 1 s where 290,000 objects were frozen. What only C refers to is not found.
-    """
-    if not frozen_count():
-        return []
-    # A list display would be among the objects that it is made of, and would keep them.
-    front = gc.get_objects()
-    front += [*with_subclasses([object]), sys.modules, *sys.modules.values()]
-    for frame in running_frames():
-        # From Python 3.11 on a frame that runs does not say what its variables refer to. A list of
-        # ours that comes to be in itself would keep all that is in it.
-        if frame.f_code.co_filename != __file__:
-            front += [frame, *variables_of(frame).values()]
-    # Modules and classes may be frozen themselves.
-    seen, found = set(map(id, gc.get_objects())), []
-    while front:
-        fresh = {id(thing): thing for thing in front if id(thing) not in seen}
-        for part in _parts(front):
-            fresh |= {id(held): held for held in referents(*part) if id(held) not in seen}
-        seen |= fresh.keys()
-        front = [thing for thing in fresh.values() if gc.is_tracked(thing)]
-        found += front
-    return found
-
-
-def referrers_among(objects: Sequence[object], targets: Sequence[object]) -> list[object]:
-    """Return those of ``objects`` that refer to any of ``targets``."""
-    wanted = set(map(id, targets))
-    return [
-        thing
-        for part in _parts(objects)
-        if not wanted.isdisjoint(map(id, referents(*part)))
-        for thing in part
-        if not wanted.isdisjoint(map(id, referents(thing)))
-    ]
-
-
-# Up to 3.12.5, the ``_asyncio`` of Python 3.12 names objects that are dead. Each that is looked at
-# dies a second time, and the next collection never ends.
-_NAMES_THE_DEAD: Final = (3, 12) <= sys.version_info < (3, 12, 6)
-
-
-def referents(*objects: object) -> list[object]:
-    """Return what some objects refer to, each as often as they do."""
-    if _NAMES_THE_DEAD:
-        module = sys.modules.get("_asyncio")
-        objects = tuple(thing for thing in objects if thing is not module)
-    return gc.get_referents(*objects)
-
-
-def _parts(objects: Sequence[object]) -> Iterator[Sequence[object]]:
-    return (objects[n : n + _AT_A_TIME] for n in range(0, len(objects), _AT_A_TIME))
 
 
 def _gradients(found: list[object]) -> list[object]:

@@ -25,10 +25,16 @@ from pytest_torchmem.record.owners.autograd_graph import (
     tensors_in,
 )
 from pytest_torchmem.record.owners.live_objects import find_live
-from pytest_torchmem.record.owners.places import places_of, plain_tensors, storages_of, values_of
+from pytest_torchmem.record.owners.places import (
+    data_ptr,
+    places_of,
+    plain_tensors,
+    storages_of,
+    values_of,
+)
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
-from pytest_torchmem.record.torch_api import autograd
+from pytest_torchmem.record.torch_api import autograd, fake_tensors
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.record.torch_api.memory import answers
 from pytest_torchmem.record.torch_api.modules import (
@@ -141,6 +147,7 @@ class OwnershipWatch:
         for name, function in hooks.items():
             patches.hook(name, function)
         patches.replace("torch.nn.Module.__setstate__", self._seeing_copies)
+        patches.replace(fake_tensors.RESIZE_STORAGE, self._seeing_moves)
 
     def note_compiled(self) -> None:
         """Learn that compiled code runs, where no hook is called."""
@@ -408,6 +415,27 @@ class OwnershipWatch:
                         part if isinstance(part, torch.UntypedStorage) else part.untyped_storage()
                     )
                     self._storages[place] = weakref.ref(storage, died)
+
+    def _seeing_moves(self, resize: Callable[[Any, int], object]) -> Callable[[Any, int], object]:
+        """See a storage from before leave its place: it lives on, at another one or without any."""
+
+        def resized(storage: torch.UntypedStorage, size: int) -> object:
+            places = self._followed(storage)
+            done = resize(storage, size)
+            for place in places:
+                if data_ptr(storage) != place[1]:
+                    self._on_freed(place, None)
+            return done
+
+        return resized
+
+    @quiet
+    def _followed(self, storage: torch.UntypedStorage) -> list[tuple[int, int, int]]:
+        """Return device, pointer and bytes of a storage whose death is waited for."""
+        number = self._log.devices.number
+        places = [(number(device), ptr, size) for device, ptr, size in storages_of(storage)]
+        alive = (self._storages.get(place[:2], lambda: None)() for place in places)
+        return [place for place, found in zip(places, alive, strict=True) if found is storage]
 
     def _unfollowed(self, storages: Iterable[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
         """Those of live storages that no tensor led to."""

@@ -35,11 +35,12 @@ class OpenRanges:
 
     def __init__(self) -> None:
         self._open = 0
-        self._around = 0
+        #: How many of torch's functions were being called when the recording began.
+        self.around = 0
 
     def install(self, patches: Installed) -> None:
         """Begin to count. What torch is calling already, as ``mp.spawn`` does, is not counted."""
-        self._around = _calls_by_torch()
+        self.around = _calls_by_torch()
         annotation = "torch.autograd.profiler.record_function"
         patches.replace(f"{annotation}.__enter__", lambda call: self._counting(1, call))
         patches.replace(f"{annotation}.__exit__", lambda call: self._counting(-1, call))
@@ -61,19 +62,19 @@ class OpenRanges:
 
     def none_open(self) -> bool:
         """Return whether `require_none_open` raises nothing."""
-        return self._open <= 0 and _calls_by_torch() <= self._around
+        return self._open <= 0 and _calls_by_torch() <= self.around
 
     def in_module_at_most(self) -> bool:
         """Return whether nothing is open, and torch is calling nothing but modules."""
-        return self._open <= 0 and _calls_by_torch(_MODULES) <= self._around
+        return self._open <= 0 and _calls_by_torch(_MODULES) <= self.around
 
     def in_conversion_at_most(self) -> bool:
         """Return whether nothing is open, and torch calls nothing but a module's conversion."""
-        return self._open <= 0 and _calls_by_torch(_CONVERSION) <= self._around
+        return self._open <= 0 and _calls_by_torch(_CONVERSION) <= self.around
 
     def in_backward_at_most(self) -> bool:
         """Return whether nothing is open, and torch calls nothing but modules and the engine."""
-        return self._open <= 0 and _calls_by_torch(_BACKWARD) <= self._around
+        return self._open <= 0 and _calls_by_torch(_BACKWARD) <= self.around
 
 
 def _calls_by_torch(harmless: tuple[str, ...] = _HARMLESS) -> int:

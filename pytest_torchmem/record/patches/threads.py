@@ -7,29 +7,24 @@ before may run torch uncounted: then the result says so instead of being too sma
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import queue
 import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 
-from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.patches.python_tracing import quiet
+from pytest_torchmem.record.patches import THREAD_STARTERS, Installed
+from pytest_torchmem.record.patches.python_tracing import interpreter_call, quiet
 from pytest_torchmem.record.patches.thread_memory import ThreadMemory, name_thread, thread_name
-from pytest_torchmem.record.patches.unknown_threads import (
-    TASKS,
-    UnknownThreads,
-    name_of_task,
-    read_task,
-)
 from pytest_torchmem.record.torch_api import dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.values.json_values import Json
@@ -72,7 +67,7 @@ class ThreadWatch:
         self._memory = ThreadMemory(device)
         self._profiled = profiled
         self._existing: list[threading.Thread] = []
-        self._recorded: set[int] = set()
+        self._recorded: Collection[int] = ()
         self._calling: set[int] = set()
         self._thread = threading.get_ident()
         self._users: Any = None
@@ -131,30 +126,26 @@ class ThreadWatch:
         if threading.getprofile() == self._on_event:
             threading.setprofile(self._users)
 
-    def look_at(self, result: profiler.ProfilerResult) -> None:
+    def look_at(self, result: profiler.ProfilerResult, recorded: Collection[int]) -> None:
         """Look for torch's functions in threads that only the Python tracer saw.
 
-        ``result`` is the kineto result of a finished session.
+        ``result`` is the kineto result of a finished session, and ``recorded`` are the threads
+        whose operators or allocations were seen in that session or before it.
         """
+        self._recorded = recorded
         if not (self._existing or self._memory.was_used):
             return
         for root in result.experimental_event_tree():
-            if root.start_tid not in self._recorded:
-                self._look_at_thread(root)
-
-    def _look_at_thread(self, root: profiler.ProfilerEvent) -> None:
-        """Note whether a call's thread is one that is recorded, or runs torch unseen."""
-        thread = root.start_tid
-        # Reading the name takes much longer, so we do not read it for the recording's own thread.
-        if not all(map(_is_python, _events(root))):
-            self._recorded.add(thread)
-        elif thread not in self._calling and any(map(_is_torch, _events(root))):
-            self._calling.add(thread)
+            thread = root.start_tid
+            if thread in recorded or thread in self._calling:
+                continue
+            if any(map(_is_torch, _events(root))):
+                self._calling.add(thread)
 
     def meta(self) -> dict[str, Json]:
         """Return the names of threads whose memory is not known, and what others held."""
         # A stretch in which the recording thread itself ran no operator says nothing of it.
-        unseen = self._calling - self._recorded - self._memory.of_executors
+        unseen = self._calling.difference(self._recorded, self._memory.of_executors)
         names = self._memory.uncounted() | ({"one from before the body"} if unseen else set())
         return {
             "unseen_threads": sorted(names),
@@ -276,16 +267,108 @@ def _is_torch(event: profiler.ProfilerEvent) -> bool:
     return owner in ("Tensor", "Parameter")
 
 
-def _is_python(event: profiler.ProfilerEvent) -> bool:
-    return type(profiler.fields_of(event)) in (profiler.PyCallFields, profiler.PyCCallFields)
-
-
 def _events(root: profiler.ProfilerEvent) -> Iterator[profiler.ProfilerEvent]:
     waiting = [root]
     while waiting:
         event = waiting.pop()
         yield event
         waiting += reversed(event.children)
+
+
+_interpreter = interpreter_call("PyInterpreterState_Get", ctypes.c_void_p)
+_new_state = interpreter_call("PyThreadState_New", ctypes.c_void_p)
+_number_of = interpreter_call("PyThreadState_GetID", ctypes.c_uint64)
+_clear = interpreter_call("PyThreadState_Clear", None)
+_delete = interpreter_call("PyThreadState_Delete", None)
+
+#: In this folder Linux describes each thread of the process.
+TASKS: Final = Path("/proc/self/task")
+# Threads of autograd's engine, which a process's first backward pass begins for its GPUs. They are
+# recorded.
+_ENGINE: Final = b"pt_autograd"
+# All of torch's: those of its process groups call Python as often as a hook or an object wants it.
+_TORCHS: Final = b"pt_"
+
+
+class UnknownThreads:
+    """Counts the threads that called Python since `install` and that nobody knows.
+
+    Neither `threading` nor `_thread` has begun them: a library in C has. Python numbers the states
+    of its threads. A library's thread that calls Python gets a state for that call, so a number
+    that no known thread has tells that there was such a thread, also after its end.
+    """
+
+    #: How often threads of the recorder's own timers called Python.
+    ours: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        self._known: list[str] = []
+        self._ours_before = 0
+        self._tasks: frozenset[Path] = frozenset()
+        self._first = 0
+
+    def install(self, patches: Installed) -> None:
+        """Begin to count."""
+        patches.replace(THREAD_STARTERS[sys.version_info < (3, 13)], self.counted)
+        self._tasks = _tasks()
+        self._ours_before = UnknownThreads.ours
+        self._first = _next_number()
+
+    def counted(self, start: Callable[..., int]) -> Callable[..., int]:
+        """Return a function that starts threads, with what it starts known."""
+
+        @wraps(start)
+        def start_thread(*args: object, **kwargs: object) -> int:
+            started = start(*args, **kwargs)
+            # Other threads start some, too, and only this is done at once.
+            self._known.append("")
+            return started
+
+        return start_thread
+
+    def count(self) -> int:
+        """Return how many there were; a thread that calls Python twice may count twice.
+
+        None are told where torch has threads of its own beside the engine's, as in a job of several
+        ranks: these cannot be told apart from others.
+        """
+        number = _next_number()
+        ours = UnknownThreads.ours - self._ours_before
+        unknown = number - self._first - len(self._known) - ours - 1
+        # This look had a number, too.
+        self._known.append("")
+        if unknown > 0:
+            names = {task: _name_of_task(task) for task in _tasks()}
+            if any(n.startswith(_TORCHS) and not n.startswith(_ENGINE) for n in names.values()):
+                return 0
+            unknown -= sum(names[task].startswith(_ENGINE) for task in names.keys() - self._tasks)
+        return max(0, unknown)
+
+
+def _next_number() -> int:
+    """Return the number that a new thread's state has."""
+    state = ctypes.c_void_p(_new_state(ctypes.c_void_p(_interpreter())))
+    number = int(_number_of(state))
+    _clear(state)
+    _delete(state)
+    return number
+
+
+def _tasks() -> frozenset[Path]:
+    return frozenset(TASKS.iterdir()) if sys.platform == "linux" else frozenset()
+
+
+def _name_of_task(task: Path) -> bytes:
+    """Return the name that a thread has for Linux; nothing once it has ended."""
+    return _read_task(task / "comm").strip()
+
+
+def _read_task(file: Path) -> bytes:
+    """Return what a file says of a thread; nothing once that has ended."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
 
 
 # Torch 2.6 gives the threads no name yet.
@@ -338,9 +421,9 @@ def await_gloo() -> None:
 
 def _gloo_threads() -> Iterator[Path]:
     """Return the folder in which Linux describes each thread of gloo's."""
-    return (thread for thread in TASKS.iterdir() if name_of_task(thread) == _NAME)
+    return (thread for thread in TASKS.iterdir() if _name_of_task(thread) == _NAME)
 
 
 def _is_running(thread: Path) -> bool:
     # The letter after the name, which is in parentheses and may hold any.
-    return read_task(thread / "stat").rpartition(b") ")[2].startswith((b"R", b"D"))
+    return _read_task(thread / "stat").rpartition(b") ")[2].startswith((b"R", b"D"))

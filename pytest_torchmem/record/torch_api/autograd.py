@@ -39,6 +39,7 @@ CHECKED: Final[Checked] = {
     "torch.autograd.Variable._execution_engine": ("2.6.0", "2.15.0"),
     "torch.autograd.graph.Node._raw_saved_*": ("2.6.0", "2.15.0"),
     "torch.autograd.graph.Node._sequence_nr": ("2.6.0", "2.15.0"),
+    "torch.autograd.graph.Node._set_sequence_nr": ("2.13.0", "2.13.0"),
     "torch.utils._python_dispatch._disable_current_modes": ("2.6.0", "2.15.0"),
 }
 
@@ -214,6 +215,21 @@ def sequence_number(node: Node) -> int:
     """The number that a node of an autograd graph got when it was made."""
     numbered: Any = node
     return int(numbered._sequence_nr())
+
+
+def set_sequence_number(node: Node, number: int) -> None:
+    """Change a node's number, by which the engine orders those that wait. Nothing in torch 2.6."""
+    numbered: Any = node
+    if hasattr(numbered, "_set_sequence_nr"):
+        numbered._set_sequence_nr(number)
+
+
+def leave_numbers(count: int) -> None:
+    """Let all nodes that this thread makes from now on have at least that number."""
+    with torch.inference_mode(False), torch.enable_grad(), _disable_current_modes():
+        leaf = torch.empty(0, requires_grad=True)
+        while next_sequence_number() < count:
+            leaf.view(0)
 
 
 def raw_names(kind: type[object]) -> list[str]:

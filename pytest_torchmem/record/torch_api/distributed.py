@@ -15,13 +15,13 @@ import torch.distributed as dist
 from pytest_torchmem.record.torch_api import Checked
 
 CHECKED: Final[Checked] = {
-    "torch.distributed.rendezvous._rendezvous_handlers": ("2.6.0", "2.13.0"),
-    "torch.distributed.distributed_c10d.ProcessGroupGloo": ("2.6.0", "2.13.0"),
-    "torch.distributed.distributed_c10d._new_process_group_helper": ("2.13.0", "2.13.0"),
-    "torch.distributed.distributed_c10d._tensor_to_object": ("2.13.0", "2.13.0"),
-    "torch._C._distributed_c10d.FakeProcessGroup": ("2.6.0", "2.13.0"),
-    "torch._C._distributed_c10d.FakeProcessGroup._create_internal": ("2.11.0", "2.13.0"),
-    "torch._C._distributed_c10d.Backend._set_sequence_number_for_group": ("2.6.0", "2.13.0"),
+    "torch.distributed.rendezvous._rendezvous_handlers": ("2.6.0", "2.15.0"),
+    "torch.distributed.distributed_c10d.ProcessGroupGloo": ("2.6.0", "2.15.0"),
+    "torch.distributed.distributed_c10d._new_process_group_helper": ("2.13.0", "2.15.0"),
+    "torch.distributed.distributed_c10d._tensor_to_object": ("2.13.0", "2.15.0"),
+    "torch._C._distributed_c10d.FakeProcessGroup": ("2.6.0", "2.15.0"),
+    "torch._C._distributed_c10d.FakeProcessGroup._create_internal": ("2.11.0", "2.15.0"),
+    "torch._C._distributed_c10d.Backend._set_sequence_number_for_group": ("2.6.0", "2.15.0"),
 }
 
 #: Makes the store of a rank of so many; yields it with both numbers.

@@ -40,6 +40,7 @@ CHECKED: Final[Checked] = {
     "torch.ops.aten._linalg_eigh": ("2.6.0", "2.13.0"),
     "torch.ops.aten._linalg_svd": ("2.6.0", "2.13.0"),
     "torch.ops.aten._local_scalar_dense": ("2.6.0", "2.15.0"),
+    "torch.ops.aten._scaled_dot_product_attention_math": ("2.13.0", "2.13.0"),
     "torch.ops.aten._scaled_dot_product_efficient_attention": ("2.13.0", "2.13.0"),
     "torch.ops.aten._scaled_dot_product_flash_attention": ("2.13.0", "2.13.0"),
     "torch.ops.aten._thnn_fused_lstm_cell": ("2.13.0", "2.13.0"),
@@ -90,6 +91,7 @@ DIFFERENT_FOR_FAKES: Final = (
     "torch.ops.aten.linear.default",
     "torch.ops.aten.linalg_svdvals.default",
     "torch.ops.aten.linalg_eigvalsh.default",
+    "torch.ops.aten._scaled_dot_product_attention_math.default",
 )
 # What singular and eigenvalues alone come down to.
 SVD: Any = torch.ops.aten._linalg_svd

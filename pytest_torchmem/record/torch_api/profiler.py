@@ -308,13 +308,21 @@ _REPLACED: Final = (
 )
 
 
+# Kineto copies events of these kinds for its files, each with its metadata: a quarter of what the
+# end of a session takes. We read torch's own tree, so we ask for the kinds of a device that has
+# none here.
+_NO_COPIES: Final = {torch.profiler.ProfilerActivity.MTIA}
+
+
 class Profiler:
     """One session of the kineto profiler, without the front end's own bookkeeping.
 
     The front end builds an event list when it stops, which costs more than the recording.
+    ``below_torch`` says that torch called what begins the session: there torch's C++ would hand on
+    to Python that it misses the copies, as a warning of the body's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, below_torch: bool = False) -> None:
         front_end: Any = _FRONT_END(
             use_cpu=True,
             use_kineto=True,
@@ -325,6 +333,7 @@ class Profiler:
         self._profile_function = _ProfileFunction()
         self._config = front_end.config()
         self._activities = {torch.profiler.ProfilerActivity.CPU}
+        self._copied = self._activities if below_torch else _NO_COPIES
         self._tracer: type[object] = type(None)
         #: Whether another thread has begun a session: there is one in a process.
         self.is_replaced = False
@@ -334,7 +343,7 @@ class Profiler:
         if profiler_is_active():
             raise RuntimeError("another profiler session is active")
         with _without_own_log():
-            _autograd._prepare_profiler(self._config, self._activities)
+            _autograd._prepare_profiler(self._config, self._copied)
             self._profile_function.take()
             with _beside_other_tools():
                 _autograd._enable_profiler(self._config, self._activities)
@@ -372,7 +381,7 @@ class Profiler:
             with _without_own_log():
                 if self.is_replaced:
                     # Torch crashes at the end of a session where there is none in its place.
-                    _autograd._prepare_profiler(self._config, self._activities)
+                    _autograd._prepare_profiler(self._config, self._copied)
                 with _beside_other_tools():
                     result = _autograd._disable_profiler()
         except RuntimeError as error:
@@ -430,9 +439,13 @@ def _a_pool_was_traced() -> bool:
     return not KEEPS_COUNT and not _traced.isdisjoint(_threads_of_pools())
 
 
+# The session has all its events; none of them has a copy.
+_MISSES_COPIES: Final = b"Failed to recover relationship between all profiler and kineto events"
+
+
 @contextmanager
 def _without_own_log() -> Iterator[None]:
-    """Keep the profiler's notes of its start and stop off standard error.
+    """Keep the profiler's notes of its start and stop off standard error, and what it misses.
 
     Its library writes them whatever the log level. All else that is written meanwhile is passed on.
     """
@@ -452,7 +465,7 @@ def _without_own_log() -> Iterator[None]:
             os.close(original)
             caught.seek(0)
             for line in caught:
-                if not line.startswith(b"USDT:"):
+                if not (line.startswith(b"USDT:") or _MISSES_COPIES in line):
                     os.write(2, line)
 
 

@@ -63,9 +63,14 @@ def device_name(device: torch.device) -> str:
 
 
 class TreeReader:
-    """Reads event trees. Strings, devices and schemas are shared between the trees it reads."""
+    """Reads event trees. Strings, devices and schemas are shared between the trees it reads.
+
+    Attributes:
+        threads: All that have more than calls of Python, as torch numbers them.
+    """
 
     def __init__(self) -> None:
+        self.threads: set[int] = set()
         self.strings = StringTable()
         self.device_names = StringTable()
         self.device_numbers = _DeviceNumbers(self.device_names)
@@ -94,6 +99,7 @@ class TreeReader:
         sizes = InputSizes(self.strings) if whole else None
         mentions = Mentions(self._shapes, sizes)
         tree = read_tree(result.experimental_event_tree(), mentions, whole)
+        self.threads.update(tree.times.threads)
         kept = find_kept(tree, whole)
         calls = tree.calls(kept.calls)
         events = _events(tree, kept, calls)

@@ -30,6 +30,7 @@ _SYMBOLS: Final = {
     "grown": "🔺",
     "shrunk": "🔻",
     "new": "🆕",
+    "xfailed": "☑️",
     "ok": "✅",
 }
 _CAUSES: Final = 5

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <vector>
 
 namespace simulated {
 namespace {
@@ -19,6 +20,24 @@ thread_local cudaError_t last_error = cudaSuccess;
 size_t setting(const char* name, size_t fallback) {
   const char* text = std::getenv(name);
   return text ? std::strtoull(text, nullptr, 10) : fallback;
+}
+
+int installed_devices() { return static_cast<int>(setting("SIMULATED_CUDA_DEVICES", 1)); }
+
+// CUDA_VISIBLE_DEVICES as a program has set it before it looks: what stands before the first number that
+// is no device.
+std::vector<int> visible_devices(int installed) {
+  std::vector<int> found;
+  const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
+  for (int number = 0; !text && number < installed; ++number) found.push_back(number);
+  while (text && *text) {
+    char* end = nullptr;
+    const long number = std::strtol(text, &end, 10);
+    if (end == text || number < 0 || number >= installed) break;
+    found.push_back(static_cast<int>(number));
+    text = *end == ',' ? end + 1 : "";
+  }
+  return found;
 }
 
 // Shared memory of a multiprocessor in KiB; a block can have one less where it opts in.
@@ -71,7 +90,8 @@ const Gpu& gpu() {
                static_cast<int>(capability / 10),
                static_cast<int>(capability % 10),
                static_cast<int>(setting("SIMULATED_CUDA_PROCESSORS", 132)),
-               static_cast<int>(setting("SIMULATED_CUDA_DEVICES", 1)),
+               installed_devices(),
+               visible_devices(installed_devices()),
                setting("SIMULATED_CUDA_ALONE", 0) != 0};
   }());
   return found;
@@ -93,7 +113,7 @@ extern "C" {
 cudaError_t cudaGetDeviceCount(int* out) {
   static std::once_flag looked_for;
   std::call_once(looked_for, load_operators);
-  *out = gpu().count;
+  *out = device_count();
   return *out ? cudaSuccess : fail(cudaErrorNoDevice);
 }
 
@@ -103,7 +123,7 @@ cudaError_t cudaGetDevice(int* out) {
 }
 
 cudaError_t cudaSetDevice(int device) {
-  if (device < 0 || device >= gpu().count) return fail(cudaErrorInvalidDevice);
+  if (device < 0 || device >= device_count()) return fail(cudaErrorInvalidDevice);
   device_of_thread = device;
   return cudaSuccess;
 }

@@ -4,10 +4,12 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 using namespace simulated;
 
@@ -82,7 +84,7 @@ CUresult cuDeviceGet(CUdevice* out, int number) {
 }
 
 CUresult cuDeviceGetCount(int* out) {
-  *out = gpu().count;
+  *out = device_count();
   return CUDA_SUCCESS;
 }
 
@@ -234,21 +236,28 @@ const char* nvrtcGetErrorString(int) { return "error of the simulated NVRTC"; }
 
 // --- the management library: there is no fabric, no other process, and no work that takes power ---
 
-// A handle is the number of its device, counted from 1.
-static int device_of(void* handle) { return static_cast<int>(reinterpret_cast<uintptr_t>(handle)) - 1; }
+// A handle is the number of its device on the machine, counted from 1: NVML has those, too, that are
+// hidden from CUDA.
+static size_t used_bytes_of_handle(void* handle) {
+  const int number = static_cast<int>(reinterpret_cast<uintptr_t>(handle)) - 1;
+  const std::vector<int>& visible = gpu().visible;
+  const auto found = std::find(visible.begin(), visible.end(), number);
+  return found == visible.end() ? 0 : used_bytes_of(static_cast<int>(found - visible.begin()));
+}
 
 static int nvml_number(unsigned* out, unsigned number) {
   *out = number;
   return 0;
 }
 
+int nvmlInit(void) { return 0; }
 int nvmlInit_v2(void) { return 0; }
 int nvmlInitWithFlags(unsigned) { return 0; }
 int nvmlShutdown(void) { return 0; }
 const char* nvmlErrorString(int) { return "error of the simulated NVML"; }
-int nvmlDeviceGetCount_v2(unsigned* out) { return nvml_number(out, gpu().count); }
+int nvmlDeviceGetCount_v2(unsigned* out) { return nvml_number(out, gpu().installed); }
 int nvmlDeviceGetHandleByIndex_v2(unsigned number, void** out) {
-  if (number >= static_cast<unsigned>(gpu().count)) return 2;  // an invalid argument
+  if (number >= static_cast<unsigned>(gpu().installed)) return 2;  // an invalid argument
   *out = reinterpret_cast<void*>(uintptr_t{number} + 1);
   return 0;
 }
@@ -275,7 +284,7 @@ int nvmlDeviceGetClockInfo(void*, int kind, unsigned* out) {
 }
 int nvmlDeviceGetMemoryInfo(void* handle, unsigned long long* out) {
   out[0] = gpu().bytes;
-  out[2] = used_bytes_of(device_of(handle));
+  out[2] = used_bytes_of_handle(handle);
   out[1] = out[0] - out[2];
   return 0;
 }
@@ -292,6 +301,10 @@ int nvmlDeviceGetGpuFabricInfoV(void*, void* out) {
 }
 int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, void*) { return 3; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return 3; }
+int nvmlSystemGetDriverVersion(char* out, unsigned length) {
+  std::snprintf(out, length, "simulated");
+  return 0;
+}
 int nvmlSystemGetCudaDriverVersion_v2(int* out) { return cudaDriverGetVersion(out); }
 int nvmlDeviceGetComputeRunningProcesses(void*, unsigned* count, void*) { return nvml_number(count, 0); }
 int nvmlDeviceGetComputeRunningProcesses_v2(void*, unsigned* count, void*) { return nvml_number(count, 0); }

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -288,11 +289,20 @@ using Exchange = std::tuple<const void*, int, size_t>;  // with whom, and how ma
 auto& to_answer = forever<std::map<Exchange, Part>>();
 thread_local Part kept_in_group;  // what was last copied on the device since a group was opened
 
+// What the last group has received from all others and nobody told. From torch 2.15 on a rank that gathers
+// copies what it keeps for itself right behind the group.
+struct Untold {
+  std::vector<Operation> operations;
+  uint64_t work = 0;  // that was given up to its end
+};
+thread_local Untold untold;
+
 Part said_first(const Operation& own, const std::vector<Operation>& transfers) {
   for (const Operation& other : transfers) {
     if (other.send && other.call.bytes == own.call.bytes) return read_part(other.send, own.call.bytes, own.type);
   }
   if (kept_in_group.values.size() == own.call.bytes) return kept_in_group;
+  untold.operations.push_back(own);
   if (own.call.bytes != 4 || element_bytes(own.type) != 4 || own.type > 3) return {};
   Part yes{std::vector<char>(4), true, false};
   write_number(own.type, yes.values.data(), 1);
@@ -302,13 +312,19 @@ Part said_first(const Operation& own, const std::vector<Operation>& transfers) {
 }  // namespace
 
 void simulated::note_copy(const void* from, size_t bytes) {
-  if (open_groups && gpu().alone && is_device(from)) kept_in_group = read_part(from, bytes, kBytes);
+  if (!gpu().alone || !is_device(from)) return;
+  if (open_groups) kept_in_group = read_part(from, bytes, kBytes);
+  for (const Operation& own : std::exchange(untold.operations, {})) {
+    if (untold.work != work_so_far() || own.call.bytes != bytes) continue;
+    if (is_device_range(own.receive, bytes)) write_part(own.receive, bytes, read_part(from, bytes, own.type));
+  }
 }
 
 namespace {
 
 void transfer_alone(const std::vector<Operation>& transfers) {
   const std::lock_guard<std::mutex> lock(guard);
+  untold = {{}, work_so_far()};
   for (const Operation& own : transfers) {
     if (own.send) {
       to_answer[{own.handle, own.taker, own.call.bytes}] = read_part(own.send, own.call.bytes, own.type);
@@ -325,15 +341,25 @@ void transfer_alone(const std::vector<Operation>& transfers) {
     const int partner = own.send ? own.among.rank : own.giver;
     to_answer.erase({own.handle, partner, own.call.bytes});
   }
+  if (!transfers.empty() && untold.operations.size() + 1 != static_cast<size_t>(transfers[0].among.count)) {
+    untold.operations.clear();
+  }
 }
 
-void do_alone(const Operation& own) {
+void broadcast_alone(const Operation& own, const std::vector<Operation>& group) {
+  const auto given = std::find_if(group.begin(), group.end(), [&](const Operation& other) {
+    return other.handle == own.handle && other.call.kind == Call::kBroadcast &&
+           other.giver == own.among.rank;
+  });
+  if (given == group.end()) return;
+  if (given->call.bytes != own.call.bytes) return forget_bytes(own.receive, own.call.bytes);
+  if (own.receive != given->send) copy_bytes(own.receive, given->send, own.call.bytes);
+}
+
+void do_alone(const Operation& own, const std::vector<Operation>& group) {
   const size_t bytes = own.call.bytes;
   if (!own.takes()) return;
-  if (own.call.kind == Call::kBroadcast) {
-    if (own.receive != own.send) copy_bytes(own.receive, own.send, bytes);
-    return;
-  }
+  if (own.call.kind == Call::kBroadcast) return broadcast_alone(own, group);
   const Part part = read_part(own.sent_to(own.among.rank), bytes, own.type);
   if (own.call.kind == Call::kReduce) {
     return write_part(own.receive, bytes, reduce({part}, own.type, own.call.how, own.among.count));
@@ -362,7 +388,7 @@ int finish() {
     } else if (own.call.kind == Call::kTransfer) {
       transfers_alone.push_back(own);
     } else {
-      do_alone(own);
+      do_alone(own, operations);
     }
   }
   transfer_alone(transfers_alone);

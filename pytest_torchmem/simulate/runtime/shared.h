@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace simulated {
 
@@ -29,10 +30,12 @@ struct Gpu {
   size_t bytes;
   int major, minor;
   int processors;
-  int count;
+  int installed;             // on the machine
+  std::vector<int> visible;  // of them, in the order in which this process counts them
   bool alone;  // one rank of a job whose other ranks are not run
 };
 const Gpu& gpu();
+inline int device_count() { return static_cast<int>(gpu().visible.size()); }
 
 int current_device();
 cudaError_t fail(cudaError_t error);
@@ -81,6 +84,8 @@ void note_unknown_read();
 
 // Puts a piece of work on a stream, behind what is there.
 void enqueue(cudaStream_t stream, double microseconds);
+// How many pieces of work were put on streams.
+uint64_t work_so_far();
 // The host waits for a stream, as it does for a copy to its own memory.
 void wait_for(cudaStream_t stream);
 // Whether a stream's work is captured into a graph.

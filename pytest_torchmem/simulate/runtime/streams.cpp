@@ -16,6 +16,7 @@
 #include <deque>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace simulated {
@@ -93,15 +94,18 @@ cudaError_t query(Stream* stream, uint64_t number) {
   return cudaSuccess;
 }
 
-// torch has a thread that asks until a collective is done, to forget it, and a process does not end
-// before. It changes no memory; so what it hears need not wait for the host.
+// torch has a thread for each group that asks until a collective is done, to forget it, and ends the
+// process after a while. It changes no memory; so what it hears need not wait for the host. It alone
+// asks beside captures of its own thread only; before torch 2.15 it has a name.
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+
 bool watches_collectives() {
-  thread_local const bool watches = [] {
+  thread_local const bool is_named = [] {
     char name[16] = "";
     pthread_getname_np(pthread_self(), name, sizeof name);
     return std::strncmp(name, "pt_nccl", 7) == 0;
   }();
-  return watches;
+  return is_named || capture_mode == cudaStreamCaptureModeThreadLocal;
 }
 
 cudaError_t give_stream(cudaStream_t* out, int priority) {
@@ -125,6 +129,11 @@ void enqueue(cudaStream_t stream, double microseconds) {
   Stream* busy = stream_of(stream);
   busy->last = ++numbered;
   busy->elapsed_us += microseconds;
+}
+
+uint64_t work_so_far() {
+  Lock lock(guard);
+  return numbered;
 }
 
 void wait_for(cudaStream_t stream) {
@@ -274,6 +283,11 @@ cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, cudaStreamCaptureSt
   return capture_info(stream, status, id, graph);
 }
 #endif
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(capture_mode, *mode);
+  return cudaSuccess;
+}
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   Lock lock(guard);

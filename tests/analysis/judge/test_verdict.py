@@ -263,6 +263,13 @@ def test_settings_count_as_near_to_what_made_the_memory_and_give_way_to_code():
     assert named(*many) == ""
 
 
+def test_a_call_above_an_equal_one_is_the_new_one():
+    before, after = measured(live(4 * MiB)), measured(live(4 * MiB), live(4 * MiB, line=8))
+    assert "(net.py:8)" in told(before, after, CodeChanges()).sentence
+    moved = CodeChanges(now_at=lambda source: replace(source, line=source.line + 1))
+    assert "(net.py:7)" in told(before, after, moved).sentence
+
+
 def test_only_the_first_sentence_says_what_has_changed():
     findings = against(measured(live(2 * MiB)), measured(live(8 * MiB)), changed=[26]).findings
     assert [finding.sentence.count("changed since") for finding in findings] == [1, 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
 from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.analysis.storages.storages import BEFORE, NEVER, Storages, find_storages
@@ -125,6 +127,32 @@ def test_a_birth_in_a_place_still_taken_ends_what_was_there():
     rows = rows_at(storages, weight)
     assert storages.died[rows].tolist() == [1, NEVER]
     assert storages.size_bytes[rows].tolist() == [100, 40]
+
+
+def test_the_death_of_who_had_left_its_place_unseen_ends_nobody_else():
+    b = TraceBuilder()
+    weight = b.existing(100, Ownership.PARAMETER)
+    b.read(weight)
+    b.alloc(40, at=weight)
+    mark = b.mark(MarkKind.STORAGE_FREED)
+    b.owner(weight, Ownership.LIVE, mark=mark)
+    storages = storages_of(b)
+    assert storages.died[rows_at(storages, weight)].tolist() == [1, NEVER]
+
+
+def test_a_storage_that_an_operator_gives_another_place_has_left_its_own():
+    b = TraceBuilder()
+    x = b.existing(100)
+    with b.op("aten::resize_", reads=[x]):
+        b.alloc(400)
+    with b.op("aten::resize_", reads=[y := b.existing(100)]):
+        pass
+    with b.op("aten::resize_", reads=[empty := replace(x, ptr=0)]):
+        b.alloc(400)
+    storages = storages_of(b)
+    assert storages.died[rows_at(storages, x)].tolist() == [1.5]
+    assert storages.died[rows_at(storages, y)].tolist() == [NEVER]
+    assert storages.died[rows_at(storages, empty)].tolist() == [NEVER]
 
 
 def test_an_owner_is_about_the_storage_that_was_born_last():

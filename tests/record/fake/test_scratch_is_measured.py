@@ -296,19 +296,29 @@ def test_the_workspace_of_an_lstm_is_known(steps, batch, width, hidden):
     st.sampled_from([1, 3, 5]),
     st.integers(1, 2),
     st.booleans(),
+    st.sampled_from([1, 1, 3, 40]),
 )
 def test_a_convolution_takes_no_more_than_its_bound(
-    dtype, inner, outer, kernel, stride, transposed
+    dtype, inner, outer, kernel, stride, transposed, groups
 ):
-    x = floats(2, inner, 9, 16, dtype=dtype)
-    shape = (inner, outer) if transposed else (outer, inner)
+    x = floats(2, inner * groups, 9, 16, dtype=dtype)
+    shape = (inner * groups, outer) if transposed else (outer * groups, inner)
     weight = floats(*shape, kernel, kernel, dtype=dtype)
-    how = ([stride] * 2, [0, 0], [1, 1], transposed, [0, 0], 1)
+    how = ([stride] * 2, [0, 0], [1, 1], transposed, [0, 0], groups)
     call = call_of(aten.convolution.default, x, weight, None, *how)
     assert measured(call.func, *call.args) <= scratch_of(call, on_cpu=True).at_most_bytes
     grad = torch.randn_like(call.outputs[0])
     wanted = [True, True, False]
     back = call_of(aten.convolution_backward.default, grad, x, weight, None, *how, wanted)
+    assert measured(back.func, *back.args) <= scratch_of(back, on_cpu=True).at_most_bytes
+
+
+def test_each_group_of_a_convolution_may_fill_blocks_of_its_own():
+    x, weight = floats(2, 256, 2, 2), floats(256, 1, 3, 3)
+    x = x.to(memory_format=torch.channels_last)
+    how = ([1, 1], [1, 1], [1, 1], False, [0, 0], 256)
+    wanted = [True, True, False]
+    back = call_of(aten.convolution_backward.default, x, x, weight, None, *how, wanted)
     assert measured(back.func, *back.args) <= scratch_of(back, on_cpu=True).at_most_bytes
 
 

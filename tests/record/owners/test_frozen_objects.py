@@ -12,7 +12,7 @@ import gc, json, sys, types, weakref
 import torch
 from torch import nn
 from pytest_torchmem import measure
-from pytest_torchmem.record.owners.live_objects import instances_of
+from pytest_torchmem.record.heap import instances_of
 from pytest_torchmem.values.errors import LimitError
 
 server = types.ModuleType("server")

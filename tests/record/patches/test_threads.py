@@ -20,7 +20,7 @@ import torch
 
 from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.measuring.body import BodyMeasurement
-from pytest_torchmem.record.patches import threads, unknown_threads
+from pytest_torchmem.record.patches import threads
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.errors import RecordingError
 from pytest_torchmem.values.findings import FindingKind
@@ -551,7 +551,7 @@ def test_a_thread_that_nobody_knows_is_noticed(start: Callable[[Callable[[], obj
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pthreads of the C library")
 def test_threads_of_a_process_group_may_call_python(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(unknown_threads, "name_of_task", lambda _: b"pt_gloo_runloop")
+    monkeypatch.setattr(threads, "_name_of_task", lambda _: b"pt_gloo_runloop")
     assert measured(lambda: by_a_library_in_c(doubled)).blind_spots == ()
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from pytest_torchmem.record.owners.live_objects import frozen_count
+from pytest_torchmem.record.heap import frozen_count
 from pytest_torchmem.record.patches import PATCHES, How
 from pytest_torchmem.record.torch_api import compiler, profiler
 

@@ -118,6 +118,7 @@ def _attention(
     """See ``sdp_utils.cpp``: flash attention if it can, memory-efficient attention if that can."""
     sixteen_bits = query.dtype in HALVES
     whole = all(t.dim() == 4 and t.stride(-1) == 1 for t in (query, key, value))
+    whole = whole and (attn_mask is None or attn_mask.stride(-1) == 1)
     alike = query.shape[-1] == key.shape[-1] == value.shape[-1]
     flash = fake_tensors.attends_by_flash() and attn_mask is None and sixteen_bits
     if whole and alike and flash and query.shape[-1] <= _WIDEST_FLASH_HEAD:

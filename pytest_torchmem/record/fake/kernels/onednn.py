@@ -20,6 +20,7 @@ from pytest_torchmem.record.fake.kernels.call import (
     Bounds,
     found_in,
     gathered_by_mask,
+    layout,
     nbytes,
     powers_of_matrix,
     products_of_three,
@@ -50,7 +51,14 @@ def _convolution_backward(args: Arguments, outputs: Sequence[torch.Tensor]) -> B
     blocked = _blocked(x, 1) + _blocked(weight, 2) + _blocked(grad, 1)
     # Each thread sums up the gradient of the weight by itself.
     threads = torch.get_num_threads() * _blocked(weight, 2)
-    return 0, (2 * blocked + threads) * _widened(x) + _SMALL_BYTES
+    by_group = _by_group(weight, args[9]) if torch.channels_last in (layout(x), layout(grad)) else 0
+    return 0, (2 * blocked + threads + by_group) * _widened(x) + _SMALL_BYTES
+
+
+def _by_group(weight: torch.Tensor, groups: int) -> int:
+    """The bytes of a weight where both channels of each group are filled up to whole blocks."""
+    sizes = _filled(weight.shape[0] // groups), _filled(weight.shape[1]), *weight.shape[2:]
+    return int(groups * math.prod(map(int, sizes)) * weight.element_size()) if groups > 1 else 0
 
 
 def _blocked(tensor: torch.Tensor, leading: int) -> int:

@@ -6,6 +6,7 @@ subclass might want to differentiate. See ``isTensorSubclassLike`` in ``aten/src
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -19,11 +20,12 @@ _Tensor = torch.Tensor
 _Function = Callable[..., _Tensor]
 _ROWS: Final = 2
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+_ATTENDING: Final = threading.local()
 
 
 def take_real_routes(patches: Installed) -> None:
     """Let the program run the operators that it runs on real tensors."""
-    for_fakes = (_linear, _svdvals, _eigvalsh)
+    for_fakes = (_linear, _svdvals, _eigvalsh, _attention)
     compose(patches, dict(zip(fake_tensors.DIFFERENT_FOR_FAKES, for_fakes, strict=True)))
 
 
@@ -37,6 +39,21 @@ def _linear(
     if as_rows or torch.is_autocast_enabled(input.device.type):
         return plain(input, weight, bias)
     return torch.matmul(input, weight.t()).add_(bias)
+
+
+def _attention(plain: Callable[..., object], *args: object, **named: object) -> object:
+    """The mask is added in place to the scores, which `adds_in_place` says meanwhile."""
+    before = adds_in_place()
+    _ATTENDING.now = all(map(_is_plain, fake_tensors.tensors_in([*args])))
+    try:
+        return plain(*args, **named)
+    finally:
+        _ATTENDING.now = before
+
+
+def adds_in_place() -> bool:
+    """Return whether this thread is in a function that adds in place to what it alone has."""
+    return getattr(_ATTENDING, "now", False)
 
 
 def _is_plain(tensor: _Tensor) -> bool:

@@ -34,6 +34,23 @@ def test_a_bias_is_added_in_place_to_what_is_not_laid_out_as_rows(shape):
         assert abs(estimated(step).peak.total - measured(step)) <= NOTHING
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_mask_is_added_in_place_to_the_scores_of_attention(wrapped):
+    query, mask = torch.randn(2, 4, 64, 8, requires_grad=True), torch.randn(4, 64, 64)
+    attend = functional.scaled_dot_product_attention
+
+    def step():
+        if wrapped:  # a transform's tensors are added to none
+            return torch.func.vmap(lambda q: attend(q, q, q, attn_mask=mask))(query)
+        return attend(query, query, query, attn_mask=mask)
+
+    step()
+    with measure(device="cpu") as window:
+        step().sum().backward()
+    found = estimate(step).peak
+    assert abs(found.temporary - window.result.peak.temporary) <= NOTHING
+
+
 @pytest.mark.parametrize("function", ["svdvals", "eigvalsh"])
 def test_vectors_are_computed_for_a_gradient_alone(function):
     x = torch.eye(64)

@@ -1,0 +1,62 @@
+"""Estimates for CUDA as on a machine without a GPU, beside what a simulated GPU measures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pytest_torchmem import Category, estimate, measure
+from pytest_torchmem.record.torch_api import fake_tensors
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+SCALARS = 512
+
+
+def gradient_penalty(device):
+    """Nodes of second derivatives wait beside those of the forward pass."""
+    parts = [nn.Linear(64, 128), nn.LeakyReLU(), nn.Linear(128, 128), nn.LeakyReLU()]
+    critic = nn.Sequential(*parts, nn.Linear(128, 1)).to(device)
+    real, made = torch.randn(2, 32, 64, device=device)
+
+    def step():
+        critic.zero_grad()
+        mixed = (real + made).requires_grad_()
+        (slope,) = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)
+        (critic(made).mean() - critic(real).mean() + slope.norm(dim=1).mean()).backward()
+
+    return step
+
+
+def bias_by_position(device):
+    """The last dimension of the bias has a stride, with which no fused attention reads it."""
+    layer, table = nn.Linear(64, 192).to(device), nn.Embedding(95, 4).to(device)
+    x = torch.randn(2, 48, 64, device=device)
+    places = torch.arange(48, device=device)
+
+    def step():
+        layer.zero_grad()
+        table.zero_grad()
+        query, key, value = layer(x).view(2, 48, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        bias = table(places - places[:, None] + 47).permute(2, 0, 1)[None]
+        made = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        made.square().sum().backward()
+
+    return step
+
+
+@pytest.mark.parametrize("program", [gradient_penalty, bias_by_position])
+def test_the_cpu_stands_for_a_gpu(program, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    step = program("cuda")
+    step()
+    with measure(device="cuda") as window:
+        step()
+    peak = window.result.peak
+    step = program("cpu")
+    step()
+    monkeypatch.setattr(fake_tensors, "lacks_device", lambda kind: kind == "cuda")
+    estimated = estimate(step, backward=False, device="cuda").peak.total
+    assert abs(estimated - peak.total + peak.at_peak[Category.WORKSPACE]) <= SCALARS
