@@ -167,6 +167,11 @@ PATCHES: Final = (
         during=_ESTIMATED,
     ),
     *(Patch(name, _CASTS, during=_ESTIMATED) for name in _AUTOCAST),
+    Patch(
+        autograd.ENGINE,
+        "Runs the nodes of second derivatives in the order of a GPU.",
+        during=_ESTIMATED,
+    ),
     *(
         Patch(name, "Uses CUDA's operators where the CPU stands for it.", How.ADDED, _ESTIMATED)
         for name in fake_tensors.DIFFERENT_ON_CUDA
