@@ -78,7 +78,7 @@ def estimate_of(size, device="cpu"):
     """An estimate of one operator that makes ``size`` bytes, which its backward uses and frees."""
     import numpy as np
 
-    from pytest_torchmem.analysis.estimated.estimate import Estimate
+    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
     from pytest_torchmem.values.static_graph import (
         Lifetimes,
         NodeKind,
