@@ -39,7 +39,8 @@ state["struck"] = []
 
 
 def install():
-    for name in ("measuring.body", "measuring.counted", "record.devices", "record.environment"):
+    measuring = ("measuring.body_measurement", "measuring.counted")
+    for name in (*measuring, "record.devices", "record.environment"):
         sys.modules[f"pytest_torchmem.{name}"] = sys.modules[__name__]
 
 

@@ -345,7 +345,8 @@ class Attribution:
     def _traced_module(self, traced: CompiledCall | None, event: int) -> str:
         """The module that compiled code was traced in; what all have in common if it may be any.
 
-        A model of the same class that is gone left a graph: the recording knows none of its modules.
+        The graph of a model that is gone may be there still. The recording knows none of its
+        modules.
         """
         if traced is None:
             return ""
