@@ -495,4 +495,4 @@ def _adds_alike(args: Sequence[Any]) -> bool:
     # A view of a part, or of one row repeated, is no place for a whole sum; and any view keeps the
     # tensor that it looks into, so that nobody holds the memory alone (``t()`` after ``mm``).
     whole = left.numel() * left.element_size() == left.untyped_storage().nbytes()
-    return bool(alike and whole and not fake_tensors.is_view(left))
+    return bool(alike and whole and not fake_tensors.makes_view(left))
