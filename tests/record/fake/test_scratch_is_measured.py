@@ -423,7 +423,7 @@ def test_the_exponential_of_a_matrix_is_bounded_by_its_powers(shape, dtype):
         most.append(bounds.at_most_bytes - taken)
     # oneDNN copies for products of 16 bits, where the processor has instructions for them.
     assert min(least) >= -SCALARS
-    assert min(least) <= 512 or dtype == BF16
+    assert min(least) <= 512 or dtype in (BF16, torch.float16)
     assert min(most) >= -SCALARS
 
 
