@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.values.results import Result
 

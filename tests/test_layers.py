@@ -138,6 +138,11 @@ def class_names_used_twice(sources: dict[str, str]) -> set[str]:
     return {name for name in found if found.count(name) > 1}
 
 
+def test_a_module_has_one_name_in_the_whole_package() -> None:
+    names = [path.stem for path in PACKAGE.rglob("*.py") if not path.stem.startswith("__")]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
 def test_a_class_has_one_name_in_the_whole_package() -> None:
     assert not class_names_used_twice({str(f): f.read_text() for f in PACKAGE.rglob("*.py")})
 

@@ -11,7 +11,7 @@ from pytest_torchmem.analysis.judge.differences import whole_entry
 from pytest_torchmem.cli.recordings import Recording, kind_of, run_of
 from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.store.baseline_file import read_any
-from pytest_torchmem.store.results import KIND, RunReport, parse_run, read_json
+from pytest_torchmem.store.run_reports import KIND, RunReport, parse_run, read_json
 from pytest_torchmem.values.baseline import BaselineEntry
 from pytest_torchmem.values.errors import BaselineError, ReportError
 from pytest_torchmem.values.measured import Window

@@ -18,14 +18,14 @@ from pytest_torchmem import __version__
 from pytest_torchmem.cli import diff, explain, gpu, show, simulate
 from pytest_torchmem.cli.inputs import read_measurements, read_report
 from pytest_torchmem.cli.recordings import Recording, converted, kind_of, read_recording
-from pytest_torchmem.report.page.history import history_page
-from pytest_torchmem.report.text.history import history_plots, history_table
+from pytest_torchmem.report.page.history_page import history_page
+from pytest_torchmem.report.text.history_text import history_plots, history_table
 from pytest_torchmem.report.text.tables import ANY_WIDTH, one_line
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.world import parse_world
+from pytest_torchmem.store.acceptances import read_history
 from pytest_torchmem.store.files import write_report
-from pytest_torchmem.store.history import read_history
-from pytest_torchmem.store.results import RunReport, merged
+from pytest_torchmem.store.run_reports import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.errors import ReportError, SizeError, TorchmemError

@@ -11,7 +11,7 @@ from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.analysis.sampling import sketch
 from pytest_torchmem.report.viewers.memory_viz import pickled
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
-from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.store.run_reports import RunReport, TestReport
 from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.errors import DeviceNameError

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_torchmem.analysis.sampling import FRAMES_DEEP, StorageLives, find_blocks, find_modules
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.values.picture import Blocks
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pytest_torchmem.analysis.pipeline import analyze
 from pytest_torchmem.analysis.sampling import sketch, sketch_timeline
 from pytest_torchmem.analysis.storages.timeline import Timeline, live_at
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.trace import DEVICE_EVENT, DeviceEventKind

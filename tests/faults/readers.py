@@ -39,7 +39,7 @@ from pytest_torchmem.store.baseline_changes import FileChanges, write_file
 from pytest_torchmem.store.baseline_file import read_any, read_file
 from pytest_torchmem.store.baselines import BaselineStore
 from pytest_torchmem.store.origins import origins_path
-from pytest_torchmem.store.results import read_run, render_run
+from pytest_torchmem.store.run_reports import read_run, render_run
 from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry

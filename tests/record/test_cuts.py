@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record import recorder, safe_points
 from pytest_torchmem.record.safe_points import SafePoints
 from pytest_torchmem.record.torch_api import profiler
-from pytest_torchmem.record.tree import tables
+from pytest_torchmem.record.tree import growing_tables
 from pytest_torchmem.values.errors import RecordingError
 from pytest_torchmem.values.packed import PackedTable
 from pytest_torchmem.values.results import Result
@@ -177,7 +177,7 @@ def measured(
         for constant in ("_SOONEST_CUT_S", "_FIRST_CUT_S", "_LATEST_CUT_S"):
             patched.setattr(recorder, constant, 0.0)
         for constant in ("_LARGE_BYTES", "_MUCH_BYTES") if nth else ():
-            patched.setattr(tables, constant, 1)
+            patched.setattr(growing_tables, constant, 1)
         measurement = BodyMeasurement("cpu")
         measurement.start()
         sites.fill()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pytest_torchmem.analysis.pipeline import analyze
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record import safe_points
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.safe_points import SafePoints

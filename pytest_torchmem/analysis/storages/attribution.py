@@ -343,11 +343,16 @@ class Attribution:
         return ""
 
     def _traced_module(self, traced: CompiledCall | None, event: int) -> str:
-        """The module that compiled code was traced in; what all have in common if it may be any."""
-        if traced is None or not traced.line.modules:
+        """The module that compiled code was traced in; what all have in common if it may be any.
+
+        The graph of a model that is gone may be there still. The recording knows none of its
+        modules.
+        """
+        if traced is None:
             return ""
         rank = float(self.evidence.tree.rank[event])
-        return common_module(folded(self._paths.path(m, rank)) for m in traced.line.modules)
+        paths = (self._paths.path(module, rank) for module in traced.line.modules)
+        return common_module(folded(path) for path in paths if path)
 
     @cached_property
     def _called(self) -> dict[int, int]:

@@ -44,7 +44,7 @@ from pytest_torchmem.record.torch_api.modules import (
     parameters_of,
     state_of,
 )
-from pytest_torchmem.record.tree.tables import Rows, StringTable
+from pytest_torchmem.record.tree.growing_tables import Rows, StringTable
 from pytest_torchmem.values.trace import CREATE_GRAPH, MODULE_EDGE, OWNER, MarkKind, Ownership
 
 # Notes of a storage that say how large it is.

@@ -24,9 +24,9 @@ from pytest_torchmem.record.tree.event_tree import (
     read_tree,
     times_of,
 )
+from pytest_torchmem.record.tree.growing_tables import LateLines, Seam, StringTable, Tables, seam_at
 from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
 from pytest_torchmem.record.tree.python_calls import Cuts, OpenGap, PythonCalls, find_gaps
-from pytest_torchmem.record.tree.tables import LateLines, Seam, StringTable, Tables, seam_at
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     DETAIL,

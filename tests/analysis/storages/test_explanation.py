@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pytest_torchmem.analysis.estimated.estimate import Estimate
+from pytest_torchmem.analysis.estimated.estimated_result import Estimate
 from pytest_torchmem.analysis.estimated.static import lifetimes_by_last_use
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
 from pytest_torchmem.analysis.storages.categories import CATEGORY_PASSES

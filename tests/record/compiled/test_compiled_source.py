@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, compiler, profiler
 from pytest_torchmem.record.tree.from_profiler import trace_of
@@ -116,6 +117,17 @@ def test_a_backward_allocation_names_the_line_it_is_the_gradient_of(backend: str
     assert {str(c.source) for c in found} == {f"test_compiled_source.py:{line('down')}"}
     # The gradients of the weights of both blocks, and of the input of at least one.
     assert sum(c.size_bytes for c in found) >= (2 * 64 * 16 + 32 * 64) * 4
+
+
+def test_a_model_that_is_gone_and_left_its_graph_is_not_mistaken_for_the_living_one() -> None:
+    with gc_paused():
+        for _ in range(2):
+            torch.compiler.reset()
+            model = torch.compile(Net(), backend="inductor")
+            x = torch.ones(32, 16)
+            step(model, x)
+        found = made(profile_of(partial(step, model, x)))
+    assert one(found, "aten::addmm", "Net.blocks.*.up", Phase.FORWARD).count == 2
 
 
 def test_a_fused_kernel_names_all_that_it_computes() -> None:

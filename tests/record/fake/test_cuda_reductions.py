@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pytest_torchmem.record.fake.kernels import cuda
-from pytest_torchmem.record.fake.kernels.call import Call
 from pytest_torchmem.record.fake.kernels.cuda_attention import flash_forward
 from pytest_torchmem.record.fake.kernels.cuda_reductions import (
     EXTREMES,
@@ -15,6 +14,7 @@ from pytest_torchmem.record.fake.kernels.cuda_reductions import (
     Reduction,
     partial_bytes,
 )
+from pytest_torchmem.record.fake.kernels.operator_call import Call
 from pytest_torchmem.record.torch_api import fake_tensors
 
 H100 = Processors(132, 2048)

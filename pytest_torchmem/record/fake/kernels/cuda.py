@@ -13,7 +13,15 @@ import torch
 
 from pytest_torchmem.record.fake.kernels import cuda_attention as attention
 from pytest_torchmem.record.fake.kernels import cuda_sorting as sorting
-from pytest_torchmem.record.fake.kernels.call import (
+from pytest_torchmem.record.fake.kernels.cuda_reductions import (
+    EXTREMES,
+    Processors,
+    Read,
+    Reduction,
+    partial_bytes,
+    power_below,
+)
+from pytest_torchmem.record.fake.kernels.operator_call import (
     HALVES,
     WIDE_BYTES,
     Bounds,
@@ -30,14 +38,6 @@ from pytest_torchmem.record.fake.kernels.call import (
     nbytes,
     powers_of_matrix,
     products_of_three,
-)
-from pytest_torchmem.record.fake.kernels.cuda_reductions import (
-    EXTREMES,
-    Processors,
-    Read,
-    Reduction,
-    partial_bytes,
-    power_below,
 )
 from pytest_torchmem.record.torch_api import fake_tensors
 

@@ -12,7 +12,8 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.call import (
+from pytest_torchmem.record.fake.kernels.cuda_reductions import Processors
+from pytest_torchmem.record.fake.kernels.operator_call import (
     WIDE_BYTES,
     Bounds,
     Call,
@@ -21,7 +22,6 @@ from pytest_torchmem.record.fake.kernels.call import (
     found_in,
     nbytes,
 )
-from pytest_torchmem.record.fake.kernels.cuda_reductions import Processors
 
 _INDEX_BYTES: Final = 8
 _HALF_BYTES: Final = 2

@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from pytest_torchmem.record.fake.kernels import cpu, cuda, onednn
-from pytest_torchmem.record.fake.kernels.call import (
+from pytest_torchmem.record.fake.kernels.operator_call import (
     Call,
     Rules,
     Scratch,

@@ -26,7 +26,7 @@ from pytest_torchmem.values.results import Fate, Holder, Peak, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.estimated.estimate import Estimate
+    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
     from pytest_torchmem.record.holders.search import Kept
     from pytest_torchmem.record.recorder import Recorder
     from pytest_torchmem.simulate.gaps import Gaps
