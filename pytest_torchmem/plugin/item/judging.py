@@ -38,9 +38,9 @@ from pytest_torchmem.values.findings import COUNTERS, RETAINED, Finding, Finding
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.estimated.estimate import Estimate
+    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
     from pytest_torchmem.analysis.gpu_questions import GpuQuestions
-    from pytest_torchmem.measuring.body import BodyMeasurement, Region
+    from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
     from pytest_torchmem.measuring.counted import CounterMeasurement
 
 # A user's mistake is reported at the user's line.

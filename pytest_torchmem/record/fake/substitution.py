@@ -13,14 +13,19 @@ import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from pytest_torchmem.record.torch_api import fake_tensors
-from pytest_torchmem.record.torch_api.modules import OWN_ATTRIBUTES, buffers_of, parameters_of
+from pytest_torchmem.record.torch_api.modules import (
+    OWN_ATTRIBUTES,
+    buffers_of,
+    dicts_of,
+    parameters_of,
+)
 from pytest_torchmem.values.errors import EstimateError
 
 _MAX_DEPTH = 4
@@ -213,10 +218,9 @@ class Substitution:
     def in_module(self, root: torch.nn.Module) -> None:
         for module in root.modules():
             attributes = dict(module.__dict__)
-            parameters, buffers = map(dict, _owned_by(module))
-            self._undo.append(
-                functools.partial(_restore_module, module, attributes, parameters, buffers)
-            )
+            # Its parameters, buffers and children, and hooks of all kinds.
+            inside = [(kept, dict(kept)) for kept in dicts_of(module)]
+            self._undo.append(functools.partial(_restore_module, module, attributes, inside))
             for owned in _owned_by(module):
                 owned.update({k: self.fake_of(t) for k, t in owned.items() if t is not None})
             for name, value in attributes.items():
@@ -318,17 +322,17 @@ def _holds_tensors(value: object) -> bool:
     return plain and any(isinstance(leaf, torch.Tensor) for leaf in fake_tensors.leaves(value))
 
 
+_Contents = tuple[MutableMapping[Any, Any], dict[Any, Any]]
+
+
 def _restore_module(
-    module: torch.nn.Module,
-    attributes: dict[str, object],
-    parameters: dict[str, torch.Tensor | None],
-    buffers: dict[str, torch.Tensor | None],
+    module: torch.nn.Module, attributes: dict[str, object], inside: Sequence[_Contents]
 ) -> None:
     module.__dict__.clear()
     module.__dict__.update(attributes)
-    for owned, before in zip(_owned_by(module), (parameters, buffers), strict=True):
-        owned.clear()
-        owned.update(before)
+    for kept, before in inside:
+        kept.clear()
+        kept.update(before)
 
 
 def _owned_by(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 
 from pytest_torchmem.record.torch_api import Checked
 
@@ -24,6 +24,7 @@ CHECKED: Final[Checked] = {
     "torch._C._nn": ("2.6.0", "2.15.0"),
     "torch._C._sparse": ("2.6.0", "2.15.0"),
     "torch._C._special": ("2.6.0", "2.15.0"),
+    "torch._ops.HigherOrderOperator": ("2.6.0", "2.13.0"),
     "torch._ops.OpOverload": ("2.6.0", "2.15.0"),
     "torch._ops.OpOverload._op_dk": ("2.6.0", "2.14.0"),
     "torch._ops.OpOverload._schema": ("2.6.0", "2.15.0"),
@@ -81,6 +82,11 @@ def is_layer_function(name: str) -> bool:
 def schema_of(operator: Any) -> Any:
     """The schema of what is dispatched; None for any other function."""
     return getattr(operator, "_schema", None)
+
+
+def is_of_functions(operator: object) -> bool:
+    """Return whether what is dispatched is given functions to call, as ``torch.cond`` is."""
+    return isinstance(operator, HigherOrderOperator)
 
 
 def is_view(operator: Any) -> bool:

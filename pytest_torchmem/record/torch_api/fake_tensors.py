@@ -62,6 +62,8 @@ OPERATOR_ERRORS: tuple[type[Exception], ...] = (
     _fake_tensor.UnsupportedOperatorException,
 )
 
+#: Called in threads that have no mode.
+ELSEWHERE: Final = "torch._subclasses.fake_tensor.FakeTensor.__torch_dispatch__"
 COPY: Final = "torch._subclasses.fake_tensor.FakeTensor.__deepcopy__"
 PICKLE: Final = "torch._subclasses.fake_tensor.FakeTensorMode.__reduce_ex__"
 ITEM: Final = "torch._subclasses.fake_tensor.FakeTensor.item"
@@ -137,6 +139,12 @@ def tensors_in(tree: object) -> list[torch.Tensor]:
             else:
                 found.append(leaf)
     return found
+
+
+def has_any_of(mode: FakeTensorMode, tree: object) -> bool:
+    """Return whether a fake tensor of a mode is among the leaves."""
+    found = tensors_in(tree)
+    return any(isinstance(tensor, FakeTensor) and tensor.fake_mode is mode for tensor in found)
 
 
 def wraps_others(tensor: torch.Tensor) -> bool:
@@ -236,7 +244,7 @@ def from_weak(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
     return tensor
 
 
-def is_view(tensor: torch.Tensor) -> bool:
+def makes_view(tensor: torch.Tensor) -> bool:
     """Return whether a tensor looks into another one and keeps it."""
     return tensor._base is not None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
 import torch
@@ -38,10 +38,17 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return found
 
 
-def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+def submodules_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     """The module's own dict of modules, by name; None stands for one that is left out."""
     found: dict[str, torch.nn.Module | None] = _attribute(module, "_modules", {})
     return found
+
+
+def dicts_of(module: torch.nn.Module) -> list[MutableMapping[Any, Any]]:
+    """A module's own dicts: its parameters, buffers and children, and its hooks of all kinds."""
+    names = (*OWN_ATTRIBUTES, *(name for name in module.__dict__ if name.endswith("hooks")))
+    found = (_attribute(module, name, None) for name in names)
+    return [kept for kept in found if isinstance(kept, MutableMapping)]
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
