@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from pytest_torchmem.record.fake.kernels import columns
 from pytest_torchmem.record.fake.kernels.call import (
     HALVES,
     WIDE_BYTES,
@@ -41,23 +42,46 @@ def bounds(name: str, args: Arguments, outputs: Sequence[torch.Tensor]) -> Bound
 
 def _convolution(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds:
     """Input, weight and result in blocks of channels; 16 bits are computed in 32."""
-    x, weight = args[:2]
-    blocked = _blocked(x, 1) + _blocked(weight, 2) + _blocked(outputs[0], 1)
-    return 0, 2 * blocked * _widened(x) + _SMALL_BYTES // 4
+    if (taken := columns.forward(args, outputs[0])) is not None:
+        return taken
+    x, weight, groups = args[0], args[1], args[8]
+    blocked = _by_channels(x, groups) + _blocked(weight, 2) + _by_channels(outputs[0], groups)
+    by_group = _by_group(weight, groups) if _fills_groups(x) else 0
+    return 0, (2 * blocked + by_group) * _widened(x) + _SMALL_BYTES // 4
 
 
 def _convolution_backward(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds:
-    grad, x, weight = args[:3]
-    blocked = _blocked(x, 1) + _blocked(weight, 2) + _blocked(grad, 1)
+    if (taken := columns.backward(args)) is not None:
+        return taken
+    grad, x, weight, groups = *args[:3], args[9]
+    blocked = _by_channels(x, groups) + _blocked(weight, 2) + _by_channels(grad, groups)
     # Each thread sums up the gradient of the weight by itself.
     threads = torch.get_num_threads() * _blocked(weight, 2)
-    by_group = _by_group(weight, args[9]) if torch.channels_last in (layout(x), layout(grad)) else 0
+    by_group = _by_group(weight, groups) if _fills_groups(x) or _fills_groups(grad) else 0
     return 0, (2 * blocked + threads + by_group) * _widened(x) + _SMALL_BYTES
+
+
+def _fills_groups(x: torch.Tensor) -> bool:
+    return x.dtype in HALVES or layout(x) is torch.channels_last
+
+
+def _by_channels(x: torch.Tensor, groups: int) -> int:
+    """The bytes of a batch; for 16 bits the channels of each group are filled up."""
+    if groups == 1 or x.dtype not in HALVES:
+        return _blocked(x, 1)
+    filled = groups * _filled(x.shape[1] // groups)
+    return nbytes(x) // int(x.shape[1]) * filled
 
 
 def _by_group(weight: torch.Tensor, groups: int) -> int:
     """The bytes of a weight where both channels of each group are filled up to whole blocks."""
-    sizes = _filled(weight.shape[0] // groups), _filled(weight.shape[1]), *weight.shape[2:]
+    # Processors that multiply 16 bits take the channels by pairs.
+    block = 2 * _BLOCK if weight.dtype in HALVES else _BLOCK
+    sizes = (
+        _filled(weight.shape[0] // groups, block),
+        _filled(weight.shape[1], block),
+        *weight.shape[2:],
+    )
     return int(groups * math.prod(map(int, sizes)) * weight.element_size()) if groups > 1 else 0
 
 
@@ -70,8 +94,8 @@ def _blocked(tensor: torch.Tensor, leading: int) -> int:
     return math.prod(sizes) * int(tensor.element_size())
 
 
-def _filled(channels: int) -> int:
-    return -(-int(channels) // _BLOCK) * _BLOCK
+def _filled(channels: int, block: int = _BLOCK) -> int:
+    return -(-int(channels) // block) * block
 
 
 def _widened(tensor: torch.Tensor) -> int:
