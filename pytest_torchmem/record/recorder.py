@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.contexts import Around, gc_paused, numpy_in_place
-from pytest_torchmem.record.compiled.graphs import CompiledSources
+from pytest_torchmem.record.compiled.compiled_graphs import CompiledSources
 from pytest_torchmem.record.devices import (
     AllocatorHistory,
     CounterReader,
@@ -45,10 +45,10 @@ from pytest_torchmem.record.patches.threads import GlooWatch, ThreadWatch
 from pytest_torchmem.record.safe_points import KeptCount, SafePoints
 from pytest_torchmem.record.torch_api import autograd, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
+from pytest_torchmem.record.tree.growing_tables import Rows, Tables, joined
 from pytest_torchmem.record.tree.kineto import CUT, TreeReader
 from pytest_torchmem.record.tree.lost_allocations import with_lost
 from pytest_torchmem.record.tree.python_calls import library_paths
-from pytest_torchmem.record.tree.tables import Rows, Tables, joined
 from pytest_torchmem.values.errors import LongBodyError, RecordingError
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.packed import Table

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
 
 from pytest_torchmem.store.origins import origins_path
-from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.measured import Rank
 

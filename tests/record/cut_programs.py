@@ -317,8 +317,26 @@ def compiled() -> None:
     KEPT.append(x)
 
 
+def called_again() -> None:
+    layer, x = nn.Linear(8, 8), torch.ones(2, 8)
+    for _ in range(2):
+        x = layer(x).detach()
+    places = torch.arange(16.0)
+    layer(places.view(2, 8)).sum().backward()
+
+
+def made_anew() -> None:
+    for size in (4, 8, 16):
+        model = nn.Sequential(nn.Linear(size, 8), nn.ReLU(), nn.Linear(8, size))
+        x = model(torch.ones(2, size))
+        KEPT.append(x + 1)
+        del model
+
+
 PROGRAMS = [
     operators_between_calls,
+    called_again,
+    made_anew,
     hooks_and_cycles,
     recursion_and_generators,
     transforms,

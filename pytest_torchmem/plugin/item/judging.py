@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_torchmem.analysis.judge.causes import explain_retained
-from pytest_torchmem.analysis.judge.known_holders import judge_unknown
+from pytest_torchmem.analysis.judge.holders import explain_retained, judge_unknown
 from pytest_torchmem.analysis.judge.verdict import (
     CodeChanges,
     judge_baseline,
@@ -39,9 +38,9 @@ from pytest_torchmem.values.findings import COUNTERS, RETAINED, Finding, Finding
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.estimated.estimate import Estimate
+    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
     from pytest_torchmem.analysis.gpu_questions import GpuQuestions
-    from pytest_torchmem.measuring.body import BodyMeasurement, Region
+    from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
     from pytest_torchmem.measuring.counted import CounterMeasurement
 
 # A user's mistake is reported at the user's line.

@@ -33,7 +33,7 @@ def graph_holdings(roots: Iterable[object]) -> GraphHoldings:
     """Return what the graphs below ``roots`` (tensors, or edges that stand for one) hold."""
     saved: list[torch.Tensor] = []
     leaves: list[torch.Tensor] = []
-    with autograd.unseen_by_modes():
+    with autograd.unpacking_unseen():
         for node in nodes_below(roots):
             if (leaf := getattr(node, "variable", None)) is not None:
                 leaves.append(leaf)
@@ -51,10 +51,10 @@ def _saved_by(node: Node) -> list[torch.Tensor]:
         except RuntimeError:  # the graph was freed by an earlier backward
             continue
         for item in value if type(value) in (tuple, list) else (value,):
-            found += tensors_in(autograd.raw_saved(item))
+            found += tensors_within(autograd.raw_saved(item))
     # A custom Function may also keep tensors as attributes of its context.
     if isinstance(node, torch.autograd.function.BackwardCFunction):
-        found += tensors_in(vars(node))
+        found += tensors_within(vars(node))
     return found
 
 
@@ -71,7 +71,7 @@ def _names_of(kind: type[Node]) -> tuple[str, ...]:
     return _NAMES[kind]
 
 
-def tensors_in(value: object) -> list[torch.Tensor]:
+def tensors_within(value: object) -> list[torch.Tensor]:
     """Tensors in a value and in the tuples, lists and dicts it is made of."""
     if isinstance(value, torch.Tensor):
         return [value]
@@ -84,7 +84,7 @@ def tensors_in(value: object) -> list[torch.Tensor]:
         if type(item) is torch.Tensor:
             found.append(item)
         else:
-            found += tensors_in(item)
+            found += tensors_within(item)
     return found
 
 

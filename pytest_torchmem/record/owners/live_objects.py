@@ -397,7 +397,7 @@ def settle_collector(*, collect: bool) -> None:
     _CENSUS.settle(collect=collect)
 
 
-def forget() -> None:
+def forget_tensors() -> None:
     """Drop all weak references to what is alive."""
     _CENSUS.forget()
 
@@ -430,7 +430,7 @@ class SwapWatch:
         @wraps(swap)
         def watched(one: torch.Tensor, other: torch.Tensor) -> None:
             with self._interrupted():
-                forget()
+                forget_tensors()
                 swap(one, other)
 
         return watched

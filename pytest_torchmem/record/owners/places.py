@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchmem.record.owners.autograd_graph import tensors_in
+from pytest_torchmem.record.owners.autograd_graph import tensors_within
 from pytest_torchmem.record.torch_api import autograd, memory
 from pytest_torchmem.record.tree.kineto import device_name
 
@@ -110,9 +110,9 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _in_attributes(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensors in a tensor's attributes and slots; asks no property."""
-    yield from tensors_in(vars(tensor))
+    yield from tensors_within(vars(tensor))
     for kind in type(tensor).__mro__:
         for slot in vars(kind).values():
             if isinstance(slot, MemberDescriptorType):
                 with suppress(AttributeError):  # not set
-                    yield from tensors_in(slot.__get__(tensor))
+                    yield from tensors_within(slot.__get__(tensor))

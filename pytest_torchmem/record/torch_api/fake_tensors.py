@@ -250,7 +250,7 @@ def from_weak(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
     return tensor
 
 
-def is_view(tensor: torch.Tensor) -> bool:
+def makes_view(tensor: torch.Tensor) -> bool:
     """Return whether a tensor looks into another one and keeps it."""
     return tensor._base is not None
 

@@ -41,7 +41,7 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return found
 
 
-def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+def submodules_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     """The module's own dict of modules, by name; None stands for one that is left out."""
     found: dict[str, torch.nn.Module | None] = _attribute(module, "_modules", {})
     return found

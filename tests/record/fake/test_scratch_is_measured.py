@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
-from pytest_torchmem.record.fake.kernels.call import Call, Scratch
+from pytest_torchmem.record.fake.kernels.operator_call import Call, Scratch
 from pytest_torchmem.record.fake.kernels.scratch import kept_bytes, scratch_of
 from pytest_torchmem.record.torch_api import fake_tensors
 from pytest_torchmem.record.torch_api.dispatcher import convolution_kind

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.call import Arguments, Bounds, nbytes
+from pytest_torchmem.record.fake.kernels.operator_call import Arguments, Bounds, nbytes
 from pytest_torchmem.record.torch_api import dispatcher
 
 _FLAT: Final = "Slow2d"
@@ -21,7 +21,7 @@ _TRANSPOSED: Final = ("SlowTranspose2d", "SlowTranspose3d")
 _OTHERS: Final = ("SlowDilated2d", "SlowDilated3d", *_TRANSPOSED)
 
 
-def forward(args: Arguments, output: torch.Tensor) -> Bounds | None:
+def bounds_of_unfolding(args: Arguments, output: torch.Tensor) -> Bounds | None:
     """Return what a convolution takes beside its result; None where a library computes it."""
     kind = _kind(args)
     if kind is None:
@@ -41,7 +41,7 @@ def forward(args: Arguments, output: torch.Tensor) -> Bounds | None:
     return least, most + columns * (kind == "SlowTranspose3d")
 
 
-def backward(args: Arguments) -> Bounds | None:
+def bounds_of_unfolding_backward(args: Arguments) -> Bounds | None:
     """Return what its backward takes beside the gradients; None where a library computes it."""
     grad, groups, (of_input, of_weight, _) = args[0], args[9], args[10]
     forwards = (*args[1:3], None, *args[4:10])

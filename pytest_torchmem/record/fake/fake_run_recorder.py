@@ -21,7 +21,7 @@ from pytest_torchmem.record.fake.call_sites import CallSites
 from pytest_torchmem.record.fake.doubts import Doubt, Doubts
 from pytest_torchmem.record.fake.explained import RAGGED
 from pytest_torchmem.record.fake.given import Given
-from pytest_torchmem.record.fake.kernels.call import Call
+from pytest_torchmem.record.fake.kernels.operator_call import Call
 from pytest_torchmem.record.fake.kernels.scratch import DECIDED_BY_VALUES, kept_bytes, scratch_of
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import checks_a_distribution
@@ -500,4 +500,4 @@ def _adds_alike(args: Sequence[Any]) -> bool:
     # A view of a part, or of one row repeated, is no place for a whole sum; and any view keeps the
     # tensor that it looks into, so that nobody holds the memory alone (``t()`` after ``mm``).
     whole = left.numel() * left.element_size() == left.untyped_storage().nbytes()
-    return bool(alike and whole and not fake_tensors.is_view(left))
+    return bool(alike and whole and not fake_tensors.makes_view(left))

@@ -13,11 +13,11 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.fake.explained import SeveralDevicesError, explained
+from pytest_torchmem.record.fake.fake_run_recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.kernels.cuda_operators import take_cudas_operators
 from pytest_torchmem.record.fake.kernels.libraries import uncounted_on_gpus, uncounted_on_the_cpu
 from pytest_torchmem.record.fake.leftovers import put_back
 from pytest_torchmem.record.fake.origin import names_of
-from pytest_torchmem.record.fake.recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.stand_ins import missing_device
 from pytest_torchmem.record.fake.stand_ins.device_thread import number_as_on_a_gpu
 from pytest_torchmem.record.fake.stand_ins.missing_device import GradientsWanted
