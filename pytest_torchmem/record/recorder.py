@@ -412,7 +412,7 @@ class Recorder:
         return (
             not self._functorch.within
             and not self._imports.importing
-            and self._ranges.in_module_at_most()
+            and self._ranges.may_be_cut()
             and self._points.is_safe()
         )
 
