@@ -18,8 +18,8 @@ from pytest_torchmem.analysis.events.op_tree import (
     running_at,
 )
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
-from pytest_torchmem.analysis.judge.causes import LeftBehind
 from pytest_torchmem.analysis.judge.differences import differences
+from pytest_torchmem.analysis.judge.holders import LeftBehind
 from pytest_torchmem.analysis.storages.attribution import Attribution
 from pytest_torchmem.analysis.storages.categories import Decisions, decide
 from pytest_torchmem.analysis.storages.evidence import RankWindow

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
-from pytest_torchmem.analysis.judge.causes import Held, LeftBehind
+from pytest_torchmem.analysis.judge.holders import Held, LeftBehind
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.storages.own_passes import OwnPass
 from pytest_torchmem.contexts import Around, gc_paused, numpy_in_place

@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from pytest_torchmem.record.fake.kernels import columns
 from pytest_torchmem.record.fake.kernels.operator_call import (
     HALVES,
     WIDE_BYTES,
@@ -40,10 +41,14 @@ def cpu_bounds(name: str, args: Arguments, outputs: Sequence[torch.Tensor]) -> B
 
 
 def _convolution(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds:
+    if (taken := columns.bounds_of_unfolding(args, outputs[0])) is not None:
+        return taken
     return _in_blocks(args[8], args[1], args[0], outputs[0])
 
 
 def _convolution_backward(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:
+    if (taken := columns.bounds_of_unfolding_backward(args)) is not None:
+        return taken
     return _in_blocks(args[9], args[2], args[1], args[0])
 
 
