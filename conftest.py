@@ -156,6 +156,7 @@ SEARCHES = (
 COMPILES = (
     "tests/analysis/storages/test_labels.py",
     "tests/measuring/test_estimate.py",
+    "tests/measuring/test_estimate_of_compiled_code.py",
     "tests/record/compiled/",
     "tests/record/fake/test_fx.py",
     "tests/record/patches/test_compilation_calls.py",

@@ -26,7 +26,7 @@ from estimate_accuracy import CASES, train
 from tabulate import tabulate
 
 from pytest_torchmem import estimate
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record.devices import workspace_bytes
 from pytest_torchmem.values.units import format_size
 

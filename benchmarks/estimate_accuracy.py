@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import estimate
 from pytest_torchmem.analysis.estimated.static import memory_profile, pair_peak_bytes
-from pytest_torchmem.record.fake.graphs import read_graph, read_pair
+from pytest_torchmem.record.fake.fx_graphs import read_graph, read_pair
 
 GOAL = 0.005
 

@@ -30,7 +30,7 @@ import torch
 from tabulate import tabulate
 from torch import nn
 
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 
 
 def small_test() -> Callable[[], object]:

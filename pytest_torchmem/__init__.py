@@ -16,8 +16,8 @@ _HOME = {
     "Category": "pytest_torchmem.values.contributors",
     "Explanation": "pytest_torchmem.analysis.storages.explanation",
     "LimitError": "pytest_torchmem.values.errors",
-    "RankResults": "pytest_torchmem.analysis.judge.ranks",
-    "Region": "pytest_torchmem.measuring.body",
+    "RankResults": "pytest_torchmem.analysis.judge.rank_results",
+    "Region": "pytest_torchmem.measuring.body_measurement",
     "Result": "pytest_torchmem.values.results",
     "StorageClaim": "pytest_torchmem.analysis.storages.explanation",
     "Torchmem": "pytest_torchmem.plugin.item.fixture",
@@ -44,10 +44,10 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.judge.ranks import RankResults
+    from pytest_torchmem.analysis.judge.rank_results import RankResults
     from pytest_torchmem.analysis.storages.explanation import Explanation, StorageClaim
     from pytest_torchmem.measuring.block import measure
-    from pytest_torchmem.measuring.body import Region
+    from pytest_torchmem.measuring.body_measurement import Region
     from pytest_torchmem.measuring.estimate import estimate, estimate_graph, estimate_pair
     from pytest_torchmem.measuring.events import read_events
     from pytest_torchmem.measuring.export import (

@@ -12,7 +12,7 @@ import types
 from dataclasses import replace
 from typing import Any
 
-from pytest_torchmem.analysis.judge.causes import Held
+from pytest_torchmem.analysis.judge.holders import Held
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
@@ -39,7 +39,8 @@ state["struck"] = []
 
 
 def install():
-    for name in ("measuring.body", "measuring.counted", "record.devices", "record.environment"):
+    measuring = ("measuring.body_measurement", "measuring.counted")
+    for name in (*measuring, "record.devices", "record.environment"):
         sys.modules[f"pytest_torchmem.{name}"] = sys.modules[__name__]
 
 
@@ -78,7 +79,7 @@ def estimate_of(size, device="cpu"):
     """An estimate of one operator that makes ``size`` bytes, which its backward uses and frees."""
     import numpy as np
 
-    from pytest_torchmem.analysis.estimated.estimate import Estimate
+    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
     from pytest_torchmem.values.static_graph import (
         Lifetimes,
         NodeKind,

@@ -15,7 +15,7 @@ from pytest_torchmem.report.page.html import run_page
 from pytest_torchmem.report.text.github import error_commands
 from pytest_torchmem.report.text.markdown import run_markdown, step_summary
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
-from pytest_torchmem.store.results import RunReport, TestReport, parse_run, render_run
+from pytest_torchmem.store.run_reports import RunReport, TestReport, parse_run, render_run
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.findings import FindingKind

@@ -12,21 +12,21 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from pytest_torchmem.analysis.estimated.estimate import Estimate
+from pytest_torchmem.analysis.estimated.estimated_result import Estimate
 from pytest_torchmem.analysis.estimated.static import (
     join_pair,
     lifetimes_by_last_use,
     made_by_operator,
 )
 from pytest_torchmem.record.devices import named_device
-from pytest_torchmem.record.fake.graphs import (
+from pytest_torchmem.record.fake.fake_run import Program, record_fake_run
+from pytest_torchmem.record.fake.fx_graphs import (
     devices_of,
     is_program,
     read_graph,
     read_pair,
     with_fx_nodes,
 )
-from pytest_torchmem.record.fake.run import Program, record_fake_run
 from pytest_torchmem.values.errors import (
     DeviceNameError,
     EstimateError,

@@ -25,7 +25,7 @@ from pytest_torchmem.analysis.events.metrics import (
 )
 from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
 from pytest_torchmem.analysis.pipeline import MemoryProfile
-from pytest_torchmem.report.text.events import averages_table, optimizable_text
+from pytest_torchmem.report.text.event_tables import averages_table, optimizable_text
 from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.trace import Trace
 

@@ -11,9 +11,9 @@ from pytest_torchmem.values.measured import Rank
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.judge.ranks import RankResults
+    from pytest_torchmem.analysis.judge.rank_results import RankResults
     from pytest_torchmem.measuring.block import Measure
-    from pytest_torchmem.measuring.body import Region
+    from pytest_torchmem.measuring.body_measurement import Region
     from pytest_torchmem.record.environment import ProcessGroup
 
 
@@ -26,7 +26,7 @@ def gather_ranks(
     of a measurement that is still going on. A process alone gets its own result. Raises
     `RankError` when a rank has no result, and in a job of several ranks without a process group.
     """
-    from pytest_torchmem.analysis.judge.ranks import RankResults
+    from pytest_torchmem.analysis.judge.rank_results import RankResults
     from pytest_torchmem.record.environment import group_rank
     from pytest_torchmem.record.torch_api.distributed import gather
 
@@ -60,7 +60,7 @@ def _result(measured: Result | Measure | Region) -> Result:
 
 
 def _unrecorded() -> AbstractContextManager[None]:
-    from pytest_torchmem.measuring.body import running
+    from pytest_torchmem.measuring.body_measurement import running
 
     measurement = running()
     return nullcontext() if measurement is None else measurement.paused()

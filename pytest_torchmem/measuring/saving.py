@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from pytest_torchmem.analysis.judge.ranks import RankResults
+from pytest_torchmem.analysis.judge.rank_results import RankResults
 from pytest_torchmem.store.baselines import entry_key, portable
 from pytest_torchmem.store.files import write_report
 from pytest_torchmem.store.provenance import path_of_rank, stamped
-from pytest_torchmem.store.results import RunReport, TestReport, read_run, render_run
+from pytest_torchmem.store.run_reports import RunReport, TestReport, read_run, render_run
 from pytest_torchmem.values.errors import RankError
 from pytest_torchmem.values.measured import MeasuredTest, unjudged
 from pytest_torchmem.values.picture import Picture

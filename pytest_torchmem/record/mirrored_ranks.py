@@ -20,13 +20,17 @@ import torch.distributed as dist
 
 from pytest_torchmem.record.torch_api.distributed import (
     make_gloo_without_partners,
+    refuse_calls_between_ranks,
     refuse_unsent_objects,
     replace_rendezvous,
+    save_what_one_rank_has,
     tell_sizes_of_groups,
 )
 
 #: NCCL's name for a communicator. Rank 0 makes it up, and the simulated NCCL does not look at it.
 _UNIQUE_ID: Final = bytes(128)
+#: Ranks that map each other's memory begin with this in the store.
+_OF_MAPPED_MEMORY: Final = re.compile(r".*SymmetricMemory.*", re.DOTALL)
 _OF_COMMUNICATOR: Final = re.compile(r".*[/:](UniqueNCCLID:|nccl_storekey_)?\d+(:\d+)?", re.DOTALL)
 
 
@@ -40,6 +44,8 @@ def join() -> None:
         replace_rendezvous(_rendezvous)
         make_gloo_without_partners()
         refuse_unsent_objects(_no_object)
+        refuse_calls_between_ranks(_no_calls)
+        save_what_one_rank_has()
         tell_sizes_of_groups(_tell_nccl)
 
 
@@ -47,6 +53,12 @@ def _no_object() -> dist.DistBackendError:
     return dist.DistBackendError(
         f"rank {dist.get_rank()} of {dist.get_world_size()} waits for an object that another rank "
         "would send; only this rank is run [not-simulated]"
+    )
+
+
+def _no_calls() -> RuntimeError:
+    return RuntimeError(
+        "init_rpc is for calls between ranks; only one rank of the world is run [not-simulated]"
     )
 
 
@@ -83,6 +95,11 @@ class MirroredStore(dist.Store):
         self._own.set(key, value)
 
     def get(self, key: str) -> bytes:
+        if _OF_MAPPED_MEMORY.fullmatch(key):
+            raise dist.DistStoreError(
+                f"rank {self._rank} of {self._world_size} maps symmetric memory of other ranks; "
+                "only this rank is run [not-simulated]"
+            )
         if (found := self._answer_of(key)) is not None:
             return bytes(self._own.get(found))
         if _OF_COMMUNICATOR.fullmatch(key):

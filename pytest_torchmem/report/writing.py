@@ -12,7 +12,7 @@ from typing import Final
 
 from pytest_torchmem.report.text.markdown import run_markdown
 from pytest_torchmem.store.files import replace_file
-from pytest_torchmem.store.results import RunReport, TestReport, render_run
+from pytest_torchmem.store.run_reports import RunReport, TestReport, render_run
 from pytest_torchmem.values.errors import ReportError
 
 FOLDER: Final = ""

@@ -11,7 +11,7 @@ from typing import Final
 
 from pytest_torchmem.store.baseline_file import StoredEntries, read_any, read_file
 from pytest_torchmem.store.files import LOCK, replace_file
-from pytest_torchmem.store.provenance import ChangedLines
+from pytest_torchmem.store.provenance import ChangedLines, KeptCode
 from pytest_torchmem.values.baseline import (
     BaselineEntry,
     Environment,
@@ -41,10 +41,16 @@ class BaselineStore:
     it is asked for, and is never written to.
     """
 
-    def __init__(self, rootdir: Path, folder: Path | None, fallbacks: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        rootdir: Path,
+        folder: Path | None,
+        fallbacks: Sequence[str] = (),
+        kept: KeptCode | None = None,
+    ) -> None:
         self._rootdir = rootdir
         self.folder = folder
-        self.changed_lines = ChangedLines(rootdir)
+        self.changed_lines = ChangedLines(rootdir, kept)
         self._fallbacks = tuple(fallbacks)
         self._files: dict[Path, StoredEntries | BaselineError] = {}
         self._others: dict[Path, tuple[Environment, StoredEntries] | None] = {}

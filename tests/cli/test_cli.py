@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_torchmem.cli.main import Exit
-from pytest_torchmem.store.results import RunReport, read_run, render_run
+from pytest_torchmem.store.run_reports import RunReport, read_run, render_run
 from pytest_torchmem.values.units import MiB
 from tests.builders import TraceBuilder
 from tests.cli.files import CPU, GPU, A, baseline, results
@@ -253,7 +253,7 @@ def test_a_form_that_there_is_not_ends_with_2(command, tmp_path):
 def trace(tmp_path):
     import torch
 
-    from pytest_torchmem.measuring.body import BodyMeasurement
+    from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 
     measurement = BodyMeasurement("cpu")
     measurement.start()

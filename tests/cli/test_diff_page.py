@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_torchmem.cli.main import Exit
-from pytest_torchmem.store.results import RunReport, render_run
+from pytest_torchmem.store.run_reports import RunReport, render_run
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.units import MiB

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pytest_torchmem.cli.main import Exit
 from pytest_torchmem.report.text.terminal import failure_text
-from pytest_torchmem.store.results import RunReport, TestReport, render_run
+from pytest_torchmem.store.run_reports import RunReport, TestReport, render_run
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.findings import Finding, FindingKind, Verdict

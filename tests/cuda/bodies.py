@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchmem import MiB
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 
 Body = Callable[[torch.device], object]
 BODIES: dict[str, Body] = {}

@@ -12,9 +12,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from pytest_torchmem.analysis.caching_allocator import AllocatorSettings
+from pytest_torchmem.analysis.caching_allocator.allocator_settings import UNLIMITED_BYTES
 from pytest_torchmem.analysis.caching_allocator.blocks import DeviceMemory
 from pytest_torchmem.analysis.caching_allocator.device import Device
-from pytest_torchmem.analysis.caching_allocator.settings import UNLIMITED_BYTES
 from tests.cuda.allocator_recordings import COUNTERS
 
 CAPACITY = 1 << 36

@@ -13,7 +13,7 @@ import torch
 
 from pytest_torchmem import MiB, Result
 from pytest_torchmem.contexts import gc_paused
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record.devices import workspace_bytes
 from pytest_torchmem.record.owners import live_objects
 from tests.cuda.bodies import settle

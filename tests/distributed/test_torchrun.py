@@ -11,7 +11,7 @@ from launching import TORCHRUN, needs_gloo, run
 from training import PARAMETER_BYTES, RANKS, SHARDS_ON_CPU
 
 from pytest_torchmem import load_ranks
-from pytest_torchmem.store.results import read_run
+from pytest_torchmem.store.run_reports import read_run
 
 pytestmark = needs_gloo
 NAMES = {"test_ddp", "test_fsdp"} if SHARDS_ON_CPU else {"test_ddp"}

@@ -26,7 +26,7 @@ import pytest
 from _pytest.config import get_config
 
 from pytest_torchmem.analysis.caching_allocator import AllocatorSettings, RequestLog, simulate
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.sampling import sketch
 from pytest_torchmem.cli.main import main
 from pytest_torchmem.measuring.saving import load_ranks, load_results
@@ -39,7 +39,7 @@ from pytest_torchmem.store.baseline_changes import FileChanges, write_file
 from pytest_torchmem.store.baseline_file import read_any, read_file
 from pytest_torchmem.store.baselines import BaselineStore
 from pytest_torchmem.store.origins import origins_path
-from pytest_torchmem.store.results import read_run, render_run
+from pytest_torchmem.store.run_reports import read_run, render_run
 from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry
@@ -289,7 +289,7 @@ def damaged_trace(chance: random.Random) -> bytes:
 
 
 def _analysed(path: Path) -> object:
-    profile = analyze(load_trace(path))
+    profile = analyze_trace(load_trace(path))
     return profile.result().to_json(), sketch(profile).to_json(), profile.explain()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pytest_torchmem.cli.main import Exit
-from pytest_torchmem.store.results import read_run
+from pytest_torchmem.store.run_reports import read_run
 from pytest_torchmem.store.snapshots import load_snapshot
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.errors import ReportError, SnapshotError, TorchmemError, TraceError

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytest_torchmem import LimitError, MiB, TorchmemError, measure
-from pytest_torchmem.measuring.body import running
+from pytest_torchmem.measuring.body_measurement import running
 from pytest_torchmem.record import devices
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, profiler

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import copy
 import functools
 import gc
 import io
 import pickle
+import random
 import subprocess
 import sys
+import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -330,3 +334,134 @@ def test_what_would_be_written_to_a_file_is_refused_in_words(model, write):
         estimate(lambda: write(model.state_dict()), backward=False)
     write(model.state_dict())
     assert estimate(lambda: copy.copy(model(X)), backward=False).peak.total > 0
+
+
+def test_a_schedule_has_not_gone_on(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+    def step():
+        model(X).sum().backward()
+        optimizer.step()
+        schedule.step()
+
+    step()
+    estimate(step, backward=False)
+    assert (schedule.last_epoch, optimizer.param_groups[0]["lr"]) == (1, 1.0)
+    step()
+    assert (schedule.last_epoch, optimizer.param_groups[0]["lr"]) == (2, 0.1)
+
+
+def switches():
+    return (
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_anomaly_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+    )
+
+
+def test_what_holds_for_all_of_a_process_is_as_it_was():
+    def program(fails):
+        torch.manual_seed(7)
+        random.random()
+        np.random.rand()
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        torch.set_grad_enabled(False)
+        torch.use_deterministic_algorithms(True)
+        torch.autograd.set_detect_anomaly(True)
+        torch.set_autocast_enabled("cpu", True)
+        torch.set_autocast_dtype("cpu", torch.float16)
+        if fails:
+            bool(X.sum() > 0)
+        return X * 2
+
+    before = switches()
+    estimate(program, False, backward=False)
+    assert switches() == before
+    with pytest.raises(EstimateError):
+        estimate(program, True, backward=False)
+    assert switches() == before
+
+
+def test_casts_around_an_estimate_keep_no_fake_weight(model):
+    with torch.autocast("cpu", torch.bfloat16):
+        estimate(model, X)
+        gc.collect()
+        assert model(X).dtype == torch.bfloat16
+        assert not isinstance(model(X), FakeTensor)
+
+
+def test_hooks_and_children_that_a_program_adds_are_gone():
+    model = nn.Sequential(nn.Linear(64, 64))
+
+    def program():
+        model.append(nn.ReLU())
+        model.register_forward_hook(lambda *_: None)
+        model[0].register_forward_pre_hook(lambda *_: None)
+        return model(X)
+
+    estimate(program)
+    assert (len(model), len(model._forward_hooks), len(model[0]._forward_pre_hooks)) == (1, 0, 0)
+
+
+def in_a_thread(model):
+    worker = threading.Thread(target=model, args=(X,))
+    worker.start()
+    worker.join()
+
+
+def in_a_pool(model):
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return sum(pool.map(lambda factor: model(X * factor).sum(), range(3)))
+
+
+@pytest.mark.parametrize("program", [in_a_thread, in_a_pool])
+def test_work_of_another_thread_is_refused(model, program):
+    with pytest.raises(EstimateError, match="in another thread"):
+        estimate(program, model, backward=False)
+    program(model)
+
+
+def test_a_thread_without_tensors_is_no_hindrance(model):
+    def program():
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        thread.join()
+        return model(X)
+
+    assert estimate(program).peak.total == estimate(model, X).peak.total
+
+
+def test_modules_that_cannot_have_fake_parameters_are_refused_in_words(model):
+    class Outer(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x)
+
+    with pytest.raises(EstimateError, match=r"torch\.jit"):
+        estimate(Outer(torch.jit.trace(model, X)), X)
+    lazy = Outer(nn.LazyLinear(8))
+    with pytest.raises(EstimateError, match="call it once"):
+        estimate(lazy, X)
+    lazy(X)
+    assert estimate(lazy, X).peak.total > 0
+
+
+def test_ragged_tensors_of_an_encoder_are_refused_in_words():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1).eval()
+    x, mask = torch.ones(2, 8, 16), torch.zeros(2, 8, dtype=torch.bool)
+    mask[:, 6:] = True
+    with torch.no_grad(), pytest.raises(EstimateError, match="ragged"):
+        estimate(functools.partial(model, src_key_padding_mask=mask), x, backward=False)

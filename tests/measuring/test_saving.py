@@ -19,7 +19,7 @@ from pytest_torchmem import (
 )
 from pytest_torchmem.cli.main import Exit, main
 from pytest_torchmem.record.environment import current_rank, environment
-from pytest_torchmem.store.results import FORMATS, merged, read_run
+from pytest_torchmem.store.run_reports import FORMATS, merged, read_run
 from pytest_torchmem.values.baseline import environment_name
 from pytest_torchmem.values.errors import RankError, RecordingError, ReportError
 from pytest_torchmem.values.measured import Rank

@@ -15,7 +15,7 @@ from odd_programs import ODD_PROGRAMS
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 
 tracker = ctypes.CDLL(None)
 tracker.tracker_now.restype = tracker.tracker_peak.restype = ctypes.c_int64

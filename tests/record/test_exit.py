@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 
 MEASURED = """
 import atexit, os, sys, threading
 import torch
 from pytest_torchmem import measure
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 
 {before}
 measurement = {measurement}

@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from pytest_torchmem import measure
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 
 
 def mlp() -> nn.Sequential:

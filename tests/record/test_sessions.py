@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record import recorder
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.results import Result

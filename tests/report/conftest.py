@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 
 
 def train_two_steps(measurement):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.store.run_reports import RunReport, TestReport
 from pytest_torchmem.values.baseline import BaselineEntry, Change
 from pytest_torchmem.values.contributors import (
     Category,

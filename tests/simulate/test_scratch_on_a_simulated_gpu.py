@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pytest_torchmem.record.fake.kernels.call import Call
+from pytest_torchmem.record.fake.kernels.operator_call import Call
 from pytest_torchmem.record.fake.kernels.scratch import scratch_of
 from pytest_torchmem.record.torch_api import fake_tensors
 

@@ -1,6 +1,7 @@
 """Values on a simulated GPU: small ones are computed, others are told when they are read."""
 
 import ctypes
+import itertools
 
 import pytest
 import torch
@@ -733,3 +734,101 @@ def test_a_check_on_the_device_fails_where_its_values_are_known():
         torch.multinomial(torch.zeros(3, device=CUDA), 1)
     assert torch.multinomial(torch.tensor([0.0, 1.0, 0.0], device=CUDA), 1).tolist() == [1]
     torch.multinomial(unknown(3), 1)
+
+
+def nested(device, layout=torch.strided, kind=torch.float32):
+    values = [torch.arange(24.0).view(3, 8) / 10, torch.arange(16.0).view(2, 8) / 7]
+    return torch.nested.nested_tensor(values, layout=layout, dtype=kind).to(device)
+
+
+def of_padded(x):
+    weight = torch.ones(8, 8, device=x.device, requires_grad=True)
+    functional.linear(x, weight).relu().to_padded_tensor(0.0).sum().backward()
+    return weight.grad
+
+
+def encoded(x):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True, dropout=0.0).eval().to(x.device)
+    with torch.no_grad():
+        return layer(x)
+
+
+NESTED = {
+    "padded": lambda x: x.to_padded_tensor(0.5),
+    "a product": lambda x: torch.matmul(x, x.transpose(1, 2)),
+    "from a mask": lambda x: torch._nested_tensor_from_mask(
+        torch.ones(2, 2, 8, device=x.device), torch.tensor([[1, 1], [1, 0]], device=x.device).bool()
+    ),
+    "in place": lambda x: x.clone().mul_(3),
+    "a gradient": of_padded,
+    "an encoder's layer": encoded,
+}
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", NESTED)
+def test_small_nested_tensors_are_computed(name):
+    def parts(device):
+        out = NESTED[name](nested(device))
+        return [part.cpu() for part in (out.unbind() if out.is_nested else [out])]
+
+    torch.testing.assert_close(parts(CUDA), parts("cpu"), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_left_out_of_a_nested_tensor_is_not_exact():
+    before = inexact_reads()
+    out = functional.dropout(nested(CUDA), 0.5)
+    assert out.unbind()[0].sum().item() >= 0
+    assert inexact_reads() > before
+
+
+def packed_attention(values, starts, **options):
+    longest = max(int(end - start) for start, end in itertools.pairwise(starts))
+    out = torch.ops.aten._flash_attention_forward(
+        *[values] * 3, starts.int(), starts.int(), longest, longest, 0.0, False, False, **options
+    )
+    return out[0]
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({}, lambda own, key: True),
+        ({"window_size_left": -1, "window_size_right": 0}, lambda own, key: key <= own),
+        ({"window_size_left": 1, "window_size_right": 0}, lambda own, key: own - 1 <= key <= own),
+    ],
+    ids=["all", "causal", "window"],
+)
+def test_sequences_behind_each_other_attend_to_themselves(options, seen):
+    starts = torch.tensor([0, 3, 4, 9])
+    values = (torch.arange(9 * 2 * 8.0).view(9, 2, 8) * 0.37).sin().half()
+    out = packed_attention(values.to(CUDA), starts.to(CUDA), **options).cpu().float()
+    for start, end in itertools.pairwise(starts):
+        own = values[start:end].float().transpose(0, 1)
+        count = int(end - start)
+        mask = torch.tensor([[seen(row, key) for key in range(count)] for row in range(count)])
+        wanted = functional.scaled_dot_product_attention(own, own, own, attn_mask=mask)
+        torch.testing.assert_close(
+            out[start:end].transpose(0, 1), wanted, rtol=1e-2, atol=1e-2, check_dtype=False
+        )
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32], ids=["flash", "efficient"])
+def test_attention_of_jagged_tensors_has_its_gradient(kind):
+    def gradient(device, kind):
+        values = nested(device, torch.jagged, kind)
+        leaf = values.values().detach().requires_grad_()
+        rows = torch.nested.nested_tensor_from_jagged(leaf, values.offsets())
+        query = rows.view(2, -1, 1, 8).transpose(1, 2)
+        out = functional.scaled_dot_product_attention(query, query, query)
+        out.transpose(1, 2).values().square().sum().backward()
+        return leaf.grad.cpu().float()
+
+    torch.testing.assert_close(
+        gradient(CUDA, kind), gradient("cpu", torch.float32), rtol=2e-2, atol=2e-2
+    )

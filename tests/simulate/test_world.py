@@ -173,6 +173,65 @@ def test_objects_are_gathered_and_those_of_others_are_refused(pytester):
 
 
 @pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (
+            """
+    import torch.distributed.rpc as rpc
+    rpc.init_rpc("mine", rank=rank, world_size=world)
+    """,
+            "init_rpc is for calls between ranks; only one rank of the world is run",
+        ),
+        (
+            """
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    weights = [torch.ones(8, device="cuda", requires_grad=True) for _ in range(world)]
+    optimizer = ZeroRedundancyOptimizer(weights, torch.optim.SGD, lr=0.1)
+    optimizer.consolidate_state_dict()
+    """,
+            "rank 0 of 4 waits for an object that another rank would send; only this rank is run",
+        ),
+        (
+            """
+    import torch.distributed._symmetric_memory as symmetric
+    symmetric.rendezvous(symmetric.empty(16, device="cuda"), dist.group.WORLD)
+    """,
+            "rank 0 of 4 maps symmetric memory of other ranks; only this rank is run",
+        ),
+    ],
+    ids=["calls", "states", "symmetric memory"],
+)
+def test_what_needs_the_other_ranks_is_refused_at_once(pytester, code, told):
+    caught = f"""
+try:
+{code}
+except Exception as error:
+    print(error)
+"""
+    (line,) = run_rank(pytester, caught, "--world", "4")[-1:]
+    assert line == told + " [not-simulated]"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_distributed_checkpoint_has_the_parts_of_the_rank_that_is_run(pytester):
+    code = """
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+    mesh = init_device_mesh("cuda", (world,))
+    weight = distribute_tensor(torch.arange(64.0, device="cuda"), mesh, [Shard(0)])
+    checkpoint.save({"weight": weight, "step": 7}, checkpoint_id="saved")
+    loaded = {"weight": torch.zeros_like(weight), "step": 0}
+    checkpoint.load(loaded, checkpoint_id="saved")
+    print(loaded["step"], loaded["weight"].to_local().tolist() == list(range(8)))
+    import os
+    print([name for name in sorted(os.listdir("saved")) if name.endswith("distcp")])
+    """
+    lines = run_rank(pytester, _dedented(code), "--world", "8")[-2:]
+    assert lines == ["7 True", "['__0_0.distcp']"]
+
+
+@pytest.mark.usefixtures("gpu")
 def test_a_shard_is_a_rank_th_of_the_model(pytester):
     code = """
     from torch.distributed.fsdp import fully_shard

@@ -1,4 +1,4 @@
-"""What has changed since a baseline was committed is known from git, where there is any."""
+"""What has changed since a baseline was stored is known from git, or from code that was kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.store.provenance import ChangedLines
+from pytest_torchmem.store.provenance import ChangedLines, KeptCode
 from pytest_torchmem.values.contributors import Source
 
 BASELINE = "tests/__torchmem__/cpu/test_net.json"
@@ -213,3 +213,121 @@ def test_settings_with_an_odd_name_have_places(folder: Path) -> None:
 def test_settings_above_the_root_of_the_tests_are_not_looked_at(folder: Path) -> None:
     places_after_edit(folder, "conf/small.toml", 'load("small.toml")\n')
     assert ChangedLines(folder / "src").places(folder / BASELINE) == ()
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> ChangedLines:
+    """A project without a repository, whose code was kept when its baseline was written."""
+    project = tmp_path / "project"
+    put(project, "src/net.py", BEFORE)
+    put(project, "conf/small.toml", "[a]\nb = 1\n")
+    put(project, "src/read.py", 'load("small.toml")\n')
+    put(project, "venv/pyvenv.cfg", "")
+    put(project, "venv/lib/net.py", BEFORE)
+    put(project, ".hidden/net.py", BEFORE)
+    put(project, "data.json", "1" * (1 << 19))
+    put(project, BASELINE, "{}")
+    lines = remembering(project)
+    lines.keep([project / BASELINE])
+    return lines
+
+
+def remembering(project: Path) -> ChangedLines:
+    (project.parent / "cache").mkdir(exist_ok=True)
+    return ChangedLines(project, KeptCode(project, lambda: project.parent / "cache"))
+
+
+def test_without_a_repository_lines_are_held_against_code_that_was_kept(
+    kept: ChangedLines, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    put(project, "src/net.py", AFTER)
+    put(project, "conf/small.toml", "[a]\nb = 2\n")
+    put(project, "src/new.py", BEFORE)
+    for lines, is_known in ((remembering(project), True), (ChangedLines(project), False)):
+        changes = [
+            line
+            for line in range(1, 5)
+            if lines.has_changed(project / BASELINE, Source("src/net.py", line, "f"))
+        ]
+        assert changes == ([2, 3] if is_known else [])
+        new = Source("src/new.py", 1, "f")
+        assert lines.has_changed(project / BASELINE, new) is is_known
+        places = [str(place) for place in lines.places(project / BASELINE)]
+        assert places == (["small.toml:2", "net.py:2"] if is_known else [])
+    moved = remembering(project).now_at(project / BASELINE, Source("src/net.py", 3, "f"))
+    assert moved.line == 4
+
+
+def test_code_is_kept_for_a_baseline_with_the_content_that_was_written(
+    kept: ChangedLines, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    put(project, "src/net.py", AFTER)
+    put(project, BASELINE, "{} ")
+    assert remembering(project).places(project / BASELINE) == ()
+    put(project, "elsewhere.json", "{}")
+    assert remembering(project).places(project / "elsewhere.json")
+
+
+def test_code_is_kept_without_data_tools_and_packages(kept: ChangedLines, tmp_path: Path) -> None:
+    (note,) = (path for path in (tmp_path / "cache").iterdir() if path.is_file())
+    listed = (f"--git-dir={tmp_path / 'cache/code'}", "ls-tree", "-r", "--name-only")
+    files = subprocess.run(
+        ["git", *listed, note.read_text()], check=True, capture_output=True, text=True
+    )
+    assert files.stdout.split() == ["conf/small.toml", "src/net.py", "src/read.py"]
+
+
+def test_lines_of_a_file_with_a_new_name_have_changed_where_they_were_edited(
+    kept: ChangedLines, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    put(project, "src/net.py", "import torch\n\n\n" + BEFORE * 9)
+    put(project, BASELINE, "{} ")
+    kept.keep([project / BASELINE])
+    put(project, "src/model.py", "import torch\n\n" + BEFORE * 8 + AFTER)
+    (project / "src/net.py").unlink()
+    lines, baseline = remembering(project), project / BASELINE
+    lines_changed = [n for n in range(1, 40) if lines.has_changed(baseline, at("src/model.py", n))]
+    assert lines_changed == [28, 29]
+    assert lines.now_at(baseline, at("src/net.py", 30)) == at("src/model.py", 30)
+    assert lines.now_at(baseline, at("src/net.py", 5)) == at("src/model.py", 4)
+    assert [str(place) for place in lines.places(baseline)] == ["model.py:28"]
+
+
+def test_git_knows_new_names_of_files_that_it_was_told_of(folder: Path) -> None:
+    put(folder, "src/net.py", BEFORE * 9)
+    put(folder, BASELINE, "{} ")
+    commit(folder)
+    git(folder, "mv", "src/net.py", "src/model.py")
+    assert not ChangedLines(folder).places(folder / BASELINE)
+    put(folder, "src/model.py", BEFORE * 8 + AFTER)
+    lines, baseline = ChangedLines(folder), folder / BASELINE
+    assert [str(place) for place in lines.places(baseline)] == ["model.py:26"]
+    assert lines.now_at(baseline, at("src/net.py", 2)) == at("src/model.py", 2)
+
+
+def at(file: str, line: int) -> Source:
+    return Source(file, line, "f")
+
+
+def test_code_is_kept_beside_the_repository_that_a_hook_of_git_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = (folder / ".git" / "index").read_bytes()
+    monkeypatch.setenv("GIT_DIR", str(folder / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(folder / ".git" / "index"))
+    put(folder, "src/new.py", BEFORE)
+    lines = ChangedLines(folder, KeptCode(folder, lambda: folder / ".git"))
+    lines.keep([folder / BASELINE])
+    assert (folder / ".git" / "index").read_bytes() == index
+    put(folder, "src/new.py", AFTER)
+    assert [str(place) for place in lines.places(folder / BASELINE)] == ["new.py:2"]
+
+
+def test_where_code_cannot_be_kept_nothing_is(folder: Path) -> None:
+    lines = ChangedLines(folder, KeptCode(folder, lambda: folder / "src/net.py"))
+    lines.keep([folder / BASELINE])
+    put(folder, "src/net.py", AFTER)
+    assert lines.has_changed(folder / BASELINE, Source("src/net.py", 2, "f"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_torchmem.store.results import FORMAT, RunReport, render_run
+from pytest_torchmem.store.run_reports import FORMAT, RunReport, render_run
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.measured import BaselineChange
 from pytest_torchmem.values.picture import Blocks

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pytest_torchmem.analysis.estimated.estimate import Estimate
+from pytest_torchmem.analysis.estimated.estimated_result import Estimate
 from pytest_torchmem.values.contributors import (
     CategoryBytes,
 )

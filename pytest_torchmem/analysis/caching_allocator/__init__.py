@@ -4,15 +4,25 @@
 enough. No torch, no GPU; docs/caching-allocator.md says what is simulated and from which source.
 """
 
-from pytest_torchmem.analysis.caching_allocator.backwards import BackwardsLayout
-from pytest_torchmem.analysis.caching_allocator.device import OutOfMemory
-from pytest_torchmem.analysis.caching_allocator.history import (
+from pytest_torchmem.analysis.caching_allocator.allocator_history import (
     History,
     StackFrame,
     TraceEntry,
     default_pools,
     read_history,
 )
+from pytest_torchmem.analysis.caching_allocator.allocator_run import (
+    AllocatorRun,
+    Fit,
+    fits,
+    simulate,
+)
+from pytest_torchmem.analysis.caching_allocator.allocator_settings import (
+    UNLIMITED_BYTES,
+    AllocatorSettings,
+)
+from pytest_torchmem.analysis.caching_allocator.backwards import BackwardsLayout
+from pytest_torchmem.analysis.caching_allocator.device import OutOfMemory
 from pytest_torchmem.analysis.caching_allocator.layout import BlockState, PlacedBlock, PlacedSegment
 from pytest_torchmem.analysis.caching_allocator.requests import (
     DEFAULT_POOL,
@@ -22,8 +32,6 @@ from pytest_torchmem.analysis.caching_allocator.requests import (
     Requests,
 )
 from pytest_torchmem.analysis.caching_allocator.reserved_peak import ReservedPeak
-from pytest_torchmem.analysis.caching_allocator.run import AllocatorRun, Fit, fits, simulate
-from pytest_torchmem.analysis.caching_allocator.settings import UNLIMITED_BYTES, AllocatorSettings
 from pytest_torchmem.values.errors import AllocatorSettingsError, RequestError
 
 __all__ = [

@@ -19,18 +19,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pytest_torchmem.analysis.caching_allocator.history import Pools, TraceEntry, number_of_pool
+from pytest_torchmem.analysis.caching_allocator.allocator_history import (
+    Pools,
+    TraceEntry,
+    number_of_pool,
+)
+from pytest_torchmem.analysis.caching_allocator.allocator_settings import (
+    BLOCK_UNIT_BYTES,
+    SMALL_LIMIT_BYTES,
+    SMALL_SEGMENT_BYTES,
+    AllocatorSettings,
+)
 from pytest_torchmem.analysis.caching_allocator.layout import (
     NO_KEY,
     BlockState,
     PlacedBlock,
     PlacedSegment,
-)
-from pytest_torchmem.analysis.caching_allocator.settings import (
-    BLOCK_UNIT_BYTES,
-    SMALL_LIMIT_BYTES,
-    SMALL_SEGMENT_BYTES,
-    AllocatorSettings,
 )
 from pytest_torchmem.values.errors import RequestError
 from pytest_torchmem.values.json_values import checked_list, shown, whole_number

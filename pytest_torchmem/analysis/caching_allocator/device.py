@@ -10,6 +10,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from pytest_torchmem.analysis.caching_allocator.allocator_settings import (
+    BLOCK_UNIT_BYTES,
+    SMALL_LIMIT_BYTES,
+    UNLIMITED_BYTES,
+    AllocatorSettings,
+)
 from pytest_torchmem.analysis.caching_allocator.blocks import (
     ADDRESS_BITS,
     Block,
@@ -23,12 +29,6 @@ from pytest_torchmem.analysis.caching_allocator.expandable import (
     unmap_whole_pages,
 )
 from pytest_torchmem.analysis.caching_allocator.requests import DEFAULT_POOL
-from pytest_torchmem.analysis.caching_allocator.settings import (
-    BLOCK_UNIT_BYTES,
-    SMALL_LIMIT_BYTES,
-    UNLIMITED_BYTES,
-    AllocatorSettings,
-)
 from pytest_torchmem.values.errors import RequestError
 
 

@@ -15,13 +15,16 @@ from bisect import insort
 from operator import attrgetter
 from typing import Final
 
+from pytest_torchmem.analysis.caching_allocator.allocator_settings import (
+    SMALL_SEGMENT_BYTES,
+    UNLIMITED_BYTES,
+)
 from pytest_torchmem.analysis.caching_allocator.blocks import (
     AddressRange,
     Block,
     DeviceMemory,
     FreeBlocks,
 )
-from pytest_torchmem.analysis.caching_allocator.settings import SMALL_SEGMENT_BYTES, UNLIMITED_BYTES
 
 # Stands for "as much as the program could ever ask" when no capacity is given.
 ENDLESS_RANGE_BYTES: Final = 1 << 44

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
+from pytest_torchmem.analysis.caching_allocator.allocator_settings import SMALL_SEGMENT_BYTES
 from pytest_torchmem.analysis.caching_allocator.blocks import AddressRange, Block, FreeBlocks
 from pytest_torchmem.analysis.caching_allocator.device import Device
 from pytest_torchmem.analysis.caching_allocator.expandable import ENDLESS_RANGE_BYTES
-from pytest_torchmem.analysis.caching_allocator.settings import SMALL_SEGMENT_BYTES
 
 NO_KEY: Final = -1
 """The key of a block that is free."""

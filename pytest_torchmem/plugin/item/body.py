@@ -50,8 +50,8 @@ from pytest_torchmem.values.findings import COUNTERS, words
 from pytest_torchmem.values.results import Level, Result
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.estimated.estimate import Estimate
-    from pytest_torchmem.measuring.body import BodyMeasurement, Region
+    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
+    from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error
@@ -113,7 +113,7 @@ class Body:
 
     def _new_measurement(self) -> BodyMeasurement:
         # Here torch comes in: a process that measures nothing does without.
-        from pytest_torchmem.measuring.body import BodyMeasurement
+        from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 
         device = self._asked.device or self._run.settings.device
         return BodyMeasurement(device or None, self._run.passes, self._run.say)

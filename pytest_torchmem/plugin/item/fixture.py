@@ -16,8 +16,8 @@ from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import is_run_count
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.estimated.estimate import Estimate
-    from pytest_torchmem.measuring.body import Region
+    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
+    from pytest_torchmem.measuring.body_measurement import Region
 
 # A user's mistake is reported at the user's line.
 __tracebackhide__ = is_torchmem_error

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_torchmem.analysis.judge.causes import explain_retained
-from pytest_torchmem.analysis.judge.known_holders import judge_unknown
+from pytest_torchmem.analysis.judge.holders import explain_retained, judge_unknown
 from pytest_torchmem.analysis.judge.verdict import (
     CodeChanges,
     judge_baseline,
@@ -39,9 +38,9 @@ from pytest_torchmem.values.findings import COUNTERS, RETAINED, Finding, Finding
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.estimated.estimate import Estimate
+    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
     from pytest_torchmem.analysis.gpu_questions import GpuQuestions
-    from pytest_torchmem.measuring.body import BodyMeasurement, Region
+    from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
     from pytest_torchmem.measuring.counted import CounterMeasurement
 
 # A user's mistake is reported at the user's line.
@@ -256,17 +255,17 @@ class Baselines:
             raise BaselineError(error.sentence.replace(str(path), shown)) from None
 
     def has_changed(self, source: Source) -> bool:
-        """Return whether a line is not as it was when the baseline was committed."""
+        """Return whether a line is not as it was when the baseline was stored."""
         path = self.store.path(self.module, self.environment())
         return self.store.changed_lines.has_changed(path, source)
 
     def now_at(self, source: Source) -> Source:
-        """Return where a line is that was at ``source`` when the baseline was committed."""
+        """Return where a line is that was at ``source`` when the baseline was stored."""
         path = self.store.path(self.module, self.environment())
         return self.store.changed_lines.now_at(path, source)
 
     def changed_places(self) -> Sequence[Source]:
-        """Return the first line of each change of code since the baseline was committed."""
+        """Return the first line of each change of code since the baseline was stored."""
         path = self.store.path(self.module, self.environment())
         return self.store.changed_lines.places(path)
 

@@ -34,8 +34,8 @@ from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
 
 if TYPE_CHECKING:
-    from pytest_torchmem.analysis.estimated.estimate import Estimate
-    from pytest_torchmem.measuring.body import BodyMeasurement, Region
+    from pytest_torchmem.analysis.estimated.estimated_result import Estimate
+    from pytest_torchmem.measuring.body_measurement import BodyMeasurement, Region
 
 _PREFIX: Final = "torchmem_"
 # Typed options without which the same command would measure something else.

@@ -19,7 +19,7 @@ from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size
 
 if TYPE_CHECKING:
-    from pytest_torchmem.measuring.body import BodyMeasurement
+    from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 
 _TEXT_LENGTH: Final = 200
 _NAMED: Final = 5

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import pytest
 
-from pytest_torchmem.analysis.judge.causes import KnownHolder
+from pytest_torchmem.analysis.judge.holders import KnownHolder
 from pytest_torchmem.contexts import Originals, OwnModules
 from pytest_torchmem.plugin.options.option_table import (
     OPTIONS,
@@ -28,7 +28,7 @@ from pytest_torchmem.plugin.options.option_table import (
 )
 from pytest_torchmem.report.writing import FOLDER, kind_of
 from pytest_torchmem.store.baselines import BaselineStore
-from pytest_torchmem.store.provenance import path_of_rank
+from pytest_torchmem.store.provenance import KeptCode, path_of_rank
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import TorchmemError
 from pytest_torchmem.values.json_values import shown
@@ -144,7 +144,9 @@ class Run:
         self.rootdir = config.rootpath
         self.originals = Originals()
         self.own_modules = OwnModules()
-        self.store = BaselineStore(config.rootpath, settings.baseline_dir, settings.fallbacks)
+        self.store = BaselineStore(
+            config.rootpath, settings.baseline_dir, settings.fallbacks, _kept_code(config)
+        )
         self._config = config
         self._environments: dict[str, Mapping[str, str]] = {}
 
@@ -190,6 +192,13 @@ class Run:
 
             self._environments[device] = environment(device)
         return self._environments[device]
+
+
+def _kept_code(config: pytest.Config) -> KeptCode | None:
+    """Return the code that was kept in pytest's cache; None in a run that has no cache."""
+    if not config.pluginmanager.hasplugin("cacheprovider"):
+        return None
+    return KeptCode(config.rootpath, lambda: config.cache.mkdir("torchmem"))
 
 
 def read_settings(config: pytest.Config) -> Settings:

@@ -56,7 +56,7 @@ from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.store.provenance import checked_out, stamped
-from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.store.run_reports import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, ReportError
 from pytest_torchmem.values.measured import MeasuredTest, Rank, RunSummary
@@ -301,6 +301,7 @@ class Collector:
             except pytest.UsageError as error:
                 self.add_problem(f"nothing is stored: {error}")
                 plans = []
+        written: list[Path] = []
         for plan in progress(plans, "baselines", self.config):
             shown = relative_path(plan.path, self.config.invocation_params.dir)
             self._lines += rename_lines(plan.renames, shown, settings.follow_renames)
@@ -311,12 +312,15 @@ class Collector:
                     self._lines += diff_lines(*texts(plan), shown)
                 elif plan.writes:
                     apply(plan)
+                    written.append(plan.path)
             except BaselineError as error:
                 self.add_problem(str(error).replace(str(plan.path), shown))
             else:
                 self._lines += explained_lines(len(plan.explained), shown)
                 changes = tuple(plan.changes(shown, not settings.dry_run))
                 self.summary += RunSummary(changes=changes)
+        if written:
+            store.changed_lines.keep(written)
         if settings.dry_run:
             self._lines[:0] = change_table(self.summary.changes, room(self.config))
 

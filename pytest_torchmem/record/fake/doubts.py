@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.call import Call, elements, nbytes
+from pytest_torchmem.record.fake.kernels.operator_call import Call, elements, nbytes
 
 _OF_ALL: Final = "ProdBackward0"
 _ALONG: Final = "ProdBackward1"

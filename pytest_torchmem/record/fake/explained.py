@@ -53,6 +53,11 @@ _ADVICE_BY_TEXT = {
         "has no way for; give it plain tensors, or measure with pytest_torchmem.measure"
     ),
     "shape_env must not be None": RAGGED,
+    "NestedTensorImpl doesn't support": RAGGED,
+    "There was no fake impl registered": (
+        "register what its result looks like with register_fake, or measure with "
+        "pytest_torchmem.measure"
+    ),
     "Couldn't swap": (
         "the program moves a module's parameters, which torch cannot do where they have no data; "
         "move the module before, and give its device to estimate"

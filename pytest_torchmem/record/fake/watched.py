@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from pytest_torchmem.record.fake.recorder import FakeRunRecorder
+from pytest_torchmem.record.fake.fake_run_recorder import FakeRunRecorder
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import fake_tensors, modules
 

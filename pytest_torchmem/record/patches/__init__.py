@@ -156,7 +156,18 @@ PATCHES: Final = (
         "Lets averages of weights do so, too.",
         during=_ESTIMATED,
     ),
+    Patch(
+        compiler.STANCE,
+        "Runs compiled functions as written: dynamo would run them so for ever after.",
+        How.ADDED,
+        _ESTIMATED,
+    ),
     Patch(fake_tensors.COPY, "Copies without bytes.", during=_ESTIMATED),
+    Patch(
+        fake_tensors.ELSEWHERE,
+        "Refuses what another thread does with fake tensors.",
+        during=_ESTIMATED,
+    ),
     Patch(fake_tensors.PICKLE, "Refuses to write what has no bytes.", during=_ESTIMATED),
     Patch(fake_tensors.ITEM, "Gives a number that can be shown.", during=_ESTIMATED),
     Patch(fake_tensors.FORMAT, "Shows a fake tensor as a real one.", during=_ESTIMATED),

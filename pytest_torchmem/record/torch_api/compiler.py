@@ -18,6 +18,8 @@ import torch
 from pytest_torchmem.record.torch_api import Checked
 
 CHECKED: Final[Checked] = {
+    "torch._C._TorchDispatchModeKey.PROXY": ("2.6.0", "2.13.0"),
+    "torch._C._get_dispatch_mode": ("2.6.0", "2.13.0"),
     "torch._C._dynamo.eval_frame._FrameAction": ("2.13.0", "2.13.0"),
     "torch._C._dynamo.eval_frame._FrameExecStrategy": ("2.13.0", "2.13.0"),
     "torch._C._dynamo.eval_frame.set_code_exec_strategy": ("2.13.0", "2.13.0"),
@@ -95,6 +97,29 @@ def inductor_line_map(path: str) -> tuple[Sequence[int], Sequence[str]] | None:
         return None
     # Without any node there is an empty list in place of the pair.
     return tuple(entry) if len(entry) == 2 else ((), ())
+
+
+#: Tells the compiler for all functions whether to compile.
+STANCE: Final = "torch.compiler.set_stance"
+
+
+def run_as_written() -> Callable[[], None]:
+    """Let compiled functions run as they are written; return how to undo it.
+
+    Raises RuntimeError in a frame that dynamo traces.
+    """
+    stance: Any = torch.compiler.set_stance("force_eager")
+    return lambda: stance.__exit__(None, None, None)
+
+
+_DISPATCHED: Any = torch._C
+
+
+def is_tracing() -> bool:
+    """Return whether a graph is being traced in this thread: each tensor of it is kept."""
+    if getattr(torch.compiler, "is_exporting", bool)():
+        return True
+    return _DISPATCHED._get_dispatch_mode(_DISPATCHED._TorchDispatchModeKey.PROXY) is not None
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

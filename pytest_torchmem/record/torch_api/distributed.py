@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.machinery import ModuleSpec
 from pickle import UnpicklingError
+from types import ModuleType
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import parse_qs, urlparse
 
@@ -19,6 +23,7 @@ CHECKED: Final[Checked] = {
     "torch.distributed.distributed_c10d.ProcessGroupGloo": ("2.6.0", "2.15.0"),
     "torch.distributed.distributed_c10d._new_process_group_helper": ("2.13.0", "2.15.0"),
     "torch.distributed.distributed_c10d._tensor_to_object": ("2.13.0", "2.15.0"),
+    "torch.distributed.optim.zero_redundancy_optimizer._broadcast_object": ("2.6.0", "2.15.0"),
     "torch._C._distributed_c10d.FakeProcessGroup": ("2.6.0", "2.15.0"),
     "torch._C._distributed_c10d.FakeProcessGroup._create_internal": ("2.11.0", "2.15.0"),
     "torch._C._distributed_c10d.Backend._set_sequence_number_for_group": ("2.6.0", "2.15.0"),
@@ -88,6 +93,82 @@ def refuse_unsent_objects(why: Callable[[], Exception]) -> None:
             raise why() from nothing
 
     groups._tensor_to_object = _tensor_to_object
+
+    def refuse_states(module: Any) -> None:
+        receive = module._broadcast_object
+
+        def _broadcast_object(value: Any, src_rank: int, *arguments: Any, **named: Any) -> Any:
+            if src_rank != dist.get_rank():
+                raise why()
+            return receive(value, src_rank, *arguments, **named)
+
+        module._broadcast_object = _broadcast_object
+
+    _when_imported("torch.distributed.optim.zero_redundancy_optimizer", refuse_states)
+
+
+def refuse_calls_between_ranks(why: Callable[[], Exception]) -> None:
+    """Raise ``why()`` where a program would call functions of other ranks."""
+    if dist.rpc.is_available():
+
+        def init_rpc(*_: object, **__: object) -> None:
+            raise why()
+
+        cast("Any", dist.rpc).init_rpc = init_rpc
+
+
+def save_what_one_rank_has() -> None:
+    """Let a distributed checkpoint have the parts of the rank that is run, and no others.
+
+    All ranks have said that they have the same parts, so that torch would let each write some.
+    """
+
+    def change(module: Any) -> None:
+        planner = module.DefaultSavePlanner
+        plan_all = planner.create_global_plan
+
+        @functools.wraps(plan_all)
+        def create_global_plan(self: Any, all_plans: list[Any]) -> tuple[list[Any], Any]:
+            own = dist.get_rank() if len(all_plans) > 1 else 0
+            plans, metadata = plan_all(self, [all_plans[own]])
+            nothing = type(plans[0])([])
+            return [plans[0] if at == own else nothing for at in range(len(all_plans))], metadata
+
+        planner.create_global_plan = create_global_plan
+
+    _when_imported("torch.distributed.checkpoint.default_planner", change)
+
+
+class _WhenImported:
+    """Finds a module as all other finders do, and changes it when it is loaded."""
+
+    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._change = change
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                self._change(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _when_imported(name: str, change: Callable[[ModuleType], None]) -> None:
+    if name in sys.modules:
+        change(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _WhenImported(name, change))
 
 
 def tell_sizes_of_groups(tell: Callable[[int], None]) -> None:

@@ -24,9 +24,9 @@ from pytest_torchmem.record.tree.event_tree import (
     read_tree,
     times_of,
 )
+from pytest_torchmem.record.tree.growing_tables import LateLines, Seam, StringTable, Tables, seam_at
 from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
 from pytest_torchmem.record.tree.python_calls import Cuts, OpenGap, PythonCalls, find_gaps
-from pytest_torchmem.record.tree.tables import LateLines, Seam, StringTable, Tables, seam_at
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     DETAIL,
@@ -127,6 +127,9 @@ class TreeReader:
         tensors = mentions.table(operators, tree.shapes, allocations, self.device_numbers)
         overloads = self._overloads(operators, tree)
         self._settle_unkeyed(mentions, operators, events, tensors, overloads)
+        # A tensor without identity has no memory, or none that the profiler knows. To take them for
+        # one storage would have each say what the others are: an empty result, a parameter.
+        tensors = tensors[tensors["keyed"]]
         tensors = tensors[np.argsort(tensors["event"], kind="stable")]
         return Tables(
             events,

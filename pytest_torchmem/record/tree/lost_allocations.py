@@ -19,7 +19,7 @@ from pytest_torchmem.record.devices import HistoryEntry
 from pytest_torchmem.values.trace import ALLOCATION, EVENT, EventKind, Scope
 
 if TYPE_CHECKING:
-    from pytest_torchmem.record.tree.tables import Tables
+    from pytest_torchmem.record.tree.growing_tables import Tables
 
 _BLOCK_UNIT_BYTES: Final = 512
 # The event comes after the entry, but for the two clocks' resolution.

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from pytest_torchmem.record.torch_api import dispatcher, profiler
-from pytest_torchmem.record.tree.tables import StringTable
+from pytest_torchmem.record.tree.growing_tables import StringTable
 from pytest_torchmem.values.trace import LETTERS, OVERLOADS_JOIN, Mutable, Role
 from pytest_torchmem.values.trace import TENSOR as TENSOR_ROW
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from pytest_torchmem.record.tree.event_tree import EventTree, WorthKeeping, are_calls, line_of
+from pytest_torchmem.record.tree.growing_tables import LateLines, StringTable
 from pytest_torchmem.record.tree.source_lines import operator_lines
-from pytest_torchmem.record.tree.tables import LateLines, StringTable
 from pytest_torchmem.values.trace import EventKind
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final
 
-from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.store.run_reports import RunReport, TestReport
 
 ANNOTATIONS: Final = 10
 """GitHub shows no more than this many of one kind for a step."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import entry_differences, whole_entry
-from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.store.run_reports import RunReport, TestReport
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.units import format_change, format_size

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from pytest_torchmem.analysis.judge.causes import holders_title
+from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.analysis.judge.verdict import rank, sentences
 from pytest_torchmem.report.text.tables import (
     ANY_WIDTH,
@@ -24,7 +24,7 @@ from pytest_torchmem.report.text.tables import (
     live_table,
     one_line,
 )
-from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.store.run_reports import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.findings import RETAINED, FindingKind, Verdict
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window

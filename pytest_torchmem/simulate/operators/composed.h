@@ -10,6 +10,11 @@ namespace simulated {
 torch::jit::Stack flash_attention_backward(const torch::jit::Stack& given);
 torch::jit::Stack efficient_attention_backward(const torch::jit::Stack& given);
 torch::jit::Stack cudnn_attention_backward(const torch::jit::Stack& given);
+// The same where sequences of many lengths lie behind each other (packed_attention.cpp).
+torch::jit::Stack flash_attention_of_packed(const torch::jit::Stack& given);
+torch::jit::Stack flash_attention_of_packed_backward(const torch::jit::Stack& given);
+torch::jit::Stack efficient_attention_of_packed(const torch::jit::Stack& given);
+torch::jit::Stack efficient_attention_of_packed_backward(const torch::jit::Stack& given);
 torch::jit::Stack lstm_cell(const torch::jit::Stack& given);
 torch::jit::Stack lstm_cell_backward(const torch::jit::Stack& given);
 torch::jit::Stack gru_cell(const torch::jit::Stack& given);

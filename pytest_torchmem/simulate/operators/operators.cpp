@@ -545,6 +545,6 @@ extern "C" void torchmem_compute_small_values() {
                                            c10::KernelFunction::makeFromBoxedFunction<&run>(),
                                            std::nullopt, nullptr, "torchmem"));
   }
-  compute_small_sparse_values(kept);
+  compute_small_values_in_parts(kept);
   torchmem_before_writes(Saved::before_writes);
 }

@@ -28,7 +28,7 @@ const Names kHeavy = {
     "mm*", "bmm*", "addmm*", "_addmm*", "addbmm*", "baddbmm*", "addmv*", "mv", "_grouped_mm*",
     "_scaled_mm*", "convolution*", "_convolution*", "cudnn_convolution*", "slow_conv*", "_slow_conv*",
     "_conv*", "conv_*", "linalg_*", "_linalg_*", "cholesky*", "lu_*",
-    "_scaled_dot_product*", "triangular_solve*", "ormqr*", "geqrf*", "_cdist*", "_trilinear", "_fft_*", "grid_sampler*",
+    "_scaled_dot_product*", "_flash_attention*", "_efficient_attention*", "triangular_solve*", "ormqr*", "geqrf*", "_cdist*", "_trilinear", "_fft_*", "grid_sampler*",
 };
 
 // They are named like heavy ones.
@@ -143,6 +143,10 @@ const Composed kComposed[] = {
      {4, 5, 6, 7, 12, 13}},
     {"_scaled_dot_product_efficient_attention_backward", efficient_attention_backward, {5, 6, 7, 8}},
     {"_scaled_dot_product_cudnn_attention_backward", cudnn_attention_backward, {4, 5, 6, 7, 9, 10}},
+    {"_flash_attention_forward", flash_attention_of_packed},
+    {"_flash_attention_backward", flash_attention_of_packed_backward, {4, 5, 12, 13}},
+    {"_efficient_attention_forward", efficient_attention_of_packed},
+    {"_efficient_attention_backward", efficient_attention_of_packed_backward, {5, 10, 12, 13}},
     {"log_sigmoid_backward", log_sigmoid_backward, {2}},
     {"_fused_rms_norm_backward", rms_norm_backward},
     {"_embedding_bag", embedding_bag},

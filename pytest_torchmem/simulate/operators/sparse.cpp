@@ -5,12 +5,14 @@
 #include "unobserved.h"
 
 #include <ATen/ops/_coalesce_ops.h>
+#include <ATen/ops/_nested_tensor_from_tensor_list_ops.h>
 #include <ATen/ops/_sparse_compressed_tensor_unsafe_ops.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe_ops.h>
 #include <ATen/ops/col_indices_ops.h>
 #include <ATen/ops/copy_ops.h>
 #include <ATen/ops/crow_indices_ops.h>
 #include <ATen/ops/equal_ops.h>
+#include <ATen/ops/unbind_ops.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -23,12 +25,12 @@ using c10::IValue;
 using Stack = torch::jit::Stack;
 using Handle = c10::OperatorHandle;
 
-struct SparseOperator {
+struct PartsOperator {
   c10::KernelFunction kernel;
   bool on_cpu;
 };
 
-using Operators = std::unordered_map<const c10::FunctionSchema*, SparseOperator>;
+using Operators = std::unordered_map<const c10::FunctionSchema*, PartsOperator>;
 
 template <DispatchKey key>
 Operators& operators_of() {
@@ -36,11 +38,15 @@ Operators& operators_of() {
   return operators;
 }
 
-// What only makes, describes or moves sparse tensors, whose parts are tensors of other operators.
+// What only makes, describes or moves tensors whose parts are tensors of other operators.
 const std::vector<std::string> kOnlyMade = {
     "aten::_sparse_coo_tensor", "aten::_sparse_compressed_tensor", "aten::sparse_resize",
     "aten::_coalesce", "aten::clone", "aten::copy_", "aten::zero_", "aten::resize",
 };
+
+// Operators of strided tensors that make a nested one.
+const std::vector<std::string> kMakeNested = {"aten::_nested_from_padded",
+                                              "aten::_nested_tensor_from_mask"};
 
 bool is_only_made(const std::string& name) {
   for (const std::string& start : kOnlyMade) {
@@ -53,15 +59,21 @@ bool is_compressed(const at::Tensor& tensor) {
   return tensor.layout() == at::kSparseCsr || tensor.layout() == at::kSparseBsr;
 }
 
-// The strided tensors that a tensor is made of, its values first; none of a tensor of the host.
+// The strided tensors that a tensor is made of: the values of a sparse one first, the components of a
+// nested one in order.
+std::vector<at::Tensor> parts_of_any(const at::Tensor& tensor) {
+  if (tensor.is_nested()) return at::_ops::unbind_int::call(tensor, 0);
+  if (tensor.layout() == at::kSparse) return {tensor._values(), tensor._indices()};
+  if (!is_compressed(tensor)) return {tensor};
+  return {tensor.values(), at::_ops::crow_indices::call(tensor), at::_ops::col_indices::call(tensor)};
+}
+
+// The same of a tensor of the GPU; none of any other.
 std::vector<at::Tensor> parts_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda()) return {};
-  if (is_on_gpu(tensor)) return {tensor};
-  if (tensor.layout() == at::kSparse) return {tensor._values(), tensor._indices()};
-  if (is_compressed(tensor)) {
-    return {tensor.values(), at::_ops::crow_indices::call(tensor), at::_ops::col_indices::call(tensor)};
-  }
-  return {};
+  const bool has_parts = is_on_gpu(tensor) || tensor.layout() == at::kSparse || is_compressed(tensor) ||
+                         (tensor.is_nested() && tensor.layout() == at::kStrided);
+  return has_parts ? parts_of_any(tensor) : std::vector<at::Tensor>();
 }
 
 // The same tensor on the host, with memory of its own: what the GPU's kernel changes stays as it was.
@@ -69,8 +81,12 @@ at::Tensor copied(const at::Tensor& tensor) {
   std::vector<at::Tensor> parts;
   for (const at::Tensor& part : parts_of(tensor)) parts.push_back(on_host(part).clone());
   if (parts.empty()) return tensor;
-  if (parts.size() == 1) return parts[0];
   const at::Device host(at::kCPU);
+  if (tensor.is_nested()) {
+    return at::_ops::_nested_tensor_from_tensor_list::call(parts, std::nullopt, std::nullopt, host,
+                                                           std::nullopt);
+  }
+  if (parts.size() == 1) return parts[0];
   if (parts.size() == 2) {
     return at::_ops::_sparse_coo_tensor_unsafe::call(parts[1], parts[0], tensor.sym_sizes(), std::nullopt,
                                                      std::nullopt, host, std::nullopt,
@@ -104,9 +120,9 @@ void deliver(const at::Tensor& from, const at::Tensor& to, bool exact) {
 }
 
 // One call: computed on the host before the GPU's kernel runs, which may change what it is given.
-class SparseCall {
+class PartsCall {
  public:
-  SparseCall(const Handle& handle, bool on_cpu, DispatchKey host_key, const Stack& arguments) {
+  PartsCall(const Handle& handle, bool on_cpu, DispatchKey host_key, const Stack& arguments) {
     bool small = on_cpu;
     const Rule rule = rule_of(handle.operator_name().name);
     for (size_t at = 0; at < arguments.size(); ++at) {
@@ -159,8 +175,17 @@ class SparseCall {
   void settle(const at::Tensor& result, const at::Tensor& target) const {
     const auto parts = parts_of(target);
     if (parts.empty()) return;
-    if (!result.defined() || result.layout() != target.layout()) return forget_values(parts[0]);
-    const auto computed = parts_of_host(result);
+    const bool same_kind = result.defined() && result.layout() == target.layout() &&
+                           result.is_nested() == target.is_nested();
+    if (target.is_nested()) {
+      const auto computed = same_kind ? parts_of_any(result) : std::vector<at::Tensor>();
+      for (size_t at = 0; at < parts.size(); ++at) {
+        deliver(at < computed.size() ? computed[at] : at::Tensor(), parts[at], exact_);
+      }
+      return;
+    }
+    if (!same_kind) return forget_values(parts[0]);
+    const auto computed = parts_of_any(result);
     // The GPU's kernel kept the places that it was given; on the CPU they may be in another order.
     const bool ordered = parts.size() == 1 || !was_given(parts[1]) ||
                          at::_ops::equal::call(computed[1], on_host(parts[1]));
@@ -172,22 +197,16 @@ class SparseCall {
     return std::find(given_.begin(), given_.end(), part.const_data_ptr()) != given_.end();
   }
 
-  static std::vector<at::Tensor> parts_of_host(const at::Tensor& tensor) {
-    if (tensor.layout() == at::kSparse) return {tensor._values(), tensor._indices()};
-    if (!is_compressed(tensor)) return {tensor};
-    return {tensor.values(), at::_ops::crow_indices::call(tensor), at::_ops::col_indices::call(tensor)};
-  }
-
   Stack results_;
   std::vector<const void*> given_;
   bool exact_ = true;
 };
 
 template <DispatchKey key, DispatchKey host_key>
-void run_sparse(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  const SparseOperator& op = operators_of<key>().find(&handle.schema())->second;
+void run_in_parts(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const PartsOperator& op = operators_of<key>().find(&handle.schema())->second;
   const size_t count = handle.schema().arguments().size(), below = stack->size() - count;
-  const SparseCall call(handle, op.on_cpu, host_key, Stack(stack->end() - count, stack->end()));
+  const PartsCall call(handle, op.on_cpu, host_key, Stack(stack->end() - count, stack->end()));
   // What the host reads on the way is read of the kernel, whose result is not used.
   const Overlooked reads(call.is_computed());
   torchmem_note_sparse_elements(call.element_count());
@@ -205,7 +224,7 @@ at::Tensor coalesced_on_host(const at::Tensor& sparse) {
 
 // A number of elements that is not known is the largest that it may be.
 void run_coalesce(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
-  const SparseOperator& op = operators_of<DispatchKey::SparseCUDA>().find(&handle.schema())->second;
+  const PartsOperator& op = operators_of<DispatchKey::SparseCUDA>().find(&handle.schema())->second;
   const at::Tensor sparse = stack->back().toTensor();
   const at::Tensor places = sparse._indices();
   const bool known = bytes_of(places) <= Rule().most_bytes(at::kLong) && is_exact(places);
@@ -221,6 +240,16 @@ void run_coalesce(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) 
   deliver(known ? computed._values() : computed, made._values(), exact);
 }
 
+// A nested tensor's random numbers are drawn by operators of its strided parts.
+bool is_computed_here(const Handle& handle, DispatchKey key) {
+  const std::string& name = handle.operator_name().name;
+  if (key == DispatchKey::CUDA) {
+    return std::find(kMakeNested.begin(), kMakeNested.end(), name) != kMakeNested.end();
+  }
+  if (key == DispatchKey::NestedTensorCUDA && handle.hasTag(at::Tag::nondeterministic_seeded)) return false;
+  return !is_only_made(name) && writes_values(handle.schema());
+}
+
 template <DispatchKey key, DispatchKey host_key>
 void put_there(std::vector<c10::RegistrationHandleRAII>& kept) {
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -228,12 +257,12 @@ void put_there(std::vector<c10::RegistrationHandleRAII>& kept) {
     const auto handle = dispatcher.findSchema(name);
     if (!handle || name.name.rfind("aten::", 0) || !handle->hasKernelForDispatchKey(key)) continue;
     const bool counts = name.name == "aten::_coalesce" && key == DispatchKey::SparseCUDA;
-    if (!counts && (is_only_made(name.name) || !writes_values(handle->schema()))) continue;
+    if (!counts && !is_computed_here(*handle, key)) continue;
     operators_of<key>().emplace(
         &handle->schema(),
-        SparseOperator{kernel_of(*handle, key), handle->hasKernelForDispatchKey(host_key)});
+        PartsOperator{kernel_of(*handle, key), handle->hasKernelForDispatchKey(host_key)});
     auto run = counts ? c10::KernelFunction::makeFromBoxedFunction<&run_coalesce>()
-                      : c10::KernelFunction::makeFromBoxedFunction<&run_sparse<key, host_key>>();
+                      : c10::KernelFunction::makeFromBoxedFunction<&run_in_parts<key, host_key>>();
     kept.push_back(
         dispatcher.registerImpl(name, key, std::move(run), std::nullopt, nullptr, "torchmem"));
   }
@@ -241,9 +270,11 @@ void put_there(std::vector<c10::RegistrationHandleRAII>& kept) {
 
 }  // namespace
 
-void compute_small_sparse_values(std::vector<c10::RegistrationHandleRAII>& kept) {
+void compute_small_values_in_parts(std::vector<c10::RegistrationHandleRAII>& kept) {
   put_there<DispatchKey::SparseCUDA, DispatchKey::SparseCPU>(kept);
   put_there<DispatchKey::SparseCsrCUDA, DispatchKey::SparseCsrCPU>(kept);
+  put_there<DispatchKey::NestedTensorCUDA, DispatchKey::NestedTensorCPU>(kept);
+  put_there<DispatchKey::CUDA, DispatchKey::CPU>(kept);
 }
 
 }  // namespace simulated

@@ -1,4 +1,4 @@
-// Operators of sparse tensors, which have kernels of their own.
+// Operators of sparse and of nested tensors, which have kernels of their own.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -12,7 +12,7 @@ bool writes_values(const c10::FunctionSchema& schema);
 // The kernel that torch has for it.
 c10::KernelFunction kernel_of(const c10::OperatorHandle& handle, c10::DispatchKey key);
 
-// Has small sparse tensors computed from now on, for as long as what it adds to `kept` is there.
-void compute_small_sparse_values(std::vector<c10::RegistrationHandleRAII>& kept);
+// Has small sparse and nested tensors computed from now on, for as long as what it adds to `kept` is there.
+void compute_small_values_in_parts(std::vector<c10::RegistrationHandleRAII>& kept);
 
 }  // namespace simulated

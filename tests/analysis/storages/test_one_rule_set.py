@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from pytest_torchmem import estimate
-from pytest_torchmem.analysis.estimated.estimate import Estimate
+from pytest_torchmem.analysis.estimated.estimated_result import Estimate
 from pytest_torchmem.analysis.pipeline import MemoryProfile
 from pytest_torchmem.analysis.storages import categories
 from pytest_torchmem.analysis.storages.explanation import Explanation

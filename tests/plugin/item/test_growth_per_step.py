@@ -128,3 +128,15 @@ def test_a_limit_names_what_has_changed_since_the_baseline_was_committed(
     result = pytester.runpytest()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["grew by *; changed since: *.py:13*"])
+
+
+def test_without_a_repository_it_names_what_has_changed_since_the_baseline_was_written(
+    pytester: pytest.Pytester,
+) -> None:
+    file = pytester.makepyfile(LOSSES)
+    pytester.runpytest("--torchmem-update-baseline").assert_outcomes(passed=1)
+    file.write_text(LOSSES.replace("loss.item()", "loss"), encoding="utf-8")
+    pytester.runpytest().stdout.fnmatch_lines(["grew by *; changed since: *.py:13*"])
+    unknown = pytester.runpytest("-p", "no:cacheprovider")
+    unknown.assert_outcomes(failed=1)
+    unknown.stdout.no_fnmatch_line("*changed since*")

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from pytest_torchmem.measuring import body, counted
+from pytest_torchmem.measuring import body_measurement, counted
 from pytest_torchmem.record import devices, environment
 
 BODIES = """
@@ -105,8 +105,8 @@ def test_every_kind_of_body_on_the_real_engine(torch_pytester):
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (body, "BodyMeasurement"),
-        (body, "Region"),
+        (body_measurement, "BodyMeasurement"),
+        (body_measurement, "Region"),
         (counted, "CounterMeasurement"),
         (environment, "environment"),
         (environment, "device_names"),

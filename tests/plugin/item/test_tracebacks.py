@@ -23,7 +23,7 @@ MISTAKES = {
 HEADER = """
 import torch
 from pytest_torchmem import measure
-from pytest_torchmem.measuring import body as measurement
+from pytest_torchmem.measuring import body_measurement
 """
 MISTAKE = """
 def test_{}(torchmem):
@@ -46,7 +46,7 @@ def test_misspelt(torchmem):
     done.peak.activatoin
 
 def test_ours(torchmem, monkeypatch):
-    monkeypatch.setattr(measurement, "MarkKind", None)
+    monkeypatch.setattr(body_measurement, "MarkKind", None)
     with torchmem.measure("forward"):
         pass
 """

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from pytest_torchmem import load_trace
-from pytest_torchmem.store.results import FORMAT, KIND, read_run
+from pytest_torchmem.store.run_reports import FORMAT, KIND, read_run
 
 TESTS = """
 @pytest.mark.memory_budget("1MiB")

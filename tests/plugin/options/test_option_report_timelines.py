@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_torchmem.store.results import read_run
+from pytest_torchmem.store.run_reports import read_run
 
 TESTS = """
 @pytest.mark.memory_budget("1MiB")

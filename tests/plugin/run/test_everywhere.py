@@ -348,7 +348,8 @@ def test_a_run_without_the_plugin_is_a_run_without_it(project, monkeypatch):
 UNUSED = """
 def test_a():
     import sys
-    loaded = {"torch", "numpy", "tabulate", "pytest_torchmem.measuring.body"} & set(sys.modules)
+    late = {"torch", "numpy", "tabulate", "pytest_torchmem.measuring.body_measurement"}
+    loaded = late & set(sys.modules)
     assert not loaded - EXPECTED
 """
 

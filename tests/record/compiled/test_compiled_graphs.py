@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_torchmem.record.compiled.graphs import CompiledGraphs, user_frame
+from pytest_torchmem.record.compiled.compiled_graphs import CompiledGraphs, user_frame
 from pytest_torchmem.values.contributors import Source
 
 

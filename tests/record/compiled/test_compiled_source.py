@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
+from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, compiler, profiler
 from pytest_torchmem.record.tree.from_profiler import trace_of
@@ -118,6 +119,17 @@ def test_a_backward_allocation_names_the_line_it_is_the_gradient_of(backend: str
     assert sum(c.size_bytes for c in found) >= (2 * 64 * 16 + 32 * 64) * 4
 
 
+def test_a_model_that_is_gone_and_left_its_graph_is_not_mistaken_for_the_living_one() -> None:
+    with gc_paused():
+        for _ in range(2):
+            torch.compiler.reset()
+            model = torch.compile(Net(), backend="inductor")
+            x = torch.ones(32, 16)
+            step(model, x)
+        found = made(profile_of(partial(step, model, x)))
+    assert one(found, "aten::addmm", "Net.blocks.*.up", Phase.FORWARD).count == 2
+
+
 def test_a_fused_kernel_names_all_that_it_computes() -> None:
     fused = one(compiled_before("inductor"), "aten::exp+mul+sum", "Net", Phase.FORWARD)
     assert str(fused.source) == f"test_compiled_source.py:{line('loss')}"
@@ -177,7 +189,7 @@ def test_a_saved_trace_needs_no_compiler_to_be_explained(tmp_path: Path) -> None
     model = torch.compile(Net(), backend="aot_eager")
     profile = profile_of(lambda: model(torch.ones(32, 16)))
     profile.tree.trace.save(tmp_path / "trace.npz")
-    assert made(analyze(load_trace(tmp_path / "trace.npz"))) == made(profile)
+    assert made(analyze_trace(load_trace(tmp_path / "trace.npz"))) == made(profile)
     assert len(profile.tree.trace.compiled_lines)
 
 
@@ -189,7 +201,7 @@ def test_a_finished_profile_of_somebody_else_is_explained_as_well() -> None:
     model(x)
     with torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True) as done:
         model(x)
-    found = made(analyze(trace_of(done, "cpu")))
+    found = made(analyze_trace(trace_of(done, "cpu")))
     product = next(c for c in found if c.operator == "aten::addmm" and c.size_bytes == 2 * 8192)
     assert str(product.source) == f"test_compiled_source.py:{line('up')}"
 

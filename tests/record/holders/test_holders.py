@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from pytest_torchmem.contexts import gc_paused
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record.holders import search
 from pytest_torchmem.record.holders.search import NO_TENSOR, Kept, find_holders
 from pytest_torchmem.record.owners.places import storages_of

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pytest_torchmem.contexts import gc_paused
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record.holders import local_variables
 from pytest_torchmem.record.holders.local_variables import OBJECTS, places_held_now
 from pytest_torchmem.record.holders.search import young_garbage

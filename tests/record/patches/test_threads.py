@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from pytest_torchmem.analysis.judge.verdict import judge_limits
-from pytest_torchmem.measuring.body import BodyMeasurement
+from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record.patches import threads
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.values.errors import RecordingError

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from pytest_torchmem.record.torch_api import profiler
+from pytest_torchmem.record.tree.growing_tables import Tables
 from pytest_torchmem.record.tree.kineto import TreeReader, device_name
-from pytest_torchmem.record.tree.tables import Tables
 from pytest_torchmem.values.trace import EventKind, Mutable, Role, Scope
 
 

@@ -8,7 +8,7 @@ import pytest
 from test_page_in_browser import COUNT_PIXELS
 
 from pytest_torchmem.report.page.html import run_page
-from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import Change
 from tests.report.sample_run import picture, report_of, sample_run, window
 

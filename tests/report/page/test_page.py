@@ -8,7 +8,7 @@ import pytest
 
 from pytest_torchmem.report.page import html
 from pytest_torchmem.report.page.html import picture_page, run_page
-from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.store.run_reports import RunReport
 from tests.report.sample_run import picture, report_of, sample_run, window
 
 

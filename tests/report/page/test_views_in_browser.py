@@ -7,7 +7,7 @@ import pytest
 from pytest_torchmem.analysis.sampling import sketch
 from pytest_torchmem.report.page.html import picture_page, run_page
 from pytest_torchmem.report.page.svg import COLOURS
-from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.values.measured import unjudged

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_torchmem.report.text.tables import change_table
 from pytest_torchmem.report.text.terminal import Detail, failure_text, summary_lines
-from pytest_torchmem.store.results import RunReport, TestReport
+from pytest_torchmem.store.run_reports import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import (
     Category,

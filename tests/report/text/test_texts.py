@@ -23,7 +23,7 @@ from pytest_torchmem.report.text.markdown import (
 )
 from pytest_torchmem.report.text.tables import ASCII, BLOCKS, sparkline, timeline_lines
 from pytest_torchmem.report.writing import kind_of
-from pytest_torchmem.store.results import RunReport
+from pytest_torchmem.store.run_reports import RunReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Source
 from pytest_torchmem.values.errors import ReportError

@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.call import (
+from pytest_torchmem.record.fake.kernels.operator_call import (
     WIDE_BYTES,
     Call,
     Rules,

@@ -11,8 +11,8 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.call import WIDE_BYTES, Call, elements, nbytes
 from pytest_torchmem.record.fake.kernels.cuda_reductions import Processors
+from pytest_torchmem.record.fake.kernels.operator_call import WIDE_BYTES, Call, elements, nbytes
 
 _COUNTERS_BYTES: Final = 16
 _NARROW: Final = 64

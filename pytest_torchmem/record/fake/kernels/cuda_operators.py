@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.call import HALVES
+from pytest_torchmem.record.fake.kernels.operator_call import HALVES
 from pytest_torchmem.record.fake.stand_ins.compositions import compose
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import fake_tensors

@@ -12,7 +12,8 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.call import (
+from pytest_torchmem.record.fake.kernels.cuda_reductions import Processors
+from pytest_torchmem.record.fake.kernels.operator_call import (
     WIDE_BYTES,
     Bounds,
     Call,
@@ -21,7 +22,6 @@ from pytest_torchmem.record.fake.kernels.call import (
     found_in,
     nbytes,
 )
-from pytest_torchmem.record.fake.kernels.cuda_reductions import Processors
 
 _INDEX_BYTES: Final = 8
 _HALF_BYTES: Final = 2
@@ -61,7 +61,7 @@ def shuffled(call: Call) -> Bounds:
     return 16 * count, 41 * count + _counters(0)
 
 
-def found(call: Call) -> Bounds:
+def found_in_sorted(call: Call) -> Bounds:
     """CUB sorts the ordered elements twice more, with and without their places."""
     least, most = found_in(call.args, sorting_bytes=41)
     return least, most + _counters(0) if most else 0
@@ -133,7 +133,7 @@ _SHARED_FROM: Final = (
 )
 
 
-def largest(call: Call, processors: Processors) -> int:
+def largest_values(call: Call, processors: Processors) -> int:
     """Rows that several blocks share have counts of digits: ``TensorTopK.cu``."""
     x = call.args[0]
     length = int(x.shape[call.argument("dim", -1)]) if x.dim() else 1

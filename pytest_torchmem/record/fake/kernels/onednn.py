@@ -13,7 +13,8 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.fake.kernels.call import (
+from pytest_torchmem.record.fake.kernels import columns
+from pytest_torchmem.record.fake.kernels.operator_call import (
     HALVES,
     WIDE_BYTES,
     Arguments,
@@ -33,45 +34,48 @@ _LINE_BYTES: Final = 64
 _SMALL_BYTES: Final = 1 << 16
 
 
-def bounds(name: str, args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds | None:
+def cpu_bounds(name: str, args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds | None:
     """Return what an operator takes for itself at least and at most; None where it is known."""
     rule = _RULES.get(name)
     return rule(args, outputs) if rule is not None else None
 
 
 def _convolution(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds:
+    if (taken := columns.bounds_of_unfolding(args, outputs[0])) is not None:
+        return taken
+    return _in_blocks(args[8], args[1], args[0], outputs[0])
+
+
+def _convolution_backward(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:
+    if (taken := columns.bounds_of_unfolding_backward(args)) is not None:
+        return taken
+    return _in_blocks(args[9], args[2], args[1], args[0])
+
+
+def _in_blocks(groups: int, weight: torch.Tensor, *images: torch.Tensor) -> Bounds:
     """Input, weight and result in blocks of channels; 16 bits are computed in 32."""
-    x, weight = args[:2]
-    blocked = _blocked(x, 1) + _blocked(weight, 2) + _blocked(outputs[0], 1)
-    return 0, 2 * blocked * _widened(x) + _SMALL_BYTES // 4
+    blocked = _blocked(groups, weight, *images)
+    # Each thread works on a weight, or on the gradient of one, by itself.
+    threads = torch.get_num_threads() * blocked[0]
+    widened = max(1, WIDE_BYTES // weight.element_size())
+    return 0, (2 * sum(blocked) + threads) * widened + _SMALL_BYTES
 
 
-def _convolution_backward(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds:
-    grad, x, weight = args[:3]
-    blocked = _blocked(x, 1) + _blocked(weight, 2) + _blocked(grad, 1)
-    # Each thread sums up the gradient of the weight by itself.
-    threads = torch.get_num_threads() * _blocked(weight, 2)
-    by_group = _by_group(weight, args[9]) if torch.channels_last in (layout(x), layout(grad)) else 0
-    return 0, (2 * blocked + threads + by_group) * _widened(x) + _SMALL_BYTES
+def _blocked(groups: int, weight: torch.Tensor, *images: torch.Tensor) -> tuple[int, ...]:
+    """The bytes of a weight and of images whose channels are filled up to whole blocks.
+
+    The instructions for 16 bits fill the channels of each group up, and so do the kernels for
+    images with their channels last, for the weight alone.
+    """
+    alone = groups if weight.dtype in HALVES else 1
+    by_group = groups if torch.channels_last in map(layout, images) else alone
+    first = _filled(weight.shape[0], by_group), _filled(weight.shape[1]), *weight.shape[2:]
+    rest = [(image.shape[0], _filled(image.shape[1], alone), *image.shape[2:]) for image in images]
+    return tuple(math.prod(map(int, sizes)) * weight.element_size() for sizes in (first, *rest))
 
 
-def _by_group(weight: torch.Tensor, groups: int) -> int:
-    """The bytes of a weight where both channels of each group are filled up to whole blocks."""
-    sizes = _filled(weight.shape[0] // groups), _filled(weight.shape[1]), *weight.shape[2:]
-    return int(groups * math.prod(map(int, sizes)) * weight.element_size()) if groups > 1 else 0
-
-
-def _blocked(tensor: torch.Tensor, leading: int) -> int:
-    """The bytes of a tensor whose channels are filled up to whole blocks."""
-    if leading == 1:
-        sizes = [int(tensor.shape[0]), _filled(tensor.shape[1]), *map(int, tensor.shape[2:])]
-    else:
-        sizes = [*map(_filled, tensor.shape[:2]), *map(int, tensor.shape[2:])]
-    return math.prod(sizes) * int(tensor.element_size())
-
-
-def _filled(channels: int) -> int:
-    return -(-int(channels) // _BLOCK) * _BLOCK
+def _filled(channels: int, groups: int = 1) -> int:
+    return -(-int(channels) // (groups * _BLOCK)) * _BLOCK * groups
 
 
 def _widened(tensor: torch.Tensor) -> int:
@@ -111,7 +115,7 @@ def _several(factor: int) -> Callable[[Arguments, Sequence[torch.Tensor]], Bound
 # Recurrent layers.
 
 
-def workspace_bytes(args: Arguments) -> int:
+def lstm_workspace_bytes(args: Arguments) -> int:
     """Return what one layer of an LSTM keeps for its backward.
 
     Gates and hidden states of each step, both states before and after each step with their
@@ -145,7 +149,7 @@ def _lstm(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:
     """Copies of the weights, and the gates of each step."""
     weights = sum(map(nbytes, args[1:3]))
     at_least = weights + _gates(args[0], int(args[10]))
-    return at_least, 2 * at_least + workspace_bytes(args) + _SMALL_BYTES
+    return at_least, 2 * at_least + lstm_workspace_bytes(args) + _SMALL_BYTES
 
 
 def _lstm_backward(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:

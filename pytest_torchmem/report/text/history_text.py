@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pytest_torchmem.report.text.tables import aligned, one_line
-from pytest_torchmem.store.history import Acceptance
+from pytest_torchmem.store.acceptances import Acceptance
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.units import format_share, format_size
 

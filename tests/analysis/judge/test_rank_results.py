@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchmem.analysis.judge.ranks import RankResults
+from pytest_torchmem.analysis.judge.rank_results import RankResults
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,

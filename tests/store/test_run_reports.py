@@ -7,7 +7,7 @@ import pytest
 
 from pytest_torchmem.report.text.github import error_commands
 from pytest_torchmem.report.writing import page_name
-from pytest_torchmem.store.results import (
+from pytest_torchmem.store.run_reports import (
     FORMAT,
     FORMATS,
     STATUSES,

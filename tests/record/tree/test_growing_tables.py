@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_torchmem.record.tree import tables
-from pytest_torchmem.record.tree.tables import Rows, Tables
+from pytest_torchmem.record.tree import growing_tables
+from pytest_torchmem.record.tree.growing_tables import Rows, Tables
 from pytest_torchmem.values.packed import PackedTable
 from pytest_torchmem.values.trace import ALLOCATION, EVENT, MODULE_CALL, OVERLOAD, TENSOR
 
@@ -103,9 +103,9 @@ def test_sessions_are_joined_to_the_same_whether_packed_or_not(
 ) -> None:
     parts = [session(2_000), session(3_000)]
     parts[0].late_lines.append((np.array([0, 4], np.int32), np.array([11, 12], np.int32)))
-    plain = tables.joined(parts)
-    monkeypatch.setattr(tables, "_MUCH_BYTES", 2**16)
-    packed = tables.joined([part.packed() for part in parts], last=True)
+    plain = growing_tables.joined(parts)
+    monkeypatch.setattr(growing_tables, "_MUCH_BYTES", 2**16)
+    packed = growing_tables.joined([part.packed() for part in parts], last=True)
     assert isinstance(packed.events, PackedTable)
     assert isinstance(plain.events, np.ndarray)
     for name in ("events", "tensors", "allocations", "module_calls", "overloads", "details"):
@@ -128,13 +128,13 @@ def test_the_tables_of_a_session_are_given_back_while_the_sessions_are_joined(
         for _ in range(3)
     ]
     events = [weakref.ref(part.events) for part in parts]
-    alive, moved = list[bool](), tables._moved
+    alive, moved = list[bool](), growing_tables._moved
 
     def moving(*arguments: Any) -> Any:
         alive.extend(table() is not None for table in events)
         return moved(*arguments)
 
-    monkeypatch.setattr(tables, "_moved", moving)
-    assert len(tables.joined(parts, last=True).events) == 6
+    monkeypatch.setattr(growing_tables, "_moved", moving)
+    assert len(growing_tables.joined(parts, last=True).events) == 6
     assert alive
     assert not any(alive)

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pytest_torchmem.analysis.caching_allocator.allocator_settings import (
+    UNLIMITED_BYTES,
+    AllocatorSettings,
+)
 from pytest_torchmem.analysis.caching_allocator.blocks import DeviceMemory
 from pytest_torchmem.analysis.caching_allocator.device import Device, OutOfMemory
 from pytest_torchmem.analysis.caching_allocator.layout import PlacedSegment, layout_of, restore
 from pytest_torchmem.analysis.caching_allocator.requests import Request, Requests
 from pytest_torchmem.analysis.caching_allocator.reserved_peak import ReservedPeak
-from pytest_torchmem.analysis.caching_allocator.settings import UNLIMITED_BYTES, AllocatorSettings
 from pytest_torchmem.values.errors import AllocatorSettingsError, RequestError
 from pytest_torchmem.values.results import Counters
 from pytest_torchmem.values.units import format_size

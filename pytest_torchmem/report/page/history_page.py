@@ -7,8 +7,8 @@ from html import escape
 from importlib import resources
 from typing import Final
 
-from pytest_torchmem.report.text.history import by_test, change_text
-from pytest_torchmem.store.history import Acceptance
+from pytest_torchmem.report.text.history_text import by_test, change_text
+from pytest_torchmem.store.acceptances import Acceptance
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.units import format_size
 

@@ -21,14 +21,15 @@ from pytest_torchmem.record.fake.call_sites import CallSites
 from pytest_torchmem.record.fake.doubts import Doubt, Doubts
 from pytest_torchmem.record.fake.explained import RAGGED
 from pytest_torchmem.record.fake.given import Given
-from pytest_torchmem.record.fake.kernels.call import Call
+from pytest_torchmem.record.fake.kernels.operator_call import Call
 from pytest_torchmem.record.fake.kernels.scratch import DECIDED_BY_VALUES, kept_bytes, scratch_of
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import checks_a_distribution
 from pytest_torchmem.record.fake.stand_ins import compositions
+from pytest_torchmem.record.fake.stand_ins.fast_paths import made_of_others
 from pytest_torchmem.record.fake.stand_ins.real_routes import adds_in_place
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
-from pytest_torchmem.record.torch_api import autograd, dispatcher, fake_tensors
+from pytest_torchmem.record.torch_api import autograd, compiler, dispatcher, fake_tensors
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.static_graph import (
@@ -71,6 +72,8 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         stand_in: tuple[torch.device, torch.device] | None = None,
     ) -> None:
         super().__init__()
+        # Higher-order operators come here, too: each is refused.
+        self.supports_higher_order_operators = True
         self._leaves_are_parameters = leaves_are_parameters
         self._stand_in = stand_in
         self.notes: set[str] = set()
@@ -183,15 +186,21 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         kwargs: dict[str, Any] | None = None,
     ) -> object:
         kwargs = kwargs or {}
-        if func.namespace == "prim":
-            # A question such as which device a tensor is on: nothing is read.
+        if getattr(func, "namespace", "") == "prim":
+            # A question such as which device a tensor is on: nothing is read, and C++ that asks it
+            # has no way for an error.
             return func(*args, **kwargs)
+        _require_runs_once(func)
         if dispatcher.is_composed(func):
             # In inference mode operators come before they are made of others.
             if any(getattr(given, "is_nested", False) for given in args):
                 raise EstimateError(RAGGED)
             with self:
                 return compositions.run(func, args, kwargs)
+        made = made_of_others(func)
+        if made is not None:
+            with self:
+                return made(*args, **kwargs)
         if func is fake_tensors.LOCAL_SCALAR:
             if self._stands_in(args[0]):
                 return 1.0
@@ -424,6 +433,23 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
             )
 
 
+def _require_runs_once(func: dispatcher.Operator) -> None:
+    """Raise `EstimateError` for operators that call functions, and while a graph is traced."""
+    if dispatcher.is_of_functions(func):
+        raise EstimateError(
+            f"the program calls {_name_of(func)}, which chooses, repeats or compiles functions of "
+            "the program, and an estimate cannot follow it; "
+            "`pytest --torchmem-simulate=H100` measures it on a simulated GPU, and "
+            "pytest_torchmem.measure on this device"
+        )
+    if compiler.is_tracing():
+        raise EstimateError(
+            "the program traces a graph (torch.export, make_fx, torch.func.linearize), which keeps "
+            "other tensors where they are fake; trace it before and give the graph to "
+            "estimate_graph, or measure with pytest_torchmem.measure"
+        )
+
+
 def _require_no_history(func: dispatcher.Operator, args: Sequence[Any]) -> None:
     """Raise `EstimateError` where autograd would give a real tensor a history of fake ones.
 
@@ -474,4 +500,4 @@ def _adds_alike(args: Sequence[Any]) -> bool:
     # A view of a part, or of one row repeated, is no place for a whole sum; and any view keeps the
     # tensor that it looks into, so that nobody holds the memory alone (``t()`` after ``mm``).
     whole = left.numel() * left.element_size() == left.untyped_storage().nbytes()
-    return bool(alike and whole and not fake_tensors.is_view(left))
+    return bool(alike and whole and not fake_tensors.makes_view(left))

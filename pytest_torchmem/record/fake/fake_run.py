@@ -9,17 +9,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.fake.explained import SeveralDevicesError, explained
+from pytest_torchmem.record.fake.fake_run_recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.kernels.cuda_operators import take_cudas_operators
 from pytest_torchmem.record.fake.kernels.libraries import uncounted_on_gpus, uncounted_on_the_cpu
 from pytest_torchmem.record.fake.leftovers import put_back
 from pytest_torchmem.record.fake.origin import names_of
-from pytest_torchmem.record.fake.recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.stand_ins import missing_device
 from pytest_torchmem.record.fake.stand_ins.device_thread import number_as_on_a_gpu
 from pytest_torchmem.record.fake.stand_ins.missing_device import GradientsWanted
+from pytest_torchmem.record.fake.stand_ins.other_threads import refused_in_other_threads
 from pytest_torchmem.record.fake.stand_ins.real_routes import take_real_routes
 from pytest_torchmem.record.fake.stand_ins.unknown import let_values_be_shown
 from pytest_torchmem.record.fake.substitution import Reachable, Substitution, find_reachable
@@ -85,6 +87,7 @@ def record_fake_run(program: Program, device: str | None) -> StaticRun:
     tensors = _tensors_of(found, given)
     shown, fake_mode = _shown_device(tensors, device), _fake_mode_of(tensors)
     _require_no_gradient_hooks(found)
+    _require_python(found)
 
     def recorded(runs_on: torch.device) -> StaticRun:
         moved_to = None if device is None and shown == runs_on else runs_on
@@ -120,6 +123,8 @@ def _recorded(
         stack.callback(fakes.restore)
         stack.enter_context(explained())
         patches = stack.enter_context(Installed())
+        stack.enter_context(refused_in_other_threads(patches, fakes.mode))
+        _run_as_written(patches)
         let_optimizers_take_fakes(patches, cpu_stands_in=runs_on != shown)
         if program.backward:
             stack.enter_context(torch.enable_grad())
@@ -144,6 +149,16 @@ def _recorded(
     named = _on_device(graph, runs_on, shown)
     uncounted = uncounted_on_the_cpu if shown.type == "cpu" else uncounted_on_gpus
     return StaticRun(named, lifetimes, str(shown), tuple(sorted(notes)), uncounted(graph))
+
+
+def _run_as_written(patches: Installed) -> None:
+    """Keep dynamo away: it would never again compile the frames that it meets in a mode."""
+    try:
+        patches.note(compiler.STANCE, compiler.run_as_written())
+    except RuntimeError as error:
+        raise EstimateError(
+            "estimate is called in a function that torch.compile compiles; call it outside"
+        ) from error
 
 
 def _substituted(fakes: Substitution, found: Reachable, program: Program) -> Any:
@@ -187,6 +202,22 @@ def _require_no_gradient_hooks(found: Reachable) -> None:
             "training have), which an estimate cannot follow; measure with "
             "pytest_torchmem.measure instead"
         )
+
+
+def _require_python(found: Reachable) -> None:
+    """Raise `EstimateError` for modules whose tensors C++ holds, where nobody can replace them."""
+    of_all = (m for _, root in found.modules.values() for m in root.modules())
+    for module in of_all:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise EstimateError(
+                "a scripted or traced module (torch.jit) cannot be followed; give the one it was "
+                "made from, or measure with pytest_torchmem.measure"
+            )
+        if any(map(is_lazy, (*module.parameters(recurse=False), *module.buffers(recurse=False)))):
+            raise EstimateError(
+                f"a {type(module).__name__} does not know the shapes of its parameters before it "
+                "is called; call it once with tensors on its device, and estimate then"
+            )
 
 
 # Where it runs.
