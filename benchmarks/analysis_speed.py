@@ -34,7 +34,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.profiler._memory_profiler import MemoryProfile, MemoryProfileTimeline
 
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.torch_view.torch_timeline import TorchMemoryProfile
 from pytest_torchmem.record.torch_api import profiler
 from pytest_torchmem.record.tree.from_profiler import trace_of
@@ -107,7 +107,7 @@ def ours_with_torchs_labels(finished: Any) -> object:
 
 
 def ours(finished: Any) -> object:
-    return analyze(trace_of(finished, "cpu")).timeline
+    return analyze_trace(trace_of(finished, "cpu")).timeline
 
 
 def floor(finished: Any) -> object:

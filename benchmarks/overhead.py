@@ -43,7 +43,7 @@ from analysis_speed import GPT
 from tabulate import tabulate
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.measuring.counted import CounterMeasurement
 from pytest_torchmem.record.devices import settle, synchronize
 from pytest_torchmem.record.recorder import Recorder
@@ -125,7 +125,7 @@ class Levels:
         ended = time.process_time()
         trace = recorder.stop()
         read = time.process_time()
-        analyze(trace).result()
+        analyze_trace(trace).result()
         self.around["settle"].append(started - begin)
         self.around["read"].append(read - ended)
         self.around["analyse"].append(time.process_time() - read)

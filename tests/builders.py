@@ -202,15 +202,22 @@ class TraceBuilder:
             }
         )
 
-    def part_of(self, child: int, parent: int, name: str) -> None:
-        """Say, as known from the start, that a module is part of another one."""
+    def part_of(
+        self,
+        child: int,
+        parent: int,
+        name: str,
+        class_name: str = "Net",
+        mark: int | None = None,
+    ) -> None:
+        """Say that a module is part of another one: from the start, if not told otherwise."""
         self._rows["edges"].append(
             {
-                "mark": self._start,
+                "mark": self._start if mark is None else mark,
                 "child": child,
                 "parent": parent,
                 "name": self._string(name),
-                "class_name": self._string("Net"),
+                "class_name": self._string(class_name),
             }
         )
 

@@ -12,7 +12,7 @@ import types
 from dataclasses import replace
 from typing import Any
 
-from pytest_torchmem.analysis.judge.causes import Held
+from pytest_torchmem.analysis.judge.holders import Held
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,

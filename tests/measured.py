@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.values.results import Result
@@ -32,4 +32,4 @@ def profile_of(body: Callable[[], object]) -> MemoryProfile:
         body()
     finally:
         trace = recorder.stop()
-    return analyze(trace)
+    return analyze_trace(trace)

@@ -151,6 +151,27 @@ def test_a_class_name_used_twice_is_found() -> None:
     assert class_names_used_twice({"a": "class Span: ...", "b": "class _Span: ..."}) == {"Span"}
 
 
+def public_functions_named_twice(sources: dict[str, str]) -> set[str]:
+    """The public functions of modules that have a namesake in another module."""
+    found = [
+        name
+        for source in sources.values()
+        for name in {n.name for n in parsed(source).body if isinstance(n, ast.FunctionDef)}
+        if not name.startswith("_")
+    ]
+    return {name for name in found if found.count(name) > 1}
+
+
+def test_a_public_function_has_one_name_in_the_whole_package() -> None:
+    found = public_functions_named_twice({str(f): f.read_text() for f in PACKAGE.rglob("*.py")})
+    assert found == set()
+
+
+def test_a_public_function_named_twice_is_found() -> None:
+    sources = {"a": "def find(): ...\ndef _own(): ...", "b": "def find(): ...\ndef _own(): ..."}
+    assert public_functions_named_twice(sources) == {"find"}
+
+
 def loaded_after(code: str) -> set[str]:
     """Which of torch and numpy a fresh interpreter has loaded after running some code."""
     code += "\nimport sys; print(*({'torch', 'numpy'} & sys.modules.keys()))"

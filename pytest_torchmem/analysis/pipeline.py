@@ -18,8 +18,8 @@ from pytest_torchmem.analysis.events.op_tree import (
     running_at,
 )
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions, requests_of_window
-from pytest_torchmem.analysis.judge.causes import LeftBehind
 from pytest_torchmem.analysis.judge.differences import differences
+from pytest_torchmem.analysis.judge.holders import LeftBehind
 from pytest_torchmem.analysis.storages.attribution import Attribution
 from pytest_torchmem.analysis.storages.categories import Decisions, decide
 from pytest_torchmem.analysis.storages.evidence import RankWindow
@@ -44,7 +44,7 @@ from pytest_torchmem.analysis.storages.timeline import (
     build_timeline,
     find_peak,
     live_at,
-    times_of,
+    row_times,
 )
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.errors import TraceError
@@ -160,8 +160,8 @@ class MemoryProfile(GpuQuestions):
             )
         if wanted is not None:
             rows = rows[self.labels[rows] == wanted.column]
-        born = times_of(self.evidence, np.maximum(self.storages.born, 0)).tolist()
-        died = times_of(self.evidence, np.minimum(self.storages.died, self.whole.end)).tolist()
+        born = row_times(self.evidence, np.maximum(self.storages.born, 0)).tolist()
+        died = row_times(self.evidence, np.minimum(self.storages.died, self.whole.end)).tolist()
         explanations = (
             Explanation(
                 row,
@@ -444,7 +444,7 @@ def _telling(contributors: tuple[Contributor, ...]) -> tuple[Contributor, ...]:
     )
 
 
-def analyze(
+def analyze_trace(
     trace: Trace, device: str | None = None, passes: Sequence[OwnPass] = ()
 ) -> MemoryProfile:
     """Analyse a trace; ``device`` names the one to look at, by default the one recorded for.

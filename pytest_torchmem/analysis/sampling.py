@@ -151,7 +151,7 @@ def _largest(
     return found
 
 
-def find_modules(
+def module_shares(
     lives: StorageLives, peak_row: int, limit: int = MODULES
 ) -> tuple[ModuleShare, ...]:
     """Return what each module holds of each category at ``peak_row``, the largest first.
@@ -229,7 +229,7 @@ def with_holders(
         tracks=tuple(held.tracks()),
         operators=tuple(held.operators(calls, picture.peak)),
         spans=tuple(spans),
-        modules=find_modules(held.lives, picture.rows[picture.peak]),
+        modules=module_shares(held.lives, picture.rows[picture.peak]),
         blocks=find_blocks(held.lives, rows, picture.totals, stack_of),
     )
 

@@ -108,7 +108,7 @@ def counts(diff: Diff) -> str:
     return ", ".join(f"{found[c]} {c.value}" for c in ORDER if found[c]) or "nothing to compare"
 
 
-def as_text(diff: Diff, every: bool, colour: bool) -> str:
+def diff_text(diff: Diff, every: bool, colour: bool) -> str:
     """Return the differences for a terminal; ``every`` shows what is the same too."""
     lines = list(_headings(diff))
     for key, row in diff.rows:
@@ -175,7 +175,7 @@ def _own_peaks(row: Comparison) -> Iterator[str]:
         yield f"{format_change(change_bytes)} retained"
 
 
-def as_json(diff: Diff) -> str:
+def diff_json(diff: Diff) -> str:
     """Return the differences as JSON; docs/results-schema.md describes it."""
     rows: list[dict[str, Json]] = [
         {

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.storages.explanation import PEAK, Explanation
 from pytest_torchmem.analysis.storages.own_passes import OwnPass
-from pytest_torchmem.cli.recordings import Recording, kind_of
+from pytest_torchmem.cli.recordings import Recording, recording_kind
 from pytest_torchmem.report.text.tables import aligned
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.errors import MarkerError, TraceError
@@ -36,13 +36,13 @@ def explanations(
     ``at`` is ``"peak"`` or a time in milliseconds, as the columns show it. ``passes`` are category
     passes of the user: ``conftest.py:kv_cache``. Raises `TraceError` and `MarkerError`.
     """
-    if path.exists() and kind_of(path) is not Recording.TRACE:
+    if path.exists() and recording_kind(path) is not Recording.TRACE:
         raise TraceError(
             f"{path} is no recording, and only a recording knows each storage: keep one with "
             "torchmem.save_trace(path) in the test"
         )
     own = [_loaded(place) for place in passes]
-    profile = analyze(load_trace(path), device or None, own)
+    profile = analyze_trace(load_trace(path), device or None, own)
     if profile.failed_passes:
         raise MarkerError(profile.failed_passes[0])
     return profile.explain(category, module, None if at is None else _moment(at))
@@ -71,7 +71,7 @@ def _moment(at: str) -> int | str:
         ) from None
 
 
-def as_text(found: Sequence[Explanation]) -> str:
+def explanations_text(found: Sequence[Explanation]) -> str:
     """Return a table with a line for each storage, and their sum; times are in milliseconds."""
     lines = aligned([_row(explanation) for explanation in found], _HEADERS, "rrr")
     total = format_size(sum(e.storage.size_bytes for e in found))
@@ -94,6 +94,6 @@ def _row(explanation: Explanation) -> list[str]:
     ]
 
 
-def as_json(found: Sequence[Explanation]) -> str:
+def explanations_json(found: Sequence[Explanation]) -> str:
     """Return the same as a list with an object for each storage."""
     return json.dumps([explanation.to_json() for explanation in found], indent=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import whole_entry
-from pytest_torchmem.cli.recordings import Recording, kind_of, run_of
+from pytest_torchmem.cli.recordings import Recording, recording_kind, run_of
 from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.store.baseline_file import read_any
 from pytest_torchmem.store.run_reports import KIND, RunReport, parse_run, read_json
@@ -69,7 +69,7 @@ def read_measurements(path: Path, unjudged: bool = False) -> Measurements:
         runs = _results_folder(path)
         found = _measurements(str(path), runs, unjudged) if runs else None
         return found or Measurements(str(path), dict(_folder(path)))
-    if kind_of(path) is Recording.SNAPSHOT:
+    if recording_kind(path) is Recording.SNAPSHOT:
         # Two snapshots are compared with each other, whatever their files are called.
         return _measurements(str(path), [run_of(path, "snapshot")], unjudged)
     data = _parsed(path)
@@ -111,13 +111,13 @@ def _measurements(name: str, runs: list[RunReport], unjudged: bool) -> Measureme
 
 def read_report(path: Path) -> RunReport:
     """Return the run in a results file or a recording. Raises `ReportError`."""
-    if kind_of(path) is not None:
+    if recording_kind(path) is not None:
         return run_of(path, path.name)
     return parse_run(_parsed(path), str(path))
 
 
 def _parsed(path: Path) -> object:
-    if kind_of(path) is not None:
+    if recording_kind(path) is not None:
         raise ReportError(
             f"{path} is a recording; torchmem report, fits and reserved read it, and explain "
             "and show --operators a trace, but this command needs results or baselines"
@@ -130,12 +130,12 @@ def windows_of(run: RunReport, unjudged: bool = False) -> Iterator[tuple[Key, Wi
     for test in run.tests:
         measured, environment = test.measured, _environment(test.measured.environment)
         for window in (*measured.windows, *(measured.unjudged if unjudged else ())):
-            module, entry = names_of(measured.test, window.result.name)
+            module, entry = baseline_names(measured.test, window.result.name)
             ended = bool(measured.raised) and not window.result.name
             yield Key(environment, module, f"{entry} (unfinished)" if ended else entry), window
 
 
-def names_of(test: str, region: str) -> tuple[str, str]:
+def baseline_names(test: str, region: str) -> tuple[str, str]:
     """Return the module and the entry that a window is of; what a script measured has no module."""
     module, _, entry = test.partition("::")
     return module, "::".join(filter(None, (entry, region)))

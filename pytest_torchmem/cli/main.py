@@ -17,13 +17,13 @@ from typing import Final
 from pytest_torchmem import __version__
 from pytest_torchmem.cli import diff, explain, gpu, show, simulate
 from pytest_torchmem.cli.inputs import read_measurements, read_report
-from pytest_torchmem.cli.recordings import Recording, converted, kind_of, read_recording
+from pytest_torchmem.cli.recordings import Recording, converted, read_recording, recording_kind
 from pytest_torchmem.report.page.history_page import history_page
 from pytest_torchmem.report.text.history_text import history_plots, history_table
 from pytest_torchmem.report.text.tables import ANY_WIDTH, one_line
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate.world import parse_world
-from pytest_torchmem.store.acceptances import read_history
+from pytest_torchmem.store.acceptances import read_acceptances
 from pytest_torchmem.store.files import write_report
 from pytest_torchmem.store.run_reports import RunReport, merged
 from pytest_torchmem.values.baseline import Allowance
@@ -173,7 +173,7 @@ def _add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _history(options: argparse.Namespace) -> Exit:
-    history = tuple(i for i in read_history(options.folder) if options.test in i.test)
+    history = tuple(i for i in read_acceptances(options.folder) if options.test in i.test)
     if not history:
         raise ReportError(f"no test in the history has {options.test!r} in its name")
     if options.output:
@@ -288,7 +288,7 @@ def _diff(options: argparse.Namespace) -> Exit:
     found = diff.find_diff(before, after, allowance)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     as_json = options.format == "json"
-    _say(diff.as_json(found) if as_json else diff.as_text(found, options.all, colour), colour)
+    _say(diff.diff_json(found) if as_json else diff.diff_text(found, options.all, colour), colour)
     if options.output:
         write_report(options.output, diff.as_page(found))
         # Not among the differences, which a program may read.
@@ -318,13 +318,17 @@ def _explain(options: argparse.Namespace) -> Exit:
     found = explain.explanations(
         options.trace, options.device, options.category, options.module, options.at, options.passes
     )
-    _say(explain.as_json(found) if options.format == "json" else explain.as_text(found))
+    _say(
+        explain.explanations_json(found)
+        if options.format == "json"
+        else explain.explanations_text(found)
+    )
     return Exit.OK
 
 
 def _report(options: argparse.Namespace) -> Exit:
     outputs: list[Path] = options.output
-    if len(options.files) == 1 and kind_of(options.files[0]) is Recording.TRACE:
+    if len(options.files) == 1 and recording_kind(options.files[0]) is Recording.TRACE:
         outputs = [output for output in outputs if not _convert(options.files[0], output)]
     if not outputs:
         return Exit.OK

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.sampling import sketch
 from pytest_torchmem.report.viewers.memory_viz import pickled
 from pytest_torchmem.report.viewers.perfetto import chrome_trace
@@ -26,7 +26,7 @@ class Recording(enum.Enum):
     SNAPSHOT = b"\x80"
 
 
-def kind_of(path: Path) -> Recording | None:
+def recording_kind(path: Path) -> Recording | None:
     """Return which kind of recording a file is; None for another file, or none that can be read."""
     try:
         with open_file(path) as file:
@@ -41,18 +41,18 @@ def read_recording(path: Path, device: str = "") -> GpuQuestions:
 
     Raises `TraceError`, and `SnapshotError` for a snapshot.
     """
-    if kind_of(path) is not Recording.SNAPSHOT:
-        return analyze(load_trace(path), device or None)
+    if recording_kind(path) is not Recording.SNAPSHOT:
+        return analyze_trace(load_trace(path), device or None)
     return load_snapshot(path, _number(device) if device else None)
 
 
 def run_of(path: Path, name: str) -> RunReport:
     """Return a recording as a run of one test called ``name``, with its timeline."""
-    if kind_of(path) is Recording.SNAPSHOT:
+    if recording_kind(path) is Recording.SNAPSHOT:
         snapshot = load_snapshot(path)
         result, picture = snapshot.result(), snapshot.picture()
     else:
-        profile = analyze(load_trace(path))
+        profile = analyze_trace(load_trace(path))
         result, picture = profile.result(), sketch(profile)
     test = MeasuredTest(name, "", {"device": result.device}, (unjudged(result, picture),))
     return RunReport((TestReport(test),))
@@ -64,9 +64,9 @@ def converted(trace: Path, output: Path) -> bytes | None:
     ``.perfetto.json`` is for Perfetto, ``.pickle`` for memory_viz. Raises `TraceError`.
     """
     if output.name.endswith(".perfetto.json"):
-        return json.dumps(chrome_trace(analyze(load_trace(trace)))).encode()
+        return json.dumps(chrome_trace(analyze_trace(load_trace(trace)))).encode()
     if output.suffix == ".pickle":
-        return pickled(analyze(load_trace(trace)))
+        return pickled(analyze_trace(load_trace(trace)))
     return None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.cli.inputs import Key, Measurements, read_measurements, windows_of
-from pytest_torchmem.cli.recordings import Recording, kind_of
+from pytest_torchmem.cli.recordings import Recording, recording_kind
 from pytest_torchmem.measuring.events import read_events
 from pytest_torchmem.report.text.tables import (
     ANY_WIDTH,
@@ -88,8 +88,8 @@ def operators(path: Path, pattern: str) -> str:
     Of a stored trace it is the table of all calls, and what held the GPU up. Raises `ReportError`
     where no such measurement has a timeline.
     """
-    if kind_of(path) is Recording.TRACE:
-        profile = analyze(load_trace(path))
+    if recording_kind(path) is Recording.TRACE:
+        profile = analyze_trace(load_trace(path))
         events = read_events(profile)
         blocks = [*_running(profile.running_at_peak), "", events.table("self_allocated_bytes", 40)]
         kernels = len(events.metrics.queue.entry_depth)

@@ -20,7 +20,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar, overload
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import with_counters
-from pytest_torchmem.analysis.judge.causes import explain_retained
+from pytest_torchmem.analysis.judge.holders import explain_retained
 from pytest_torchmem.analysis.judge.verdict import judge_limits, sentences
 from pytest_torchmem.contexts import Around, gc_paused
 from pytest_torchmem.measuring.body_measurement import (

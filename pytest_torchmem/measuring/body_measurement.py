@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
-from pytest_torchmem.analysis.judge.causes import Held, LeftBehind
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.judge.holders import Held, LeftBehind
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.storages.own_passes import OwnPass
 from pytest_torchmem.contexts import Around, gc_paused, numpy_in_place
 from pytest_torchmem.simulate import GPU_VARIABLE
@@ -241,7 +241,7 @@ class BodyMeasurement(GpuQuestions):
             finally:
                 _UnderWay.now = None
             self._recorder, self._notes = None, recorder.notes
-            self._profile = analyze(trace, passes=self._passes)
+            self._profile = analyze_trace(trace, passes=self._passes)
             return self.numbers(origins=origins)
 
     def numbers(self, *, origins: bool = True) -> Result:
@@ -265,7 +265,7 @@ class BodyMeasurement(GpuQuestions):
         """The analysis of what was recorded until now, or of the whole once it has stopped."""
         if self._profile is not None:
             return self._profile
-        return analyze(self._recording().trace(), passes=self._passes)
+        return analyze_trace(self._recording().trace(), passes=self._passes)
 
     @property
     def allocator_requests(self) -> Requests:

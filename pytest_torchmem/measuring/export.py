@@ -13,8 +13,7 @@ from typing import Final, Literal, get_args
 from pytest_torchmem.analysis.events.averages import collapsed, stacks_by_bytes, stacks_by_time
 from pytest_torchmem.analysis.events.calls import list_calls
 from pytest_torchmem.analysis.events.op_tree import build_op_tree, start_ns
-from pytest_torchmem.analysis.pipeline import MemoryProfile
-from pytest_torchmem.analysis.pipeline import analyze as analyze_trace
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.sampling import sketch_timeline
 from pytest_torchmem.analysis.storages.own_passes import OwnPass
 from pytest_torchmem.analysis.torch_view.torch_timeline import (

@@ -134,7 +134,7 @@ _reporting: Final[set[str]] = set()
 
 def synchronize(device: torch.device) -> None:
     if device.type != "cpu":
-        allocator.synchronize(device)
+        allocator.synchronize_device(device)
 
 
 def settle(device: torch.device) -> None:

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import ClassVar, Final
 
 import numpy as np
@@ -43,7 +43,7 @@ from pytest_torchmem.record.patches.python_tracing import (
 )
 from pytest_torchmem.record.patches.threads import GlooWatch, ThreadWatch
 from pytest_torchmem.record.safe_points import KeptCount, SafePoints
-from pytest_torchmem.record.torch_api import autograd, profiler
+from pytest_torchmem.record.torch_api import autograd, compiler, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.record.tree.growing_tables import Rows, Tables, joined
 from pytest_torchmem.record.tree.kineto import CUT, TreeReader
@@ -53,6 +53,7 @@ from pytest_torchmem.values.errors import LongBodyError, RecordingError
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import (
+    COMPILED_LINE,
     MARK,
     EventKind,
     MarkKind,
@@ -122,8 +123,7 @@ class Recorder:
         self._functorch = FunctorchWatch(
             self._watch.note_call, lambda: autograd.await_engine(self._device)
         )
-        self._sources = CompiledSources(self._reader.strings)
-        self._compilations = CompilationWatch(self._sources.learn)
+        self._compilations = CompilationWatch(self._learn_graphs)
         self._swaps = SwapWatch(partial(self._between_sessions, self._ranges.in_conversion_at_most))
         self._gloo = GlooWatch()
         self._imports = ImportWatch(self._listen_to_compiler)
@@ -156,7 +156,7 @@ class Recorder:
                 self._count.install(self._patches)
                 self._install()
                 self._watch.scan(self._clock_mark(MarkKind.START))
-                self._sources.learn()
+                self._learn_graphs()
                 self._counters.start()
                 self._history.start()
                 self._points.begin()
@@ -184,6 +184,15 @@ class Recorder:
             watch.install(self._patches)
         self._listen_to_compiler()
         self._hooks_in()
+
+    @cached_property
+    def _sources(self) -> CompiledSources:
+        return CompiledSources(self._reader.strings)
+
+    def _learn_graphs(self) -> None:
+        """Note what the living graphs know; there are none of interest without a compiler."""
+        if compiler.is_imported():
+            self._sources.learn()
 
     def _listen_to_compiler(self) -> None:
         """Notice what the compiler does, once it is there."""
@@ -412,7 +421,7 @@ class Recorder:
         return (
             not self._functorch.within
             and not self._imports.importing
-            and self._ranges.in_module_at_most()
+            and self._ranges.may_be_cut()
             and self._points.is_safe()
         )
 
@@ -505,7 +514,9 @@ class Recorder:
             marks=marks,
             owners=self._log.owners.table(),
             module_edges=self._log.edges.table(),
-            compiled_lines=self._sources.read(events),
+            compiled_lines=(
+                self._sources.read(events) if compiler.is_imported() else np.empty(0, COMPILED_LINE)
+            ),
             strings=names.values(),
             devices=self._reader.device_names.values(),
             meta=self._meta(),

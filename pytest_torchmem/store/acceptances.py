@@ -51,7 +51,7 @@ class Acceptance:
     subject: str
 
 
-def read_history(folder: Path) -> tuple[Acceptance, ...]:
+def read_acceptances(folder: Path) -> tuple[Acceptance, ...]:
     """Return every change of a baseline at or below a folder, the oldest first.
 
     Each commit is compared with its own parent, so that branches do not undo each other. A file

@@ -22,7 +22,7 @@ from pytest_torchmem.store.baseline_rows import (
     columns_of,
     encode,
     is_old,
-    name_of,
+    name_of_row,
     numbers_of,
     old_entry,
     row_line,
@@ -207,14 +207,14 @@ def _by_key(named: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """Return the lines of entries by their keys; a row may begin with a short name instead."""
     found = dict(named)
     for key in named:
-        if (name := name_of(key)) != key:
+        if (name := name_of_row(key)) != key:
             found[key] = found.pop(name, []) + found[key]
     for name in [name for name in found if "~" in name]:
         start = f"[{encode(name)}"
         lines = (line for line in found[name] if line.startswith('"id"', len(start) + 2))
         pieces = sorted(_piece(line) for line in lines)
         key = "".join(text for _, text in pieces)
-        if key and name_of(key) == name:
+        if key and name_of_row(key) == name:
             found[key] = found.pop(name)
     return found
 
@@ -368,8 +368,8 @@ def unreadable(path: Path, reason: str) -> BaselineError:
 def _damaged(path: Path, key: str, reason: str) -> EntryError:
     return EntryError(
         f"the baseline {path}: the entry {key!r} is damaged ({reason}). Restore its rows, "
-        f"which begin with [{encode(name_of(key))}, from version control, or measure it again with "
-        "--torchmem-update-baseline, which keeps the other entries"
+        f"which begin with [{encode(name_of_row(key))}, from version control, or measure it again "
+        "with --torchmem-update-baseline, which keeps the other entries"
     )
 
 

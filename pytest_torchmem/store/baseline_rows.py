@@ -74,7 +74,7 @@ def sentence_of(numbers: Numbers, room: int) -> str:
     return text + end
 
 
-def name_of(key: str) -> str:
+def name_of_row(key: str) -> str:
     """Return what the numbers of an entry begin with: its key, or its two ends where it is long.
 
     A short name has a hash of the key between the ends.
@@ -91,7 +91,7 @@ def entry_lines(key: str, numbers: Numbers) -> list[str]:
 
     The sentence begins with the whole key, if it has room for it. A longer key has rows of its own.
     """
-    name = name_of(key)
+    name = name_of_row(key)
     rows: list[Row] = [sentence_row(key, numbers)]
     if rows[0][0] != key:
         pieces = enumerate(_pieces(key, name), 1)
@@ -102,7 +102,7 @@ def entry_lines(key: str, numbers: Numbers) -> list[str]:
 
 def sentence_row(key: str, numbers: Numbers) -> Row:
     """Return the row that people read of an entry."""
-    title = key if len(_escaped(key)) <= _TITLE_WIDTH else name_of(key)
+    title = key if len(_escaped(key)) <= _TITLE_WIDTH else name_of_row(key)
     return [title, sentence_of(numbers, WIDTH - len(encode(title)) - len('[, ""],'))]
 
 

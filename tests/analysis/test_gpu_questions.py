@@ -11,7 +11,7 @@ from pytest_torchmem.analysis.caching_allocator import AllocatorSettingsError, R
 from pytest_torchmem.analysis.estimated.estimated_result import Estimate, requests_of_run
 from pytest_torchmem.analysis.gpu_questions import with_counters
 from pytest_torchmem.analysis.judge.verdict import judge_limits
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.values.errors import SizeError
 from pytest_torchmem.values.findings import COUNTERS, FindingKind
 from pytest_torchmem.values.results import Counters, Result
@@ -56,22 +56,22 @@ def an_estimate() -> Estimate:
 
 
 def test_the_requested_peak_is_the_footprints_peak():
-    profile = analyze(a_body().build())
+    profile = analyze_trace(a_body().build())
     assert profile.simulate().peak.requested == profile.peak.total == 53 * MiB
 
 
 def test_the_simulated_counters_of_a_trace_are_marked_estimated():
-    assert analyze(a_body().build()).simulate().peak.estimated
+    assert analyze_trace(a_body().build()).simulate().peak.estimated
 
 
 def test_reserved_counts_the_segments_that_requests_need():
     # 3 MiB come from a segment of 20 MiB, in which 5 MiB more have room; the others have their own.
-    peak = analyze(a_body().build()).simulate().peak
+    peak = analyze_trace(a_body().build()).simulate().peak
     assert peak.reserved == (20 + 30 + 20) * MiB
 
 
 def test_what_was_there_before_is_asked_for_first():
-    requests = analyze(a_body().build()).allocator_requests
+    requests = analyze_trace(a_body().build()).allocator_requests
     assert requests.kind[0] == Request.ALLOC
     assert requests.size_bytes[0] == 3 * MiB
 
@@ -86,7 +86,7 @@ def test_a_region_is_asked_about_what_it_counts_alone():
     b.free(made)
     end = b.mark(MarkKind.REGION_END, "r")
     b.free(unused)
-    profile = analyze(b.build())
+    profile = analyze_trace(b.build())
     region = profile.region(begin, end)
     assert region.simulate().peak.requested == region.peak.total == 33 * MiB
 
@@ -97,7 +97,7 @@ def test_what_dies_after_the_window_is_never_freed_in_it():
     made = b.alloc(30 * MiB)
     end = b.mark(MarkKind.REGION_END, "r")
     b.free(made)
-    assert Request.FREE not in analyze(b.build()).region(begin, end).allocator_requests.kind
+    assert Request.FREE not in analyze_trace(b.build()).region(begin, end).allocator_requests.kind
 
 
 def test_the_order_of_what_is_older_than_the_recording_does_not_depend_on_pointers():
@@ -106,13 +106,13 @@ def test_the_order_of_what_is_older_than_the_recording_does_not_depend_on_pointe
         blocks = [b.existing(size, Ownership.PARAMETER) for size in sizes]
         with b.op("aten::cat", reads=blocks):
             b.alloc(MiB)
-        return analyze(b.build()).allocator_requests.size_bytes.tolist()
+        return analyze_trace(b.build()).allocator_requests.size_bytes.tolist()
 
     assert order(MiB, 3 * MiB, 2 * MiB) == order(3 * MiB, 2 * MiB, MiB)
 
 
 def test_whether_it_fits_is_a_truth_value_and_a_sentence():
-    profile = analyze(a_body().build())
+    profile = analyze_trace(a_body().build())
     fit = profile.fits("1GiB")
     assert fit
     assert str(fit).startswith(
@@ -127,14 +127,14 @@ def test_other_settings_reserve_other_amounts():
     b = TraceBuilder()
     for k in range(8):
         b.free(b.alloc((30 + 8 * k) * MiB))
-    profile = analyze(b.build())
+    profile = analyze_trace(b.build())
     assert profile.simulate().peak.reserved == sum((30 + 8 * k) * MiB for k in range(8))
     expandable = profile.simulate("expandable_segments:True").peak.reserved
     assert expandable == 100 * MiB  # pages of 20 MiB, for 86 MiB at once
 
 
 def test_a_setting_or_a_size_that_means_nothing_is_an_error_with_a_slug():
-    profile = analyze(a_body().build())
+    profile = analyze_trace(a_body().build())
     with pytest.raises(AllocatorSettingsError, match=r"\[bad-allocator-settings\]"):
         profile.simulate("no_such_option:1")
     with pytest.raises(SizeError, match=r"\[bad-size\]"):
@@ -162,7 +162,7 @@ def test_an_estimate_is_a_result_that_goes_through_json():
 
 @pytest.mark.parametrize("key", COUNTERS)
 def test_a_limit_that_only_a_gpu_counts_is_answered_by_the_simulation(key):
-    profile = analyze(a_body().build())
+    profile = analyze_trace(a_body().build())
     limits = {key: 40 * MiB}
     result = with_counters(profile.result(), limits, profile, "")
     (finding,) = judge_limits(result, limits)
@@ -174,7 +174,7 @@ def test_a_limit_that_only_a_gpu_counts_is_answered_by_the_simulation(key):
 
 
 def test_the_footprint_of_such_a_result_is_still_called_measured():
-    profile = analyze(a_body().build())
+    profile = analyze_trace(a_body().build())
     limits = {"reserved": MiB, "total": MiB}
     findings = judge_limits(with_counters(profile.result(), limits, profile, ""), limits)
     assert {f.key: "an estimated" in f.sentence for f in findings} == {
@@ -184,7 +184,7 @@ def test_the_footprint_of_such_a_result_is_still_called_measured():
 
 
 def test_nothing_is_simulated_unless_a_limit_asks():
-    profile = analyze(a_body().build())
+    profile = analyze_trace(a_body().build())
     result = profile.result()
     assert with_counters(result, {"total": GiB}, profile, "") is result
 
@@ -192,7 +192,7 @@ def test_nothing_is_simulated_unless_a_limit_asks():
 def test_a_gpu_without_a_reading_is_not_answered_by_an_estimate():
     b = TraceBuilder(devices=["cuda:0"])
     b.alloc(MiB)
-    profile = analyze(b.build(), "cuda:0")
+    profile = analyze_trace(b.build(), "cuda:0")
     limits = {"reserved": GiB}
     result = with_counters(profile.result(), limits, profile, "")
     (finding,) = judge_limits(result, limits)
@@ -204,14 +204,14 @@ def test_measured_counters_stay():
     b.alloc(64 * KiB)
     read = {"requested": 1, "allocated": 2, "active": 3, "reserved": 4}
     trace = b.build()
-    profile = analyze(replace(trace, meta={**trace.meta, "counters": read}), "cuda:0")
+    profile = analyze_trace(replace(trace, meta={**trace.meta, "counters": read}), "cuda:0")
     result = with_counters(profile.result(), {"reserved": GiB}, profile, "")
     assert result.counters == Counters(1, 2, 3, 4)
     assert not result.counters.estimated
 
 
 def test_estimated_counters_stay_so_through_json():
-    profile = analyze(a_body().build())
+    profile = analyze_trace(a_body().build())
     result = with_counters(profile.result(), {"reserved": GiB}, profile, "")
     assert Result.from_json(result.to_json()) == result
     assert result.counters is not None

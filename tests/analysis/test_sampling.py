@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.sampling import sketch, sketch_timeline
 from pytest_torchmem.analysis.storages.timeline import Timeline, live_at
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
@@ -133,10 +133,10 @@ def test_operators_have_their_own_time_and_what_ran_at_the_peak_is_known():
             b.alloc(4)
         with b.op("aten::inner"):
             b.alloc(8)
-    picture = sketch(analyze(b.build()))
+    picture = sketch(analyze_trace(b.build()))
     (use,) = picture.operators
     assert (use.operator, use.calls, use.allocated_bytes) == ("aten::inner", 2, 12)
-    events = analyze(b.build()).tree.trace.events
+    events = analyze_trace(b.build()).tree.trace.events
     durations = (events["end_ns"] - events["start_ns"])[events["end"] - np.arange(len(events)) > 1]
     assert use.self_time_ns == durations[1] + durations[2] > 0
     assert [span.name for span in picture.running] == ["aten::outer", "aten::inner"]
@@ -158,9 +158,9 @@ def test_where_a_gpu_s_queue_ran_dry_is_a_span():
         (kernel, 1, start + 2, start + 3, 0, 0, 0),
     ]
     trace = replace(trace, device_events=np.array(rows, DEVICE_EVENT))
-    spans = [span for span in sketch(analyze(trace)).spans if span.kind == "idle"]
+    spans = [span for span in sketch(analyze_trace(trace)).spans if span.kind == "idle"]
     assert [(span.begin_ns, span.end_ns) for span in spans] == [(0, 1)]
-    assert not [s for s in sketch(analyze(b.build())).spans if s.kind == "idle"]
+    assert not [s for s in sketch(analyze_trace(b.build())).spans if s.kind == "idle"]
 
 
 def test_an_operator_before_a_region_allocated_nothing_in_it():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.trace import Trace
 from tests.cuda.record_traces import FOLDER, NAMES
@@ -23,7 +23,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def profile(name: str) -> MemoryProfile:
-    return analyze(load_trace(FOLDER / f"{name}.trace"))
+    return analyze_trace(load_trace(FOLDER / f"{name}.trace"))
 
 
 def test_the_peak_is_what_the_allocator_counted(name: str, profile: MemoryProfile) -> None:
@@ -57,21 +57,21 @@ def training() -> Trace:
 
 
 def test_workspaces_have_a_category_of_their_own(training: Trace) -> None:
-    peak = analyze(training).peak
+    peak = analyze_trace(training).peak
     assert peak.workspace == 2 * training.meta["workspace_bytes"][0]
     assert peak.temporary < peak.workspace
     unknown_sizes = replace(training, meta={**training.meta, "workspace_bytes": []})
-    assert analyze(unknown_sizes).peak.workspace == 0
-    assert analyze(unknown_sizes).peak.total == peak.total
+    assert analyze_trace(unknown_sizes).peak.workspace == 0
+    assert analyze_trace(unknown_sizes).peak.total == peak.total
 
 
 def test_requests_count_and_blocks_do_not(training: Trace) -> None:
-    counters = analyze(training).result().counters
+    counters = analyze_trace(training).result().counters
     assert counters is not None
     assert counters.requested < counters.allocated
     allocations = training.allocations.copy()
     allocations["requested_bytes"] = 0
-    blocks = analyze(replace(training, allocations=allocations))
+    blocks = analyze_trace(replace(training, allocations=allocations))
     assert blocks.peak.total == COUNTED["training"]["unrecorded"] + (
         counters.allocated - counters.requested
     )
@@ -81,4 +81,4 @@ def test_requests_count_and_blocks_do_not(training: Trace) -> None:
 def test_bytes_that_the_events_miss_are_named(training: Trace) -> None:
     allocations = training.allocations.copy()
     allocations["total_allocated"][len(allocations) // 2 :] += 4096
-    assert analyze(replace(training, allocations=allocations)).unexplained_bytes == 4096
+    assert analyze_trace(replace(training, allocations=allocations)).unexplained_bytes == 4096

@@ -26,7 +26,7 @@ import pytest
 from _pytest.config import get_config
 
 from pytest_torchmem.analysis.caching_allocator import AllocatorSettings, RequestLog, simulate
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.sampling import sketch
 from pytest_torchmem.cli.main import main
 from pytest_torchmem.measuring.saving import load_ranks, load_results
@@ -289,7 +289,7 @@ def damaged_trace(chance: random.Random) -> bytes:
 
 
 def _analysed(path: Path) -> object:
-    profile = analyze(load_trace(path))
+    profile = analyze_trace(load_trace(path))
     return profile.result().to_json(), sketch(profile).to_json(), profile.explain()
 
 

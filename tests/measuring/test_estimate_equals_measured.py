@@ -276,3 +276,77 @@ def test_attention_for_cuda_reads_grouped_heads_as_they_are():
     run = estimate(step, backward=False, device="cuda").run
     # A simulated A100 attends by flash attention, an H100 by cuDNN, in 4,227,092 bytes.
     assert largest_possible(run) == 5799964
+
+
+def padded(model: nn.Module, x: torch.Tensor) -> Step:
+    mask = torch.zeros(x.shape[:2], dtype=torch.bool)
+    mask[:, 12:] = True
+    return partial(model, x, src_key_padding_mask=mask)
+
+
+def causal(model: nn.Module, x: torch.Tensor) -> Step:
+    mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+    return partial(model, x, mask=mask, is_causal=True)
+
+
+@pytest.mark.parametrize("how", [partial, padded, causal])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_layers_that_one_operator_computes_count_what_is_inside(how, activation, norm_first):
+    layer = nn.TransformerEncoderLayer(
+        64, 4, 128, batch_first=True, activation=activation, norm_first=norm_first
+    )
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    with torch.no_grad():
+        assert abs(difference(how(model, torch.randn(4, 64, 64)))) <= SCALARS
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("average", [False, True])
+def test_attention_that_one_operator_computes_counts_what_is_inside(need_weights, average):
+    model, x = nn.MultiheadAttention(64, 4, batch_first=True).eval(), torch.randn(4, 64, 64)
+    how = {"need_weights": need_weights, "average_attn_weights": average}
+    with torch.no_grad():
+        assert abs(difference(partial(model, x, x, x, **how))) <= SCALARS
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Takes another optimizer's steps, and keeps slow weights beside; shares groups and state."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.defaults = inner, inner.defaults
+        self.param_groups, self.state = inner.param_groups, inner.state
+        self.slow = [p.detach().clone() for group in inner.param_groups for p in group["params"]]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+        fast = [p for group in self.param_groups for p in group["params"]]
+        with torch.no_grad():
+            for weight, slow in zip(fast, self.slow, strict=True):
+                slow.lerp_(weight, 0.5)
+                weight.copy_(slow)
+
+
+def test_an_optimizer_inside_another_one_has_fake_parameters_and_its_own_again_afterwards():
+    model, x = nn.Linear(64, 64), torch.randn(32, 64)
+    optimizer = Lookahead(torch.optim.Adam(model.parameters()))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    assert abs(difference(step)) <= SCALARS
+    assert optimizer.param_groups is optimizer.inner.param_groups
+    assert optimizer.state is optimizer.inner.state
+    assert optimizer.param_groups[0]["params"][0] is model.weight
+    step()
+
+
+def test_a_convolution_of_one_small_image_counts_its_unfolded_input():
+    model = nn.Sequential(nn.Conv3d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv3d(8, 8, 3, padding=1))
+    model, x = model.double(), torch.randn(1, 4, 8, 8, 8, dtype=torch.float64)
+    assert abs(difference(training(model.parameters(), lambda: model(x).mean()))) <= SCALARS

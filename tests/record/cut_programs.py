@@ -317,8 +317,41 @@ def compiled() -> None:
     KEPT.append(x)
 
 
+def called_again() -> None:
+    layer, x = nn.Linear(8, 8), torch.ones(2, 8)
+    for _ in range(2):
+        x = layer(x).detach()
+    places = torch.arange(16.0)
+    layer(places.view(2, 8)).sum().backward()
+
+
+def made_anew() -> None:
+    for size in (4, 8, 16):
+        model = nn.Sequential(nn.Linear(size, 8), nn.ReLU(), nn.Linear(8, size))
+        x = model(torch.ones(2, size))
+        KEPT.append(x + 1)
+        del model
+
+
+def softened(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y = torch.tanh(y)
+    return y + x
+
+
+def below_functions_of_torch() -> None:
+    x = torch.ones(4)
+    KEPT.append(torch.autograd.functional.vjp(softened, x, torch.ones(4)))
+    model = Cell()
+    doubled = {name: p.detach() * 2 for name, p in model.named_parameters()}
+    KEPT.append(torch.func.functional_call(model, doubled, (torch.ones(8, 16),)))
+
+
 PROGRAMS = [
     operators_between_calls,
+    below_functions_of_torch,
+    called_again,
+    made_anew,
     hooks_and_cycles,
     recursion_and_generators,
     transforms,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record import safe_points
 from pytest_torchmem.record.recorder import Recorder
@@ -133,7 +133,7 @@ def test_freeing_what_was_there_before_is_seen() -> None:
         torch.ones(1000)
 
     # Without the free the two would count together: 8000 bytes and the sum's 4.
-    assert analyze(recorded(body)).peak.total == 4004
+    assert analyze_trace(recorded(body)).peak.total == 4004
 
 
 def test_reading_a_region_in_the_middle_of_a_body_loses_nothing() -> None:
@@ -168,7 +168,7 @@ def test_a_trace_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     trace = recorded(lambda: torch.nn.Linear(8, 8)(torch.ones(2, 8)).sum().backward())
     trace.save(tmp_path / "trace.npz")
     again = load_trace(tmp_path / "trace.npz")
-    assert analyze(again).result() == analyze(trace).result()
+    assert analyze_trace(again).result() == analyze_trace(trace).result()
     assert again.strings == trace.strings
 
 

@@ -26,7 +26,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.record.devices import find_device
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, compiler, profiler
@@ -144,8 +144,8 @@ def test_optimizer_state_is_known_without_python_stacks() -> None:
     told = np.isin(trace.tensors["role"], by_python)
     assert told.any()
     without = replace(trace, tensors=trace.tensors[~told])
-    state = analyze(trace).peak.optimizer_state
-    assert analyze(without).peak.optimizer_state == state >= 2 * 2 * 64 * 64 * 4
+    state = analyze_trace(trace).peak.optimizer_state
+    assert analyze_trace(without).peak.optimizer_state == state >= 2 * 2 * 64 * 64 * 4
 
 
 # --- 14: pinned by a traceback; a device that is said to be there ------------------------------
@@ -191,7 +191,7 @@ def test_storages_are_told_apart_without_the_profilers_ids() -> None:
         table["keyed"] = False
         table["id"] = table["allocation_id"] = 0
     without = replace(trace, allocations=allocations, tensors=tensors)
-    assert analyze(without).result() == analyze(trace).result()
+    assert analyze_trace(without).result() == analyze_trace(trace).result()
 
 
 # --- found since ------------------------------------------------------------------------------

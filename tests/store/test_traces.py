@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.errors import TraceError
 from pytest_torchmem.values.trace import FORMAT, Ownership, Trace
@@ -55,7 +55,7 @@ def test_every_table_comes_back_as_it_was(trace: Trace, saved: Path) -> None:
 
 def test_an_empty_trace_can_be_kept(tmp_path: Path) -> None:
     Trace().save(tmp_path / "empty.npz")
-    assert analyze(load_trace(tmp_path / "empty.npz")).peak.total == 0
+    assert analyze_trace(load_trace(tmp_path / "empty.npz")).peak.total == 0
 
 
 def test_a_trace_of_another_format_says_both_numbers(saved: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_recording_is_analysed_again_where_there_is_no_torch(tmp_path: Path) -
     trace.save(tmp_path / "step.npz")
     run = without_torch(str(tmp_path / "step.npz"))
     assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == str(analyze(trace).result().to_json())
+    assert run.stdout.strip() == str(analyze_trace(trace).result().to_json())
 
 
 def test_an_import_of_torch_would_have_failed_there(saved: Path) -> None:

@@ -14,9 +14,9 @@ from pytest_torchmem.analysis.estimated.schedule import NodeBytes, bytes_by_node
 from pytest_torchmem.analysis.estimated.static import (
     allocation_events,
     build_estimated_timeline,
-    contributors,
     estimate_result,
     grouped,
+    static_contributors,
     storages_here,
 )
 from pytest_torchmem.analysis.estimated.static_facts import decide_categories, settle_categories
@@ -114,7 +114,7 @@ def explain_run(
             storage,
             int(first[storage] + 1) // 2 if first[storage] else None,
             int(end[storage]) // 2 if end[storage] < run.graph.row_count else None,
-            contributors(settled, np.array([storage]))[0],
+            static_contributors(settled, np.array([storage]))[0],
             *decisions.ground(storage),
         )
         for storage in rows.tolist()

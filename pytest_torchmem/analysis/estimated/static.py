@@ -251,7 +251,7 @@ def estimate_result(run: StaticRun, name: str = "") -> Result:
     here = storages_here(run)
     made = run.lifetimes.first[here] > 0
     left = here[made & (run.lifetimes.end[here] >= run.graph.row_count)]
-    left_live = contributors(run, left)
+    left_live = static_contributors(run, left)
     left_bytes = _by_category(left_live)
     return Result(
         name=name,
@@ -262,7 +262,7 @@ def estimate_result(run: StaticRun, name: str = "") -> Result:
             time_ns=int(timeline.times_ns[row]),
             at_peak=timeline.at(row),
             by_category=timeline.largest,
-            live=contributors(run, _live_at(run, row)),
+            live=static_contributors(run, _live_at(run, row)),
             live_by_category=tuple(
                 sorted(_live_at_own_peaks(run, timeline), key=lambda c: -c.size_bytes)
             ),
@@ -284,11 +284,11 @@ def _live_at_own_peaks(run: StaticRun, timeline: Timeline) -> Iterator[Contribut
     for category in Category:
         sizes = timeline.of(category)
         if sizes.any():
-            live = contributors(run, _live_at(run, int(np.argmax(sizes))))
+            live = static_contributors(run, _live_at(run, int(np.argmax(sizes))))
             yield from (c for c in live if c.category is category)
 
 
-def contributors(run: StaticRun, storages: NDArray[np.int64]) -> tuple[Contributor, ...]:
+def static_contributors(run: StaticRun, storages: NDArray[np.int64]) -> tuple[Contributor, ...]:
     """Return who made the given storages, those of one origin together, largest first."""
     found = [who for who, _ in grouped(run, storages)]
     return tuple(sorted(found, key=lambda c: (-c.size_bytes, c.identity)))

@@ -363,38 +363,72 @@ _INDEX: Final = re.compile(r"(?<=\.)\d+(?=\.|$)")
 @dataclass(frozen=True, slots=True)
 class _Path:
     root: int
+    class_name: str
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """What was noted of a module at a mark; parent 0 where its ``id()`` was first met."""
+
+    mark: int
+    rank: float
+    parent: int
+    name: str
+    class_name: str
+
+
+#: Behind every mark.
+_LAST: Final = 2**31
 
 
 class ModulePaths:
     """Resolves paths as of a moment: an ``id()`` may stand for another module later."""
 
     def __init__(self, tree: OpTree) -> None:
-        trace = tree.trace
-        ranks = tree.mark_ranks[trace.module_edges["mark"]]
-        self._edges: dict[int, list[tuple[float, int, str]]] = {}
-        self._classes: dict[int, str] = {}
-        columns = (trace.module_edges[name] for name in ("child", "parent", "name", "class_name"))
-        rows = zip(ranks.tolist(), *(c.tolist() for c in columns), strict=True)
-        for rank, child, parent, name, class_name in rows:
-            self._edges.setdefault(child, []).append((rank, parent, trace.strings[name]))
-            self._classes[child] = trace.strings[class_name]
+        trace, edges = tree.trace, tree.trace.module_edges
+        ranks = tree.mark_ranks[edges["mark"]].tolist()
+        self._edges: dict[int, list[_Edge]] = {}
+        columns = (edges[name].tolist() for name in ("child", "mark", "parent"))
+        names = ([trace.strings[n] for n in edges[c].tolist()] for c in ("name", "class_name"))
+        for child, mark, parent, rank, name, class_name in zip(
+            *columns, ranks, *names, strict=True
+        ):
+            self._edges.setdefault(child, []).append(_Edge(mark, rank, parent, name, class_name))
         calls = trace.module_calls
-        self._called: set[int] = set(calls["module"].tolist())
-        names = zip(calls["module"].tolist(), calls["class_name"].tolist(), strict=True)
-        for module, class_name in names:
-            self._classes.setdefault(module, trace.strings[class_name])
-        self._edge_ranks: list[float] = sorted(ranks.tolist())
-        self._known: dict[tuple[int, int], str] = {}
+        called = zip(calls["module"].tolist(), calls["class_name"].tolist(), strict=True)
+        self._called: dict[int, str] = {}
+        for module, number in called:
+            self._called.setdefault(module, trace.strings[number])
+        self._edge_ranks: list[float] = sorted(ranks)
+        self._known: dict[tuple[int, int, int], str] = {}
 
-    def path(self, module: int, rank: float) -> str:
-        """The path of the module with that ``id()`` at ``rank``, from the class of its root."""
+    def path(self, module: int, rank: float, since: int = _LAST) -> str:
+        """The path of the module with that ``id()`` at ``rank``, from the class of its root.
+
+        If it is the module of the mark ``since``, which may be dead, the path is its last one.
+        """
+        before = self._end(module, since)
         # Between two edges no path changes.
-        key = (module, bisect_right(self._edge_ranks, rank))
+        key = (module, bisect_right(self._edge_ranks, rank), before)
         if key not in self._known:
-            best = self._best(self._paths(module, rank, frozenset()))
-            self._known[key] = ".".join((self._classes.get(best.root, ""), *best.names)).strip(".")
+            best = self._best(self._paths(module, rank, before, frozenset()))
+            self._known[key] = ".".join((best.class_name, *best.names)).strip(".")
         return self._known[key]
+
+    def _end(self, module: int, since: int) -> int:
+        """Return the mark at which another module had the ``id()`` of the one at ``since``."""
+        edges = self._edges.get(module, [])
+        return next((e.mark for e in edges if e.parent == 0 and e.mark > since), _LAST)
+
+    def _class(self, module: int, current: list[_Edge]) -> str:
+        """The class of a module that ``current`` was noted of; "" where nobody knows it.
+
+        The profiler names all modules that have an ``id()`` one after the other like the first.
+        """
+        if current:
+            return current[-1].class_name
+        return self._called.get(module, "")
 
     def _best(self, paths: list[_Path]) -> _Path:
         """The path by which a user knows a module that can be reached by several.
@@ -413,31 +447,37 @@ class ModulePaths:
                 -depth[p.root],
                 len(p.names),
                 p.names,
-                self._classes.get(p.root, ""),
+                p.class_name,
             ),
         )
 
-    def _paths(self, module: int, rank: float, below: frozenset[int]) -> list[_Path]:
-        edges = self._edges.get(module, [])
+    def _paths(self, module: int, rank: float, before: int, below: frozenset[int]) -> list[_Path]:
+        """The paths of a module at ``rank``, from what was noted ``before`` a mark."""
+        edges = [edge for edge in self._edges.get(module, []) if edge.mark < before]
+        current = [edge for edge in edges if edge.rank <= rank]
+        class_name = self._class(module, current)
         # A module dead before the first sample is found by what came later, if by anything.
-        current = [edge for edge in edges if edge[0] <= rank] or edges[:1]
-        # Parent 0 is noted when an id is first met: what came before was another module's.
-        births = [i for i, (_, parent, _) in enumerate(current) if parent == 0]
-        parents = {(parent, name) for _, parent, name in current[births[-1] + 1 if births else 0 :]}
+        current = current or edges[:1]
+        # What came before an id was first met was another module's.
+        births = [i for i, edge in enumerate(current) if edge.parent == 0]
+        parents = {
+            (edge.parent, edge.name, self._end(edge.parent, edge.mark))
+            for edge in current[births[-1] + 1 if births else 0 :]
+        }
         paths = [
-            _below(path, name, module)
-            for parent, name in sorted(parents)
+            _below(path, name, module, class_name)
+            for parent, name, end in sorted(parents)
             if parent not in below and parent not in (0, module)
-            for path in self._paths(parent, rank, below | {module})
+            for path in self._paths(parent, rank, min(before, end), below | {module})
         ]
-        return paths or [_Path(module, ())]
+        return paths or [_Path(module, class_name, ())]
 
 
-def _below(path: _Path, name: str, module: int) -> _Path:
+def _below(path: _Path, name: str, module: int, class_name: str) -> _Path:
     if name not in _WRAPPERS:
-        return _Path(path.root, (*path.names, name))
+        return _Path(path.root, path.class_name, (*path.names, name))
     # A wrapper at the root is none of the user's modules either: the path begins at what it wraps.
-    return path if path.names else _Path(module, ())
+    return path if path.names else _Path(module, class_name, ())
 
 
 def folded(path: str) -> str:

@@ -415,7 +415,7 @@ class Attribution:
         """The name under which a module holds a storage, by storage and kind of holding.
 
         A module made in the body gets its place in the model only later. So its path is that of the
-        moment when the tensor dies.
+        moment when the tensor dies, or the module before it.
         """
         tree = self.evidence.tree
         owners = tree.trace.owners
@@ -424,9 +424,11 @@ class Attribution:
         names: dict[tuple[int, int], str] = {}
         rows = np.flatnonzero((owners["module"] > 0) & (of_owner >= 0))
         storages = of_owner[rows]
-        columns = (storages, died[storages], *(owners[c][rows] for c in ("module", "name", "kind")))
-        for storage, rank, module, name, kind in zip(*(c.tolist() for c in columns), strict=True):
-            text = folded(f"{self._paths.path(module, rank)}.{tree.trace.strings[name]}")
+        named = (owners[c][rows] for c in ("module", "name", "kind", "mark"))
+        columns = (c.tolist() for c in (storages, died[storages], *named))
+        for storage, rank, module, name, kind, mark in zip(*columns, strict=True):
+            path = self._paths.path(module, rank, mark)
+            text = folded(f"{path}.{tree.trace.strings[name]}")
             key = (storage, kind)
             names[key] = min(text, names.get(key, text))
         return names

@@ -96,7 +96,7 @@ def build_timeline(
     another one is born.
     """
     changes = _changes(evidence)
-    ranks, times_ns = changes.ranks, times_of(evidence, changes.ranks)
+    ranks, times_ns = changes.ranks, row_times(evidence, changes.ranks)
     sizes = evidence.storages.size_bytes
     # Most categories stay at zero; by columns, nothing is written to these.
     levels = np.zeros((len(ranks), len(Category)), np.int64, order="F")
@@ -147,7 +147,7 @@ def _changes(evidence: Evidence) -> _FootprintChanges:
     return _FootprintChanges(ranks, storage[order], order >= count, is_last)
 
 
-def times_of(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int64]:
+def row_times(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return ranks as nanoseconds since the first event: int64, of the same shape."""
     count = len(evidence.tree.rank)
     if not count:

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from pytest_torchmem.analysis.judge.causes import explain_retained
+from pytest_torchmem.analysis.judge.holders import explain_retained
 from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.plugin.item.judging import MeasuredWindow
 from pytest_torchmem.plugin.stash import RUNNING

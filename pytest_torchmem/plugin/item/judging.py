@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_torchmem.analysis.judge.causes import explain_retained
-from pytest_torchmem.analysis.judge.known_holders import judge_unknown
+from pytest_torchmem.analysis.judge.holders import explain_retained, judge_unknown
 from pytest_torchmem.analysis.judge.verdict import (
     CodeChanges,
     judge_baseline,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import pytest
 
-from pytest_torchmem.analysis.judge.causes import KnownHolder
+from pytest_torchmem.analysis.judge.holders import KnownHolder
 from pytest_torchmem.contexts import Originals, OwnModules
 from pytest_torchmem.plugin.options.option_table import (
     OPTIONS,

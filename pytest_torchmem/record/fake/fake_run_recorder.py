@@ -26,6 +26,7 @@ from pytest_torchmem.record.fake.kernels.scratch import DECIDED_BY_VALUES, kept_
 from pytest_torchmem.record.fake.ledger import Ledger, LedgerEntry
 from pytest_torchmem.record.fake.origin import checks_a_distribution
 from pytest_torchmem.record.fake.stand_ins import compositions
+from pytest_torchmem.record.fake.stand_ins.fast_paths import made_of_others
 from pytest_torchmem.record.fake.stand_ins.real_routes import adds_in_place
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
 from pytest_torchmem.record.torch_api import autograd, compiler, dispatcher, fake_tensors
@@ -196,6 +197,10 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                 raise EstimateError(RAGGED)
             with self:
                 return compositions.run(func, args, kwargs)
+        made = made_of_others(func)
+        if made is not None:
+            with self:
+                return made(*args, **kwargs)
         if func is fake_tensors.LOCAL_SCALAR:
             if self._stands_in(args[0]):
                 return 1.0
@@ -495,4 +500,4 @@ def _adds_alike(args: Sequence[Any]) -> bool:
     # A view of a part, or of one row repeated, is no place for a whole sum; and any view keeps the
     # tensor that it looks into, so that nobody holds the memory alone (``t()`` after ``mm``).
     whole = left.numel() * left.element_size() == left.untyped_storage().nbytes()
-    return bool(alike and whole and not fake_tensors.is_view(left))
+    return bool(alike and whole and not fake_tensors.makes_view(left))

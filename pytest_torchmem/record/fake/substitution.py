@@ -21,6 +21,7 @@ import torch
 
 from pytest_torchmem.record.torch_api import fake_tensors
 from pytest_torchmem.record.torch_api.modules import (
+    OPTIMIZERS_OWN,
     OWN_ATTRIBUTES,
     buffers_of,
     dicts_of,
@@ -64,6 +65,9 @@ def find_reachable(*roots: object) -> Reachable:
             found.modules[id(value)] = (name, value)
         elif isinstance(value, torch.optim.Optimizer):
             found.optimizers[id(value)] = value
+            # Some wrap another one.
+            inside = ((key, v) for key, v in vars(value).items() if key not in OPTIMIZERS_OWN)
+            waiting += [(key, inner, depth + 1) for key, inner in inside]
         else:
             found.holders.append(value)
             waiting += [(key, inner, depth + 1) for key, inner in _refers_to(value)]
@@ -139,6 +143,8 @@ class Substitution:
         self._captured: dict[int, torch.Tensor] = {}
         self._leaves: list[weakref.ref[torch.Tensor]] = []
         self._undo: list[Callable[[], None]] = []
+        # Groups and states of optimizers, each with its fake; several may have the same.
+        self._shared: dict[int, tuple[object, Any]] = {}
 
     def fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake tensor for a real one, made when first asked for; a fake one is its own."""
@@ -230,16 +236,27 @@ class Substitution:
     def in_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         attributes = dict(optimizer.__dict__)
         groups = [dict(group) for group in optimizer.param_groups]
-        state = dict(optimizer.state)
         self._undo.append(functools.partial(_restore_optimizer, optimizer, attributes, groups))
-        optimizer.param_groups = [self.in_tree(group) for group in groups]
-        optimizer.state = type(attributes["state"])(dict)
+        # One that wraps another may have the same groups and the same state.
+        for name, fake in (("param_groups", self._groups), ("state", self._state)):
+            kept = getattr(optimizer, name)
+            if id(kept) not in self._shared:
+                self._shared[id(kept)] = kept, fake(kept)
+            setattr(optimizer, name, self._shared[id(kept)][1])
+        for name, value in attributes.items():
+            if name not in OPTIMIZERS_OWN and _holds_tensors(value):
+                optimizer.__dict__[name] = self.in_tree(value)
+
+    def _groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [self.in_tree(dict(group)) for group in groups]
+
+    def _state(self, state: Any) -> Any:
+        made = type(state)(dict)
         for parameter, values in state.items():
             # Scalars stay on the CPU, as optimizers keep them there.
             key = self.in_tree(parameter)  # some keep what is of no parameter by a name
-            optimizer.state[key] = fake_tensors.map_tensors(
-                lambda t: self._fake(t, move=t.dim() > 0), values
-            )
+            made[key] = fake_tensors.map_tensors(lambda t: self._fake(t, move=t.dim() > 0), values)
+        return made
 
     def in_holder(self, holder: object) -> None:
         """Fake the leaves that a function, a container or an object holds.
@@ -271,6 +288,7 @@ class Substitution:
         # What recorded the run is part of a cycle: it must not keep the caller's tensors alive.
         self._fakes.clear()
         self._captured.clear()
+        self._shared.clear()
 
 
 _Slot = tuple[object, Callable[[object], None]]

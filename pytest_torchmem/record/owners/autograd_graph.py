@@ -17,8 +17,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
+from pytest_torchmem.record.owners.places import answers, tensors_within
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import autograd, memory
+from pytest_torchmem.record.torch_api import autograd
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ def graph_holdings(roots: Iterable[object]) -> GraphHoldings:
     """Return what the graphs below ``roots`` (tensors, or edges that stand for one) hold."""
     saved: list[torch.Tensor] = []
     leaves: list[torch.Tensor] = []
-    with autograd.unseen_by_modes():
+    with autograd.unpacking_unseen():
         for node in nodes_below(roots):
             if (leaf := getattr(node, "variable", None)) is not None:
                 leaves.append(leaf)
@@ -51,10 +52,10 @@ def _saved_by(node: Node) -> list[torch.Tensor]:
         except RuntimeError:  # the graph was freed by an earlier backward
             continue
         for item in value if type(value) in (tuple, list) else (value,):
-            found += tensors_in(autograd.raw_saved(item))
+            found += tensors_within(autograd.raw_saved(item))
     # A custom Function may also keep tensors as attributes of its context.
     if isinstance(node, torch.autograd.function.BackwardCFunction):
-        found += tensors_in(vars(node))
+        found += tensors_within(vars(node))
     return found
 
 
@@ -69,23 +70,6 @@ def _names_of(kind: type[Node]) -> tuple[str, ...]:
             raw = [autograd.unpacked_name(kind, name) for name in raw]
         _NAMES[kind] = tuple(raw)
     return _NAMES[kind]
-
-
-def tensors_in(value: object) -> list[torch.Tensor]:
-    """Tensors in a value and in the tuples, lists and dicts it is made of."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = [*value.values()]
-    if not isinstance(value, (tuple, list)):
-        return []
-    found = []
-    for item in value:
-        if type(item) is torch.Tensor:
-            found.append(item)
-        else:
-            found += tensors_in(item)
-    return found
 
 
 def nodes_below(roots: Iterable[object]) -> Iterator[Node]:
@@ -105,7 +89,7 @@ def _nodes_of(root: object) -> list[Node | None]:
     """Return the nodes at which the graph of a root begins: of a tensor, or of an edge."""
     if isinstance(root, GradientEdge):
         return [root.node]
-    if isinstance(root, torch.Tensor) and memory.answers(root):
+    if isinstance(root, torch.Tensor) and answers(root):
         return [level.grad_fn for level in autograd.levels_of(root)]
     return []
 

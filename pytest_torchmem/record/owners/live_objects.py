@@ -26,6 +26,7 @@ from pytest_torchmem.record.heap import (
     referents_of,
     with_subclasses,
 )
+from pytest_torchmem.record.owners.places import answers
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd, dispatcher, memory
 
@@ -378,7 +379,7 @@ def find_holding() -> list[torch.Tensor | torch.UntypedStorage]:
 
 
 def _tensors(found: Sequence[object]) -> list[torch.Tensor]:
-    tensors = [tensor for tensor in _of(torch.Tensor, found) if memory.answers(tensor)]
+    tensors = [tensor for tensor in _of(torch.Tensor, found) if answers(tensor)]
     for tensor in tensors:
         memory.hold(tensor)
     return tensors
@@ -397,7 +398,7 @@ def settle_collector(*, collect: bool) -> None:
     _CENSUS.settle(collect=collect)
 
 
-def forget() -> None:
+def forget_tensors() -> None:
     """Drop all weak references to what is alive."""
     _CENSUS.forget()
 
@@ -430,7 +431,7 @@ class SwapWatch:
         @wraps(swap)
         def watched(one: torch.Tensor, other: torch.Tensor) -> None:
             with self._interrupted():
-                forget()
+                forget_tensors()
                 swap(one, other)
 
         return watched

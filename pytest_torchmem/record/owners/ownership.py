@@ -22,27 +22,27 @@ from pytest_torchmem.record.owners.autograd_graph import (
     GraphHoldings,
     graph_holdings,
     nodes_below,
-    tensors_in,
 )
 from pytest_torchmem.record.owners.live_objects import find_live
 from pytest_torchmem.record.owners.places import (
+    answers,
     data_ptr,
     places_of,
     plain_tensors,
     storages_of,
+    tensors_within,
     values_of,
 )
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.torch_api import autograd, fake_tensors
 from pytest_torchmem.record.torch_api.compiler import untraced
-from pytest_torchmem.record.torch_api.memory import answers
 from pytest_torchmem.record.torch_api.modules import (
     buffers_of,
-    children_of,
     groups_of,
     parameters_of,
     state_of,
+    submodules_of,
 )
 from pytest_torchmem.record.tree.growing_tables import Rows, StringTable
 from pytest_torchmem.values.trace import CREATE_GRAPH, MODULE_EDGE, OWNER, MarkKind, Ownership
@@ -215,7 +215,7 @@ class OwnershipWatch:
         for name, buffer in buffers_of(module).items():
             if buffer is not None:
                 self._log.owner(mark, Ownership.BUFFER, buffer, id(module), name)
-        for name, child in children_of(module).items():
+        for name, child in submodules_of(module).items():
             if child is not None:
                 self._log.edge(mark, child, module, name)
 
@@ -397,7 +397,7 @@ class OwnershipWatch:
                 if (gradient := autograd.gradient_of(parameter)) is not None:
                     self._log.owner(mark, Ownership.GRADIENT, gradient)
         for state in state_of(optimizer).values():
-            for tensor in tensors_in(state):
+            for tensor in tensors_within(state):
                 self._log.owner(mark, Ownership.OPTIMIZER_STATE, tensor)
 
     def _follow_storages(self, holder: torch.Tensor | torch.UntypedStorage) -> None:
@@ -496,6 +496,7 @@ class WatchedEngine:
         return gradients
 
 
+@quiet
 def _devices(roots: Iterable[object]) -> set[torch.device]:
     return {r.device for r in roots if isinstance(r, torch.Tensor) and answers(r)}
 

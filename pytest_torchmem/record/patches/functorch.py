@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from pytest_torchmem.record.owners.autograd_graph import tensors_in
+from pytest_torchmem.record.owners.places import tensors_within
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd, dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
@@ -154,8 +154,8 @@ def _read_and_written(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The tensors that a call of the function of this name reads, and those that it writes to."""
     in_place = bool(args) and (kwargs.get("inplace") is True or _IN_PLACE.fullmatch(name))
-    written = [*tensors_in(args[0])] if in_place else []
-    written += tensors_in(kwargs.get("out"))
+    written = [*tensors_within(args[0])] if in_place else []
+    written += tensors_within(kwargs.get("out"))
     read = [*args[1:]] if in_place else [*args]
     read += (value for key, value in kwargs.items() if key != "out")
-    return [*tensors_in(read)], written
+    return [*tensors_within(read)], written

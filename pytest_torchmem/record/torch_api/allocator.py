@@ -51,7 +51,7 @@ def reset_peak_memory_stats(device: torch.device) -> None:
     _memory_of(device).reset_peak_memory_stats(device)
 
 
-def synchronize(device: torch.device) -> None:
+def synchronize_device(device: torch.device) -> None:
     _memory_of(device).synchronize(device)
 
 

@@ -171,7 +171,7 @@ def in_backward() -> bool:
 READS_SAVED: bool = hasattr(torch._C._autograd.SavedTensor, "data")
 
 
-def unseen_by_modes() -> AbstractContextManager[object]:
+def unpacking_unseen() -> AbstractContextManager[object]:
     """No mode of the program is told of what is unpacked meanwhile."""
     return nullcontext() if READS_SAVED else _disable_current_modes()
 

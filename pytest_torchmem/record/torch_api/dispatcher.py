@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ CHECKED: Final[Checked] = {
     "torch._C.DisableTorchFunction": ("2.6.0", "2.15.0"),
     "torch._C._DisableTorchDispatch": ("2.6.0", "2.15.0"),
     "torch._C._dispatch_has_kernel_for_dispatch_key": ("2.6.0", "2.14.0"),
+    "torch._C._select_conv_backend": ("2.13.0", "2.13.0"),
     "torch._C._jit_get_schemas_for_operator": ("2.6.0", "2.15.0"),
     "torch._C._fft": ("2.6.0", "2.15.0"),
     "torch._C._linalg": ("2.6.0", "2.15.0"),
@@ -87,6 +88,14 @@ def schema_of(operator: Any) -> Any:
 def is_of_functions(operator: object) -> bool:
     """Return whether what is dispatched is given functions to call, as ``torch.cond`` is."""
     return isinstance(operator, HigherOrderOperator)
+
+
+def convolution_kind(args: Sequence[Any]) -> str:
+    """Return which kernels compute a convolution on the CPU, by what the operator is called with.
+
+    Asked of fake tensors, it makes views of them.
+    """
+    return str(torch._C._select_conv_backend(*args[:9], None)).rpartition(".")[2]
 
 
 def is_view(operator: Any) -> bool:

@@ -40,6 +40,8 @@ CHECKED: Final[Checked] = {
     "torch.ops.aten._linalg_eigh": ("2.6.0", "2.13.0"),
     "torch.ops.aten._linalg_svd": ("2.6.0", "2.13.0"),
     "torch.ops.aten._local_scalar_dense": ("2.6.0", "2.15.0"),
+    "torch.ops.aten._native_multi_head_attention": ("2.13.0", "2.13.0"),
+    "torch.ops.aten._transformer_encoder_layer_fwd": ("2.13.0", "2.13.0"),
     "torch.ops.aten._scaled_dot_product_attention_math": ("2.13.0", "2.13.0"),
     "torch.ops.aten._scaled_dot_product_efficient_attention": ("2.13.0", "2.13.0"),
     "torch.ops.aten._scaled_dot_product_flash_attention": ("2.13.0", "2.13.0"),
@@ -101,6 +103,10 @@ EIGH: Any = torch.ops.aten._linalg_eigh
 
 # Before, its parts run one by one on CUDA, too.
 FUSES_RMS_NORM: Final = hasattr(torch.ops.aten, "_fused_rms_norm_backward")
+
+#: Compute a layer of a transformer at once.
+ENCODER_LAYER: Any = torch.ops.aten._transformer_encoder_layer_fwd.default
+MULTI_HEAD_ATTENTION: Any = torch.ops.aten._native_multi_head_attention.default
 
 # Operators that such functions come down to on CUDA alone.
 FLASH_ATTENTION: Any = torch.ops.aten._scaled_dot_product_flash_attention
@@ -244,7 +250,7 @@ def from_weak(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
     return tensor
 
 
-def is_view(tensor: torch.Tensor) -> bool:
+def makes_view(tensor: torch.Tensor) -> bool:
     """Return whether a tensor looks into another one and keeps it."""
     return tensor._base is not None
 

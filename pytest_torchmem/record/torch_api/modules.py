@@ -22,6 +22,9 @@ CHECKED: Final[Checked] = {
 #: The attributes in which a module keeps what it holds.
 OWN_ATTRIBUTES: Final = ("_parameters", "_buffers", "_modules")
 
+#: The attributes in which an optimizer keeps what it updates and what it knows of it.
+OPTIMIZERS_OWN: Final = ("param_groups", "state", "defaults")
+
 
 def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
     """The module's own dict of parameters, by name; None stands for one that is left out.
@@ -38,7 +41,7 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return found
 
 
-def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+def submodules_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
     """The module's own dict of modules, by name; None stands for one that is left out."""
     found: dict[str, torch.nn.Module | None] = _attribute(module, "_modules", {})
     return found

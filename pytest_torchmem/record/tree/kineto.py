@@ -127,6 +127,9 @@ class TreeReader:
         tensors = mentions.table(operators, tree.shapes, allocations, self.device_numbers)
         overloads = self._overloads(operators, tree)
         self._settle_unkeyed(mentions, operators, events, tensors, overloads)
+        # A tensor without identity has no memory, or none that the profiler knows. To take them for
+        # one storage would have each say what the others are: an empty result, a parameter.
+        tensors = tensors[tensors["keyed"]]
         tensors = tensors[np.argsort(tensors["event"], kind="stable")]
         return Tables(
             events,

@@ -13,8 +13,8 @@ from html import escape
 from importlib import resources
 from typing import Final
 
-from pytest_torchmem.analysis.judge.causes import holders_title
 from pytest_torchmem.analysis.judge.differences import entry_differences, whole_entry
+from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.report.page.svg import COLOURS, marks_of
 from pytest_torchmem.store.run_reports import RunReport, TestReport
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor

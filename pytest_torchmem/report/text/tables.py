@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
 
-from pytest_torchmem.analysis.judge.causes import KnownHolder
+from pytest_torchmem.analysis.judge.holders import KnownHolder
 from pytest_torchmem.values.baseline import Change, environment_name
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.findings import Difference, words

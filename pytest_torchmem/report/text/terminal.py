@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from pytest_torchmem.analysis.judge.causes import holders_title
+from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.analysis.judge.verdict import rank, sentences
 from pytest_torchmem.report.text.tables import (
     ANY_WIDTH,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_torchmem.analysis.events.op_tree import ModulePaths, build_op_tree
+from pytest_torchmem.values.trace import MarkKind
 from tests.builders import TraceBuilder
 
 
@@ -32,3 +33,42 @@ def test_an_id_that_another_module_had_before_has_the_path_of_the_new_one():
     b.part_of(child=2, parent=0, name="")
     b.part_of(child=2, parent=8, name="now")
     assert path_of(b, 2) == "now"
+
+
+def test_an_id_has_the_class_of_the_module_that_it_stands_for_at_a_moment():
+    """The profiler looks up a class once for each ``id()``, whoever has it later."""
+    b = TraceBuilder()
+    b.part_of(child=1, parent=0, name="", class_name="Encoder")
+    with b.module(1, "Encoder"):
+        pass
+    b.part_of(child=1, parent=0, name="", class_name="Decoder", mark=b.mark(MarkKind.MODULE_SEEN))
+    with b.module(1, "Encoder"):
+        pass
+    b.part_of(child=1, parent=0, name="", class_name="Head", mark=b.mark(MarkKind.MODULE_SEEN))
+    tree = build_op_tree(b.build())
+    paths, (before, after) = ModulePaths(tree), tree.rank[tree.trace.module_calls["event"]]
+    assert paths.path(1, float(before)) == "Encoder"
+    assert paths.path(1, float(after)) == "Decoder"
+
+
+def test_a_module_that_is_dead_has_the_path_of_its_last_moment():
+    """Its parameter may live on in a graph, while another model is made at the same addresses."""
+    b = TraceBuilder()
+
+    def seen(child: int, parent: int, name: str, class_name: str) -> int:
+        mark = b.mark(MarkKind.MODULE_SEEN)
+        b.part_of(child, parent, name, class_name, mark)
+        return mark
+
+    seen(2, 0, "", "Linear")
+    registered = b.mark(MarkKind.MODULE_SEEN)
+    seen(1, 0, "", "Sequential")
+    seen(2, 1, "0", "Linear")
+    # The next model, whose layer lies where the first model was.
+    seen(2, 0, "", "Head")
+    seen(1, 0, "", "Linear")
+    seen(1, 2, "weighted", "Linear")
+    tree = build_op_tree(b.build())
+    paths, end = ModulePaths(tree), float(len(tree.depth))
+    assert paths.path(2, end, registered) == "Sequential.0"
+    assert paths.path(1, end) == "Head.weighted"

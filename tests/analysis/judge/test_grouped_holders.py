@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_torchmem.analysis.judge.causes import group_holders, made_by
+from pytest_torchmem.analysis.judge.holders import group_holders, made_by
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.values.results import Fate, Holder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_torchmem.analysis.judge.causes import Held, explain_retained
+from pytest_torchmem.analysis.judge.holders import Held, explain_retained
 from pytest_torchmem.analysis.judge.verdict import judge_baseline, judge_limits, sentences
 from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Reference
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.storages.categories import Step, made_from_data
 from pytest_torchmem.analysis.storages.measured_facts import forward_steps
 from pytest_torchmem.analysis.storages.storages import BEFORE, NEVER
@@ -58,7 +58,7 @@ def told(words: Sequence[tuple[str, int, int]]) -> MemoryProfile:
         else:
             with b.optimizer_step():
                 b.owner(one, Ownership.PARAMETER)
-    return analyze(b.build())
+    return analyze_trace(b.build())
 
 
 @given(WORDS)
@@ -127,7 +127,7 @@ def test_a_loop_that_does_the_same_is_one_step() -> None:
         with b.op("aten::add", reads=[x]):
             y = b.alloc(16)
         b.free(y)
-    assert len(list(forward_steps(analyze(b.build()).recording))) == 1
+    assert len(list(forward_steps(analyze_trace(b.build()).recording))) == 1
 
 
 @given(WORDS)

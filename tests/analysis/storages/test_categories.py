@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.storages.categories import CATEGORY_PASSES, decide
 from pytest_torchmem.analysis.storages.evidence import Evidence, RankWindow
 from pytest_torchmem.analysis.storages.explanation import Explanation
@@ -28,7 +28,7 @@ def reason_of(profile: MemoryProfile, block: Block) -> str:
 
 
 def label_in(builder: TraceBuilder, block: Block) -> Category:
-    return label_of(analyze(builder.build()), block)
+    return label_of(analyze_trace(builder.build()), block)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_graph_that_keeps_nothing_of_the_body_promises_no_backward_pass():
         result = b.alloc(16)
     stop = b.mark(MarkKind.STOP)
     b.owner(x, Ownership.SAVED, mark=stop)
-    profile = analyze(b.build())
+    profile = analyze_trace(b.build())
     assert not profile.recording.has_backward
     assert label_of(profile, result) is Category.TEMPORARY
 
@@ -97,7 +97,7 @@ def test_the_leaves_of_a_backward_pass_are_the_parameters_where_nobody_holds_any
     b.read(weight, name="aten::mm")
     with b.backward():
         b.owner(weight, Ownership.LEAF)
-    told = explained(analyze(b.build()), weight)
+    told = explained(analyze_trace(b.build()), weight)
     assert told.storage.category is Category.PARAMETER
     assert told.reason == "a backward pass gives it a gradient, and nobody holds any parameters"
 
@@ -172,7 +172,7 @@ def saved_and_not(backward: bool) -> tuple[MemoryProfile, Block, Block]:
     if backward:
         with b.backward():
             b.owner(saved, Ownership.SAVED)
-    return analyze(b.build()), saved, other
+    return analyze_trace(b.build()), saved, other
 
 
 def test_what_a_graph_keeps_is_activation_and_the_rest_temporary():
@@ -196,7 +196,7 @@ def test_what_a_backward_node_reads_was_kept_for_it():
         b.free(scratch)
     with b.backward(), b.node("MyFunctionBackward"), b.op("aten::mul", reads=[kept]):
         pass
-    profile = analyze(b.build())
+    profile = analyze_trace(b.build())
     assert label_of(profile, kept) is Category.ACTIVATION
     assert reason_of(profile, kept).endswith("an operator of the backward pass reads it")
     assert label_of(profile, scratch) is Category.TEMPORARY
@@ -248,7 +248,7 @@ def backward_of_a_product(summed: bool) -> tuple[MemoryProfile, Block, Block]:
                     b.alloc(8)
                 b.free(result)
         b.read()
-    return analyze(b.build()), scratch, result
+    return analyze_trace(b.build()), scratch, result
 
 
 def test_what_a_node_hands_on_is_autograd_detail_and_its_scratch_temporary():
@@ -285,7 +285,7 @@ def test_a_sum_between_two_nodes_within_a_third_one_is_autograd_detail():
             b.free(scratch)
         b.read()
         b.free(handed_on)
-    profile = analyze(b.build())
+    profile = analyze_trace(b.build())
     assert label_of(profile, handed_on) is Category.AUTOGRAD_DETAIL
     assert label_of(profile, scratch) is Category.TEMPORARY
 
@@ -297,7 +297,7 @@ def test_a_gradient_that_a_hook_used_up_is_known_from_its_accumulation():
             gradient = b.alloc(8)
         b.read()
     b.free(gradient)
-    told = explained(analyze(b.build()), gradient)
+    told = explained(analyze_trace(b.build()), gradient)
     assert told.storage.category is Category.GRADIENT
     assert told.reason == "the node that accumulates into a leaf keeps it or adds to it"
 
@@ -343,7 +343,7 @@ def test_calling_a_module_touches_all_that_its_parts_hold():
     b.part_of(child=2, parent=1, name="inner")
     with b.module(1):
         b.alloc(4)
-    assert analyze(b.build()).peak.parameter == 8
+    assert analyze_trace(b.build()).peak.parameter == 8
 
 
 def test_a_module_that_is_not_called_is_not_in_the_footprint():
@@ -352,7 +352,7 @@ def test_a_module_that_is_not_called_is_not_in_the_footprint():
     b.owner(weight, Ownership.PARAMETER, module=2, name="weight", mark=0)
     with b.module(1):
         b.alloc(4)
-    assert analyze(b.build()).peak.total == 4
+    assert analyze_trace(b.build()).peak.total == 4
 
 
 def test_a_graph_that_an_earlier_test_left_behind_is_not_in_the_footprint():
@@ -361,7 +361,7 @@ def test_a_graph_that_an_earlier_test_left_behind_is_not_in_the_footprint():
     b.alloc(4)
     stop = b.mark(MarkKind.STOP)
     b.owner(old, Ownership.SAVED, mark=stop)
-    profile = analyze(b.build())
+    profile = analyze_trace(b.build())
     assert profile.peak.total == 4
     assert not profile.recording.has_backward
 
@@ -378,7 +378,7 @@ def test_a_workspace_is_scratch_of_a_known_size_that_no_tensor_has():
     b = TraceBuilder()
     with b.op("aten::mm"):
         result, workspace = b.alloc(64), b.alloc(4096)
-    profile = analyze(workspace_trace(b))
+    profile = analyze_trace(workspace_trace(b))
     assert label_of(profile, workspace) is Category.WORKSPACE
     assert label_of(profile, result) is Category.TEMPORARY
 
@@ -393,7 +393,7 @@ def test_a_workspace_may_be_freed_with_its_product_and_scratch_of_a_convolution_
         b.free(freed)
     with b.op("aten::cudnn_convolution"):
         _, kept = b.alloc(64), b.alloc(4096)
-    profile = analyze(workspace_trace(b))
+    profile = analyze_trace(workspace_trace(b))
     assert label_of(profile, workspace) is Category.WORKSPACE
     assert label_of(profile, freed) is Category.TEMPORARY
     assert label_of(profile, kept) is Category.WORKSPACE
@@ -405,7 +405,7 @@ def test_a_workspace_is_known_within_a_range_that_its_operator_opens():
         result = b.alloc(4096)
         with b.op("eager_router", is_operator=False):
             workspace = b.alloc(4096)
-    profile = analyze(workspace_trace(b))
+    profile = analyze_trace(workspace_trace(b))
     assert label_of(profile, workspace) is Category.WORKSPACE
     assert label_of(profile, result) is Category.TEMPORARY
 
@@ -415,7 +415,7 @@ def test_a_workspace_of_an_operator_that_was_not_observed_is_what_no_tensor_has_
     workspace, freed, held = b.alloc(4096), b.alloc(4096), b.alloc(4096)
     b.free(freed)
     b.owner(held, Ownership.SURVIVOR, mark=b.mark(MarkKind.STOP))
-    profile = analyze(workspace_trace(b))
+    profile = analyze_trace(workspace_trace(b))
     assert label_of(profile, workspace) is Category.WORKSPACE
     assert label_of(profile, freed) is Category.TEMPORARY
     assert label_of(profile, held) is not Category.WORKSPACE
@@ -427,7 +427,7 @@ def test_a_product_of_a_workspaces_size_is_none():
         result, workspace = b.alloc(4096), b.alloc(4096)
     with b.op("aten::mm"):
         again = b.alloc(4096)
-    profile = analyze(workspace_trace(b))
+    profile = analyze_trace(workspace_trace(b))
     assert label_of(profile, result) is Category.TEMPORARY
     assert label_of(profile, workspace) is Category.WORKSPACE
     assert label_of(profile, again) is Category.TEMPORARY
@@ -438,7 +438,7 @@ def test_a_product_into_a_given_tensor_has_no_output_but_a_workspace():
     out = b.existing(64, Ownership.LIVE)
     with b.op("aten::mm", writes=[out]):
         workspace = b.alloc(4096)
-    profile = analyze(workspace_trace(b))
+    profile = analyze_trace(workspace_trace(b))
     assert label_of(profile, workspace) is Category.WORKSPACE
 
 
@@ -446,7 +446,7 @@ def test_a_product_that_is_one_number_takes_its_workspace_first():
     b = TraceBuilder()
     with b.op("aten::dot"):
         workspace, result = b.alloc(4096), b.alloc(4)
-    profile = analyze(workspace_trace(b))
+    profile = analyze_trace(workspace_trace(b))
     assert label_of(profile, workspace) is Category.WORKSPACE
     assert label_of(profile, result) is Category.TEMPORARY
 
@@ -458,7 +458,7 @@ def test_linear_algebra_has_workspaces(name):
     b = TraceBuilder()
     with b.op(name):
         _, workspace = b.alloc(64), b.alloc(4096)
-    assert label_of(analyze(workspace_trace(b)), workspace) is Category.WORKSPACE
+    assert label_of(analyze_trace(workspace_trace(b)), workspace) is Category.WORKSPACE
 
 
 def test_a_pass_never_edits_its_input_and_the_first_claim_counts():
@@ -467,7 +467,7 @@ def test_a_pass_never_edits_its_input_and_the_first_claim_counts():
     b.read(held)
     with b.op("aten::mm", reads=[held]):
         b.alloc(4)
-    profile = analyze(b.build())
+    profile = analyze_trace(b.build())
     facts, labels = profile.recording, profile.labels
     for category_pass in CATEGORY_PASSES:
         before = labels.copy()
@@ -480,7 +480,7 @@ def test_a_pass_never_edits_its_input_and_the_first_claim_counts():
 
 def evidence_until(b: TraceBuilder, last: int) -> Evidence:
     """The evidence of a window that ends with the event of row ``last``."""
-    whole = analyze(b.build())
+    whole = analyze_trace(b.build())
     tree, storages = whole.tree, whole.storages
     return Evidence(tree, storages, RankWindow(-0.5, float(tree.rank[last])), device=0)
 

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_torchmem.analysis.estimated.estimated_result import Estimate
 from pytest_torchmem.analysis.estimated.static import lifetimes_by_last_use
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.storages.categories import CATEGORY_PASSES
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.errors import MarkerError
@@ -40,7 +40,7 @@ def a_step() -> MemoryProfile:
             gradient = b.alloc(8)
     b.owner(gradient, Ownership.GRADIENT)
     b.free(kept)
-    return analyze(b.build())
+    return analyze_trace(b.build())
 
 
 def test_each_storage_says_who_decided_and_by_what_evidence():
@@ -71,7 +71,7 @@ def test_what_nobody_could_tell_has_no_decision():
     unclear = b.existing(16)
     with b.optimizer_step():
         b.read(unclear)
-    (told,) = analyze(b.build()).explain()
+    (told,) = analyze_trace(b.build()).explain()
     assert told.storage.category is Category.UNKNOWN
     assert (told.decided_by, told.reason) == ("", "")
 
@@ -150,7 +150,7 @@ def test_what_the_first_watched_operator_s_node_makes_is_made_by_that_operator()
     node = b.op("MmBackward0", scope=Scope.BACKWARD_FUNCTION, is_operator=False, sequence=0)
     with b.backward(), node, b.op("aten::t"):
         b.alloc(16)
-    told = {e.storage.size_bytes: e.storage.module for e in analyze(b.build()).explain()}
+    told = {e.storage.size_bytes: e.storage.module for e in analyze_trace(b.build()).explain()}
     assert told == {8: "Net", 16: "Net"}
 
 
@@ -172,5 +172,5 @@ def test_the_calls_around_an_allocation_end_with_the_outermost_of_the_user_s():
         b.op("aten::mm"),
     ):
         b.alloc(8)
-    stack = analyze(b.build()).attribution.stack(0)
+    stack = analyze_trace(b.build()).attribution.stack(0)
     assert [source.function for source in stack] == ["forward", "step"]

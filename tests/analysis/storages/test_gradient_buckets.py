@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from tests.builders import Block, TraceBuilder
 
 GRADIENT, BUCKET = 100, 300
@@ -21,7 +21,7 @@ def copied(b: TraceBuilder, bucket: Block, name: str = "mul_out") -> None:
 
 def finished(b: TraceBuilder) -> MemoryProfile:
     trace = b.build()
-    return analyze(replace(trace, meta={**trace.meta, "live_at_start_known": True}))
+    return analyze_trace(replace(trace, meta={**trace.meta, "live_at_start_known": True}))
 
 
 def test_a_bucket_that_nobody_holds_is_a_gradient():

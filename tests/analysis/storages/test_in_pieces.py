@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.storages import measured_facts, timeline
 from pytest_torchmem.values import packed
 from tests.analysis.storages.test_by_columns import WORDS, told
@@ -72,5 +72,5 @@ def test_the_drift_is_found_in_pieces(
     drift = totals - np.cumsum(sizes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed, "_BLOCK_ROWS", rows)
-        found = analyze(trace).reconciliation.drift_bytes
+        found = analyze_trace(trace).reconciliation.drift_bytes
     assert found == (drift.max() - drift.min() if len(drift) else 0)

@@ -146,6 +146,22 @@ def test_noise_that_is_added_to_a_gradient_is_no_input():
     assert categories["aten::ones"] is Category.INPUT
 
 
+def test_an_empty_result_is_not_the_parameter_of_a_module_that_is_called_again(x):
+    """torch gives a module's parameters an identity in its first call of a recording only."""
+    layer = linear()
+
+    def body():
+        layer(layer(x)).detach()
+        # It is given an empty result, and makes that larger.
+        places = torch.arange(64 * 64.0)
+        layer(places.view(64, 64)).sum().backward()
+
+    profile = profile_of(body)
+    categories = {e.storage.operator: e.storage.category for e in profile.explain()}
+    assert categories["aten::arange"] is Category.INPUT
+    assert all(e.storage.size_bytes for e in profile.explain())
+
+
 def test_the_results_of_autograd_grad_are_gradients(x):
     layer = linear()
     held = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pytest_torchmem.analysis.judge.causes import origin
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.storages.explanation import StorageClaim
 from pytest_torchmem.values.contributors import (
     Category,
@@ -23,7 +23,7 @@ def a_run(*passes) -> MemoryProfile:
         with b.op("aten::relu", reads=[weight]):
             scratch = b.alloc(64)
     b.free(scratch)
-    return analyze(b.build(), passes=passes)
+    return analyze_trace(b.build(), passes=passes)
 
 
 def cache(storages):
@@ -92,7 +92,7 @@ def test_a_part_of_a_recording_is_labelled_as_the_whole():
     with b.op("aten::cat"):
         b.alloc(32)
     end = b.mark(MarkKind.REGION_END, "part")
-    profile = analyze(b.build(), passes=[cache])
+    profile = analyze_trace(b.build(), passes=[cache])
     assert profile.region(begin, end).peak.at_peak.buffer == 32
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.analysis.storages.timeline import Timeline, find_peak
 from pytest_torchmem.store.traces import load_trace
 from pytest_torchmem.values.contributors import Category
@@ -41,7 +41,7 @@ def test_rubbish_from_before_is_not_in_the_footprint():
     b.read(weight)
     b.free(rubbish)
     b.alloc(10)
-    profile = analyze(b.build())
+    profile = analyze_trace(b.build())
     assert profile.timeline.total.tolist() == [100, 110]
 
 
@@ -52,7 +52,7 @@ def test_a_graph_from_before_uses_nothing_and_one_of_the_body_what_it_keeps():
     b.mark(MarkKind.REGION_END)
     b.owner(kept_before, Ownership.SAVED)
     b.owner(kept, Ownership.SAVED)
-    assert analyze(b.build()).timeline.total.tolist() == [10, 11]
+    assert analyze_trace(b.build()).timeline.total.tolist() == [10, 11]
 
 
 def test_a_region_counts_what_it_makes_and_what_it_touches():
@@ -66,7 +66,7 @@ def test_a_region_counts_what_it_makes_and_what_it_touches():
     end = b.mark(MarkKind.REGION_END)
     b.free(unused)
     b.free(inside)
-    region = analyze(b.build()).region(begin, end)
+    region = analyze_trace(b.build()).region(begin, end)
     assert region.timeline.total.tolist() == [100, 110, 10]
     assert region.retained.total == 10
 
@@ -76,7 +76,7 @@ def test_what_is_a_thousandth_of_the_largest_has_no_line_of_its_own():
     for name, size_bytes in (("aten::mm", 1 << 20), ("aten::add", 1 << 10), ("aten::neg", 1023)):
         with builder.op(name):
             builder.alloc(size_bytes)
-    peak = analyze(builder.build()).result().peak
+    peak = analyze_trace(builder.build()).result().peak
     assert [c.operator for c in peak.live] == ["aten::mm", "aten::add"]
     assert peak.total == (1 << 20) + (1 << 10) + 1023
 
@@ -90,7 +90,7 @@ def test_steps_say_what_was_made_and_is_alive_at_the_end_of_each():
     b.mark(MarkKind.STEP)
     b.alloc(7)
     b.mark(MarkKind.STEP)
-    assert analyze(b.build()).steps == (10, 7, 14)
+    assert analyze_trace(b.build()).steps == (10, 7, 14)
 
 
 # --- generated --------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Program:
     def finish(self) -> MemoryProfile:
         while self.open:
             self.leave()
-        return analyze(self.builder.build())
+        return analyze_trace(self.builder.build())
 
 
 def expected_levels(program: Program, begin: int, end: int) -> list[int]:
@@ -268,7 +268,7 @@ def test_a_stored_trace_gives_the_same_profile(existing, actions, tmp_path_facto
     profile = program.finish()
     path = tmp_path_factory.mktemp("trace") / "body.npz"
     profile.tree.trace.save(path)
-    assert analyze(load_trace(path)).result().to_json() == profile.result().to_json()
+    assert analyze_trace(load_trace(path)).result().to_json() == profile.result().to_json()
 
 
 def test_of_two_loops_the_one_whose_single_steps_leave_most_behind_is_the_growth():
@@ -277,7 +277,7 @@ def test_of_two_loops_the_one_whose_single_steps_leave_most_behind_is_the_growth
         for size_bytes in sizes:
             b.alloc(size_bytes)
             b.mark(MarkKind.STEP, f"{LOOP}{loop}")
-    assert analyze(b.build()).steps == (1, 11)
+    assert analyze_trace(b.build()).steps == (1, 11)
 
 
 def test_a_storage_of_one_byte_is_born_as_others_are():
@@ -285,6 +285,6 @@ def test_a_storage_of_one_byte_is_born_as_others_are():
     with b.op("aten::empty"):
         block = b.alloc(1)
     b.read(block)
-    profile = analyze(b.build())
+    profile = analyze_trace(b.build())
     assert profile.storages.size_bytes.tolist() == [1]
     assert profile.timeline.total.tolist() == [0, 1]

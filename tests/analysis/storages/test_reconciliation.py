@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.values.trace import MarkKind, Ownership
 from tests.builders import Block, TraceBuilder
 
@@ -13,7 +13,7 @@ def test_a_survivor_that_was_made_in_the_recording_is_explained():
     builder = TraceBuilder()
     block = builder.alloc(64)
     builder.owner(block, Ownership.SURVIVOR, builder.mark(MarkKind.STEP))
-    profile = analyze(builder.build())
+    profile = analyze_trace(builder.build())
     assert (profile.unexplained_bytes, profile.result().blind_spots) == (0, ())
 
 
@@ -22,7 +22,7 @@ def test_a_survivor_from_nowhere_is_unseen_and_is_no_part_of_the_footprint():
     block = builder.alloc(64)
     builder.free(block)
     builder.owner(block, Ownership.SURVIVOR, builder.mark(MarkKind.STEP))
-    profile = analyze(builder.build())
+    profile = analyze_trace(builder.build())
     assert profile.unexplained_bytes == 64
     assert profile.peak.total == 64
     assert (
@@ -39,10 +39,10 @@ def test_memory_of_another_gpu_is_named_and_that_of_the_cpu_is_not():
     builder.free(builder.alloc(256, device=1))
     builder.alloc(512, device=2)
     trace = builder.build()
-    assert analyze(trace, "cuda:0").result().blind_spots == (
+    assert analyze_trace(trace, "cuda:0").result().blind_spots == (
         "384 B were allocated on cuda:1, which is not measured",
     )
-    assert len(analyze(trace, "cpu").result().blind_spots) == 2
+    assert len(analyze_trace(trace, "cpu").result().blind_spots) == 2
 
 
 @pytest.mark.parametrize(("counted_bytes", "unrecorded_bytes"), [(1192, 0), (1292, 100), (1100, 0)])
@@ -56,7 +56,7 @@ def test_a_peak_that_was_counted_and_not_recorded_is_told(counted_bytes, unrecor
     names = ("requested", "allocated", "active", "reserved")
     trace.meta["counters"] = dict.fromkeys(names, counted_bytes)
     trace.meta["counters_before"] = dict.fromkeys(names, 1000)
-    profile = analyze(trace)
+    profile = analyze_trace(trace)
     assert profile.reconciliation.unrecorded_bytes == unrecorded_bytes
     told = [spot for spot in profile.result().blind_spots if "the allocator's own peak" in spot]
     assert bool(told) == bool(unrecorded_bytes)
@@ -68,7 +68,7 @@ def test_what_survives_within_a_larger_storage_is_explained():
     part = Block(99, file.ptr + 1024, 512)
     builder.read(part)
     builder.owner(part, Ownership.SURVIVOR, builder.mark(MarkKind.STEP))
-    profile = analyze(builder.build())
+    profile = analyze_trace(builder.build())
     assert (profile.unexplained_bytes, profile.result().blind_spots) == (0, ())
 
 
@@ -78,4 +78,4 @@ def test_what_survives_right_behind_a_storage_is_no_part_of_it(offset, unseen_by
     file = builder.alloc(4096)
     survivor = Block(99, file.ptr + offset, 512)
     builder.owner(survivor, Ownership.SURVIVOR, builder.mark(MarkKind.STEP))
-    assert analyze(builder.build()).unexplained_bytes == unseen_bytes
+    assert analyze_trace(builder.build()).unexplained_bytes == unseen_bytes

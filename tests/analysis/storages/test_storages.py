@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_torchmem.analysis.events.op_tree import build_op_tree
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.analysis.storages.storages import BEFORE, NEVER, Storages, find_storages
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import MarkKind, Ownership
@@ -173,5 +173,5 @@ def test_the_only_storage_of_a_trace_has_the_name_under_which_its_module_holds_i
     builder.owner(weight, Ownership.PARAMETER, module=1, name="weight")
     with builder.module(1):
         builder.read(weight)
-    peak = analyze(builder.build()).result().peak
+    peak = analyze_trace(builder.build()).result().peak
     assert [c.module for c in peak.live if c.category is Category.PARAMETER] == ["Net.weight"]

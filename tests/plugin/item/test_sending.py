@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.plugin.item import sending
 from pytest_torchmem.store.traces import load_trace
 from tests.builders import TraceBuilder
@@ -19,7 +19,7 @@ def recorded() -> Any:
     b = TraceBuilder()
     with b.op("aten::ones"):
         b.alloc(8)
-    profile = analyze(b.build())
+    profile = analyze_trace(b.build())
     return SimpleNamespace(profile_so_far=lambda: profile)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_torchmem.analysis.judge.causes import KnownHolder
+from pytest_torchmem.analysis.judge.holders import KnownHolder
 from pytest_torchmem.values.errors import MarkerError
 
 # The engine that stands in here says that `net.CACHE` holds all that is retained.

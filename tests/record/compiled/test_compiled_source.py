@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze
+from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
 from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.record.recorder import Recorder
 from pytest_torchmem.record.torch_api import autograd, compiler, profiler
@@ -189,7 +189,7 @@ def test_a_saved_trace_needs_no_compiler_to_be_explained(tmp_path: Path) -> None
     model = torch.compile(Net(), backend="aot_eager")
     profile = profile_of(lambda: model(torch.ones(32, 16)))
     profile.tree.trace.save(tmp_path / "trace.npz")
-    assert made(analyze(load_trace(tmp_path / "trace.npz"))) == made(profile)
+    assert made(analyze_trace(load_trace(tmp_path / "trace.npz"))) == made(profile)
     assert len(profile.tree.trace.compiled_lines)
 
 
@@ -201,7 +201,7 @@ def test_a_finished_profile_of_somebody_else_is_explained_as_well() -> None:
     model(x)
     with torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True) as done:
         model(x)
-    found = made(analyze(trace_of(done, "cpu")))
+    found = made(analyze_trace(trace_of(done, "cpu")))
     product = next(c for c in found if c.operator == "aten::addmm" and c.size_bytes == 2 * 8192)
     assert str(product.source) == f"test_compiled_source.py:{line('up')}"
 

@@ -75,16 +75,16 @@ def call_of(func, *args, **kwargs):
 def test_without_a_gpu_all_that_are_known_give_an_interval(monkeypatch):
     call = call_of(aten.sum.default, torch.empty(2**24, device="meta"))
     monkeypatch.setattr(fake_tensors, "processors_here", lambda: None)
-    least, most = cuda.bounds(call)
+    least, most = cuda.cuda_bounds(call)
     assert least < most
     monkeypatch.setattr(fake_tensors, "processors_here", lambda: (132, 2048))
-    assert least < cuda.bounds(call)[0] == cuda.bounds(call)[1] <= most
+    assert least < cuda.cuda_bounds(call)[0] == cuda.cuda_bounds(call)[1] <= most
 
 
 def test_a_mask_is_counted_as_whole_numbers(monkeypatch):
     monkeypatch.setattr(fake_tensors, "processors_here", lambda: (132, 2048))
     mask = torch.empty(1024, 256, dtype=torch.bool, device="meta")
-    assert cuda.bounds(call_of(aten.sum.default, mask)) == (2_097_412, 2_097_412)
+    assert cuda.cuda_bounds(call_of(aten.sum.default, mask)) == (2_097_412, 2_097_412)
 
 
 def test_few_heads_split_the_keys_of_flash_attention():
@@ -104,4 +104,4 @@ def test_cudnn_may_attend_in_the_place_of_flash_attention(monkeypatch):
     query = torch.empty(2, 4, 512, 64, dtype=torch.bfloat16, device="meta")
     func = aten._scaled_dot_product_flash_attention.default
     call = Call(func, func._schema.name, (query, query, query), {}, [query])
-    assert cuda.bounds(call)[0] == 0 < cuda.bounds(call)[1]
+    assert cuda.cuda_bounds(call)[0] == 0 < cuda.cuda_bounds(call)[1]

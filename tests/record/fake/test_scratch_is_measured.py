@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from pytest_torchmem.record.fake.kernels.operator_call import Call, Scratch
 from pytest_torchmem.record.fake.kernels.scratch import kept_bytes, scratch_of
 from pytest_torchmem.record.torch_api import fake_tensors
+from pytest_torchmem.record.torch_api.dispatcher import convolution_kind
 
 aten = torch.ops.aten
 BF16, F32 = torch.bfloat16, torch.float32
@@ -322,6 +323,15 @@ def test_each_group_of_a_convolution_may_fill_blocks_of_its_own():
     assert measured(back.func, *back.args) <= scratch_of(back, on_cpu=True).at_most_bytes
 
 
+def test_each_group_of_16_bits_may_fill_pairs_of_blocks():
+    x, weight = floats(2, 120, 9, 16, dtype=BF16), floats(120, 1, 5, 5, dtype=BF16)
+    how = ([2, 2], [0, 0], [1, 1], True, [0, 0], 40)
+    grad = call_of(aten.convolution.default, x, weight, None, *how).outputs[0]
+    wanted = [True, True, False]
+    back = call_of(aten.convolution_backward.default, grad, x, weight, None, *how, wanted)
+    assert measured(back.func, *back.args) <= scratch_of(back, on_cpu=True).at_most_bytes
+
+
 def laid_out(shape: tuple[int, ...], layout: str) -> torch.Tensor:
     if layout == "expanded":
         return floats(1).expand(shape)
@@ -454,3 +464,51 @@ def test_reflections_take_a_block_of_columns_at_most(shape):
     )
     bounds = ruled(func, *args)
     assert bounds.bytes_ <= measured(func, *args) <= bounds.at_most_bytes
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([(20,), (9, 12), (6, 5, 7)]),
+    st.sampled_from([torch.float64, F32]),
+    st.tuples(st.integers(1, 3), st.sampled_from([1, 4]), st.sampled_from([2, 8])),
+    st.sampled_from([1, 2, 3]),
+    st.tuples(st.integers(1, 2), st.integers(0, 1), st.integers(1, 2)),
+    st.booleans(),
+    st.sampled_from([1, 1, 2, 3]),
+    st.sampled_from(["rows", "transposed", "expanded gradient"]),
+)
+def test_a_convolution_that_onednn_does_not_take_unfolds_its_input(
+    places, dtype, sizes, kernel, steps, transposed, groups, form
+):
+    images, inner, outer = sizes
+    stride, padding, dilation = ([step] * len(places) for step in steps)
+    x = floats(images, inner * groups, *places, dtype=dtype)
+    x = x.transpose(-1, -2) if form == "transposed" and len(places) > 1 else x
+    channels = (inner * groups, outer) if transposed else (outer * groups, inner)
+    weight = floats(*channels, *[kernel] * len(places), dtype=dtype)
+    padding = padding if kernel > 1 else [0] * len(places)
+    how = (stride, padding, dilation, transposed, [0] * len(places), groups)
+    if "Slow" not in convolution_kind((x, weight, None, *how)):
+        return
+    call = call_of(aten.convolution.default, x, weight, None, *how)
+    taken, rule = measured(call.func, *call.args), scratch_of(call, on_cpu=True)
+    assert rule.bytes_ - SCALARS <= taken <= rule.at_most_bytes + SCALARS
+    grad = torch.randn_like(call.outputs[0])
+    grad = floats(1, dtype=dtype).expand_as(grad) if form == "expanded gradient" else grad
+    for wanted in ([True, True, False], [False, True, False], [True, False, False]):
+        back = call_of(aten.convolution_backward.default, grad, x, weight, None, *how, wanted)
+        taken, rule = measured(back.func, *back.args), scratch_of(back, on_cpu=True)
+        # Gradients come one after the other: not all are there at the peak.
+        assert rule.bytes_ - SCALARS - weight.nbytes <= taken <= rule.at_most_bytes + SCALARS
+
+
+def test_the_columns_of_rows_in_memory_are_known_exactly():
+    x, weight = floats(2, 4, 16, 16, dtype=torch.float64), floats(8, 4, 3, 3, dtype=torch.float64)
+    how = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    call = call_of(aten.convolution.default, x, weight, None, *how)
+    columns = 2 * 4 * 9 * 16 * 16 * 8
+    assert measured(call.func, *call.args) == columns
+    assert (ruled(call.func, *call.args).bytes_, ruled(call.func, *call.args).at_most_bytes) == (
+        columns,
+        columns,
+    )

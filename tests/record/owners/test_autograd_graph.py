@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from pytest_torchmem.record.owners.autograd_graph import graph_holdings, tensors_in
+from pytest_torchmem.record.owners.autograd_graph import graph_holdings
+from pytest_torchmem.record.owners.places import tensors_within
 from pytest_torchmem.record.torch_api import autograd
 
 
@@ -139,9 +140,9 @@ def test_a_deep_graph_does_not_recurse(x):
 
 def test_tensors_are_found_in_nested_containers():
     a, b, c = (torch.ones(1) for _ in range(3))
-    assert [id(t) for t in tensors_in({"k": [a, (b, "text")], "n": {"m": c}})] == [
+    assert [id(t) for t in tensors_within({"k": [a, (b, "text")], "n": {"m": c}})] == [
         id(a),
         id(b),
         id(c),
     ]
-    assert list(tensors_in("text")) == []
+    assert list(tensors_within("text")) == []

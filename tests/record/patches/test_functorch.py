@@ -13,7 +13,7 @@ from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp
 from torch.overrides import TorchFunctionMode
 from torch.profiler import record_function
 
-from pytest_torchmem.analysis.pipeline import analyze
+from pytest_torchmem.analysis.pipeline import analyze_trace
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.functorch import FunctorchWatch
 from pytest_torchmem.record.recorder import Recorder
@@ -298,7 +298,7 @@ def test_what_is_used_again_in_a_later_region_counts_there():
     torch.vmap(torch.cos)(x)
     trace = recorder.stop()
     (stop,) = np.flatnonzero(trace.marks["kind"] == MarkKind.STOP).tolist()
-    assert analyze(trace).region(begin, stop).peak.by_category.input == MEGABYTE
+    assert analyze_trace(trace).region(begin, stop).peak.by_category.input == MEGABYTE
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ _Rule = Callable[[Call, Processors], int]
 _INDEX_BYTES: Final = 8
 
 
-def bounds(call: Call) -> Bounds:
+def cuda_bounds(call: Call) -> Bounds:
     """Return what a call takes for itself at least and at most, on the GPU here or on any."""
     if call.name in _BOUNDED:
         return _BOUNDED[call.name](call)
@@ -384,7 +384,7 @@ _BOUNDED: Final[Mapping[str, _Bounded]] = {
     "aten::_trilinear": lambda call: products_of_three(call.args),
     "aten::linalg_inv_ex": _inverted,
     "aten::linalg_lu_solve": _solved_by_factors,
-    "aten::isin": sorting.found,
+    "aten::isin": sorting.found_in_sorted,
     "aten::masked_scatter_backward": lambda call: gathered_by_mask(call.args),
     "aten::linalg_matrix_exp": lambda call: powers_of_matrix(call.args[0]),
 }
@@ -435,7 +435,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "aten::_fft_c2r": _alike(_transformed_to_real),
     "aten::_fft_r2c": _alike(_transformed_from_real),
     "aten::masked_scatter": _alike(_scattered_by_mask),
-    "aten::topk": sorting.largest,
+    "aten::topk": sorting.largest_values,
     **dict.fromkeys(
         ("aten::adaptive_max_pool2d", "aten::adaptive_max_pool2d_backward"),
         _alike(_pooled_by_largest),

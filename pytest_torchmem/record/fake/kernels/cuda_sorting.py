@@ -61,7 +61,7 @@ def shuffled(call: Call) -> Bounds:
     return 16 * count, 41 * count + _counters(0)
 
 
-def found(call: Call) -> Bounds:
+def found_in_sorted(call: Call) -> Bounds:
     """CUB sorts the ordered elements twice more, with and without their places."""
     least, most = found_in(call.args, sorting_bytes=41)
     return least, most + _counters(0) if most else 0
@@ -133,7 +133,7 @@ _SHARED_FROM: Final = (
 )
 
 
-def largest(call: Call, processors: Processors) -> int:
+def largest_values(call: Call, processors: Processors) -> int:
     """Rows that several blocks share have counts of digits: ``TensorTopK.cu``."""
     x = call.args[0]
     length = int(x.shape[call.argument("dim", -1)]) if x.dim() else 1

@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from pytest_torchmem.record.fake.kernels import columns
 from pytest_torchmem.record.fake.kernels.operator_call import (
     HALVES,
     WIDE_BYTES,
@@ -33,17 +34,21 @@ _LINE_BYTES: Final = 64
 _SMALL_BYTES: Final = 1 << 16
 
 
-def bounds(name: str, args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds | None:
+def cpu_bounds(name: str, args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds | None:
     """Return what an operator takes for itself at least and at most; None where it is known."""
     rule = _RULES.get(name)
     return rule(args, outputs) if rule is not None else None
 
 
 def _convolution(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds:
+    if (taken := columns.bounds_of_unfolding(args, outputs[0])) is not None:
+        return taken
     return _in_blocks(args[8], args[1], args[0], outputs[0])
 
 
 def _convolution_backward(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:
+    if (taken := columns.bounds_of_unfolding_backward(args)) is not None:
+        return taken
     return _in_blocks(args[9], args[2], args[1], args[0])
 
 
@@ -110,7 +115,7 @@ def _several(factor: int) -> Callable[[Arguments, Sequence[torch.Tensor]], Bound
 # Recurrent layers.
 
 
-def workspace_bytes(args: Arguments) -> int:
+def lstm_workspace_bytes(args: Arguments) -> int:
     """Return what one layer of an LSTM keeps for its backward.
 
     Gates and hidden states of each step, both states before and after each step with their
@@ -144,7 +149,7 @@ def _lstm(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:
     """Copies of the weights, and the gates of each step."""
     weights = sum(map(nbytes, args[1:3]))
     at_least = weights + _gates(args[0], int(args[10]))
-    return at_least, 2 * at_least + workspace_bytes(args) + _SMALL_BYTES
+    return at_least, 2 * at_least + lstm_workspace_bytes(args) + _SMALL_BYTES
 
 
 def _lstm_backward(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:

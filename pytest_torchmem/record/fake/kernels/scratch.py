@@ -32,10 +32,10 @@ def scratch_of(call: Call, *, on_cpu: bool) -> Scratch:
     """Return the memory that a call takes for itself on the CPU, or on a GPU."""
     known = _size_of(_EVERYWHERE, call)
     if not on_cpu:
-        least, most = cuda.bounds(call)
+        least, most = cuda.cuda_bounds(call)
         return Scratch(known + least, known + most)
     known += _size_of(cpu.RULES, call) + cpu.cast_bytes(call)
-    bounded = onednn.bounds(call.name, call.args, call.outputs)
+    bounded = onednn.cpu_bounds(call.name, call.args, call.outputs)
     if bounded is None:
         return Scratch(known, known)
     return Scratch(known + bounded[0], known + bounded[1])
@@ -50,7 +50,7 @@ def kept_bytes(call: Call, *, on_cpu: bool) -> tuple[int, int] | None:
         return 0, nbytes(call.args[0])
     # Without a graph nothing is kept.
     if call.name == "aten::mkldnn_rnn_layer" and on_cpu and torch.is_grad_enabled():
-        return len(call.outputs) - 1, onednn.workspace_bytes(call.args)
+        return len(call.outputs) - 1, onednn.lstm_workspace_bytes(call.args)
     return None
 
 

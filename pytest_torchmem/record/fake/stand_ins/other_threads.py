@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import fake_tensors
@@ -30,8 +30,10 @@ def refused_in_other_threads(
     """Raise `EstimateError` where another thread has worked on fake tensors of ``mode``."""
     thread, seen = threading.get_ident(), threading.Event()
 
-    def refusing(plain: _Dispatch) -> Any:
-        def dispatched(func: object, types: object, args: Any = (), kwargs: Any = None) -> object:
+    def refusing(plain: _Dispatch) -> object:
+        def dispatched(
+            func: object, types: object, args: object = (), kwargs: object = None
+        ) -> object:
             if threading.get_ident() != thread and fake_tensors.has_any_of(mode, (args, kwargs)):
                 seen.set()
             return plain(func, types, args, kwargs)
