@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import ClassVar, Final
 
 import numpy as np
@@ -43,7 +43,7 @@ from pytest_torchmem.record.patches.python_tracing import (
 )
 from pytest_torchmem.record.patches.threads import GlooWatch, ThreadWatch
 from pytest_torchmem.record.safe_points import KeptCount, SafePoints
-from pytest_torchmem.record.torch_api import autograd, profiler
+from pytest_torchmem.record.torch_api import autograd, compiler, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.record.tree.growing_tables import Rows, Tables, joined
 from pytest_torchmem.record.tree.kineto import CUT, TreeReader
@@ -53,6 +53,7 @@ from pytest_torchmem.values.errors import LongBodyError, RecordingError
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import (
+    COMPILED_LINE,
     MARK,
     EventKind,
     MarkKind,
@@ -63,7 +64,8 @@ from pytest_torchmem.values.units import format_size
 
 # Marks travel through the profiler as annotations, so that they stand in the tree exactly where
 # they happened.
-_MARK_NAME = re.compile(r"pytest-torchmem mark (\d+)")
+_OURS: Final = "pytest-torchmem "
+_MARK_NAME: Final = re.compile(rf"{_OURS}mark (\d+)")
 # These need no place in the tree; the clock is good enough to order them.
 _OFF_TREE = frozenset({MarkKind.MODULE_SEEN, MarkKind.CALL})
 # Processor time after which a session is ended at the next mark: some 20,000 small operators.
@@ -122,8 +124,7 @@ class Recorder:
         self._functorch = FunctorchWatch(
             self._watch.note_call, lambda: autograd.await_engine(self._device)
         )
-        self._sources = CompiledSources(self._reader.strings)
-        self._compilations = CompilationWatch(self._sources.learn)
+        self._compilations = CompilationWatch(self._learn_graphs)
         self._swaps = SwapWatch(partial(self._between_sessions, self._ranges.in_conversion_at_most))
         self._gloo = GlooWatch()
         self._imports = ImportWatch(self._listen_to_compiler)
@@ -156,7 +157,7 @@ class Recorder:
                 self._count.install(self._patches)
                 self._install()
                 self._watch.scan(self._clock_mark(MarkKind.START))
-                self._sources.learn()
+                self._learn_graphs()
                 self._counters.start()
                 self._history.start()
                 self._points.begin()
@@ -185,6 +186,15 @@ class Recorder:
         self._listen_to_compiler()
         self._hooks_in()
 
+    @cached_property
+    def _sources(self) -> CompiledSources:
+        return CompiledSources(self._reader.strings)
+
+    def _learn_graphs(self) -> None:
+        """Note what the living graphs know; there are none of interest without a compiler."""
+        if compiler.is_imported():
+            self._sources.learn()
+
     def _listen_to_compiler(self) -> None:
         """Notice what the compiler does, once it is there."""
         if not self._listening.names:
@@ -211,7 +221,7 @@ class Recorder:
         if self._profiler is not None and kind not in _OFF_TREE:
             with (
                 self._functorch.heard(),
-                profiler.RecordFunction(f"pytest-torchmem mark {number}"),
+                profiler.RecordFunction(f"{_OURS}mark {number}"),
             ):
                 pass
         return number
@@ -412,7 +422,7 @@ class Recorder:
         return (
             not self._functorch.within
             and not self._imports.importing
-            and self._ranges.in_module_at_most()
+            and self._ranges.may_be_cut()
             and self._points.is_safe()
         )
 
@@ -505,7 +515,9 @@ class Recorder:
             marks=marks,
             owners=self._log.owners.table(),
             module_edges=self._log.edges.table(),
-            compiled_lines=self._sources.read(events),
+            compiled_lines=(
+                self._sources.read(events) if compiler.is_imported() else np.empty(0, COMPILED_LINE)
+            ),
             strings=names.values(),
             devices=self._reader.device_names.values(),
             meta=self._meta(),
@@ -520,12 +532,16 @@ class Recorder:
 
     def _place_marks(self, events: Table, marks: NDArray[np.void]) -> None:
         """Give each mark the row and time at which it stands in the tree."""
-        numbers = {}
-        for index, text in enumerate(self._reader.strings.values()):
-            if match := _MARK_NAME.fullmatch(text):
-                numbers[index] = int(match[1])
+        texts = self._reader.strings.values()
+        numbers = {
+            index: int(match[1])
+            for index, text in enumerate(texts)
+            if text.startswith(_OURS) and (match := _MARK_NAME.fullmatch(text))
+        }
         names, kinds = events["name"], events["kind"]
-        rows = np.flatnonzero((kinds == EventKind.TORCH_OP) & np.isin(names, list(numbers)))
+        is_mark = np.zeros(len(texts), np.bool_)
+        is_mark[list(numbers)] = True
+        rows = np.flatnonzero((kinds == EventKind.TORCH_OP) & is_mark[names])
         placed = [numbers[name] for name in names[rows].tolist()]
         marks["event"][placed] = rows
         marks["time_ns"][placed] = events["start_ns"][rows]
@@ -539,7 +555,7 @@ class Recorder:
         """
         strings, found = self._reader.strings, {}
         for number, text in enumerate(strings.values()):
-            if match := OPERATOR_NAME.fullmatch(text):
+            if text.startswith(_OURS) and (match := OPERATOR_NAME.fullmatch(text)):
                 found[number] = int(match[1]), strings.number(match[2])
         if not found:
             return

@@ -28,6 +28,7 @@ _GIT_SECONDS: Final = 10
 _HUNK: Final = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _FILE: Final = "+++ b/"
 _NO_FILE: Final = "--- /dev/null"
+_RENAMED: Final = ("rename from ", "rename to ")
 # Of a line that is gone or that came, but for comments.
 _CODE: Final = re.compile(r"[-+]\s*[^\s#]")
 _SETTINGS: Final = ("*.yaml", "*.yml", "*.json", "*.toml", "*.ini", "*.cfg")
@@ -107,6 +108,7 @@ class Hunk:
 
 
 Changes: TypeAlias = Mapping[str, list[Hunk]]
+"""The hunks of each file, by the name that it has now."""
 
 
 class KeptCode:
@@ -128,17 +130,25 @@ class KeptCode:
     def keep(self, baselines: Iterable[Path]) -> None:
         """Keep the code as it is now, as that of some baselines; where git fails, keep nothing."""
         with contextlib.suppress(OSError):
-            ours = self.repository
-            if not ours.exists():
-                _git(self._folder, "init", "--quiet", repository=ours)
-            for name in ("index", "index.lock"):
-                (ours / name).unlink(missing_ok=True)
-            files = "\0".join(islice(_code_below(self._folder), _KEPT_FILES))
-            add = ("update-index", "--add", "-z", "--stdin")
-            _git(self._folder, *add, repository=ours, given=files)
-            tree = _git(self._folder, "write-tree", repository=ours).strip()
+            if not self.repository.exists():
+                _git(self._folder, "init", "--quiet", repository=self.repository)
+            tree = self.tree_now()
             for baseline in baselines if tree else ():
                 self._note(baseline).write_text(tree)
+
+    def tree_now(self) -> str:
+        """Return git's name for the code as it is now; ``""`` where git fails."""
+        index = self.repository / f"index-{os.getpid()}"  # workers of xdist may ask at one time
+        try:
+            files = "\0".join(islice(_code_below(self._folder), _KEPT_FILES))
+            self._git(index, "update-index", "--add", "-z", "--stdin", given=files)
+            return self._git(index, "write-tree").strip()
+        finally:
+            for left in (index, index.with_name(f"{index.name}.lock")):
+                left.unlink(missing_ok=True)
+
+    def _git(self, index: Path, *arguments: str, given: str = "") -> str:
+        return _git(self._folder, *arguments, repository=self.repository, index=index, given=given)
 
     def tree_of(self, baseline: Path) -> str:
         """Return git's name for the code of a baseline; ``""`` where it was written elsewhere."""
@@ -176,11 +186,13 @@ class _Then:
     Attributes:
         commit: What git calls it.
         is_exact: The baseline was measured with it; else its code may be one that git never saw.
+        now: What git calls the code as it is now; ``""`` for what lies in the folder.
         repository: Where it was kept; None for the project's own repository.
     """
 
     commit: str
     is_exact: bool
+    now: str = ""
     repository: Path | None = None
 
 
@@ -202,7 +214,8 @@ class ChangedLines:
         self._kept = kept
         self._then: dict[Path, _Then] = {}
         self._of_baseline: dict[Path, Changes] = {}
-        self._untracked: dict[tuple[Path | None, str], bool] = {}
+        self._names: dict[Path, dict[str, str]] = defaultdict(dict)
+        self._untracked: dict[str, bool] = {}
 
     def keep(self, baselines: Iterable[Path]) -> None:
         """Keep the code as that of some baselines, which were just written."""
@@ -216,15 +229,14 @@ class ChangedLines:
         """
         hunks = self._since(baseline).get(source.file)
         if hunks is None:
-            return self._is_untracked(self._code_of(baseline), source.file)
+            return not self._code_of(baseline).now and self._is_untracked(source.file)
         return any(hunk.first <= source.line <= hunk.last for hunk in hunks)
 
-    def _is_untracked(self, then: _Then, file: str) -> bool:
-        asked = (then.repository, file)
-        if asked not in self._untracked:
-            others = ("ls-files", "--others", "--exclude-standard", "--", f":(literal){file}")
-            self._untracked[asked] = bool(self._git(then, *others))
-        return self._untracked[asked]
+    def _is_untracked(self, file: str) -> bool:
+        if file not in self._untracked:
+            options = ("ls-files", "--others", "--exclude-standard", "--", f":(literal){file}")
+            self._untracked[file] = bool(_git(self._folder, *options))
+        return self._untracked[file]
 
     def places(self, baseline: Path) -> tuple[Source, ...]:
         """Return the first line of each change since the baseline was stored."""
@@ -237,8 +249,12 @@ class ChangedLines:
         A line that was edited is where its successor is. A baseline that is not as it was committed
         may be of code that git does not know: its lines stay where they are.
         """
-        hunks = self._since(baseline).get(source.file)
-        if not hunks or not source.line or not self._code_of(baseline).is_exact:
+        since = self._since(baseline)
+        if not self._code_of(baseline).is_exact:
+            return source
+        source = replace(source, file=self._names[baseline].get(source.file, source.file))
+        hunks = since.get(source.file)
+        if not hunks or not source.line:
             return source
         moved = 0
         for hunk in hunks:
@@ -252,12 +268,20 @@ class ChangedLines:
 
     def _code_of(self, baseline: Path) -> _Then:
         if baseline not in self._then:
-            tree = self._kept.tree_of(baseline) if self._kept else ""
-            if self._kept and tree:
-                self._then[baseline] = _Then(tree, True, self._kept.repository)
-            else:
-                self._then[baseline] = self._committed(baseline)
+            self._then[baseline] = self._kept_code(baseline) or self._committed(baseline)
         return self._then[baseline]
+
+    def _kept_code(self, baseline: Path) -> _Then | None:
+        tree = self._kept.tree_of(baseline) if self._kept else ""
+        if not self._kept or not tree or not self._now:
+            return None
+        return _Then(tree, True, self._now, self._kept.repository)
+
+    @cached_property
+    def _now(self) -> str:
+        with contextlib.suppress(OSError):
+            return self._kept.tree_now() if self._kept else ""
+        return ""
 
     def _committed(self, baseline: Path) -> _Then:
         """Return the commit that stored a baseline; the newest of all for one that is not in."""
@@ -272,7 +296,7 @@ class ChangedLines:
             then = self._code_of(baseline)
             settings = self._named_in_code(then, self._changed_settings(then))
             literal = (f":(literal){file}" for file in settings)
-            self._of_baseline[baseline] = self._diff(then, "*.py", *literal)
+            self._of_baseline[baseline] = self._diff(then, self._names[baseline], "*.py", *literal)
         return self._of_baseline[baseline]
 
     def _changed_settings(self, then: _Then) -> list[str]:
@@ -286,20 +310,28 @@ class ChangedLines:
         if not patterns:
             return []
         plain = ("--no-color", "--no-line-number", "--word-regexp", "--fixed-strings")
-        text = self._git(then, "grep", "-h", "--only-matching", *plain, *patterns, "--", ":/*.py")
+        tree = (then.now,) if then.now else ()
+        asked = ("--only-matching", *plain, *patterns, *tree, "--", ":/*.py")
+        text = self._git(then, "grep", "-h", *asked)
         found = set(text.split("\n"))
         return [file for file, some in spellings.items() if not found.isdisjoint(some)]
 
-    def _diff(self, then: _Then, *files: str) -> Changes:
+    def _diff(self, then: _Then, names: dict[str, str], *files: str) -> Changes:
+        """Return the changes of some files; ``names`` takes the new name of each that has one."""
         plain = ("--no-color", "--unified=0", "--src-prefix=a/", "--dst-prefix=b/")
         found: dict[str, list[Hunk]] = defaultdict(list)
-        is_known, hunks = False, found[""]
+        is_known, hunks, old_name = False, found[""], ""
         for line in self._git_diff(then, *plain, "--", *files).split("\n"):
             if line.startswith("--- "):
                 is_known = line != _NO_FILE
             elif line.startswith("+++ "):
                 is_known = is_known and line.startswith(_FILE)
                 hunks = found[line.removeprefix(_FILE).strip()]
+            elif line.startswith(_RENAMED[0]):
+                old_name = line.removeprefix(_RENAMED[0])
+            elif line.startswith(_RENAMED[1]):
+                names[old_name] = line.removeprefix(_RENAMED[1])
+                found[names[old_name]] = []
             elif hunk := _HUNK.match(line):
                 was, now = _lines(hunk[1], hunk[2]), _lines(hunk[3], hunk[4])
                 hunks.append(Hunk(now.start, now.stop - 1, was))
@@ -308,8 +340,9 @@ class ChangedLines:
         return found
 
     def _git_diff(self, then: _Then, *arguments: str) -> str:
-        plain = ("--no-ext-diff", "--no-renames", "--relative")
-        return self._git(then, "diff", *plain, then.commit, *arguments)
+        plain = ("--no-ext-diff", "--find-renames", "--relative")
+        sides = (then.commit, then.now) if then.now else (then.commit,)
+        return self._git(then, "diff", *plain, *sides, *arguments)
 
     def _git(self, then: _Then, *arguments: str) -> str:
         return _git(self._folder, *arguments, repository=then.repository)
@@ -327,17 +360,25 @@ def _spellings(file: PurePosixPath) -> tuple[str, ...]:
     return (file.name, f'{file.stem}"', f"{file.stem}'")
 
 
-def _git(folder: Path, *arguments: str, repository: Path | None = None, given: str = "") -> str:
+def _git(
+    folder: Path,
+    *arguments: str,
+    repository: Path | None = None,
+    index: Path | None = None,
+    given: str = "",
+) -> str:
     """Return what git says; nothing where there is no git or no repository, and where it fails.
 
     It is asked about the repository that the folder is in, or about one of ours, where nothing that
-    the environment says of the other one counts. ``given`` is what it reads.
+    the environment says of the other one counts, with an ``index``. ``given`` is what it reads.
     """
     plain = ["--no-optional-locks", "-c", "core.quotePath=false"]
     environment = dict(os.environ)
     if repository:
         plain += [f"--git-dir={repository}", f"--work-tree={folder}"]
         environment = {n: v for n, v in environment.items() if not n.startswith("GIT_")}
+    if index:
+        environment["GIT_INDEX_FILE"] = str(index)
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *plain, *arguments],

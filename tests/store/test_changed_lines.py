@@ -271,11 +271,45 @@ def test_code_is_kept_for_a_baseline_with_the_content_that_was_written(
 
 
 def test_code_is_kept_without_data_tools_and_packages(kept: ChangedLines, tmp_path: Path) -> None:
-    repository = f"--git-dir={tmp_path / 'cache' / 'code'}"
+    (note,) = (path for path in (tmp_path / "cache").iterdir() if path.is_file())
+    listed = (f"--git-dir={tmp_path / 'cache/code'}", "ls-tree", "-r", "--name-only")
     files = subprocess.run(
-        ["git", repository, "ls-files"], check=True, capture_output=True, text=True
+        ["git", *listed, note.read_text()], check=True, capture_output=True, text=True
     )
     assert files.stdout.split() == ["conf/small.toml", "src/net.py", "src/read.py"]
+
+
+def test_lines_of_a_file_with_a_new_name_have_changed_where_they_were_edited(
+    kept: ChangedLines, tmp_path: Path
+) -> None:
+    project = tmp_path / "project"
+    put(project, "src/net.py", "import torch\n\n\n" + BEFORE * 9)
+    put(project, BASELINE, "{} ")
+    kept.keep([project / BASELINE])
+    put(project, "src/model.py", "import torch\n\n" + BEFORE * 8 + AFTER)
+    (project / "src/net.py").unlink()
+    lines, baseline = remembering(project), project / BASELINE
+    lines_changed = [n for n in range(1, 40) if lines.has_changed(baseline, at("src/model.py", n))]
+    assert lines_changed == [28, 29]
+    assert lines.now_at(baseline, at("src/net.py", 30)) == at("src/model.py", 30)
+    assert lines.now_at(baseline, at("src/net.py", 5)) == at("src/model.py", 4)
+    assert [str(place) for place in lines.places(baseline)] == ["model.py:28"]
+
+
+def test_git_knows_new_names_of_files_that_it_was_told_of(folder: Path) -> None:
+    put(folder, "src/net.py", BEFORE * 9)
+    put(folder, BASELINE, "{} ")
+    commit(folder)
+    git(folder, "mv", "src/net.py", "src/model.py")
+    assert not ChangedLines(folder).places(folder / BASELINE)
+    put(folder, "src/model.py", BEFORE * 8 + AFTER)
+    lines, baseline = ChangedLines(folder), folder / BASELINE
+    assert [str(place) for place in lines.places(baseline)] == ["model.py:26"]
+    assert lines.now_at(baseline, at("src/net.py", 2)) == at("src/model.py", 2)
+
+
+def at(file: str, line: int) -> Source:
+    return Source(file, line, "f")
 
 
 def test_code_is_kept_beside_the_repository_that_a_hook_of_git_names(

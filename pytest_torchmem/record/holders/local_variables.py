@@ -30,9 +30,9 @@ from pytest_torchmem.record.holders.paths import (
 )
 from pytest_torchmem.record.holders.search import ways_in_garbage, young_garbage
 from pytest_torchmem.record.owners.autograd_graph import graph_holdings
-from pytest_torchmem.record.owners.places import places_of
+from pytest_torchmem.record.owners.places import answers, places_of
 from pytest_torchmem.record.patches.python_tracing import quiet
-from pytest_torchmem.record.torch_api import autograd, memory
+from pytest_torchmem.record.torch_api import autograd
 
 Place: TypeAlias = tuple[str, int]
 Ways: TypeAlias = dict[Place, str]
@@ -138,7 +138,7 @@ def _tensors(variables: dict[str, object], function: str) -> Iterator[tuple[torc
             continue
         seen.add(id(thing))
         if is_a(thing, torch.Tensor):
-            if memory.answers(thing):
+            if answers(thing):
                 yield thing, way
         elif not is_machinery(type(thing).__module__):
             waiting.extend((part, way + step) for part, step in _parts(thing))

@@ -22,7 +22,7 @@ from pytest_torchmem.record.heap import is_a, referents
 from pytest_torchmem.record.holders.paths import Searcher, place_of_frame, step_from, tidy
 from pytest_torchmem.record.owners.autograd_graph import graph_holdings
 from pytest_torchmem.record.owners.live_objects import HAS_GENERATIONS, find_holding
-from pytest_torchmem.record.owners.places import places_of, storages_of
+from pytest_torchmem.record.owners.places import answers, places_of, storages_of
 from pytest_torchmem.record.torch_api import autograd, memory, profiler
 from pytest_torchmem.record.tree.kineto import device_name
 
@@ -106,7 +106,7 @@ def _held_by(tensor: torch.Tensor | torch.UntypedStorage) -> Iterator[tuple[Plac
     if isinstance(tensor, torch.UntypedStorage):
         yield from (((device, ptr), "") for device, ptr, _ in storages_of(tensor))
         return
-    if not memory.answers(tensor):
+    if not answers(tensor):
         return
     for place in places_of(tensor):
         yield place, ""

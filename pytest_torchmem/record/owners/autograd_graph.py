@@ -17,8 +17,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
+from pytest_torchmem.record.owners.places import answers, tensors_within
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import autograd, memory
+from pytest_torchmem.record.torch_api import autograd
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,23 +72,6 @@ def _names_of(kind: type[Node]) -> tuple[str, ...]:
     return _NAMES[kind]
 
 
-def tensors_within(value: object) -> list[torch.Tensor]:
-    """Tensors in a value and in the tuples, lists and dicts it is made of."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = [*value.values()]
-    if not isinstance(value, (tuple, list)):
-        return []
-    found = []
-    for item in value:
-        if type(item) is torch.Tensor:
-            found.append(item)
-        else:
-            found += tensors_within(item)
-    return found
-
-
 def nodes_below(roots: Iterable[object]) -> Iterator[Node]:
     """Every node of the graphs that end in ``roots``: tensors, or edges that stand for one."""
     waiting = [node for root in roots for node in _nodes_of(root) if node is not None]
@@ -105,7 +89,7 @@ def _nodes_of(root: object) -> list[Node | None]:
     """Return the nodes at which the graph of a root begins: of a tensor, or of an edge."""
     if isinstance(root, GradientEdge):
         return [root.node]
-    if isinstance(root, torch.Tensor) and memory.answers(root):
+    if isinstance(root, torch.Tensor) and answers(root):
         return [level.grad_fn for level in autograd.levels_of(root)]
     return []
 

@@ -26,6 +26,7 @@ from pytest_torchmem.record.heap import (
     referents_of,
     with_subclasses,
 )
+from pytest_torchmem.record.owners.places import answers
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd, dispatcher, memory
 
@@ -378,7 +379,7 @@ def find_holding() -> list[torch.Tensor | torch.UntypedStorage]:
 
 
 def _tensors(found: Sequence[object]) -> list[torch.Tensor]:
-    tensors = [tensor for tensor in _of(torch.Tensor, found) if memory.answers(tensor)]
+    tensors = [tensor for tensor in _of(torch.Tensor, found) if answers(tensor)]
     for tensor in tensors:
         memory.hold(tensor)
     return tensors

@@ -22,21 +22,21 @@ from pytest_torchmem.record.owners.autograd_graph import (
     GraphHoldings,
     graph_holdings,
     nodes_below,
-    tensors_within,
 )
 from pytest_torchmem.record.owners.live_objects import find_live
 from pytest_torchmem.record.owners.places import (
+    answers,
     data_ptr,
     places_of,
     plain_tensors,
     storages_of,
+    tensors_within,
     values_of,
 )
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.patches.python_tracing import quiet
 from pytest_torchmem.record.torch_api import autograd, fake_tensors
 from pytest_torchmem.record.torch_api.compiler import untraced
-from pytest_torchmem.record.torch_api.memory import answers
 from pytest_torchmem.record.torch_api.modules import (
     buffers_of,
     groups_of,
@@ -496,6 +496,7 @@ class WatchedEngine:
         return gradients
 
 
+@quiet
 def _devices(roots: Iterable[object]) -> set[torch.device]:
     return {r.device for r in roots if isinstance(r, torch.Tensor) and answers(r)}
 

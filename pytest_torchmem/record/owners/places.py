@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchmem.record.owners.autograd_graph import tensors_within
 from pytest_torchmem.record.torch_api import autograd, memory
 from pytest_torchmem.record.tree.kineto import device_name
 
@@ -20,6 +19,15 @@ from pytest_torchmem.record.tree.kineto import device_name
 NO_DATA: Final = (RuntimeError, NotImplementedError)
 
 _STRIDED: Final = torch.strided
+
+#: Of these classes, and not of those derived from them, it is known what a tensor is made of.
+ORDINARY: Final = (torch.Tensor, torch.nn.Parameter)
+
+# All that is ever read of a tensor without a call.
+_READ: Final = (
+    *("__dict__", "data_ptr", "device", "grad_fn", "is_leaf", "is_meta", "is_sparse", "itemsize"),
+    *("layout", "storage_offset", "untyped_storage"),
+)
 
 
 def places_of(tensor: Any) -> Sequence[tuple[str, int]]:
@@ -30,11 +38,7 @@ def places_of(tensor: Any) -> Sequence[tuple[str, int]]:
     allocate where it does not when nobody looks.
     """
     # Asked some thousand times while a body runs, and each call in here is recorded, too.
-    if (
-        type(tensor) not in memory.ORDINARY
-        or tensor.layout is not _STRIDED
-        or autograd.is_wrapper(tensor)
-    ):
+    if type(tensor) not in ORDINARY or tensor.layout is not _STRIDED or autograd.is_wrapper(tensor):
         return [place for part in plain_tensors(tensor) for place in _place_of(part)]
     return () if tensor.is_meta else _place_of(tensor)
 
@@ -66,7 +70,7 @@ def plain_tensors(tensor: object, around: tuple[object, ...] = ()) -> Iterator[t
 
     ``around`` are wrappers that it was found in: one may well refer to another in a circle.
     """
-    if not isinstance(tensor, torch.Tensor) or not memory.answers(tensor):
+    if not isinstance(tensor, torch.Tensor) or not answers(tensor):
         # None, where backward gives no gradient, or an edge of a graph in a tensor's place.
         return
     plain = autograd.unwrapped(tensor)
@@ -78,6 +82,18 @@ def plain_tensors(tensor: object, around: tuple[object, ...] = ()) -> Iterator[t
                 yield from plain_tensors(part, (*around, plain))
     else:
         yield plain
+
+
+def answers(tensor: torch.Tensor) -> bool:
+    """False for a tensor whose class raises when it is asked what torch answers for any tensor."""
+    if type(tensor) in ORDINARY:
+        return True
+    try:
+        for name in _READ:
+            getattr(tensor, name)
+    except Exception:
+        return False
+    return True
 
 
 def data_ptr(holder: torch.Tensor | torch.UntypedStorage) -> int:
@@ -96,11 +112,28 @@ def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """
     if parts := memory.sparse_parts(tensor):
         return parts
-    if type(tensor) in memory.ORDINARY:
+    if type(tensor) in ORDINARY:
         return []
     if parts := memory.flattened(tensor):
         return parts
     return [] if data_ptr(tensor) else [*_in_attributes(tensor)]
+
+
+def tensors_within(value: object) -> list[torch.Tensor]:
+    """Tensors in a value and in the tuples, lists and dicts it is made of."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if not isinstance(value, (tuple, list)):
+        return []
+    found = []
+    for item in value:
+        if type(item) is torch.Tensor:
+            found.append(item)
+        else:
+            found += tensors_within(item)
+    return found
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from pytest_torchmem.record.owners.autograd_graph import tensors_within
+from pytest_torchmem.record.owners.places import tensors_within
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd, dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced

@@ -43,28 +43,6 @@ HOLDING: tuple[type[torch.Tensor] | type[torch.UntypedStorage], ...] = (
 )
 
 
-#: Of these classes, and not of those derived from them, it is known what a tensor is made of.
-ORDINARY: Final = (torch.Tensor, torch.nn.Parameter)
-
-# All that is ever read of a tensor without a call.
-_READ: Final = (
-    *("__dict__", "data_ptr", "device", "grad_fn", "is_leaf", "is_meta", "is_sparse", "itemsize"),
-    *("layout", "storage_offset", "untyped_storage"),
-)
-
-
-def answers(tensor: torch.Tensor) -> bool:
-    """False for a tensor whose class raises when it is asked what torch answers for any tensor."""
-    if type(tensor) in ORDINARY:
-        return True
-    try:
-        for name in _READ:
-            getattr(tensor, name)
-    except Exception:
-        return False
-    return True
-
-
 def storage_key(tensor: torch.Tensor) -> int:
     """Identity of a storage while it lives: the address of its C++ object."""
     return key_of_storage(tensor.untyped_storage())

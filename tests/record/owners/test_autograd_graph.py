@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from pytest_torchmem.record.owners.autograd_graph import graph_holdings, tensors_within
+from pytest_torchmem.record.owners.autograd_graph import graph_holdings
+from pytest_torchmem.record.owners.places import tensors_within
 from pytest_torchmem.record.torch_api import autograd
 
 
