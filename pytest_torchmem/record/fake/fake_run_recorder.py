@@ -199,6 +199,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                 return compositions.run(func, args, kwargs)
         made = made_of_others(func)
         if made is not None:
+            args, kwargs = self._with_fakes(args, kwargs)
             with self:
                 return made(*args, **kwargs)
         if func is fake_tensors.LOCAL_SCALAR:
