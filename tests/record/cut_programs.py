@@ -333,8 +333,23 @@ def made_anew() -> None:
         del model
 
 
+def softened(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y = torch.tanh(y)
+    return y + x
+
+
+def below_functions_of_torch() -> None:
+    x = torch.ones(4)
+    KEPT.append(torch.autograd.functional.vjp(softened, x, torch.ones(4)))
+    model = Cell()
+    doubled = {name: p.detach() * 2 for name, p in model.named_parameters()}
+    KEPT.append(torch.func.functional_call(model, doubled, (torch.ones(8, 16),)))
+
+
 PROGRAMS = [
     operators_between_calls,
+    below_functions_of_torch,
     called_again,
     made_anew,
     hooks_and_cycles,

@@ -31,7 +31,8 @@ from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import Scope
 
 # The name of an event that stands for an operator which was not observed: mark and operator.
-_OPERATOR_NAME: Final = re.compile(r"pytest-torchmem operator (\d+) (.+)")
+_PREFIX: Final = "pytest-torchmem operator "
+_OPERATOR_NAME: Final = re.compile(rf"{_PREFIX}(\d+) (.+)")
 # Functions that write to their first argument.
 _IN_PLACE: Final = re.compile(
     r"\w*[^_]_|__(setitem|i(add|and|div|floordiv|lshift|mod|mul|or|pow|rshift|sub|truediv|xor))__"
@@ -149,7 +150,7 @@ class _Calls(TorchFunctionMode):
 
 
 def _operator_event(mark: int, operator: str) -> str:
-    return f"pytest-torchmem operator {mark} {operator}"
+    return f"{_PREFIX}{mark} {operator}"
 
 
 def name_operators(events: Table, marks: NDArray[np.void], strings: StringTable) -> None:
@@ -159,7 +160,7 @@ def name_operators(events: Table, marks: NDArray[np.void], strings: StringTable)
     """
     found = {}
     for number, text in enumerate(strings.values()):
-        if match := _OPERATOR_NAME.fullmatch(text):
+        if text.startswith(_PREFIX) and (match := _OPERATOR_NAME.fullmatch(text)):
             found[number] = int(match[1]), strings.number(match[2])
     if not found:
         return

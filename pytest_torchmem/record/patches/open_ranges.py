@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -23,6 +23,14 @@ _MODULES: Final = (*_HARMLESS, "/nn/modules/module.py", "/nn/modules/container.p
 _CONVERSION: Final = (*_HARMLESS, "/nn/modules/module.py", "/torch/utils/__init__.py")
 # These call the engine.
 _BACKWARD: Final = (*_MODULES, "/torch/_tensor.py", "/autograd/__init__.py", "/autograd/graph.py")
+# These begin and end ranges and sessions,
+_PROFILERS: Final = ("autograd/profiler.py", "profiler/profiler.py")
+# and these compile, while the Python tracer may be suspended.
+_COMPILERS: Final = (
+    *("_dynamo/", "_inductor/", "_functorch/_aot_autograd/", "_functorch/aot_autograd.py"),
+    *("_export/", "export/", "fx/", "jit/"),
+)
+_UNCUT: Final = tuple(f"{_TORCH}{place}" for place in (*_PROFILERS, *_COMPILERS))
 
 
 class OpenRanges:
@@ -42,15 +50,24 @@ class OpenRanges:
         """Begin to count. What torch is calling already, as ``mp.spawn`` does, is not counted."""
         self.around = _calls_by_torch()
         annotation = "torch.autograd.profiler.record_function"
-        patches.replace(f"{annotation}.__enter__", lambda call: self._counting(1, call))
-        patches.replace(f"{annotation}.__exit__", lambda call: self._counting(-1, call))
+        patches.replace(f"{annotation}.__enter__", self._opening)
+        patches.replace(f"{annotation}.__exit__", self._closing)
 
-    def _counting(self, step: int, call: Callable[..., object]) -> Callable[..., object]:
-        def counted(block: object, *error: object) -> object:
-            self._open += step
-            return call(block, *error)
+    def _opening(self, enter: Callable[..., object]) -> Callable[..., object]:
+        def opened(block: object) -> object:
+            self._open += 1
+            return enter(block)
 
-        return counted
+        return opened
+
+    def _closing(self, leave: Callable[..., object]) -> Callable[..., object]:
+        def closed(block: object, *error: object) -> object:
+            try:
+                return leave(block, *error)
+            finally:
+                self._open -= 1
+
+        return closed
 
     def require_none_open(self) -> None:
         """Raise `RecordingError` inside a ``record_function`` block or a call of torch."""
@@ -64,9 +81,13 @@ class OpenRanges:
         """Return whether `require_none_open` raises nothing."""
         return self._open <= 0 and _calls_by_torch() <= self.around
 
-    def in_module_at_most(self) -> bool:
-        """Return whether nothing is open, and torch is calling nothing but modules."""
-        return self._open <= 0 and _calls_by_torch(_MODULES) <= self.around
+    def may_be_cut(self) -> bool:
+        """Return whether nothing is open, and torch neither opens or closes a range nor compiles.
+
+        Torch's other functions in Python are as good as the body's: an operator that calls Python
+        is found on the stack of the process.
+        """
+        return self._open <= 0 and not any(file.startswith(_UNCUT) for file in _files_called())
 
     def in_conversion_at_most(self) -> bool:
         """Return whether nothing is open, and torch calls nothing but a module's conversion."""
@@ -79,10 +100,12 @@ class OpenRanges:
 
 def _calls_by_torch(harmless: tuple[str, ...] = _HARMLESS) -> int:
     """Return how many functions of torch's are being called, below pytest where that is."""
-    count = 0
+    return sum(file.startswith(_TORCH) and not file.endswith(harmless) for file in _files_called())
+
+
+def _files_called() -> Iterator[str]:
+    """Yield the file of each function that is being called, below pytest where that is."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and "/_pytest/" not in frame.f_code.co_filename:
-        file = frame.f_code.co_filename
-        count += file.startswith(_TORCH) and not file.endswith(harmless)
+    while frame is not None and "/_pytest/" not in (file := frame.f_code.co_filename):
+        yield file
         frame = frame.f_back
-    return count

@@ -9,6 +9,8 @@ import torch
 
 from pytest_torchmem import measure
 from pytest_torchmem.measuring.block import Measure
+from pytest_torchmem.record.patches import Installed
+from pytest_torchmem.record.patches.open_ranges import OpenRanges
 from pytest_torchmem.values.errors import RecordingError
 
 REFUSED = "inside a record_function block, an autograd function, a hook"
@@ -42,6 +44,24 @@ def test_a_region_is_not_read_in_a_hook() -> None:
         weight.sum().backward()
     assert len(said) == 1
     assert REFUSED in said[0]
+
+
+def test_a_range_is_open_until_torch_has_closed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges, range_type = OpenRanges(), torch.autograd.profiler.record_function
+    may_be_cut: list[bool] = []
+    leave = range_type.__exit__
+
+    def leaving(block: Any, *error: Any) -> None:
+        may_be_cut.append(ranges.may_be_cut())
+        leave(block, *error)
+
+    monkeypatch.setattr(range_type, "__exit__", leaving)
+    with Installed() as patches:
+        ranges.install(patches)
+        with torch.profiler.record_function("mine"):
+            may_be_cut.append(ranges.may_be_cut())
+        may_be_cut.append(ranges.may_be_cut())
+    assert may_be_cut == [False, False, True]
 
 
 class Calls(torch.nn.Module):
