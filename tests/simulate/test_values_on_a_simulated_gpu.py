@@ -86,6 +86,18 @@ def test_complex_numbers_that_are_not_exact_are_no_nan():
     assert not (zeros / zeros).conj().mul_(1).isnan().any().item()
 
 
+def test_what_is_not_exact_has_not_overflowed():
+    known = -torch.log(torch.tensor([0.0, 1.0], device=CUDA))
+    assert known[0].item() == float("inf")
+    assert known.isfinite().tolist() == [False, True]
+    zeros = unknown(2)
+    loss = -torch.log(zeros)
+    assert loss[0].item() == 0
+    assert loss.isfinite().all().item()
+    assert not loss.isinf().any().item()
+    assert (zeros.log() == float("-inf")).tolist() == [True, True]  # as a mask has it
+
+
 CALLS = {
     "product": lambda x: x @ x.T,
     "softmax": lambda x: x.softmax(-1),

@@ -20,6 +20,7 @@
 
 #include <dlfcn.h>
 
+#include <cmath>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -315,7 +316,9 @@ class Call {
         ++number;
       });
     }
-    if (!exact_) op_.rule.choose(arguments_, returned);
+    if (exact_) return;
+    op_.rule.choose(arguments_, returned);
+    op_.rule.find_no_infinity(arguments_, returned);
   }
 
   void deliver(const at::Tensor& result, const at::Tensor& target) {
@@ -458,6 +461,17 @@ void run(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
               call.failed_assertion(), " (a real GPU says so later, and works no more after that)");
 }
 
+// The host reads a number. One that is not exact has not overflowed: a loop that ends at an infinite loss
+// goes on.
+void run_read(const Handle& handle, c10::DispatchKeySet keys, Stack* stack) {
+  const at::Tensor tensor = stack->back().toTensor();
+  operators.find(&handle.schema())->second.kernel.callBoxed(handle, keys, stack);
+  const IValue& read = stack->back();
+  if (read.isDouble() && std::isinf(read.toDouble()) && is_on_gpu(tensor) && !is_exact(tensor)) {
+    stack->back() = 0.0;
+  }
+}
+
 // --- putting it there ---------------------------------------------------------------------------------
 
 // An operator's entry, which its handle keeps to itself.
@@ -539,10 +553,12 @@ extern "C" void torchmem_compute_small_values() {
   auto& kept = *new std::vector<c10::RegistrationHandleRAII>();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto handle = dispatcher.findSchema(name);
-    if (!handle || !is_wanted(*handle)) continue;
+    const bool reads = name.name == "aten::_local_scalar_dense";
+    if (!handle || (!reads && !is_wanted(*handle))) continue;
     operators.emplace(&handle->schema(), described(*handle));
-    kept.push_back(dispatcher.registerImpl(name, c10::DispatchKey::CUDA,
-                                           c10::KernelFunction::makeFromBoxedFunction<&run>(),
+    auto kernel = reads ? c10::KernelFunction::makeFromBoxedFunction<&run_read>()
+                        : c10::KernelFunction::makeFromBoxedFunction<&run>();
+    kept.push_back(dispatcher.registerImpl(name, c10::DispatchKey::CUDA, std::move(kernel),
                                            std::nullopt, nullptr, "torchmem"));
   }
   compute_small_values_in_parts(kept);

@@ -233,12 +233,20 @@ void Rule::choose(const Arguments& arguments, const Arguments& returned) const {
   }
 }
 
+void Rule::find_no_infinity(const Arguments& arguments, const Arguments& returned) const {
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  if (!(finds_equal || finds_other) || !arguments[1].isDouble()) return;
+  if (arguments[1].toDouble() == kInfinite) on_host(returned[0].toTensor()).fill_(finds_other);
+}
+
 Rule rule_of(const std::string& name) {
   Rule rule;
   rule.heavy = is_one_of(name, kHeavy) && !is_one_of(name, kLight);
   rule.host_reads = is_one_of(name, kHostReads);
   rule.counts_changes = is_one_of(name, {"mode"});
   rule.compares = is_one_of(name, kCompares);
+  rule.finds_equal = is_one_of(name, {"eq"});
+  rule.finds_other = is_one_of(name, {"ne"});
   rule.is_check = is_one_of(name, {"_is_all_true"});
   rule.asserts = is_one_of(name, {"_assert_async"});
   rule.finds_all = rule.is_check || is_one_of(name, {"all"});

@@ -19,6 +19,8 @@ struct Rule {
   bool host_reads = false;        // its kernel's host part reads a number: a length, or equality
   bool counts_changes = false;    // the number is how often a sorted row changes
   bool compares = false;          // returns a mask: as many numbers are compared as a mask may have
+  bool finds_equal = false;       // says which values are equal to another, or
+  bool finds_other = false;       // which are not
   bool finds_all = false;         // says whether all of a mask is set
   bool is_check = false;          // does so for a check of torch's own
   bool asserts = false;           // fails where what it is given is known to be false
@@ -42,6 +44,8 @@ struct Rule {
   long answer(const Arguments& given, const Arguments& results) const;
   // The same where no value is known: all values differ in a row, and two tensors are equal.
   std::optional<long> answer_unseen(const Arguments& given) const;
+  // What is not exact has not overflowed, as `isfinite` and `isinf` ask.
+  void find_no_infinity(const Arguments& arguments, const Arguments& returned) const;
   // Of equal values that are not exact, row r takes number r, then r + 1, ...: a router that knows
   // nothing gives each expert as much as the others.
   void choose(const Arguments& arguments, const Arguments& returned) const;
