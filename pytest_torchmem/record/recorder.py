@@ -64,7 +64,8 @@ from pytest_torchmem.values.units import format_size
 
 # Marks travel through the profiler as annotations, so that they stand in the tree exactly where
 # they happened.
-_MARK_NAME = re.compile(r"pytest-torchmem mark (\d+)")
+_OURS: Final = "pytest-torchmem "
+_MARK_NAME: Final = re.compile(rf"{_OURS}mark (\d+)")
 # These need no place in the tree; the clock is good enough to order them.
 _OFF_TREE = frozenset({MarkKind.MODULE_SEEN, MarkKind.CALL})
 # Processor time after which a session is ended at the next mark: some 20,000 small operators.
@@ -220,7 +221,7 @@ class Recorder:
         if self._profiler is not None and kind not in _OFF_TREE:
             with (
                 self._functorch.heard(),
-                profiler.RecordFunction(f"pytest-torchmem mark {number}"),
+                profiler.RecordFunction(f"{_OURS}mark {number}"),
             ):
                 pass
         return number
@@ -531,12 +532,16 @@ class Recorder:
 
     def _place_marks(self, events: Table, marks: NDArray[np.void]) -> None:
         """Give each mark the row and time at which it stands in the tree."""
-        numbers = {}
-        for index, text in enumerate(self._reader.strings.values()):
-            if match := _MARK_NAME.fullmatch(text):
-                numbers[index] = int(match[1])
+        texts = self._reader.strings.values()
+        numbers = {
+            index: int(match[1])
+            for index, text in enumerate(texts)
+            if text.startswith(_OURS) and (match := _MARK_NAME.fullmatch(text))
+        }
         names, kinds = events["name"], events["kind"]
-        rows = np.flatnonzero((kinds == EventKind.TORCH_OP) & np.isin(names, list(numbers)))
+        is_mark = np.zeros(len(texts), np.bool_)
+        is_mark[list(numbers)] = True
+        rows = np.flatnonzero((kinds == EventKind.TORCH_OP) & is_mark[names])
         placed = [numbers[name] for name in names[rows].tolist()]
         marks["event"][placed] = rows
         marks["time_ns"][placed] = events["start_ns"][rows]
@@ -550,7 +555,7 @@ class Recorder:
         """
         strings, found = self._reader.strings, {}
         for number, text in enumerate(strings.values()):
-            if match := OPERATOR_NAME.fullmatch(text):
+            if text.startswith(_OURS) and (match := OPERATOR_NAME.fullmatch(text)):
                 found[number] = int(match[1]), strings.number(match[2])
         if not found:
             return

@@ -75,7 +75,8 @@ class Evidence:
         inside = self._tensor_ranks
         mentioned = (inside >= self.window.begin) & (inside <= self.window.end)
         owners, at = self.tree.trace.owners, self._owner_ranks
-        used = np.isin(owners["module"], self._modules_called)
+        called = set(self._modules_called).__contains__
+        used = np.fromiter(map(called, owners["module"].tolist()), np.bool_, len(owners))
         used |= (at >= self.window.begin) & are_among(
             owners["kind"], (Ownership.SAVED, Ownership.LEAF, *_OPERANDS)
         )

@@ -274,8 +274,16 @@ def _column(tables: Iterable[Table], name: str) -> Iterator[Column]:
 
 def _distinct(pieces: Iterable[Column]) -> Column:
     """Return the distinct values of a column that is given in pieces, ascending."""
-    found = [np.unique(piece) for piece in pieces]
-    return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
+    found = [_each_once(piece) for piece in pieces]
+    return _each_once(np.concatenate(found)) if found else np.empty(0, np.int64)
+
+
+def _each_once(values: Column) -> Column:
+    """Return what `numpy.unique` does, which imports numpy's masked arrays when first called."""
+    ordered = np.sort(values)
+    is_first = np.ones(len(ordered), np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    return ordered[is_first]
 
 
 @dataclass(frozen=True, eq=False)

@@ -100,7 +100,7 @@ def build_timeline(
     sizes = evidence.storages.size_bytes
     # Most categories stay at zero; by columns, nothing is written to these.
     levels = np.zeros((len(ranks), len(Category)), np.int64, order="F")
-    used = tuple(np.unique(labels[evidence.counted & (sizes != 0)]).tolist())
+    used = tuple(np.flatnonzero(np.bincount(labels[evidence.counted & (sizes != 0)])).tolist())
     level, row = np.zeros(len(Category), np.int64), len(ranks) - np.count_nonzero(changes.is_last)
     for first in range(0, len(changes.storage), _CHANGES_AT_ONCE):
         part = slice(first, first + _CHANGES_AT_ONCE)

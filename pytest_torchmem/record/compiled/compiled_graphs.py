@@ -213,7 +213,11 @@ class CompiledSources:
         files = np.where(parents >= 0, events["file"][parents], -1)
         called = (files >= 0) & (events["line"] > 0)
         names = self._strings.values()
-        wanted = [n for n in np.unique(files[called]).tolist() if self._is_generated(names[n])]
+        is_called = np.zeros(len(names), np.bool_)
+        is_called[files[called]] = True
+        wanted = [n for n in np.flatnonzero(is_called).tolist() if self._is_generated(names[n])]
+        if not wanted:
+            return np.empty(0, COMPILED_LINE)
         unknown = {
             n
             for n in wanted

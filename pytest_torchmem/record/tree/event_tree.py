@@ -66,6 +66,8 @@ class EventTree:
     Attributes:
         parents: For each event the row of the one around it, or -1.
         kinds: For each event its `EventKind`.
+        inner: The rows of the events that hold others.
+        inner_ends: For each of these the row after the last one that it holds.
         times: Of all events but Python calls.
         shapes: For each operator the number that `Mentions` gave to the shape of its inputs.
         sequences: For each operator autograd's sequence number, or -1.
@@ -81,6 +83,8 @@ class EventTree:
 
     parents: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
+    inner: list[int] = field(default_factory=list)
+    inner_ends: list[int] = field(default_factory=list)
     times: Times = field(default_factory=Times)
     shapes: list[int] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
@@ -97,10 +101,10 @@ class EventTree:
         found = map(self.python.__getitem__, numbers.tolist())
         return [call for call in found if call is not None]
 
-    def children(self, call: int) -> Iterator[profiler.ProfilerEvent]:
+    def children(self, call: int) -> list[profiler.ProfilerEvent]:
         """Return the events directly below a Python call, by its place in ``python``."""
         event = self.python[call]
-        return iter(_children(event) if event is not None else ())
+        return list(_children(event)) if event is not None else []
 
 
 def line_of(call: profiler.ProfilerEvent) -> int:
@@ -124,44 +128,53 @@ def read_tree(
     starts_ns, ends_ns, threads = times.starts_ns, times.ends_ns, times.threads
     known = mentions.shapes.known
     fields_of, kind_of = profiler.fields_of, _KINDS.get
-    stack, above = list(reversed(roots)), [-1] * len(roots)
-    while stack:
-        event = stack.pop()
-        parents.append(above.pop())
-        fields = fields_of(event)
-        kinds.append(kind := kind_of(type(fields), _OTHER))
-        if kind == _PY_C_CALL:
-            children = _children(event)
-            python.append(event if children or whole else None)
-        elif kind == _PY_CALL:
-            children = _children(event)
-            module, optimizer = _module(fields), _optimizer(fields)
-            is_owner = module is not None or optimizer is not None
-            if is_owner:
-                tree.owners.append((len(python), module, optimizer))
-            python.append(event if children or is_owner or whole else None)
+    events, parent, row = iter(roots), -1, -1
+    # The events around: those that are left beside each, and the row around these.
+    around: list[tuple[Iterator[profiler.ProfilerEvent], int]] = []
+    while True:
+        for event in events:
+            row += 1
+            parents.append(parent)
+            fields = fields_of(event)
+            kinds.append(kind := kind_of(type(fields), _OTHER))
+            if kind == _PY_C_CALL:
+                children = _children(event)
+                python.append(event if children or whole else None)
+            elif kind == _PY_CALL:
+                children = _children(event)
+                module, optimizer = _module(fields), _optimizer(fields)
+                is_owner = module is not None or optimizer is not None
+                if is_owner:
+                    tree.owners.append((len(python), module, optimizer))
+                python.append(event if children or is_owner or whole else None)
+            else:
+                starts_ns.append(start_ns := _start_ns(event))
+                threads.append(_thread(event))
+                if kind == _ALLOCATION:
+                    # It takes no time and holds no other event.
+                    ends_ns.append(start_ns)
+                    tree.allocations.append(allocation := _allocation(fields))
+                    mentions.add_allocation(allocation)
+                    continue
+                ends_ns.append(_end_ns(event))
+                if kind == _OPERATOR:
+                    tree.shapes.append(shape := mentions.add_operator(fields))
+                    tree.sequences.append(_sequence(fields))
+                    if not known[shape].is_operator:
+                        tree.scopes.append(_scope(fields))
+                    if whole:
+                        tree.operators.append(event)
+                children = _children(event)
+            if children:
+                around.append((events, parent))
+                events, parent = iter(children), row
+                break
         else:
-            starts_ns.append(start_ns := _start_ns(event))
-            threads.append(_thread(event))
-            if kind == _ALLOCATION:
-                # It takes no time and holds no other event.
-                ends_ns.append(start_ns)
-                tree.allocations.append(allocation := _allocation(fields))
-                mentions.add_allocation(allocation)
-                continue
-            ends_ns.append(_end_ns(event))
-            if kind == _OPERATOR:
-                tree.shapes.append(shape := mentions.add_operator(fields))
-                tree.sequences.append(_sequence(fields))
-                if not known[shape].is_operator:
-                    tree.scopes.append(_scope(fields))
-                if whole:
-                    tree.operators.append(event)
-            children = _children(event)
-        if children:
-            above += [len(parents) - 1] * len(children)
-            children.reverse()
-            stack += children
+            if not around:
+                break
+            tree.inner.append(parent)
+            tree.inner_ends.append(row + 1)
+            events, parent = around.pop()
     return tree
 
 
@@ -199,18 +212,16 @@ def find_kept(tree: EventTree, whole: bool = False) -> WorthKeeping:
     is_python = are_calls(np.array(tree.kinds, np.uint8))
     worth = ~is_python | whole
     worth[np.flatnonzero(is_python)[[call for call, _, _ in tree.owners]]] = True
-    kept: list[bool] = worth.tolist()
-    # How many kept events are in each subtree, itself included. Children come after their parents,
-    # so walking backwards meets every descendant first.
-    sizes = list(map(int, kept))
-    for row, parent in zip(range(len(sizes) - 1, -1, -1), reversed(tree.parents), strict=True):
-        if size := sizes[row]:
-            if not kept[row]:
-                kept[row] = True
-                size = sizes[row] = size + 1
-            if parent >= 0:
-                sizes[parent] += size
-    worth = np.array(kept, np.bool_)
-    rows = np.flatnonzero(worth)
-    end = np.arange(len(rows)) + np.array(sizes, np.int64)[rows]
-    return WorthKeeping(rows, np.cumsum(worth) - 1, end, np.flatnonzero(worth[is_python]))
+    ends = np.arange(1, len(worth) + 1)
+    ends[tree.inner] = tree.inner_ends
+    before = _counts_before(worth)
+    kept = before[ends] > before[:-1]
+    rows, kept_before = np.flatnonzero(kept), _counts_before(kept)
+    return WorthKeeping(
+        rows, kept_before[1:] - 1, kept_before[ends[rows]], np.flatnonzero(kept[is_python])
+    )
+
+
+def _counts_before(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return how many are chosen before each place, the one after the last included."""
+    return np.concatenate([[0], np.cumsum(chosen)])

@@ -6,10 +6,11 @@ import os
 import re
 import sys
 import sysconfig
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -111,34 +112,86 @@ def find_gaps(
     in_users[list(users)] = True
     # A cut is no call of the function's own.
     is_call[list(cuts.own)] = False
-    found: list[Gap] = []
-    # By function: the line of the last call, and the operators that ran since.
-    after: dict[int, int] = {}
-    since: dict[int, list[int]] = {}
-    earlier: dict[int, tuple[OpenPart, ...]] = {}
-    if cuts.gap is not None and cuts.resumed >= 0:
-        after[cuts.resumed], since[cuts.resumed] = cuts.gap.after, []
-        earlier[cuts.resumed] = cuts.gap.parts
-
-    def gap(parent: int, before: int) -> Gap:
-        operators = tuple(since.pop(parent, ()))
-        function = int(kept.row[parent])
-        return Gap(function, operators, after.get(parent, 0), before, earlier.pop(parent, ()))
-
-    below = {function: tree.children(int(call[function])) for function in users}
     rows = np.flatnonzero(in_users[parents])
-    columns = (parents[rows], kept.row[rows], is_call[rows], in_function[rows])
-    for parent, row, calls, operates in zip(*(c.tolist() for c in columns), strict=True):
-        event = next(below[parent])
-        if operates:
-            since.setdefault(parent, []).append(row)
-        elif calls:
-            line = line_of(event)
-            if parent in since:
-                found.append(gap(parent, line))
-            after[parent] = line
-    left = gap(cuts.left, 0) if cuts.left in users else None
-    return [*found, *(gap(parent, 0) for parent in list(since))], left
+    rows = rows[np.argsort(parents[rows], kind="stable")]
+    below = _Below(tree, rows, parents[rows], call, np.flatnonzero(is_call[rows]).tolist())
+    runs = below.runs(np.flatnonzero(in_function[rows]))
+    resumed = cuts.resumed if cuts.gap is not None else -1
+    if resumed >= 0:
+        runs.setdefault((resumed, below.calls_before(resumed)), [])
+    if cuts.left in users:
+        runs.setdefault((cuts.left, below.calls_before(cuts.left, at_end=True)), [])
+    found, left = [], None
+    for (function, number), places in runs.items():
+        after, before = below.line(function, number - 1), below.line(function, number)
+        earlier: tuple[OpenPart, ...] = ()
+        if function == resumed and after is None and cuts.gap is not None:
+            after, earlier = cuts.gap.after, cuts.gap.parts
+        operators = tuple(kept.row[rows[places]].tolist())
+        gap = Gap(int(kept.row[function]), operators, after or 0, before or 0, earlier)
+        if before is None and function == cuts.left and function in users:
+            left = gap
+        else:
+            found.append(gap)
+    return found, left
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Below:
+    """The events directly below the user's functions, function by function.
+
+    A function that calls twice, with operators before, between and after::
+
+        events      add  call  mul  sub  call  div
+        calls             1              4
+        runs        (f, 0): [0]   (f, 1): [2, 3]   (f, 2): [5]
+
+    Attributes:
+        tree: The tree that has them.
+        rows: int64, shape (N,), their rows of the tree.
+        functions: int64, shape (N,), the row of the function that each is in, ascending.
+        call: int64, shape (T,), for each Python call of the tree its place in ``tree.python``.
+        calls: Which of the N events are calls of the function's own.
+    """
+
+    tree: EventTree
+    rows: NDArray[np.int64]
+    functions: NDArray[np.int64]
+    call: NDArray[np.int64]
+    calls: list[int]
+
+    def runs(self, operators: NDArray[np.int64]) -> dict[tuple[int, int], list[int]]:
+        """Return the operators between two calls, by function and number of the call after them."""
+        numbers = np.searchsorted(np.array(self.calls, np.int64), operators)
+        functions = self.functions[operators]
+        changes = np.diff(functions, prepend=-1).astype(np.bool_)
+        changes |= np.diff(numbers, prepend=-1).astype(np.bool_)
+        begins = np.flatnonzero(changes).tolist()
+        places = operators.tolist()
+        return {
+            (int(functions[begin]), int(numbers[begin])): places[begin:end]
+            for begin, end in pairwise([*begins, len(places)])
+        }
+
+    def calls_before(self, function: int, *, at_end: bool = False) -> int:
+        """Return the number of the first call in a function, or of the one after its last."""
+        return bisect_left(self.calls, self._bounds(function)[at_end])
+
+    def line(self, function: int, number: int) -> int | None:
+        """Return the line of a call; None where the function has none of that number."""
+        begin, end = self._bounds(function)
+        if not (0 <= number < len(self.calls) and begin <= self.calls[number] < end):
+            return None
+        place = self.calls[number]
+        event = self.tree.python[self.call[self.rows[place]]]
+        if event is None:
+            # Calls that led to nothing are not held.
+            event = self.tree.children(self.call[function])[place - begin]
+        return line_of(event)
+
+    def _bounds(self, function: int) -> tuple[int, int]:
+        begin, end = np.searchsorted(self.functions, (function, function + 1)).tolist()
+        return begin, end
 
 
 # "path/to/file.py(12): function", where the line is that of the function's definition.
