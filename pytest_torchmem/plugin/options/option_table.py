@@ -126,8 +126,8 @@ OPTIONS: Final = (
     ),
     Option(
         "baseline-all",
-        "compare every test whose body needs at least so much, such as 1MiB, with a baseline, "
-        "whether it asks for one or not",
+        "compare every test function whose body needs at least so much, such as 1MiB, with a "
+        "baseline, whether it asks for one or not; doctests and items of other plugins have to ask",
         "",
         "SIZE",
     ),
