@@ -109,7 +109,7 @@ def frozen_count() -> int:
 def frozen_objects() -> list[object]:
     """Return the frozen objects that modules, classes, frames or other objects lead to.
 
-    That took 1 s where 290,000 objects were frozen. What only C refers to is not found.
+    That took 0.8 s where 370,000 objects were frozen. What only C refers to is not found.
     """
     if not frozen_count():
         return []
@@ -123,13 +123,20 @@ def frozen_objects() -> list[object]:
             front += [frame, *variables_of(frame).values()]
     # Modules and classes may be frozen themselves.
     seen, found = set(map(id, gc.get_objects())), []
+    fresh = _by_id(front)
     while front:
-        fresh = {id(thing): thing for thing in front if id(thing) not in seen}
-        fresh |= {id(held): held for held in referents_of(front) if id(held) not in seen}
+        fresh |= _by_id(referents_of(front))
+        front = [thing for number, thing in fresh.items() if number not in seen]
         seen |= fresh.keys()
-        front = [thing for thing in fresh.values() if gc.is_tracked(thing)]
         found += front
+        fresh.clear()
     return found
+
+
+def _by_id(objects: Iterable[object]) -> dict[int, object]:
+    """Return those that may refer to others. No step of this is in Python."""
+    tracked = list(filter(gc.is_tracked, objects))
+    return dict(zip(map(id, tracked), tracked, strict=True))
 
 
 def referrers_among(objects: Sequence[object], targets: Sequence[object]) -> list[object]:

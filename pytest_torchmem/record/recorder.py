@@ -31,7 +31,7 @@ from pytest_torchmem.record.owners.autograd_graph import PackHookWatch
 from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.patches.functorch import OPERATOR_NAME, FunctorchWatch
+from pytest_torchmem.record.patches.functorch import FunctorchWatch, name_operators
 from pytest_torchmem.record.patches.open_ranges import OpenRanges
 from pytest_torchmem.record.patches.python_tracing import (
     CompilationWatch,
@@ -57,7 +57,6 @@ from pytest_torchmem.values.trace import (
     MARK,
     EventKind,
     MarkKind,
-    Scope,
     Trace,
 )
 from pytest_torchmem.values.units import format_size
@@ -502,7 +501,7 @@ class Recorder:
         tables, marks = joined(self._segments, last=last), self._marks.table()
         events, allocations = tables.events, tables.allocations
         self._place_marks(events, marks)
-        self._name_operators(events, marks)
+        name_operators(events, marks, self._reader.strings)
         self._fill_requested(events, allocations)
         names = self._reader.strings
         return Trace(
@@ -547,31 +546,6 @@ class Recorder:
         marks["time_ns"][placed] = events["start_ns"][rows]
         kinds[rows] = EventKind.OTHER
         events["kind"] = kinds
-
-    def _name_operators(self, events: Table, marks: NDArray[np.void]) -> None:
-        """Make operators of the events that stand for those within ``torch.func``'s transforms.
-
-        Each begins at a mark, which says what it was called with.
-        """
-        strings, found = self._reader.strings, {}
-        for number, text in enumerate(strings.values()):
-            if text.startswith(_OURS) and (match := OPERATOR_NAME.fullmatch(text)):
-                found[number] = int(match[1]), strings.number(match[2])
-        if not found:
-            return
-        names = events["name"]
-        rows = np.flatnonzero(np.isin(names, list(found)))
-        placed, operators = zip(*(found[name] for name in names[rows].tolist()), strict=True)
-        marks["event"][list(placed)] = rows
-        marks["time_ns"][list(placed)] = events["start_ns"][rows]
-        for column, values in (
-            ("name", operators),
-            ("is_operator", True),
-            ("scope", Scope.UNOBSERVED),
-        ):
-            changed = events[column]
-            changed[rows] = values
-            events[column] = changed
 
     def _meta(self) -> dict[str, Json]:
         return {

@@ -193,7 +193,8 @@ def measured(
     trace = profile.tree.trace
     assert isinstance(trace.events, PackedTable if nth else np.ndarray)
     # The row of the operator is another matter, too.
-    labels = [f"{replace(e.storage, order=0)} {e.decided_by} {e.reason}" for e in profile.explain()]
+    made = [e for e in profile.explain() if e.born_ns is not None]
+    labels = [f"{replace(e.storage, order=0)} {e.decided_by} {e.reason}" for e in made]
     return result, [*told(trace), *labels], len(cuts)
 
 

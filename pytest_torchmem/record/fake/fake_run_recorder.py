@@ -29,7 +29,7 @@ from pytest_torchmem.record.fake.stand_ins import compositions
 from pytest_torchmem.record.fake.stand_ins.fast_paths import made_of_others
 from pytest_torchmem.record.fake.stand_ins.real_routes import adds_in_place
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
-from pytest_torchmem.record.torch_api import autograd, compiler, dispatcher, fake_tensors
+from pytest_torchmem.record.torch_api import autograd, compiler, dispatcher, fake_tensors, memory
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.static_graph import (
@@ -199,6 +199,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                 return compositions.run(func, args, kwargs)
         made = made_of_others(func)
         if made is not None:
+            args, kwargs = self._with_fakes(args, kwargs)
             with self:
                 return made(*args, **kwargs)
         if func is fake_tensors.LOCAL_SCALAR:
@@ -225,7 +226,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         func, tensors = call.func, call.outputs
         self._require_runnable(tensors)
         self._enlarge(call)
-        makes = self._made(tensors, has_memory=func is not fake_tensors.ZEROS_WITHOUT_MEMORY)
+        makes = self._made(tensors, has_memory=_takes_memory(call))
         summed = self._note_in_place_for_real(func, call.args, makes)
         scope = _scope_of(autograd.running_node())
         doubt = self._doubts.about(call, scope, on_cpu=bool(tensors) and self._on_cpu(call))
@@ -466,6 +467,13 @@ def _require_no_history(func: dispatcher.Operator, args: Sequence[Any]) -> None:
             "which would keep their graph; make that tensor in the program, give it as an "
             "argument or a module's buffer, or write under torch.no_grad()"
         )
+
+
+def _takes_memory(call: Call) -> bool:
+    """Return whether torch allocates what an operator returns."""
+    if call.func in fake_tensors.LIFTS:
+        return not memory.is_of_others(call.args[0])
+    return call.func is not fake_tensors.ZEROS_WITHOUT_MEMORY
 
 
 def _of_one_memory(node: StaticNode, same: dict[int, int]) -> StaticNode:

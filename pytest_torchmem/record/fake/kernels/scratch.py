@@ -133,6 +133,10 @@ _EVERYWHERE: Final[Rules] = {
         copied_unless_contiguous(0),
     ),
     "aten::abs": _of_complex,
+    # Each element has a part in the gradients of the scale and of the zero point.
+    "aten::_fake_quantize_learnable_per_tensor_affine_backward": lambda call: (
+        2 * nbytes(call.args[1])
+    ),
     "aten::dist": lambda call: broadcast_elements(call) * int(call.args[0].element_size()),
     "aten::_safe_softmax": _safe_softmax,
     "aten::soft_margin_loss_backward": lambda call: 2 * call.out_bytes,

@@ -80,8 +80,11 @@ def _attention(
 ) -> tuple[_Tensor, _Tensor | None]:
     if query.is_nested:
         raise EstimateError(_RAGGED)
-    if query.device.type == "cuda" and mask is None and not need_weights:
-        return functional.linear(_fused(query, heads, qkv, qkv_bias), out, out_bias), None
+    fits = mask is None and not need_weights and width // heads % 8 == 0
+    if query.device.type == "cuda" and fits:
+        # The projections are there until the end.
+        projected, attended = _fused(query, heads, qkv, qkv_bias)
+        return functional.linear(attended, out, out_bias), None
     batch, length, _ = query.shape
     projected = functional.linear(query, qkv)
     parts = projected.new_empty(3, batch, heads, length, width // heads)
@@ -101,14 +104,16 @@ def _attention(
     return found, weights
 
 
-def _fused(query: _Tensor, heads: int, qkv: _Tensor, qkv_bias: _Tensor) -> _Tensor:
+def _fused(query: _Tensor, heads: int, qkv: _Tensor, qkv_bias: _Tensor) -> tuple[_Tensor, _Tensor]:
+    """Return the projections and what attends to them, as a fused kernel computes it."""
     batch, width = len(query), query.shape[-1]
     x = functional.linear(query, qkv, qkv_bias)
-    chunks = x.chunk(3, -1)
-    q, k, v = (c.view(batch, -1, heads, width // heads).transpose(1, 2) for c in chunks)
-    found = functional.scaled_dot_product_attention(q, k, v)
-    del chunks, q, k, v, x
-    return found.transpose(1, 2).reshape(batch, -1, width)
+    q, k, v = (c.view(batch, -1, heads, width // heads).transpose(1, 2) for c in x.chunk(3, -1))
+    if x.dtype in (torch.float16, torch.bfloat16):
+        found = fake_tensors.FLASH_ATTENTION(q, k, v)[0]
+    else:
+        found = fake_tensors.EFFICIENT_ATTENTION(q, k, v, None, False)[0]
+    return x, found.transpose(1, 2).reshape(batch, -1, width)
 
 
 _FAST_PATHS: Final[Mapping[object, Callable[..., object]]] = {
