@@ -56,6 +56,9 @@ class World:
             "MASTER_PORT": "29500",
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
             "SIMULATED_CUDA_ALONE": "1",
+            # Nobody waits for other ranks. A thread of torch that asks the store whether one of
+            # them timed out would call Python after its end.
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         }
 
 

@@ -232,6 +232,26 @@ def test_a_distributed_checkpoint_has_the_parts_of_the_rank_that_is_run(pytester
 
 
 @pytest.mark.usefixtures("gpu")
+def test_no_thread_of_torchs_asks_the_store_when_python_may_have_ended(pytester, monkeypatch):
+    monkeypatch.setenv("TORCH_NCCL_COORD_CHECK_MILSEC", "20")
+    start = """
+    import threading, time
+    import torch
+    from pytest_torchmem.record.mirrored_ranks import MirroredStore
+
+    check, askers = MirroredStore.check, set()
+    MirroredStore.check = lambda *asked: askers.add(threading.get_ident()) or check(*asked)
+    """
+    code = """
+    dist.all_reduce(torch.ones(4, device="cuda"))
+    time.sleep(0.3)
+    print(askers <= {threading.get_ident()})
+    """
+    start = _dedented(start) + PROGRAM
+    assert run_rank(pytester, _dedented(code), "--world", "8", start=start)[-1:] == ["True"]
+
+
+@pytest.mark.usefixtures("gpu")
 def test_a_shard_is_a_rank_th_of_the_model(pytester):
     code = """
     from torch.distributed.fsdp import fully_shard
