@@ -499,7 +499,7 @@ class Recorder:
 
     def _assemble(self, *, last: bool = False) -> Trace:
         tables, marks = joined(self._segments, last=last), self._marks.table()
-        events, allocations = tables.events, tables.allocations
+        events, allocations, edges = tables.events, tables.allocations, self._log.edges.table()
         self._place_marks(events, marks)
         name_operators(events, marks, self._reader.strings)
         self._fill_requested(events, allocations)
@@ -513,9 +513,11 @@ class Recorder:
             details=tables.details,
             marks=marks,
             owners=self._log.owners.table(),
-            module_edges=self._log.edges.table(),
+            module_edges=edges,
             compiled_lines=(
-                self._sources.read(events) if compiler.is_imported() else np.empty(0, COMPILED_LINE)
+                self._sources.read(events, edges)
+                if compiler.is_imported()
+                else np.empty(0, COMPILED_LINE)
             ),
             strings=names.values(),
             devices=self._reader.device_names.values(),

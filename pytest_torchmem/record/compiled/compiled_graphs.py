@@ -14,6 +14,7 @@ import linecache
 import re
 import weakref
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -38,6 +39,8 @@ _FRAME: Final = re.compile(
     r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>[^\n]+)\n\s*(?P<text>[^\n]*)'
 )
 _LINE_NUMBER: Final = re.compile(r'(?<=", line )\d+(?=, in )')
+# The name under which a compiler knows a module: by its place in what was compiled.
+_PLACE: Final = re.compile(r"L\['\w+'\]((?:\.\w+)+)")
 _ASSIGNED: Final = re.compile(r"\b(\w+)(?:\s*:[^=]*)? = ")
 
 
@@ -56,6 +59,42 @@ class NodeOrigin:
     operator: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The names that lead to a module, from what was compiled on, and the name of its class."""
+
+    names: tuple[str, ...]
+    class_name: str
+
+
+class ModuleTree:
+    """Finds modules by their places, from `trace.MODULE_EDGE` rows.
+
+    A model of a class that was compiled before runs the code of the first one. The graph knows the
+    modules of that one alone, which may be dead.
+    """
+
+    def __init__(self, edges: NDArray[np.void], strings: Sequence[str]) -> None:
+        self._parents: dict[int, set[tuple[int, str]]] = defaultdict(set)
+        self._named: dict[tuple[str, str], dict[int, None]] = defaultdict(dict)
+        columns = (edges[name].tolist() for name in ("child", "parent", "name", "class_name"))
+        for child, parent, name, class_name in zip(*columns, strict=True):
+            if parent:
+                self._parents[child].add((parent, strings[name]))
+                self._named[strings[name], strings[class_name]][child] = None
+
+    def at(self, place: _Place) -> list[int]:
+        """Return the ``id()`` of each module in a place."""
+        named = self._named.get((place.names[-1], place.class_name), {})
+        return [module for module in named if self._is_at(module, place.names)]
+
+    def _is_at(self, module: int, names: tuple[str, ...]) -> bool:
+        return not names or any(
+            name == names[-1] and self._is_at(parent, names[:-1])
+            for parent, name in self._parents.get(module, ())
+        )
+
+
 class CompiledGraphs:
     """Collects what living graphs know."""
 
@@ -63,6 +102,7 @@ class CompiledGraphs:
         self._classes: weakref.WeakSet[type[torch.fx.GraphModule]] = weakref.WeakSet()
         self._lines: dict[str, Mapping[int, NodeOrigin]] = {}
         self._traced: dict[str, _Traced] = {}
+        self._places: dict[int, _Place] = {}
 
     def collect(self) -> None:
         """Learn from the graphs that were made since the last time, if any."""
@@ -103,13 +143,22 @@ class CompiledGraphs:
         modules = dict.fromkeys(chain.from_iterable(named or known.modules.values()))
         return NodeOrigin(current, () if 0 in modules else tuple(modules))
 
+    def modules_in_place(self, module: int, tree: ModuleTree) -> list[int]:
+        """Return the modules in the place of one that was traced: itself, where it still is."""
+        place = self._places.get(module)
+        found = tree.at(place) if place else []
+        return [module] if module in found or not found else found
+
     def _note(self, node: torch.fx.Node, living: Mapping[int, torch.nn.Module]) -> None:
         # A graph may outlive its modules, and another module have the place of one of them.
-        is_other = not isinstance(living.get(_module_of(node)), (_class_of_module(node), NoneType))
+        module = _module_of(node)
+        is_other = not isinstance(living.get(module), (_class_of_module(node), NoneType))
+        if place := _place_of(node):
+            self._places[module] = place
         if node.stack_trace and not is_other:
             known = self._traced.setdefault(_unnumbered(node.stack_trace), _Traced())
             known.stacks.setdefault(node.stack_trace)
-            known.modules.setdefault(node.name, {}).setdefault(_module_of(node))
+            known.modules.setdefault(node.name, {}).setdefault(module)
 
 
 @dataclass(slots=True)
@@ -183,6 +232,15 @@ def _class_of_module(node: torch.fx.Node) -> type:
     return object
 
 
+def _place_of(node: torch.fx.Node) -> _Place | None:
+    """The place of the innermost module a node was traced in; None if it is not known by names."""
+    match list(_modules_of(node).values())[-1:]:
+        case [(str() as name, type() as kind)]:
+            found = _PLACE.fullmatch(name)
+            return _Place(tuple(found[1].split(".")[1:]), kind.__name__) if found else None
+    return None
+
+
 def _module_of(node: torch.fx.Node) -> int:
     """The ``id()`` of the innermost module a node was traced in; 0 if it is not known."""
     modules = _modules_of(node)
@@ -207,8 +265,11 @@ class CompiledSources:
         """Note what the living graphs know: they may be gone when `read` needs it."""
         self._graphs.collect()
 
-    def read(self, events: Table) -> NDArray[np.void]:
-        """Return `trace.COMPILED_LINE` rows for the lines of generated code among ``events``."""
+    def read(self, events: Table, edges: NDArray[np.void]) -> NDArray[np.void]:
+        """Return `trace.COMPILED_LINE` rows for the lines of generated code among ``events``.
+
+        ``edges`` are the `trace.MODULE_EDGE` rows of the recording.
+        """
         parents = events["parent"]
         files = np.where(parents >= 0, events["file"][parents], -1)
         called = (files >= 0) & (events["line"] > 0)
@@ -228,12 +289,15 @@ class CompiledSources:
             self._given_up |= unknown
         mine = called & np.isin(files, wanted)
         pairs = np.unique(np.stack([files[mine], events["line"][mine]], axis=1), axis=0)
-        rows = []
+        tree = ModuleTree(edges, names)
+        rows: dict[tuple[int, ...], None] = {}  # an ordered set
         for file, line in pairs.tolist():
             if (file, line) not in self._resolved:
                 self._resolved[file, line] = self._resolve(file, line, names[file])
-            rows += self._resolved[file, line]
-        return np.array(rows, COMPILED_LINE)
+            for *what, module in self._resolved[file, line]:
+                for living in self._graphs.modules_in_place(module, tree):
+                    rows.setdefault((*what, living))
+        return np.array([*rows], COMPILED_LINE)
 
     def _is_generated(self, name: str) -> bool:
         return (

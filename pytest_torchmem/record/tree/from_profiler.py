@@ -15,7 +15,7 @@ from pytest_torchmem.record.tree.growing_tables import StringTable
 from pytest_torchmem.record.tree.kineto import TreeReader
 from pytest_torchmem.record.tree.python_calls import library_paths
 from pytest_torchmem.values.errors import TraceError
-from pytest_torchmem.values.trace import DEVICE_EVENT, DeviceEventKind, Trace
+from pytest_torchmem.values.trace import DEVICE_EVENT, MODULE_EDGE, DeviceEventKind, Trace
 
 _LAUNCHES = (
     "cudaLaunchKernel",
@@ -47,7 +47,7 @@ def trace_of(profile: object, device: str | None = None, whole: bool = False) ->
     reader = TreeReader()
     tables = reader.read(result, whole=whole)
     device_events = _device_events(inner, result, reader.strings)
-    compiled_lines = CompiledSources(reader.strings).read(tables.events)
+    compiled_lines = CompiledSources(reader.strings).read(tables.events, np.empty(0, MODULE_EDGE))
     return Trace(
         events=tables.events,
         tensors=tables.tensors,

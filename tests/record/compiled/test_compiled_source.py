@@ -119,10 +119,13 @@ def test_a_backward_allocation_names_the_line_it_is_the_gradient_of(backend: str
     assert sum(c.size_bytes for c in found) >= (2 * 64 * 16 + 32 * 64) * 4
 
 
-def test_a_model_that_is_gone_and_left_its_graph_is_not_mistaken_for_the_living_one() -> None:
+@pytest.mark.parametrize("again", [True, False], ids=["compiled_again", "same_code"])
+def test_a_model_that_is_gone_is_not_mistaken_for_the_living_one(again: bool) -> None:
+    torch.compiler.reset()
     with gc_paused():
         for _ in range(2):
-            torch.compiler.reset()
+            if again:
+                torch.compiler.reset()
             model = torch.compile(Net(), backend="inductor")
             x = torch.ones(32, 16)
             step(model, x)
