@@ -75,7 +75,8 @@ def explanations_text(found: Sequence[Explanation]) -> str:
     """Return a table with a line for each storage, and their sum; times are in milliseconds."""
     lines = aligned([_row(explanation) for explanation in found], _HEADERS, "rrr")
     total = format_size(sum(e.storage.size_bytes for e in found))
-    return "\n".join([*lines, f"{len(found)} storages, {total} together; times in milliseconds"])
+    storages = f"{len(found)} storage{'' if len(found) == 1 else 's'}"
+    return "\n".join([*lines, f"{storages}, {total} together; times in milliseconds"])
 
 
 def _row(explanation: Explanation) -> list[str]:

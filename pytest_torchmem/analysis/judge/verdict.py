@@ -47,10 +47,10 @@ from pytest_torchmem.values.findings import (
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
 
-# Numbers that memory of another thread would be part of, whatever it is for: what it leaves alive,
-# and the first two with what it holds for a while.
+# Numbers that memory which was left alive unseen would be part of, whatever it is for,
 _MAY_LACK: Final = ("total", Category.UNKNOWN.value, "retained", "net_retained")
-_OF_A_MOMENT: Final = _MAY_LACK[:2]
+# and those with what another thread holds for a while: it may be of any category.
+_OF_A_MOMENT: Final = ("total", *(category.value for category in Category))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +208,9 @@ def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
 def _judge_unseen(result: Result, key: str, limit_bytes: int, margin_bytes: int) -> Finding | None:
     """Return a finding if memory that nobody saw may be more than is left below a limit."""
     others_bytes = result.others_bytes if key in _OF_A_MOMENT else 0
-    unseen_bytes = max(result.unexplained_bytes, others_bytes)
-    if key not in _MAY_LACK or unseen_bytes <= margin_bytes:
+    left_bytes = result.unexplained_bytes if key in _MAY_LACK else 0
+    unseen_bytes = max(left_bytes, others_bytes)
+    if unseen_bytes <= margin_bytes:
         return None
     return Finding(
         FindingKind.UNSEEN,

@@ -59,6 +59,7 @@ from pytest_torchmem.store.provenance import checked_out, stamped
 from pytest_torchmem.store.run_reports import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.errors import BaselineError, ReportError
+from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import MeasuredTest, Rank, RunSummary
 
 _BY_VERBOSITY: Final = (
@@ -348,6 +349,11 @@ class Collector:
             to = self._shown(orphan.moved_to) if orphan.moved_to else ""
             name = self._shown(orphan.module)
             self._lines.append(orphan_line(name, len(orphan.keys), to, done))
+        if moved and settings.require_baseline:
+            self.add_problem(
+                "tests whose files have moved were compared with no baseline; the next run "
+                f"compares them [{FindingKind.NO_BASELINE.value}]"
+            )
         return {orphan.moved_to for orphan in moved if orphan.moved_to}
 
     def _shown(self, path: Path) -> str:

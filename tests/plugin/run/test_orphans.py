@@ -48,6 +48,14 @@ def test_followed_it_is_compared_with_its_old_numbers_and_what_grew_fails(moved,
     told.stdout.no_fnmatch_line("*is gone*")
 
 
+def test_where_a_baseline_is_required_a_run_that_only_followed_one_fails(moved):
+    required = ("--torchmem-follow-renames", "--torchmem-require-baseline")
+    told = moved.run(*required)
+    assert told.ret == pytest.ExitCode.TESTS_FAILED
+    told.stdout.fnmatch_lines(["*were compared with no baseline; the next run compares them *"])
+    moved.run(*required).assert_outcomes(passed=2, failed=1)
+
+
 def test_what_could_be_followed_is_not_removed_as_unused(moved):
     moved.run(*REMOVE).stdout.fnmatch_lines(["*--torchmem-follow-renames takes them along"])
     assert moved.baseline("test_old").exists()
