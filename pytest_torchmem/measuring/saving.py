@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -24,6 +25,8 @@ Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Drawn: TypeAlias = tuple[Result, Picture | None]
 
 UNNAMED: Final = "measured"
+# A job may lack so many files, and the message still names each.
+_MISSING_SHOWN: Final = 1000
 """What a measurement without a name is called in messages and files."""
 
 
@@ -112,8 +115,12 @@ def load_ranks(paths: Paths, name: str = "") -> RankResults:
         told = ", ".join(f"{count} in {path}" for count, path in counts.items())
         raise RankError(f"the files are of jobs of different sizes: {told}; remove the older ones")
     (count,) = counts
-    if missing := [str(number) for number in range(count) if number not in by_rank]:
-        raise RankError(f"of {count} ranks there is no file of rank {', '.join(missing)}")
+    # A damaged file may count millions.
+    found = (str(number) for number in range(count) if number not in by_rank)
+    if missing := [*islice(found, _MISSING_SHOWN)]:
+        more = count - len(by_rank) - len(missing)
+        told = ", ".join(missing) + (f" and {more} more" if more > 0 else "")
+        raise RankError(f"of {count} ranks there is no file of rank {told}")
     return RankResults([_named(runs[by_rank[n]], name, by_rank[n]) for n in range(count)])
 
 
