@@ -24,9 +24,9 @@ from pytest_torchmem.values.results import Result
 Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Drawn: TypeAlias = tuple[Result, Picture | None]
 
-UNNAMED: Final = "measured"
 # A job may lack so many files, and the message still names each.
 _MISSING_SHOWN: Final = 1000
+UNNAMED: Final = "measured"
 """What a measurement without a name is called in messages and files."""
 
 
