@@ -218,6 +218,46 @@ def test_what_a_function_holds_is_looked_for_everywhere_twice(
     assert ids(census.find()) == ids([moved])
 
 
+class Mark:
+    """Holds what all tests of a function are parametrized with, as pytest's does."""
+
+    def __init__(self, *values: tuple[Base, ...]) -> None:
+        self.args = ["base", list(values)]
+
+
+class Case:
+    """Holds what one of these tests is parametrized with."""
+
+    def __init__(self, base: Base) -> None:
+        self.params = {"base": base}
+
+
+@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
+@pytest.mark.parametrize("count", [5, 60, 300])
+def test_what_tests_are_parametrized_with_is_looked_for_everywhere_twice(
+    quiet_collector: None, quiet_threads: None, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    census = Census(Base, released=Base)
+
+    def parametrized() -> tuple[Mark, list[Case]]:
+        bases = [Base() for _ in range(count)]
+        return Mark(*((base,) for base in bases)), [Case(base) for base in bases]
+
+    def looks() -> bool:
+        census.settle(collect=False)
+        census.let_go()
+        looked = looks_at_everything(census, monkeypatch)
+        assert ids(census.find()) == ids(instances_of([Base]))
+        return looked
+
+    kept = [parametrized()]
+    assert [looks() for _ in range(4)] == [True, True, False, False]
+    # Further holders do not take the place of those.
+    kept.append(parametrized())
+    gc.collect(1)
+    assert [looks() for _ in range(4)] == [True, True, False, False]
+
+
 @pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
 def test_a_census_knows_nothing_of_what_another_thread_made_while_it_collected(
     quiet_collector: None, monkeypatch: pytest.MonkeyPatch
