@@ -43,7 +43,11 @@ def ids(things: list[object]) -> list[int]:
 
 @pytest.fixture
 def quiet_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No collection but those that a test asks for, and nothing that somebody froze before."""
+    """No collection but those that a test asks for, and nothing that somebody froze before.
+
+    Nor are there cycles of another test's: no holder leads to what is in them.
+    """
+    gc.collect()
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
     enabled = gc.isenabled()
     gc.disable()
@@ -237,8 +241,6 @@ class Case:
 def test_what_tests_are_parametrized_with_is_looked_for_everywhere_twice(
     quiet_collector: None, quiet_threads: None, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    # Garbage that another test has left is found by no holder.
-    gc.collect()
     census = Census(Base, released=Base)
 
     def parametrized() -> tuple[Mark, list[Case]]:
