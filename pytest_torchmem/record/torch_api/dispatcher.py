@@ -108,11 +108,6 @@ def writes_in_place(operator: Any) -> bool:
     return bool(getattr(schema_of(operator), "is_mutable", False))
 
 
-def is_elementwise(operator: Operator) -> bool:
-    """Return whether each element of the output comes from one of each input."""
-    return torch.Tag.pointwise in operator.tags
-
-
 def aliased_argument(operator: Any, output: int) -> str | None:
     """Name of the argument that an output shares its storage with, by the operator's schema."""
     schema = schema_of(operator)
