@@ -46,7 +46,7 @@ class _RecurrentContext(_Context, Protocol):
 
 
 def take_cudas_operators(patches: Installed) -> None:
-    """Let the program use the operators that they use on CUDA."""
+    """Let functions call the operators that they call on CUDA."""
     operators = (_attention, _dropout, _lstm_cell, _gru_cell, _group_norm, _rms_norm)
     on_cuda: list[_Function] = [*operators, *(partial(_recurrent, mode) for mode in range(4))]
     compose(patches, dict(zip(fake_tensors.DIFFERENT_ON_CUDA, on_cuda, strict=True)))
