@@ -151,11 +151,8 @@ def implement(operator: Operator, function: Callable[..., Any]) -> Callable[[], 
     return undo
 
 
-def unseen_by_modes() -> Any:
-    """A context manager: what is asked of tensors in it goes to no function mode of the user's."""
-    return torch._C.DisableTorchFunction()
+#: A context manager: what is asked of tensors in it goes to no function mode of the user's.
+unseen_by_modes: Any = torch._C.DisableTorchFunction
 
-
-def undispatched() -> Any:
-    """A context manager: operators in it go to no dispatch mode of the user's."""
-    return torch._C._DisableTorchDispatch()
+#: A context manager: operators in it go to no dispatch mode of the user's.
+undispatched: Any = torch._C._DisableTorchDispatch
