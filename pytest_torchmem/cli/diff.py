@@ -44,10 +44,6 @@ class Diff:
     def grown(self) -> bool:
         return any(row.change is Change.GROWN for _, row in self.rows)
 
-    @property
-    def environments_differ(self) -> bool:
-        return self.before.environments != self.after.environments
-
 
 def find_diff(before: Measurements, after: Measurements, allowance: Allowance) -> Diff:
     """Return the comparison of two inputs; a test that only one has is new or gone."""
@@ -141,7 +137,7 @@ def as_page(diff: Diff) -> str:
 
 
 def _headings(diff: Diff) -> Iterator[str]:
-    if diff.environments_differ:
+    if diff.before.environments != diff.after.environments:
         for side in (diff.before, diff.after):
             yield one_line(f"{side.name}: measured on {'; '.join(side.environments) or 'nothing'}")
         yield "the environments differ, so numbers may differ for no reason in the code"

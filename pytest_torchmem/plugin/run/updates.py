@@ -181,7 +181,7 @@ def _unexplained(plan: FilePlan, windows: list[Window], store: BaselineStore) ->
 
 
 def _keys(path: Path, environment: Environment, store: BaselineStore) -> frozenset[str]:
-    """Return the keys in a file; none of one that cannot be read: its tests have failed for it."""
+    """Return the keys in a file; none where it cannot be read, for which its tests have failed."""
     try:
         return store.keys(path, environment)
     except BaselineError:
