@@ -109,12 +109,18 @@ class FilePlan:
         moved = {new: old for old, new in self.renames.items()} if self.follows else {}
         for window in self.written:
             after_bytes = window.result.peak.total
-            before_bytes = 0 if window.change is Change.NEW else window.baseline_bytes
-            change = BaselineChange(
-                shown, window.key, window.change, before_bytes, after_bytes, done
+            is_new = window.change is Change.NEW
+            yield BaselineChange(
+                shown,
+                window.key,
+                window.change,
+                0 if is_new else window.baseline_bytes,
+                after_bytes,
+                done,
+                renamed_from=moved.get(window.key, ""),
+                repaired=window.key in self.repaired,
+                changed=None if is_new else window.told_by,
             )
-            repaired = window.key in self.repaired
-            yield replace(change, renamed_from=moved.get(window.key, ""), repaired=repaired)
         for key, entry in self.unused.items():
             if key not in moved.values():
                 before_bytes = entry.total if entry else 0
