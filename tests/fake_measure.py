@@ -186,7 +186,7 @@ class BodyMeasurement:
         self._steps = []
         self._say = say
 
-    def start(self):
+    def start(self, *, empties_cache=False):
         if state["busy"]:
             raise RecordingError("another profiler is active")
         assert not state["recording"], "started twice"
@@ -253,7 +253,7 @@ class BodyMeasurement:
 class CounterMeasurement:
     """Counts what the body uses and ``state["rubbish"]``, which others left behind."""
 
-    def __init__(self, device, level):
+    def __init__(self, device, level, *, empties_cache=False):
         self.device, self.level = device, level
 
     def start(self):

@@ -48,7 +48,7 @@ from pytest_torchmem.analysis.storages.timeline import (
 )
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.errors import TraceError
-from pytest_torchmem.values.findings import Difference
+from pytest_torchmem.values.findings import COUNTERS, Difference
 from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind, Trace
@@ -393,6 +393,13 @@ class MemoryProfile(GpuQuestions):
         unknown &= table["device"] == self.evidence.device
         return int(table["size_bytes"][unknown].sum())
 
+    @property
+    def _counters(self) -> Counters | None:
+        meta = self.tree.trace.meta
+        before = meta.get("counters_before") or {}
+        begun = {f"{key}_before": before.get(key, 0) for key in COUNTERS}
+        return Counters(**peaks, **begun) if (peaks := meta.get("counters")) else None
+
     def result(self, name: str = "", *, origins: bool = True) -> Result:
         """The figures, without the arrays they come from.
 
@@ -405,7 +412,6 @@ class MemoryProfile(GpuQuestions):
                 f"{format_size(size_bytes)} of allocations count with the size of their block, "
                 "because the allocator's history does not say what was requested",
             )
-        counters = self.tree.trace.meta.get("counters")
         peak = self.peak if origins else find_peak(self.timeline)
         retained = self.retained if origins else self._retained_numbers
         return Result(
@@ -418,7 +424,7 @@ class MemoryProfile(GpuQuestions):
             retained=replace(retained, live=_telling(retained.live)),
             steps=self.steps,
             grown=_telling(self.grown) if origins else (),
-            counters=Counters(**counters) if counters and self.window == self.whole else None,
+            counters=self._counters if self.window == self.whole else None,
             has_backward=self.recording.has_backward,
             unexplained_bytes=self.unexplained_bytes,
             others_bytes=self.others_bytes,

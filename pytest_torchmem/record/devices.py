@@ -193,20 +193,26 @@ def _whole_number(variable: str) -> int:
 class CounterReader:
     """The caching allocator's own peaks over a window, in bytes.
 
+    ``empties_cache`` has the allocator give back first what it keeps and nobody uses, so that what
+    it reserves in the window does not depend on what ran before.
+
     Attributes:
         of_footprint: Which of them the footprint is part of. Only CUDA's allocator has a history
             of what was requested; elsewhere the sizes of blocks count.
         before: What each of them said at the start.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, empties_cache: bool = False) -> None:
         self._device = device
+        self._empties_cache = empties_cache
         self._peaks: dict[str, int] | None = None
         self.of_footprint = "requested" if device.type == "cuda" else "allocated"
         self.before: dict[str, int] = {}
 
     def start(self) -> None:
         if self._device.type != "cpu":
+            if self._empties_cache and self._device.type == "cuda":
+                allocator.cuda_empty_cache()
             allocator.reset_peak_memory_stats(self._device)
             self.before = self._read("current")
 

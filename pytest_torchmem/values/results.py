@@ -157,7 +157,8 @@ class Retained(_PerCategory, JsonFields):
 class Counters(JsonFields):
     """The device allocator's own peaks over the window, in bytes.
 
-    ``estimated`` says that no allocator counted them: a simulated one did.
+    ``estimated`` says that no allocator counted them: a simulated one did. What ends in ``before``
+    is the same counter when the window began.
     """
 
     requested: int
@@ -165,6 +166,14 @@ class Counters(JsonFields):
     active: int
     reserved: int
     estimated: bool = field(default=False, metadata=LATER)
+    allocated_before: int = field(default=0, metadata=LATER)
+    active_before: int = field(default=0, metadata=LATER)
+    reserved_before: int = field(default=0, metadata=LATER)
+
+    def before(self, key: str) -> int:
+        """Return what the counter called ``key`` said when the window began."""
+        bytes_before: int = getattr(self, f"{key}_before")
+        return bytes_before
 
 
 @dataclass(frozen=True, slots=True)
