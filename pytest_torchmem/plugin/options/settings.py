@@ -28,7 +28,8 @@ from pytest_torchmem.plugin.options.option_table import (
 )
 from pytest_torchmem.report.writing import FOLDER, kind_of
 from pytest_torchmem.store.baselines import BaselineStore
-from pytest_torchmem.store.provenance import KeptCode, path_of_rank
+from pytest_torchmem.store.changed_lines import KeptCode
+from pytest_torchmem.store.provenance import path_of_rank
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import TorchmemError
 from pytest_torchmem.values.json_values import shown

@@ -21,6 +21,7 @@ from pytest_torchmem.plugin.options.option_table import relative_path, typed_nod
 from pytest_torchmem.plugin.options.settings import Run, SummaryKind
 from pytest_torchmem.plugin.run.asking import asked_about
 from pytest_torchmem.plugin.run.updates import (
+    FilePlan,
     Outcomes,
     apply,
     baseline_folders,
@@ -302,28 +303,32 @@ class Collector:
             except pytest.UsageError as error:
                 self.add_problem(f"nothing is stored: {error}")
                 plans = []
-        written: list[Path] = []
-        for plan in progress(plans, "baselines", self.config):
-            shown = relative_path(plan.path, self.config.invocation_params.dir)
-            self._lines += rename_lines(plan.renames, shown, settings.follow_renames)
-            if not plan.writes and not (settings.accepted and plan.unused):
-                continue
-            try:
-                if settings.dry_run:
-                    self._lines += diff_lines(*texts(plan), shown)
-                elif plan.writes:
-                    apply(plan)
-                    written.append(plan.path)
-            except BaselineError as error:
-                self.add_problem(str(error).replace(str(plan.path), shown))
-            else:
-                self._lines += explained_lines(len(plan.explained), shown)
-                changes = tuple(plan.changes(shown, not settings.dry_run))
-                self.summary += RunSummary(changes=changes)
-        if written:
+        shown = progress(plans, "baselines", self.config)
+        if written := [plan.path for plan in shown if self._is_written(plan)]:
             store.changed_lines.keep(written)
         if settings.dry_run:
             self._lines[:0] = change_table(self.summary.changes, room(self.config))
+
+    def _is_written(self, plan: FilePlan) -> bool:
+        """Write or show the changes of one file; return whether it was written."""
+        settings, is_written = self.run.settings, False
+        shown = relative_path(plan.path, self.config.invocation_params.dir)
+        self._lines += rename_lines(plan.renames, shown, settings.follow_renames)
+        if not plan.writes and not (settings.accepted and plan.unused):
+            return False
+        try:
+            if settings.dry_run:
+                self._lines += diff_lines(*texts(plan), shown)
+            elif plan.writes:
+                apply(plan)
+                is_written = True
+        except BaselineError as error:
+            self.add_problem(str(error).replace(str(plan.path), shown))
+        else:
+            self._lines += explained_lines(len(plan.explained), shown)
+            changes = tuple(plan.changes(shown, not settings.dry_run))
+            self.summary += RunSummary(changes=changes)
+        return is_written
 
     def _follow_modules(self) -> set[Path]:
         """Say which baselines have no module any more, and move or remove them where told to.

@@ -197,8 +197,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
                 raise EstimateError(RAGGED)
             with self:
                 return compositions.run(func, args, kwargs)
-        made = made_of_others(func)
-        if made is not None:
+        if (made := made_of_others(func)) is not None:
             args, kwargs = self._with_fakes(args, kwargs)
             with self:
                 return made(*args, **kwargs)
@@ -214,8 +213,8 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         _require_no_history(func, args)
         if func not in fake_tensors.LIFTS:
             args, kwargs = self._with_fakes(args, kwargs)
-            given = map(self.given.number, fake_tensors.tensors_in((args, kwargs)))
-            uses = tuple(dict.fromkeys(given))
+            given = fake_tensors.tensors_in((args, kwargs))
+            uses = tuple(dict.fromkeys(map(self.given.number, given)))
         out = func(*args, **kwargs)
         call = Call(func, _name_of(func), args, kwargs, fake_tensors.tensors_in(out))
         self._record(call, uses, sys._getframe().f_back)

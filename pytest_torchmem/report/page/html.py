@@ -138,6 +138,7 @@ def _facts(run: RunReport) -> list[tuple[str, str]]:
     dirty = " with changes" if run.dirty else ""
     facts = [
         ("measured on", ", ".join(devices)),
+        ("rank", run.rank.environment.get("rank", "")),
         ("commit", f"{run.commit[:12]}{dirty}" if run.commit else ""),
         ("at", run.created),
         *run.versions.items(),

@@ -163,6 +163,7 @@ def _facts(run: RunReport) -> str:
     devices = {t.measured.environment.get("device", "") for t in run.tests} - {""}
     facts = [f"{name} {version}" for name, version in run.versions.items()]
     facts += [f"measured on {', '.join(sorted(devices))}"] if devices else []
+    facts += [str(run.rank)] if run.rank.count > 1 else []
     dirty = " with changes" if run.dirty else ""
     facts += [f"commit {run.commit[:12]}{dirty}"] if run.commit else []
     return f"<sub>{_text(', '.join(facts))}</sub>" if facts else ""
