@@ -67,7 +67,7 @@ def run_out():
     raise OutOfMemoryError("out of memory. Tried to allocate 20.00 GiB.\nand more")
 
 
-def named_device(name):
+def measurable_device(name):
     raise DeviceNameError(f"there is no device called {name!r} on any machine")
 
 
@@ -179,7 +179,7 @@ class BodyMeasurement:
     def __init__(self, device=None, passes=(), say=print):
         if device and device not in ("cpu", "cuda", "cuda:0", "xpu"):
             if not device.startswith("cuda"):
-                named_device(device)
+                measurable_device(device)
             raise DeviceError(f"there is no device {device}; this machine has cpu, cuda:0")
         self.device = {"cuda": "cuda:0"}.get(device, device or "cpu")
         self.regions = []

@@ -56,8 +56,14 @@ class CounterMeasurement:
         peaks = self._reader.peaks() or {}
         requested, allocated = peaks.get("requested", 0), peaks.get("allocated", 0)
         active, reserved = peaks.get("active", 0), peaks.get("reserved", 0)
-        before = {f"{key}_before": self._reader.before.get(key, 0) for key in COUNTERS}
-        counters = Counters(requested, allocated, active, reserved, **before)
+        counters = Counters(
+            requested,
+            allocated,
+            active,
+            reserved,
+            False,
+            *(self._reader.before.get(key, 0) for key in COUNTERS),
+        )
         most_bytes = peaks.get(self._reader.of_footprint, 0)
         least_bytes = most_bytes - self._reader.before.get(self._reader.of_footprint, 0)
         self.least = self._counted(counters, max(0, least_bytes), retained_bytes)

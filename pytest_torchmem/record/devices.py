@@ -43,13 +43,13 @@ def find_device(name: str | None = None) -> torch.device:
 def _find_device(name: str | None) -> torch.device:
     if name is None:
         name = "cpu" if _missing("cuda:0") else "cuda:0"
-    device = named_device(name)
+    device = measurable_device(name)
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type != "cuda" and not allocator.accelerator_counts(device.type):
         raise DeviceError(
-            f"{name} cannot be measured: only the CPU, CUDA (or ROCm) and accelerators for which "
-            "torch.accelerator has memory statistics report every allocation"
+            f"{name} cannot be measured here: torch has no memory statistics of it; cpu, cuda "
+            "(ROCm, too) and accelerators that torch.accelerator.memory_stats knows can be"
         )
     device = torch.device(device.type, device.index or 0)
     if problem := _missing(str(device)):
@@ -78,6 +78,20 @@ def named_device(name: str) -> torch.device:
         raise DeviceNameError(
             f"there is no device called {name!r} on any machine; they are called cpu, cuda, cuda:1"
         ) from error
+
+
+def measurable_device(name: str) -> torch.device:
+    """Return the device called ``name``, there or not.
+
+    Raises `DeviceNameError` for a name that means nothing, and for a device without memory.
+    """
+    device = named_device(name)
+    if device.type == "meta":
+        raise DeviceNameError(
+            f"{name} cannot be measured: its tensors have no memory; measure on cpu, or ask "
+            "torchmem.estimate what the program would need"
+        )
+    return device
 
 
 def _missing(name: str) -> str | None:

@@ -284,7 +284,9 @@ def _exceeds(
     measured, against = format_apart(measured_bytes, reference_bytes)
     verbs = {"retained": "retained", "net_retained": "retained a net", "growth": "grew by"}
     verb = verbs.get(key, f"{words(key)} peaked at")
-    more = " per step" if key == "growth" else ""
+    more = ""
+    if key == "growth":
+        more = " in most steps" if measured_bytes > result.mean_growth else " per step"
     if key == "net_retained" and result.retained.freed:
         made, freed = map(format_size, (result.retained.total, result.retained.freed))
         more = f" (made {made}, freed {freed} of before)"
