@@ -36,7 +36,7 @@ def find_device(name: str | None = None) -> torch.device:
     unused = not _cuda_reserves()
     device = _find_device(name)
     if unused and device.type == "cuda":
-        allocator.cuda_empty_cache()
+        torch.cuda.empty_cache()
     return device
 
 

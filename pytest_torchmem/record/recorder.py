@@ -196,7 +196,7 @@ class Recorder:
         return CompiledSources(self._reader.strings)
 
     def _learn_graphs(self) -> None:
-        """Note what the living graphs know; there are none of interest without a compiler."""
+        """Note what the living graphs of a compiler know; without a compiler there are none."""
         if compiler.is_imported():
             self._sources.learn()
 

@@ -24,9 +24,11 @@ from pytest_torchmem.analysis.judge.differences import (
     whole_entry,
 )
 from pytest_torchmem.values.baseline import (
+    TOTAL,
     Allowance,
     BaselineEntry,
     Change,
+    ChangedNumber,
     Numbers,
     Reference,
     overall,
@@ -118,9 +120,14 @@ def judge_baseline(
                 allowed=allowance.text_for(baseline_bytes),
             )
             findings.append(_with_cause(finding, result))
-    change = overall(changes)
-    notice = _largest_saving(result, stored) if change is Change.SHRUNK else ""
-    return Verdict(result, rank(findings), change, stored.total, notice, environment)
+    change, ranked = overall(changes), rank(findings)
+    changed, notice = ChangedNumber(TOTAL, stored.total, result.peak.total), ""
+    if change is Change.GROWN:
+        changed = _number(result, stored, ranked[0].key)
+    if change is Change.SHRUNK:
+        changed = _largest_saving(result, stored)
+        notice = _told_saving(changed)
+    return Verdict(result, ranked, change, stored.total, notice, environment, changed=changed)
 
 
 def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
@@ -130,15 +137,23 @@ def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
     return (Finding(FindingKind.SHRUNK, "total", f"{verdict.notice}: tighten it"),)
 
 
-def _largest_saving(result: Result, stored: Numbers) -> str:
+def _number(result: Result, stored: Numbers, key: str) -> ChangedNumber:
+    sizes = {name: (then, now) for name, now, then in _differing(result, stored)}
+    return ChangedNumber(key, *sizes[key])
+
+
+def _largest_saving(result: Result, stored: Numbers) -> ChangedNumber:
+    """Return the first of equal savings: the total where that shrank as much as a part of it."""
+    key, _, _ = max(_differing(result, stored), key=lambda numbers: numbers[2] - numbers[1])
+    return _number(result, stored, key)
+
+
+def _told_saving(saved: ChangedNumber) -> str:
     """Return ``activation peaked at 70.0 MiB, 30 % below the baseline of 100.0 MiB``."""
-    # The first of equal savings, which is the total where that shrank as much as a part of it.
-    key, measured_bytes, baseline_bytes = max(
-        _differing(result, stored), key=lambda numbers: numbers[2] - numbers[1]
-    )
-    measured, baseline = format_apart(measured_bytes, baseline_bytes)
-    share = f"{(baseline_bytes - measured_bytes) / baseline_bytes:.0%}".replace("%", " %")
-    verb = "retained" if key == "retained" else f"{words(key)} peaked at"
+    measured, baseline = format_apart(saved.after_bytes, saved.before_bytes)
+    saving = (saved.before_bytes - saved.after_bytes) / saved.before_bytes
+    share = f"{saving:.0%}".replace("%", " %")
+    verb = "retained" if saved.key == "retained" else f"{words(saved.key)} peaked at"
     return f"{verb} {measured}, {share} below the baseline of {baseline}"
 
 

@@ -143,6 +143,7 @@ class Sender:
             kinds=verdict.kinds,
             accepted=verdict.accepted,
             excused=verdict.excused,
+            changed=verdict.changed,
             causes=tuple(dict.fromkeys(c for f in verdict.findings for c in f.causes)),
         )
 

@@ -149,7 +149,7 @@ def _details(test: TestReport) -> str:
 def _causes(window: Window) -> Iterator[str]:
     if window.baseline is None:
         return
-    found = entry_differences(whole_entry(window.result), window.baseline)[:_CAUSES]
+    found = entry_differences(whole_entry(window.result), window.baseline, window.told_by)[:_CAUSES]
     if found:
         yield "\n| change | category | operator | module | source |\n|---:|---|---|---|---|"
     for difference in found:

@@ -341,7 +341,7 @@ def _amount(item: BaselineChange) -> str:
     if item.change is Change.UNUSED:
         return f"no test asked for it; {'removed' if item.written else 'kept'}"
     if item.change is not Change.NEW:
-        return f"{format_size(item.before_bytes)} -> {after}"
+        return item.told_by.sizes
     remarks = [REPAIRED] if item.repaired else []
     remarks += [] if item.after_bytes else [NOTHING_USED]
     return "; ".join([after, *remarks])

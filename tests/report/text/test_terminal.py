@@ -97,7 +97,7 @@ def test_a_dry_run_s_table_without_room_becomes_a_list():
     widest = max(map(len, table))
     assert change_table((change,), widest - 1) == [
         "grown: test_a",
-        "    1.0 MiB -> 2.0 MiB, +100 %",
+        "    peak 1.0 MiB -> 2.0 MiB, +100 %",
         "    b/t.json",
         "dry run: 1 grown; nothing written",
     ]
