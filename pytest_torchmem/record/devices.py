@@ -226,7 +226,7 @@ class CounterReader:
     def start(self) -> None:
         if self._device.type != "cpu":
             if self._empties_cache and self._device.type == "cuda":
-                allocator.cuda_empty_cache()
+                torch.cuda.empty_cache()
             allocator.reset_peak_memory_stats(self._device)
             self.before = self._read("current")
 
