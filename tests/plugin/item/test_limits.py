@@ -22,7 +22,7 @@ def test_a_body_over_its_limit_fails_in_one_sentence(project):
             "activation peaked at 1.2 GiB, +205.0 MiB (+20 %) over the limit of 1.0 GiB: largest "
             "700.0 MiB "
             "from aten::mm in net.fc (fake_measure.py:12)",
-            "live at the peak, 1.2 GiB on cpu:",
+            "activation at its own peak, 1.2 GiB on cpu:",
             "FAILED *::test_a - Failed: activation peaked at 1.2 GiB*",
         ]
     )
