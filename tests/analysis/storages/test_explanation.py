@@ -51,7 +51,12 @@ def test_each_storage_says_who_decided_and_by_what_evidence():
     assert told == [
         (8, "parameter", "parameters", "a module or an optimizer holds it as a parameter"),
         (32, "activation", "activations", "an autograd graph keeps it for backward"),
-        (64, "temporary", "temporaries", "the body made it, and no graph, module or optimizer has it"),
+        (
+            64,
+            "temporary",
+            "temporaries",
+            "the body made it, and no graph, module or optimizer has it",
+        ),
         (8, "gradient", "gradients", "it was found in a .grad"),
     ]
 
