@@ -11,7 +11,7 @@ from typing import Final
 from pytest_torchmem.analysis.judge.causes import origin
 from pytest_torchmem.analysis.judge.differences import Comparison, compare
 from pytest_torchmem.cli.inputs import Key, Measurements
-from pytest_torchmem.report.page.comparison import ComparedTest, comparison_page
+from pytest_torchmem.report.page.comparison import ORDER, ComparedTest, comparison_page
 from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.values.baseline import TOTAL, Allowance, Change
 from pytest_torchmem.values.contributors import Category
@@ -20,7 +20,6 @@ from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.units import format_change, format_size
 
 CAUSES: Final = 3
-ORDER: Final = (Change.GROWN, Change.SHRUNK, Change.NEW, Change.GONE, Change.WITHIN, Change.SAME)
 _STYLES: Final = {Change.GROWN: "31", Change.SHRUNK: "32", Change.NEW: "36", Change.GONE: "33"}
 
 

@@ -299,7 +299,9 @@ def _exceeds(
     measured, against = format_apart(measured_bytes, reference_bytes)
     verbs = {"retained": "retained", "net_retained": "retained a net", "growth": "grew by"}
     verb = verbs.get(key, f"{words(key)} peaked at")
-    more = " per step" if key == "growth" else ""
+    more = ""
+    if key == "growth":
+        more = " in most steps" if measured_bytes > result.mean_growth else " per step"
     if key == "net_retained" and result.retained.freed:
         made, freed = map(format_size, (result.retained.total, result.retained.freed))
         more = f" (made {made}, freed {freed} of before)"
@@ -393,10 +395,31 @@ def _with_cause(finding: Finding, result: Result) -> Finding:
         cause = cause_of(growths, grown_bytes, finding.key)
         return replace(finding, cause=cause.text, causes=cause.contributors, others=cause.others)
     live = contributors(result, finding.key)
+    if began := _before_the_body(finding, result):
+        return replace(finding, cause=began)
     if not live:
         return finding
     text = f"largest {format_size(live[0].size_bytes)} {origin(live[0], finding.key)}"
     return replace(finding, cause=text, causes=live[:1])
+
+
+def _before_the_body(finding: Finding, result: Result) -> str:
+    """Return how much of a counter was there before; ``""`` where the body alone is over the limit.
+
+    A counter holds what fixtures and other tests have on the device. The lines of the body are no
+    cause of that.
+    """
+    if finding.key not in COUNTERS or result.counters is None:
+        return ""
+    before_bytes = result.counters.before(finding.key)
+    if before_bytes < finding.excess_bytes:
+        return ""
+    reading: int = getattr(result.counters, finding.key)
+    before, added = format_size(before_bytes), format_size(reading - before_bytes)
+    return (
+        f"{before} of that was {finding.key} before the body began, for fixtures or for what ran "
+        f"earlier; the body added {added}"
+    )
 
 
 def _per_step(result: Result) -> tuple[Difference, ...]:

@@ -24,6 +24,9 @@ from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import format_change, format_size
 
+#: The changes of a comparison in the order in which they are told.
+ORDER: Final = (Change.GROWN, Change.SHRUNK, Change.NEW, Change.GONE, Change.WITHIN, Change.SAME)
+
 _NEAR: Final = 2
 _NO_TIMELINE: Final = (
     "{name} has no timeline of this: a baseline has none, and results have those of the tests that "
@@ -60,12 +63,11 @@ def comparison_page(before: str, after: str, tests: Sequence[ComparedTest], rema
     """
     rows = [_row(test, order, before, after) for order, test in enumerate(tests)]
     found = Counter(test.comparison.change for test in tests)
-    order = (Change.GROWN, Change.SHRUNK, Change.NEW, Change.GONE, Change.WITHIN, Change.SAME)
     title = f"Memory from {before} to {after}"
     head = {
         "title": title,
         "facts": [("before", before), ("after", after)],
-        "counts": {change.value: found[change] for change in order if found[change]},
+        "counts": {change.value: found[change] for change in ORDER if found[change]},
         "tests": rows,
         "problems": [remark] if remark else [],
         "categories": categories_json(),

@@ -1,8 +1,8 @@
 """The memory of kernels from oneDNN and LAPACK: what they keep, and bounds of what they take.
 
 oneDNN works on layouts of its own, which it chooses by processor and shape, so how much a
-convolution copies is known only as a bound. ``tests/record/fake/test_scratch_is_measured.py``
-holds the bounds over random shapes.
+convolution copies is known only as a bound.
+``tests/record/fake/kernels/test_scratch_is_measured.py`` holds the bounds over random shapes.
 """
 
 from __future__ import annotations
