@@ -36,8 +36,11 @@ _T = TypeVar("_T")
 
 # An optimizer's state: its attributes, one of them, the state of one tensor, and that by its name.
 _DEEPEST_HELD: Final = 4
-# To ask who refers to some things takes as long as a look at everything, for each of a few.
-_MOST_MISSING: Final = 16
+# To ask who refers to some things takes as long as a look at everything, for each forty of them.
+# For more than these, what all objects refer to is listed, which takes as long as two hundred.
+_MOST_ASKED: Final = 128
+# A project's tests may be parametrized with some hundred tensors.
+_MOST_MISSING: Final = 4096
 _CONTAINERS: Final = (dict, list, tuple, set, CellType)
 
 # An object is young, in one of two generations, until it has survived a collection of the elder of
@@ -74,7 +77,7 @@ class Census:
         # Since `let_go`, what `_references` said then.
         self._references: dict[int, int] | None = None
         self._missing: set[int] = set()
-        # For what the holders were searched, once: a second search would find the same ones.
+        # Of these, for which the holders were searched: a second search would find the same ones.
         self._searched: set[int] = set()
         self._holders: list[weakref.ref[object]] = []
         self._modules: list[weakref.ref[object]] = []
@@ -114,13 +117,15 @@ class Census:
         return [thing for thing in found if not is_a(thing, self._released)]
 
     def _find_holders(self, missing: set[int], looked: list[object]) -> None:
-        is_same = missing == self._missing and missing != self._searched
-        if is_same and 0 < len(missing) <= _MOST_MISSING:
-            self._searched = missing
-            things = [thing for thing in looked if id(thing) in missing]
-            holders = [h for h in _holders_of(things) if not is_a(h, self._classes)]
-            self._holders = [weakref.ref(holder) for holder in holders[:_MOST_MISSING]]
+        self._searched &= missing
+        twice = (missing & self._missing) - self._searched
         self._missing = missing
+        if 0 < len(twice) <= _MOST_MISSING:
+            self._searched |= twice
+            things = [thing for thing in looked if id(thing) in twice]
+            holders = [h for h in _holders_of(things) if not is_a(h, self._classes)]
+            fewest = _fewest(holders, twice, self._released)
+            self._holders = [weakref.ref(h) for h in [*_alive(self._holders), *fewest]]
 
     def let_go(self) -> None:
         """Refer to none of the released instances any more, not even weakly."""
@@ -292,7 +297,7 @@ def _holders_of(things: list[object]) -> list[object]:
     for _ in range(_DEEPEST_HELD):
         seen.add(id(front))
         inside = set(map(id, front))
-        leading = [*gc.get_referrers(*front), *referrers_among(frozen, front)]
+        leading = [*_referrers(front), *referrers_among(frozen, front)]
         referrers = [thing for thing in leading if id(thing) not in seen]
         seen.update(map(id, referrers))
         # A function refers to all of its module, and does not lead there.
@@ -306,6 +311,28 @@ def _holders_of(things: list[object]) -> list[object]:
         if not 0 < len(front) <= _MOST_MISSING:
             break
     return found
+
+
+def _referrers(things: list[object]) -> list[object]:
+    if len(things) <= _MOST_ASKED:
+        return gc.get_referrers(*things)
+    return referrers_among(gc.get_objects(), things)
+
+
+def _fewest(
+    holders: list[object], wanted: set[int], classes: tuple[type[object], ...]
+) -> list[object]:
+    """Return a few of ``holders`` that hold what all hold of ``wanted``, which are ids.
+
+    Each of some hundred tests holds what it is parametrized with, and a mark holds it for all.
+    """
+    held = [wanted & set(map(id, _held([holder], classes))) for holder in holders]
+    fewest, left = [], set(wanted)
+    for number in sorted(range(len(holders)), key=lambda n: -len(held[n])):
+        if not left.isdisjoint(held[number]):
+            fewest.append(holders[number])
+            left -= held[number]
+    return fewest
 
 
 def _references(found: list[object], classes: Iterable[type[object]]) -> dict[int, int]:

@@ -43,7 +43,11 @@ def ids(things: list[object]) -> list[int]:
 
 @pytest.fixture
 def quiet_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No collection but those that a test asks for, and nothing that somebody froze before."""
+    """No collection but those that a test asks for, and nothing that somebody froze before.
+
+    Nor are there cycles of another test's: no holder leads to what is in them.
+    """
+    gc.collect()
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
     enabled = gc.isenabled()
     gc.disable()
@@ -216,6 +220,46 @@ def test_what_a_function_holds_is_looked_for_everywhere_twice(
     del function
     assert looks_at_everything(census, monkeypatch)
     assert ids(census.find()) == ids([moved])
+
+
+class Mark:
+    """Holds what all tests of a function are parametrized with, as pytest's does."""
+
+    def __init__(self, *values: tuple[Base, ...]) -> None:
+        self.args = ["base", list(values)]
+
+
+class Case:
+    """Holds what one of these tests is parametrized with."""
+
+    def __init__(self, base: Base) -> None:
+        self.params = {"base": base}
+
+
+@pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
+@pytest.mark.parametrize("count", [5, 60, 300])
+def test_what_tests_are_parametrized_with_is_looked_for_everywhere_twice(
+    quiet_collector: None, quiet_threads: None, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    census = Census(Base, released=Base)
+
+    def parametrized() -> tuple[Mark, list[Case]]:
+        bases = [Base() for _ in range(count)]
+        return Mark(*((base,) for base in bases)), [Case(base) for base in bases]
+
+    def looks() -> bool:
+        census.settle(collect=False)
+        census.let_go()
+        looked = looks_at_everything(census, monkeypatch)
+        assert ids(census.find()) == ids(instances_of([Base]))
+        return looked
+
+    kept = [parametrized()]
+    assert [looks() for _ in range(4)] == [True, True, False, False]
+    # Further holders do not take the place of those.
+    kept.append(parametrized())
+    gc.collect(1)
+    assert [looks() for _ in range(4)] == [True, True, False, False]
 
 
 @pytest.mark.skipif(not live_objects.HAS_GENERATIONS, reason="no generations to go by")
