@@ -16,6 +16,9 @@ from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Result
 from pytest_torchmem.values.units import format_size
 
+RENAMED: Final = "renamed"
+"""What an update calls a new entry that took another one's place, and its numbers."""
+
 _COMPARED: Final = (Change.SAME, Change.WITHIN, Change.GROWN, Change.SHRUNK)
 _NUMBER: Final = re.compile(r"\d{1,9}")
 NOT_COMPARED: Final = "not compared, ended by an exception"
@@ -211,6 +214,11 @@ class BaselineChange(JsonFields):
     renamed_from: str = ""
     repaired: bool = False
     changed: ChangedNumber | None = field(default=None, metadata=LATER)
+
+    @property
+    def word(self) -> str:
+        """The kind of change for people."""
+        return RENAMED if self.renamed_from else str(self.change.value)
 
     @property
     def told_by(self) -> ChangedNumber:

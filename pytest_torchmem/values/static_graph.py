@@ -142,6 +142,8 @@ class StaticRun:
         device: The device that is reported on.
         notes: Sentences the reader of the numbers must know.
         blind_spots: What the figures do not contain, and nobody can bound, in a sentence each.
+        numbers_bytes: The most that the CPU takes for all of Python's numbers in the operations, as
+            that in ``x * 2``: it makes tensors of them, which autograd may keep.
     """
 
     graph: StaticGraph
@@ -149,3 +151,4 @@ class StaticRun:
     device: str
     notes: tuple[str, ...] = ()
     blind_spots: tuple[str, ...] = ()
+    numbers_bytes: int = 0

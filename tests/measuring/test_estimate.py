@@ -253,8 +253,27 @@ def test_scratch_that_cannot_matter_at_the_peak_is_not_spoken_of():
     # The optimizer's step has the peak.
     x = torch.randn(1, 3, 8, 8)
     result = estimate(nn.Sequential(*layers), x, optimizer=torch.optim.AdamW)
-    assert result.at_most == result.peak.total
+    assert result.peak.total <= (result.at_most or 0) <= result.peak.total + 100 * SCALARS
     assert result.blind_spots == ()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_numbers_in_operations_are_below_the_upper_bound(backward):
+    # The CPU makes tensors of them, and autograd keeps some until the backward pass.
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = 2 * x + 1
+        return (0.5 * x / 3).square().sum() * 2.5
+
+    x = torch.ones(64, requires_grad=backward)
+    result = estimate(doubled, x, backward=backward)
+
+    def forget() -> None:
+        x.grad = None
+
+    real = measured(lambda: doubled(x).backward() if backward else doubled(x), forget)
+    assert result.peak.total <= real.peak.total <= (result.at_most or 0)
+    assert (result.at_most or 0) <= result.peak.total + 46 * 32 * (1 + backward)
 
 
 def test_all_that_a_gpu_s_libraries_take_is_left_out_in_one_sentence():

@@ -64,9 +64,12 @@ class Estimate(Result, GpuQuestions):
         """The most that the peak can be, in bytes; None where nobody can bound it.
 
         `Peak.total` is the least. Both are equal unless the kernel of some operator takes memory
-        for itself that depends on the processor or the GPU, and that could matter at the peak.
+        for itself that depends on the processor or the GPU, and that could matter at the peak. On
+        the CPU there are some bytes for each of Python's numbers in the operations, too.
         """
-        return None if self.run.blind_spots else largest_possible(self.run)
+        if self.run.blind_spots:
+            return None
+        return largest_possible(self.run) + self.run.numbers_bytes
 
     def picture(self) -> Picture:
         """The timeline, sampled."""

@@ -327,7 +327,9 @@ def find_autograd_detail(facts: Facts, _: Labels) -> Iterator[Claim]:
 
 def find_temporaries(facts: Facts, _: Labels) -> Iterator[Claim]:
     """Everything else that the body made is temporary."""
-    yield Claim(Category.TEMPORARY, facts.made, "the body made it, and nobody keeps it")
+    yield Claim(
+        Category.TEMPORARY, facts.made, "the body made it, and no graph, module or optimizer has it"
+    )
 
 
 CATEGORY_PASSES: Final[tuple[CategoryPass, ...]] = (

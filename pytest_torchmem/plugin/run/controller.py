@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from pytest_torchmem.plugin.options.settings import Run, SummaryKind
 from pytest_torchmem.plugin.run.asking import asked_about
 from pytest_torchmem.plugin.run.updates import (
     FilePlan,
+    Orphan,
     Outcomes,
     apply,
     baseline_folders,
@@ -44,6 +45,7 @@ from pytest_torchmem.report.text.github import cause_lines, error_commands, line
 from pytest_torchmem.report.text.markdown import step_summary
 from pytest_torchmem.report.text.tables import (
     change_table,
+    cut_short_lines,
     diff_lines,
     explained_lines,
     known_lines,
@@ -140,6 +142,9 @@ class Collector:
         self._partial = _selects(config)
         self._endings = Endings()
         self._lines: list[str] = []
+        self._ended: set[str] = set()
+        self._cut_short = False
+        self._renamed: set[tuple[Path, str]] = set()
         self._want_a_gpu: set[str] = set()
 
     def add_problem(self, sentence: str) -> None:
@@ -150,6 +155,8 @@ class Collector:
         test = reported_nodeid(report, self.config)
         self._seen.add(test)
         self._endings.note(test, report)
+        if report.when == "teardown":
+            self._ended.add(test)
         if report.when == "setup":  # a rerun starts again: only its last attempt counts
             self._tests.pop(test, None)
             self._traces.pop(test, None)
@@ -173,16 +180,19 @@ class Collector:
             self._tests[test] = measured
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: object) -> None:
+    def pytest_testnodedown(self, node: object, error: object) -> None:
+        self._cut_short = self._cut_short or bool(error)
         self._partial = self._partial or ran_partially(node)
 
     @pytest.hookimpl
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        self._partial = self._partial or bool(session.shouldstop or session.shouldfail)
-        self._partial = self._partial or self._selection.partial
-        self._partial = self._partial or session.exitstatus not in _WHOLE
+        self._cut_short |= bool(session.shouldstop or session.shouldfail)
+        self._cut_short |= session.exitstatus not in _WHOLE
+        self._partial = self._partial or self._cut_short or self._selection.partial
         self.summary += RunSummary(tests=tuple(map(unpacked, self._tests.values())))
         self._update()
+        if self.run.settings.accepted and self._cut_short:
+            self._lines += cut_short_lines(session.testscollected, len(self._ended))
         self._lines += notices(self._as_typed().summary, self.run.settings.accepted)
         self._lines += known_lines(self.summary, self.run.settings.known_holders, self._whole)
         judged = self.run.settings.require_baseline or self.run.settings.accepted
@@ -207,7 +217,18 @@ class Collector:
             return
         detail = _detail(self.run.settings.summary, terminalreporter.verbosity)
         width = self.config.get_terminal_writer().fullwidth
-        lines = summary_lines(self._as_typed(), detail, width, room(self.config))
+        lines = summary_lines(
+            self._as_typed(),
+            detail,
+            width,
+            room(self.config),
+            stored_by=self._stored_by,
+            renamed={
+                (typed_nodeid(self.config, test.test), window.key)
+                for test, window in self.summary.windows
+                if (Path(test.file), window.key) in self._renamed
+            },
+        )
         if lines or self._lines:
             terminalreporter.ensure_newline()  # or the first line of the table would see to it
             rank = Rank.launched()  # of a job, each rank says its own
@@ -221,6 +242,14 @@ class Collector:
         for name in self._unknown_fallbacks():
             text = f"--torchmem-baseline-from={name}: there is no baseline of that name"
             terminalreporter.write_line(text, yellow=True)
+
+    @property
+    def _stored_by(self) -> str:
+        """The options that store a measurement without a baseline; ``""`` if the run has them."""
+        accepted = self.run.settings.accepted
+        if Change.NEW in accepted:
+            return ""
+        return "--torchmem-update-baseline" + (" --torchmem-accept=new" if accepted else "")
 
     def _as_typed(self) -> RunReport:
         """The run with the tests as pytest names them where it was started."""
@@ -292,7 +321,8 @@ class Collector:
             frozenset(self._skipped),
             self._partial,
         )
-        followed = self._follow_modules()
+        orphans = self._find_orphans()
+        followed = self._follow_modules(orphans)
         plans = plan_updates(self.summary, outcomes, settings, store)
         plans = [plan for plan in plans if plan.module not in followed]
         if not settings.accepted:
@@ -306,14 +336,19 @@ class Collector:
         shown = progress(plans, "baselines", self.config)
         if written := [plan.path for plan in shown if self._is_written(plan)]:
             store.changed_lines.keep(written)
-        if settings.dry_run:
+        self._lines += self._orphan_lines(orphans)
+        if settings.dry_run and (self.summary.changes or not followed):
             self._lines[:0] = change_table(self.summary.changes, room(self.config))
 
     def _is_written(self, plan: FilePlan) -> bool:
         """Write or show the changes of one file; return whether it was written."""
         settings, is_written = self.run.settings, False
         shown = relative_path(plan.path, self.config.invocation_params.dir)
-        self._lines += rename_lines(plan.renames, shown, settings.follow_renames)
+        self._renamed |= {(plan.module, key) for key in plan.renames.values()}
+        if not settings.follow_renames:
+            stored = {w.key for w in plan.written} if not settings.dry_run else set()
+            is_stored = stored.issuperset(plan.renames.values())
+            self._lines += rename_lines(plan.renames, shown, is_stored)
         if not plan.writes and not (settings.accepted and plan.unused):
             return False
         try:
@@ -330,15 +365,19 @@ class Collector:
             self.summary += RunSummary(changes=changes)
         return is_written
 
-    def _follow_modules(self) -> set[Path]:
-        """Say which baselines have no module any more, and move or remove them where told to.
+    def _find_orphans(self) -> list[Orphan]:
+        """Return the modules that are gone; none where not every test had its turn."""
+        if self._partial or not self.summary.windows:
+            return []
+        store = self.run.store
+        return find_orphans(baseline_folders(self.config, store), self.summary, store)
+
+    def _follow_modules(self, orphans: Sequence[Orphan]) -> set[Path]:
+        """Move or remove the baselines of modules that are gone, where told to.
 
         Returns the modules that were given baselines.
         """
-        if self._partial or not self.summary.windows:
-            return set()
         settings, store = self.run.settings, self.run.store
-        orphans = find_orphans(baseline_folders(self.config, store), self.summary, store)
         moved = [o for o in orphans if o.moved_to and settings.follow_renames]
         removed = [o for o in orphans if not o.moved_to and Change.UNUSED in settings.accepted]
         if not settings.dry_run:
@@ -349,17 +388,42 @@ class Collector:
                     remove(orphan)
             except OSError as error:
                 self.add_problem(str(BaselineError(f"a baseline cannot be moved: {error}")))
-        for orphan in orphans:
-            done = not settings.dry_run and orphan in (*moved, *removed)
-            to = self._shown(orphan.moved_to) if orphan.moved_to else ""
-            name = self._shown(orphan.module)
-            self._lines.append(orphan_line(name, len(orphan.keys), to, done))
         if moved and settings.require_baseline:
             self.add_problem(
                 "tests whose files have moved were compared with no baseline; the next run "
                 f"compares them [{FindingKind.NO_BASELINE.value}]"
             )
         return {orphan.moved_to for orphan in moved if orphan.moved_to}
+
+    def _orphan_lines(self, orphans: Sequence[Orphan]) -> Iterator[str]:
+        """Yield what became of each module that is gone, after the changes were written."""
+        settings = self.run.settings
+        stored = {change.file for change in self.summary.changes if change.written}
+        for orphan in orphans:
+            removed = not orphan.moved_to and Change.UNUSED in settings.accepted
+            followed = bool(orphan.moved_to and settings.follow_renames)
+            to, is_stored = "", False
+            if orphan.moved_to:
+                to = self._shown(orphan.moved_to)
+                self._renamed |= {(orphan.moved_to, key) for key in orphan.keys}
+                is_stored = any(self._shown(f) in stored for f in self._files_of(orphan.moved_to))
+            dry = settings.dry_run
+            yield orphan_line(
+                self._shown(orphan.module),
+                len(orphan.keys),
+                to,
+                not dry and (removed or followed),
+                is_stored,
+                dry and followed,
+            )
+
+    def _files_of(self, module: Path) -> set[Path]:
+        """Return the baseline files of a module, for what it was measured on."""
+        return {
+            self.run.store.path(module, test.environment)
+            for test in self.summary.tests
+            if test.environment and Path(test.file) == module
+        }
 
     def _shown(self, path: Path) -> str:
         return relative_path(path, self.config.invocation_params.dir)

@@ -26,8 +26,8 @@ from pytest_torchmem.store.baselines import FOLDER, BaselineStore, entry_key, te
 from pytest_torchmem.store.files import locked
 from pytest_torchmem.store.origins import origins_path
 from pytest_torchmem.values.baseline import BaselineEntry, Change, Environment, Numbers
-from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.errors import BaselineError
+from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
 
 Place = tuple[Path, tuple[tuple[str, str], ...]]
@@ -145,6 +145,7 @@ def plan_updates(
         }
         unused = _unused(path, environment, store, tests, outcomes, elsewhere)
         windows = _largest([w for t in tests if t.test in outcomes.passed for w in t.windows])
+        windows += [w for t in tests for w in t.windows if w.kinds == (FindingKind.NO_BASELINE,)]
         plan = _plan(module, path, environment, windows, unused, settings)
         new = {w.key for w in plan.written if w.change is Change.NEW}
         there = _keys(path, environment, store) if new else frozenset()
@@ -291,26 +292,34 @@ def find_renames(
 ) -> dict[str, str]:
     """Return new keys by old ones, for entries of one module.
 
-    Two belong together when their parameters, their region and all their numbers are equal, and
-    neither could belong to another one: a guess is worse than a question.
+    Two belong together when their parameters, their region and all their numbers are equal, or
+    their function instead of their parameters, and neither could belong to another one: a guess is
+    worse than a question.
     """
-    signatures: dict[object, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
-    regions = {entry.region for entry in new.values()}
-    for key, entry in unused.items():
-        for region in regions:
-            if not region or key.endswith(f"::{region}"):
-                signatures[_signature(key, region, entry)][0].append(key)
-    for key, measured in new.items():
-        signatures[_signature(key, measured.region, measured.entry)][1].append(key)
-    return {old[0]: added[0] for old, added in signatures.values() if len(old) == len(added) == 1}
+    regions = {measured.region for measured in new.values()}
+    found: dict[str, str] = {}
+    for kept in (_parameters, _function):
+        signatures: dict[object, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+        for key in unused.keys() - found.keys():
+            for region in regions:
+                if not region or key.endswith(f"::{region}"):
+                    numbers = Numbers.of(unused[key])
+                    signatures[kept(key), region, numbers][0].append(key)
+        for key in new.keys() - set(found.values()):
+            numbers = Numbers.of(new[key].entry)
+            signatures[kept(key), new[key].region, numbers][1].append(key)
+        found |= {
+            old[0]: added[0] for old, added in signatures.values() if len(old) == len(added) == 1
+        }
+    return found
 
 
-def _signature(
-    key: str, region: str, entry: BaselineEntry
-) -> tuple[str, str, int, CategoryBytes, CategoryBytes]:
-    at = key.find("[")
-    parameters = key[at:] if at >= 0 else ""
-    return parameters, region, entry.total, entry.peaks, entry.retained
+def _parameters(key: str) -> str:
+    return "".join(key.partition("[")[1:])
+
+
+def _function(key: str) -> str:
+    return key.partition("[")[0]
 
 
 _ALIKE: Final = 0.5

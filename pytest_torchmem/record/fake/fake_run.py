@@ -141,7 +141,10 @@ def _recorded(
         notes.add(_WITHOUT_GRAD)
     named = _on_device(graph, runs_on, shown)
     uncounted = uncounted_on_the_cpu if shown.type == "cpu" else uncounted_on_gpus
-    return StaticRun(named, lifetimes, str(shown), tuple(sorted(notes)), uncounted(graph))
+    numbers_bytes = recorder.numbers_bytes if shown.type == "cpu" else 0
+    return StaticRun(
+        named, lifetimes, str(shown), tuple(sorted(notes)), uncounted(graph), numbers_bytes
+    )
 
 
 def _put_in_place(

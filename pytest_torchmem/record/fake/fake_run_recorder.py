@@ -84,6 +84,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         self._sites = CallSites(module_names)
         self._made_in_backward: dict[int, StaticNode] = {}
         self._freed: set[int] = set()
+        self.numbers_bytes = 0
         self._doubts = Doubts(self._is_doubted)
 
     # What happened.
@@ -224,6 +225,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         """Note an operator that has run: what it used, made and wrote to, and its scratch."""
         func, tensors = call.func, call.outputs
         self._require_runnable(tensors)
+        self.numbers_bytes += call.numbers_bytes
         self._enlarge(call)
         makes = self._made(tensors, has_memory=_takes_memory(call))
         summed = self._note_in_place_for_real(func, call.args, makes)

@@ -14,7 +14,7 @@ from pytest_torchmem.analysis.judge.holders import KnownHolder
 from pytest_torchmem.values.baseline import Change, environment_name
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.findings import Difference, words
-from pytest_torchmem.values.measured import BaselineChange, RunSummary
+from pytest_torchmem.values.measured import RENAMED, BaselineChange, RunSummary
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
 
@@ -122,6 +122,16 @@ def one_line(text: str) -> str:
     return _CONTROL.sub(lambda found: repr(found.group())[1:-1], line)
 
 
+_KEY_WIDTH: Final = 64
+
+
+def short_key(key: str) -> str:
+    """Return the key of an entry on one line; of a long one both ends."""
+    line = one_line(key)
+    half = (_KEY_WIDTH - 3) // 2
+    return line if len(line) <= _KEY_WIDTH else f"{line[:half]}...{line[-half:]}"
+
+
 def aligned(rows: Sequence[Sequence[object]], headers: Sequence[str], align: str) -> list[str]:
     """Return the lines of a table, one for the headers and one for each row.
 
@@ -222,8 +232,9 @@ def change_table(changes: Sequence[BaselineChange], room: int = ANY_WIDTH) -> li
     lines = aligned(rows, ["change", "entry", "", "before", "now", "", "file"], "lllrrr")
     if max(map(len, lines)) > room:
         lines = [text for row in rows for text in _slim(*row)]
-    counts = Counter(change.change for change in changes)
-    told = ", ".join(f"{counts[change]} {change.value}" for change in order if counts[change])
+    counts = Counter(change.word for change in changes)
+    words = (RENAMED, *(change.value for change in order))
+    told = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
     return [*lines, f"dry run: {told}; nothing written"]
 
 
@@ -235,12 +246,12 @@ def _change_row(change: BaselineChange) -> tuple[str, ...]:
         before, share = "-", ""
     if change.change is Change.UNUSED:
         now, share = "-", ""
-    entry = change.key + _remark(change)
-    return change.change.value, entry, told.name, before, now, share, change.file
+    entry = short_key(change.key) + _remark(change)
+    return change.word, entry, told.name, before, now, share, change.file
 
 
 def _remark(change: BaselineChange) -> str:
-    was = f"was {change.renamed_from}" if change.renamed_from else ""
+    was = f"was {short_key(change.renamed_from)}" if change.renamed_from else ""
     remark = REPAIRED if change.repaired else was
     return f" ({remark})" if remark else ""
 
@@ -266,16 +277,27 @@ def diff_lines(before: str, after: str, name: str) -> list[str]:
     return lines
 
 
-def rename_lines(renames: Mapping[str, str], file: str, followed: bool) -> list[str]:
-    """Return a line for each entry that took a new name along, or could."""
-    told = sorted(renames.items())
-    if followed:
-        return [f"renamed: {old} -> {new} ({file})" for old, new in told]
+def rename_lines(renames: Mapping[str, str], file: str, stored: bool) -> list[str]:
+    """Return a line for each entry that could take a new name along.
+
+    ``stored`` says that an update stored the measurements as new: nothing can follow any more.
+    """
+    told = [(short_key(old), short_key(new)) for old, new in sorted(renames.items())]
     lines = [f"{new} has the numbers of the unused {old} ({file})" for old, new in told[:SHOWN]]
-    if told:
-        more = f"... and {len(told) - SHOWN} more; " if told[SHOWN:] else ""
-        lines.append(f"{more}if renamed, --torchmem-follow-renames takes the entry along")
-    return lines
+    more = f"... and {len(told) - SHOWN} more" if told[SHOWN:] else ""
+    if told and not stored:
+        more += "; " if more else ""
+        more += "if renamed, --torchmem-follow-renames takes the entry along"
+    return [*lines, more] if more else lines
+
+
+def cut_short_lines(collected_count: int, ended_count: int) -> list[str]:
+    """Return what an update did not see, where its run did not come to its end."""
+    missed = collected_count - ended_count
+    if missed <= 0:
+        return []
+    tests = f"{missed} of {collected_count} tests did not run to their end"
+    return [f"the run was cut short: {tests}; their entries are as before, and none was removed"]
 
 
 def explained_lines(count: int, file: str) -> list[str]:
@@ -300,7 +322,7 @@ def unused_lines(unused: Iterable[Collection[str]]) -> list[str]:
     keys = sorted(key for some in unused for key in some)
     if not keys:
         return []
-    named = ", ".join(one_line(key) for key in keys[:3]) + (", ..." if keys[3:] else "")
+    named = ", ".join(short_key(key) for key in keys[:3]) + (", ..." if keys[3:] else "")
     return [
         f"unused: no test asked for {_entries(len(keys))} of the baselines ({named}): "
         "--torchmem-update-baseline --torchmem-accept=unused removes "
@@ -308,15 +330,30 @@ def unused_lines(unused: Iterable[Collection[str]]) -> list[str]:
     ]
 
 
-def orphan_line(module: str, entry_count: int, moved_to: str, done: bool) -> str:
+def orphan_line(
+    module: str,
+    entry_count: int,
+    moved_to: str,
+    done: bool,
+    stored: bool = False,
+    would_follow: bool = False,
+) -> str:
     """Return what becomes of the baselines of a module that is gone.
 
     ``moved_to`` is the module that has most of its tests; ``done`` is true where the baselines were
-    moved there, or removed.
+    moved there, or removed, and ``stored`` where an update stored those tests as new instead.
+    ``would_follow`` is true where only a dry run keeps them from being moved.
     """
     what = f"{one_line(module)} is gone and has baselines ({_entries(entry_count)}): "
     if moved_to and done:
         return f"{what}moved to {one_line(moved_to)}, which the next run compares with them"
+    if moved_to and stored:
+        return (
+            f"{what}{one_line(moved_to)} has its tests, stored as new now; the next run with "
+            "--torchmem-update-baseline --torchmem-accept=unused removes the old ones"
+        )
+    if moved_to and would_follow:
+        return f"{what}a run without --torchmem-dry-run moves them to {one_line(moved_to)}"
     if moved_to:
         return (
             f"{what}{one_line(moved_to)} has its tests and no baseline, and "

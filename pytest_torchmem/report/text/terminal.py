@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -23,12 +23,19 @@ from pytest_torchmem.report.text.tables import (
     left_out,
     live_table,
     one_line,
+    short_key,
 )
 from pytest_torchmem.store.run_reports import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.findings import RETAINED, FindingKind, Verdict, words
-from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
+from pytest_torchmem.values.measured import (
+    RENAMED,
+    BaselineChange,
+    MeasuredTest,
+    RunSummary,
+    Window,
+)
 from pytest_torchmem.values.results import Holder, Result
 from pytest_torchmem.values.units import format_change, format_size
 
@@ -199,10 +206,19 @@ def holder_lines(holders: Sequence[Holder]) -> list[str]:
     return lines + left_out([holder.size_bytes for holder in holders[ROWS:]])
 
 
-def summary_lines(run: RunReport, detail: Detail, width: int, room: int = ANY_WIDTH) -> list[Line]:
+def summary_lines(
+    run: RunReport,
+    detail: Detail,
+    width: int,
+    room: int = ANY_WIDTH,
+    stored_by: str = "--torchmem-update-baseline",
+    renamed: Collection[tuple[str, str]] = (),
+) -> list[Line]:
     """Return the closing summary of a run, laid out for ``width`` columns.
 
     A table that takes more than ``room`` becomes a list; a log has more room than columns.
+    ``stored_by`` is what stores a measurement without a baseline, ``""`` where the run itself does.
+    ``renamed`` are tests and keys whose baseline is there under another name.
     What went wrong, what was not measured and what an update changed is in it at every detail.
     """
     lines: list[Line] = []
@@ -218,7 +234,7 @@ def summary_lines(run: RunReport, detail: Detail, width: int, room: int = ANY_WI
     lines += _grouped_lines("not labelled as asked", failed)
     if detail is not Detail.PROBLEMS and summary.tests:
         lines.append(Line(_counts(run)))
-        lines += _missing_lines(run)
+        lines += _missing_lines(run, stored_by, renamed)
     return lines + [Line(problem, ("red",)) for problem in summary.problems]
 
 
@@ -308,24 +324,22 @@ _REMOVES: Final = "--torchmem-update-baseline --torchmem-accept=unused removes w
 
 
 def _changes_lines(summary: RunSummary) -> list[Line]:
-    """Return what an update wrote: below each file its entries, the four kinds in a fixed order."""
-    order = (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)
+    """Return what an update wrote: below each file its entries, the kinds in a fixed order."""
+    order = (RENAMED, *(c.value for c in (Change.NEW, Change.GROWN, Change.SHRUNK, Change.UNUSED)))
     # A dry run has a table of its own.
     told = [c for c in summary.changes if c.written or c.change is Change.UNUSED]
     lines: list[Line] = []
     for file in dict.fromkeys(change.file for change in told):
         lines.append(Line(f"{file}:"))
-        for change in order:
-            style = ("yellow",) if change is Change.GROWN else ()
-            items = [c for c in told if (c.file, c.change) == (file, change)]
+        for word in order:
+            style = ("yellow",) if word == Change.GROWN.value else ()
+            items = [c for c in told if (c.file, c.word) == (file, word)]
             shown = items[:_CHANGES_SHOWN]
-            lines += [
-                Line(f"  {change.value}: {one_line(c.key)}: {_amount(c)}", style) for c in shown
-            ]
+            lines += [Line(f"  {word}: {_entry(c)}: {_amount(c)}", style) for c in shown]
             if left_out := len(items) - len(shown):
-                done = "" if change is not Change.UNUSED else ", kept"
+                done = "" if word != Change.UNUSED.value else ", kept"
                 done = ", removed" if done and items[0].written else done
-                lines.append(Line(f"  ... and {left_out} more {change.value} entries{done}"))
+                lines.append(Line(f"  ... and {left_out} more {word} entries{done}"))
     if any(c.change is Change.UNUSED and not c.written for c in told):
         lines.append(Line(_REMOVES))
     written = [change for change in summary.changes if change.written]
@@ -334,6 +348,11 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
         files = _count(len({change.file for change in written}), "file")
         lines.append(Line(f"baseline updated: {entries} in {files}"))
     return lines
+
+
+def _entry(item: BaselineChange) -> str:
+    was = f"{short_key(item.renamed_from)} -> " if item.renamed_from else ""
+    return was + short_key(item.key)
 
 
 def _amount(item: BaselineChange) -> str:
@@ -359,19 +378,22 @@ def _grouped_lines(heading: str, pairs: Iterable[tuple[str, str]]) -> list[Line]
     return lines
 
 
-def _missing_lines(run: RunReport) -> list[Line]:
+def _missing_lines(
+    run: RunReport, stored_by: str, renamed: Collection[tuple[str, str]]
+) -> list[Line]:
     written = {change.key for change in run.changes}
     new = [
         window
         for test in run.tests
         for window in test.measured.windows
         if window.change is Change.NEW and window.key not in written and _can_be_stored(test)
+        if (test.measured.test, window.key) not in renamed
     ]
-    if not new or run.problems:
+    if not new or run.problems or not stored_by:
         return []
     one = len(new) == 1
     text = f"{_count(len(new), 'measurement')} {'has' if one else 'have'} no baseline; "
-    text += f"--torchmem-update-baseline stores {'it' if one else 'them'}"
+    text += f"{stored_by} stores {'it' if one else 'them'}"
     return [Line(text, ("yellow",))]
 
 

@@ -51,7 +51,12 @@ def test_each_storage_says_who_decided_and_by_what_evidence():
     assert told == [
         (8, "parameter", "parameters", "a module or an optimizer holds it as a parameter"),
         (32, "activation", "activations", "an autograd graph keeps it for backward"),
-        (64, "temporary", "temporaries", "the body made it, and nobody keeps it"),
+        (
+            64,
+            "temporary",
+            "temporaries",
+            "the body made it, and no graph, module or optimizer has it",
+        ),
         (8, "gradient", "gradients", "it was found in a .grad"),
     ]
 
@@ -137,7 +142,7 @@ def test_an_estimate_explains_in_the_same_words():
     assert told == [
         (None, None, "input", "the forward pass reads it, and it was there before"),
         (1, 3, "activation", "an autograd graph keeps it for backward"),
-        (2, None, "temporary", "the body made it, and nobody keeps it"),
+        (2, None, "temporary", "the body made it, and no graph, module or optimizer has it"),
     ]
     assert [e.storage.size_bytes for e in estimate.explain(at="peak", category="input")] == [10]
     assert [e.number for e in estimate.explain(at=1)] == [0, 1]

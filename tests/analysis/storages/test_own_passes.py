@@ -42,7 +42,7 @@ def told(profile):
 
 
 def labelled_by_us():
-    reason = "the body made it, and nobody keeps it"
+    reason = "the body made it, and no graph, module or optimizer has it"
     return [("temporary", "temporaries", reason)] * 2
 
 

@@ -56,6 +56,28 @@ def test_where_a_baseline_is_required_a_run_that_only_followed_one_fails(moved):
     moved.run(*required).assert_outcomes(passed=2, failed=1)
 
 
+NOT_ALSO = ("*has no baseline;*", "*have no baseline;*", "*takes them along*")
+
+
+def test_an_update_that_stored_a_moved_module_as_new_says_what_is_left(moved):
+    told = moved.update()
+    told.stdout.fnmatch_lines(["  new: test_a: *", "test_old.py is gone *, stored as new now; *"])
+    for line in NOT_ALSO:
+        told.stdout.no_fnmatch_line(line)
+    moved.run(*REMOVE).stdout.fnmatch_lines(["test_old.py is gone *: removed"])
+
+
+def test_a_dry_run_says_what_would_be_moved(moved):
+    told = moved.update("--torchmem-dry-run", "--torchmem-follow-renames")
+    told.stdout.fnmatch_lines(["test_old.py is gone *without --torchmem-dry-run moves them to *"])
+    for line in (*NOT_ALSO, "*nothing would change*"):
+        told.stdout.no_fnmatch_line(line)
+
+
+def test_who_can_follow_a_module_is_not_told_to_store_its_tests_as_new(moved):
+    moved.run().stdout.no_fnmatch_line("*have no baseline;*")
+
+
 def test_what_could_be_followed_is_not_removed_as_unused(moved):
     moved.run(*REMOVE).stdout.fnmatch_lines(["*--torchmem-follow-renames takes them along"])
     assert moved.baseline("test_old").exists()

@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any, Final
 
 import torch
@@ -15,6 +16,12 @@ from pytest_torchmem.record.torch_api import dispatcher, fake_tensors
 
 WIDE_BYTES: Final = 4
 HALVES: Final = (torch.float16, torch.bfloat16)
+
+# A complex number has two parts of eight bytes.
+_NUMBER_BYTES: Final = 16
+_OF_NUMBERS: Final = ("Tensor", "number", "Optional[Tensor]", "Optional[number]")
+# Kernels take these as they are.
+_FACTORS: Final = ("alpha", "beta")
 
 Arguments = Sequence[Any]
 # At least and at most.
@@ -53,6 +60,21 @@ class Call:
     @property
     def inputs(self) -> list[torch.Tensor]:
         return fake_tensors.tensors_in(list(self.args))
+
+    @property
+    def numbers_bytes(self) -> int:
+        """The most that the CPU takes for Python's numbers among the operands.
+
+        It makes a tensor of each, and another one of the type that it computes in.
+        """
+        names = [(a.name, str(a.type)) for a in dispatcher.schema_of(self.func).arguments]
+        given = dict(zip(names, self.args, strict=False))
+        given |= {pair: self.kwargs[pair[0]] for pair in names if pair[0] in self.kwargs}
+        return sum(
+            2 * _NUMBER_BYTES
+            for (name, kind), value in given.items()
+            if kind in _OF_NUMBERS and name not in _FACTORS and isinstance(value, Number)
+        )
 
     @property
     def out_bytes(self) -> int:
