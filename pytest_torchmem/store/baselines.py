@@ -10,8 +10,8 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from pytest_torchmem.store.baseline_file import StoredEntries, read_any, read_file
+from pytest_torchmem.store.changed_lines import ChangedLines, KeptCode
 from pytest_torchmem.store.files import LOCK, replace_file
-from pytest_torchmem.store.provenance import ChangedLines, KeptCode
 from pytest_torchmem.values.baseline import (
     BaselineEntry,
     Environment,

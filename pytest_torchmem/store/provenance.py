@@ -1,53 +1,28 @@
-"""The provenance of numbers: commit, versions and rank, and the lines that changed since."""
+"""The provenance of numbers: commit, versions and rank."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import platform
-import re
-import subprocess
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timezone
-from functools import cached_property
 from importlib import metadata
-from itertools import islice
-from pathlib import Path, PurePosixPath
-from typing import Final, TypeAlias
+from pathlib import Path
+from typing import Final
 
-from pytest_torchmem.store.origins import origins_path
+from pytest_torchmem.store.changed_lines import git_output
 from pytest_torchmem.store.run_reports import RunReport
-from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.measured import Rank
 
 _PACKAGES: Final = {"torchmem": "pytest-torchmem", "torch": "torch"}
-_GIT_SECONDS: Final = 10
-_HUNK: Final = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-_FILE: Final = "+++ b/"
-_NO_FILE: Final = "--- /dev/null"
-_RENAMED: Final = ("rename from ", "rename to ")
-# Of a line that is gone or that came, but for comments.
-_CODE: Final = re.compile(r"[-+]\s*[^\s#]")
-_SETTINGS: Final = ("*.yaml", "*.yml", "*.json", "*.toml", "*.ini", "*.cfg")
-# Baselines, and what is hidden: the settings of tools.
-_NOT_SETTINGS: Final = tuple(
-    f":(exclude,glob)**/{name}" for name in ("__torchmem__/**", ".*/**", ".*")
-)
-# What is kept of a project: no data, and nothing of the tools and packages in its folder.
-_KEPT_SUFFIXES: Final = (".py", *(pattern[1:] for pattern in _SETTINGS))
-_KEPT_FILE_BYTES: Final = 1 << 18
-_KEPT_FILES: Final = 5000
-_WALKED_FOLDERS: Final = 5000
-_NOT_WALKED: Final = frozenset({"__torchmem__", "__pycache__", "site-packages", "node_modules"})
 
 
 def stamped(run: RunReport, folder: Path, rank: Rank) -> RunReport:
     """Return a run that ends now, of the code in ``folder``, on one rank."""
-    commit = _git(folder, "rev-parse", "HEAD").strip()
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no") if commit else ""
+    commit = git_output(folder, "rev-parse", "HEAD").strip()
+    changed = git_output(folder, "status", "--porcelain", "--untracked-files=no") if commit else ""
     return replace(
         run,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -76,7 +51,7 @@ def path_of_rank(path: str | os.PathLike[str], rank: Rank) -> Path:
 
 def checked_out(folder: Path, files: Iterable[str]) -> frozenset[str]:
     """Return those of some files, relative to ``folder``, that git has in its index."""
-    listed = _git(folder, "--literal-pathspecs", "ls-files", "-z", "--", *files)
+    listed = git_output(folder, "--literal-pathspecs", "ls-files", "-z", "--", *files)
     return frozenset(filter(None, listed.split("\0")))
 
 
@@ -88,306 +63,3 @@ def _versions() -> dict[str, str]:
     versions["python"] = platform.python_version()
     versions["platform"] = f"{platform.system()} {platform.machine()}"
     return versions
-
-
-@dataclass(frozen=True, slots=True)
-class Hunk:
-    """Lines of a file that are not as they were.
-
-    Attributes:
-        first: The first line that was changed or added; the one that follows, where lines are gone.
-        last: The last one; the one before ``first`` where lines are gone.
-        was: Where the lines were that it took the place of; none where lines were only added.
-        is_code: They are more than comments and empty lines, of a file that was there and still is.
-    """
-
-    first: int
-    last: int
-    was: range
-    is_code: bool = False
-
-
-Changes: TypeAlias = Mapping[str, list[Hunk]]
-"""The hunks of each file, by the name that it has now."""
-
-
-class KeptCode:
-    """The code of a project as it was when this machine wrote its baselines.
-
-    Git knows the code of a baseline once both are committed. Until then, and where there is no
-    repository, the code is kept beside: in a bare repository of ours, in a folder that may be
-    deleted at any time. A baseline is known by its content, wherever it is moved to.
-    """
-
-    def __init__(self, folder: Path, place: Callable[[], Path]) -> None:
-        self._folder = folder
-        self._place = place
-
-    @cached_property
-    def repository(self) -> Path:
-        return self._place() / "code"
-
-    def keep(self, baselines: Iterable[Path]) -> None:
-        """Keep the code as it is now, as that of some baselines; where git fails, keep nothing."""
-        with contextlib.suppress(OSError):
-            if not self.repository.exists():
-                _git(self._folder, "init", "--quiet", repository=self.repository)
-            tree = self.tree_now()
-            for baseline in baselines if tree else ():
-                self._note(baseline).write_text(tree)
-
-    def tree_now(self) -> str:
-        """Return git's name for the code as it is now; ``""`` where git fails."""
-        index = self.repository / f"index-{os.getpid()}"  # workers of xdist may ask at one time
-        try:
-            files = "\0".join(islice(_code_below(self._folder), _KEPT_FILES))
-            self._git(index, "update-index", "--add", "-z", "--stdin", given=files)
-            return self._git(index, "write-tree").strip()
-        finally:
-            for left in (index, index.with_name(f"{index.name}.lock")):
-                left.unlink(missing_ok=True)
-
-    def _git(self, index: Path, *arguments: str, given: str = "") -> str:
-        return _git(self._folder, *arguments, repository=self.repository, index=index, given=given)
-
-    def tree_of(self, baseline: Path) -> str:
-        """Return git's name for the code of a baseline; ``""`` where it was written elsewhere."""
-        try:
-            return self._note(baseline).read_text()
-        except (OSError, ValueError):
-            return ""
-
-    def _note(self, baseline: Path) -> Path:
-        return self.repository.with_name(hashlib.sha256(baseline.read_bytes()).hexdigest())
-
-
-def _code_below(folder: Path) -> Iterator[str]:
-    """Yield the files of code and settings below a folder, named from there."""
-    for parent, folders, names in islice(os.walk(folder), _WALKED_FOLDERS):
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith(".")
-            and name not in _NOT_WALKED
-            and not Path(parent, name, "pyvenv.cfg").exists()
-        ]
-        for name in names:
-            path = Path(parent, name)
-            if not name.endswith(_KEPT_SUFFIXES) or not path.is_file():
-                continue
-            if path.stat().st_size <= _KEPT_FILE_BYTES:
-                yield path.relative_to(folder).as_posix()
-
-
-@dataclass(frozen=True, slots=True)
-class _Then:
-    """The code of a baseline.
-
-    Attributes:
-        commit: What git calls it.
-        is_exact: The baseline was measured with it; else its code may be one that git never saw.
-        now: What git calls the code as it is now; ``""`` for what lies in the folder.
-        repository: Where it was kept; None for the project's own repository.
-    """
-
-    commit: str
-    is_exact: bool
-    now: str = ""
-    repository: Path | None = None
-
-
-class ChangedLines:
-    """The lines below a folder that are not as they were when a baseline was stored.
-
-    A failure asks, to name of several equal causes the one that somebody touched. They are held
-    against the code that was kept when this machine wrote the baseline, else against the commit of
-    the baseline. Without git, without a repository or in a shallow clone no line has changed, and
-    nobody is told. Git is asked once for each baseline, and only when somebody wants to know of a
-    line.
-
-    A file of settings counts where code names it: ``"small.yaml"``, or ``"small"`` alone, as it is
-    written where a suffix is added. Others are read by other programs than the tests.
-    """
-
-    def __init__(self, folder: Path, kept: KeptCode | None = None) -> None:
-        self._folder = folder
-        self._kept = kept
-        self._then: dict[Path, _Then] = {}
-        self._of_baseline: dict[Path, Changes] = {}
-        self._names: dict[Path, dict[str, str]] = defaultdict(dict)
-        self._untracked: dict[str, bool] = {}
-
-    def keep(self, baselines: Iterable[Path]) -> None:
-        """Keep the code as that of some baselines, which were just written."""
-        if self._kept:
-            self._kept.keep(baselines)
-
-    def has_changed(self, baseline: Path, source: Source) -> bool:
-        """Return whether a line was changed or added since the baseline was stored.
-
-        All lines of a file that git was not told of yet were added.
-        """
-        hunks = self._since(baseline).get(source.file)
-        if hunks is None:
-            return not self._code_of(baseline).now and self._is_untracked(source.file)
-        return any(hunk.first <= source.line <= hunk.last for hunk in hunks)
-
-    def _is_untracked(self, file: str) -> bool:
-        if file not in self._untracked:
-            options = ("ls-files", "--others", "--exclude-standard", "--", f":(literal){file}")
-            self._untracked[file] = bool(_git(self._folder, *options))
-        return self._untracked[file]
-
-    def places(self, baseline: Path) -> tuple[Source, ...]:
-        """Return the first line of each change since the baseline was stored."""
-        since = self._since(baseline).items()
-        return tuple(Source(file, h.first, "") for file, some in since for h in some if h.is_code)
-
-    def now_at(self, baseline: Path, source: Source) -> Source:
-        """Return where a line is that was at ``source`` when the baseline was stored.
-
-        A line that was edited is where its successor is. A baseline that is not as it was committed
-        may be of code that git does not know: its lines stay where they are.
-        """
-        since = self._since(baseline)
-        if not self._code_of(baseline).is_exact:
-            return source
-        source = replace(source, file=self._names[baseline].get(source.file, source.file))
-        hunks = since.get(source.file)
-        if not hunks or not source.line:
-            return source
-        moved = 0
-        for hunk in hunks:
-            if source.line in hunk.was:
-                line = hunk.first + source.line - hunk.was.start
-                return replace(source, line=max(hunk.first, min(line, hunk.last)))
-            if source.line < hunk.was.start:
-                break
-            moved = hunk.last + 1 - hunk.was.stop
-        return replace(source, line=source.line + moved)
-
-    def _code_of(self, baseline: Path) -> _Then:
-        if baseline not in self._then:
-            self._then[baseline] = self._kept_code(baseline) or self._committed(baseline)
-        return self._then[baseline]
-
-    def _kept_code(self, baseline: Path) -> _Then | None:
-        tree = self._kept.tree_of(baseline) if self._kept else ""
-        if not self._kept or not tree or not self._now:
-            return None
-        return _Then(tree, True, self._now, self._kept.repository)
-
-    @cached_property
-    def _now(self) -> str:
-        with contextlib.suppress(OSError):
-            return self._kept.tree_now() if self._kept else ""
-        return ""
-
-    def _committed(self, baseline: Path) -> _Then:
-        """Return the commit that stored a baseline; the newest of all for one that is not in."""
-        commit = _git(self._folder, "log", "-1", "--format=%H", "--", str(baseline)).strip()
-        files = (str(baseline), str(origins_path(baseline)))
-        status = ("--literal-pathspecs", "status", "--porcelain", "--ignored", "--", *files)
-        return _Then(commit or "HEAD", not _git(self._folder, *status))
-
-    def _since(self, baseline: Path) -> Changes:
-        """Return the changes by file, named from the folder."""
-        if baseline not in self._of_baseline:
-            then = self._code_of(baseline)
-            settings = self._named_in_code(then, self._changed_settings(then))
-            literal = (f":(literal){file}" for file in settings)
-            self._of_baseline[baseline] = self._diff(then, self._names[baseline], "*.py", *literal)
-        return self._of_baseline[baseline]
-
-    def _changed_settings(self, then: _Then) -> list[str]:
-        names = self._git_diff(then, "--name-only", "-z", "--", *_SETTINGS, *_NOT_SETTINGS)
-        return list(filter(None, names.split("\0")))
-
-    def _named_in_code(self, then: _Then, files: Sequence[str]) -> list[str]:
-        """Return those files whose names stand in some Python code of the repository."""
-        spellings = {file: _spellings(PurePosixPath(file)) for file in files}
-        patterns = [part for some in spellings.values() for text in some for part in ("-e", text)]
-        if not patterns:
-            return []
-        plain = ("--no-color", "--no-line-number", "--word-regexp", "--fixed-strings")
-        tree = (then.now,) if then.now else ()
-        asked = ("--only-matching", *plain, *patterns, *tree, "--", ":/*.py")
-        text = self._git(then, "grep", "-h", *asked)
-        found = set(text.split("\n"))
-        return [file for file, some in spellings.items() if not found.isdisjoint(some)]
-
-    def _diff(self, then: _Then, names: dict[str, str], *files: str) -> Changes:
-        """Return the changes of some files; ``names`` takes the new name of each that has one."""
-        plain = ("--no-color", "--unified=0", "--src-prefix=a/", "--dst-prefix=b/")
-        found: dict[str, list[Hunk]] = defaultdict(list)
-        is_known, hunks, old_name = False, found[""], ""
-        for line in self._git_diff(then, *plain, "--", *files).split("\n"):
-            if line.startswith("--- "):
-                is_known = line != _NO_FILE
-            elif line.startswith("+++ "):
-                is_known = is_known and line.startswith(_FILE)
-                hunks = found[line.removeprefix(_FILE).strip()]
-            elif line.startswith(_RENAMED[0]):
-                old_name = line.removeprefix(_RENAMED[0])
-            elif line.startswith(_RENAMED[1]):
-                names[old_name] = line.removeprefix(_RENAMED[1])
-                found[names[old_name]] = []
-            elif hunk := _HUNK.match(line):
-                was, now = _lines(hunk[1], hunk[2]), _lines(hunk[3], hunk[4])
-                hunks.append(Hunk(now.start, now.stop - 1, was))
-            elif hunks and is_known and _CODE.match(line):
-                hunks[-1] = replace(hunks[-1], is_code=True)
-        return found
-
-    def _git_diff(self, then: _Then, *arguments: str) -> str:
-        plain = ("--no-ext-diff", "--find-renames", "--relative")
-        sides = (then.commit, then.now) if then.now else (then.commit,)
-        return self._git(then, "diff", *plain, *sides, *arguments)
-
-    def _git(self, then: _Then, *arguments: str) -> str:
-        return _git(self._folder, *arguments, repository=then.repository)
-
-
-def _lines(first: str, count: str | None) -> range:
-    """Return the lines that one side of a hunk names; for none of them git names the one before."""
-    start, length = int(first), int(count or 1)
-    start += not length
-    return range(start, start + length)
-
-
-def _spellings(file: PurePosixPath) -> tuple[str, ...]:
-    """Return what code writes to open a file: its name, or the end of a text without its suffix."""
-    return (file.name, f'{file.stem}"', f"{file.stem}'")
-
-
-def _git(
-    folder: Path,
-    *arguments: str,
-    repository: Path | None = None,
-    index: Path | None = None,
-    given: str = "",
-) -> str:
-    """Return what git says; nothing where there is no git or no repository, and where it fails.
-
-    It is asked about the repository that the folder is in, or about one of ours, where nothing that
-    the environment says of the other one counts, with an ``index``. ``given`` is what it reads.
-    """
-    plain = ["--no-optional-locks", "-c", "core.quotePath=false"]
-    environment = dict(os.environ)
-    if repository:
-        plain += [f"--git-dir={repository}", f"--work-tree={folder}"]
-        environment = {n: v for n, v in environment.items() if not n.startswith("GIT_")}
-    if index:
-        environment["GIT_INDEX_FILE"] = str(index)
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *plain, *arguments],
-            input=given.encode("utf-8", "surrogateescape"),
-            env=environment,
-            capture_output=True,
-            timeout=_GIT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchmem.store.provenance import ChangedLines, KeptCode
+from pytest_torchmem.store.changed_lines import ChangedLines, KeptCode
 from pytest_torchmem.values.contributors import Source
 
 BASELINE = "tests/__torchmem__/cpu/test_net.json"

@@ -373,7 +373,7 @@ def _from_before(
 ) -> _Lives:
     """Return the storages from before: the first event at a place, if there is any, tells of them.
 
-    ``is_last`` and ``is_born`` tell which changes are the last ones at their places, and births.
+    ``is_last`` and ``is_born`` say which changes are the last at their places, and which births.
     """
     place = changes.place
     first = np.flatnonzero(np.append(True, is_last)[:-1])

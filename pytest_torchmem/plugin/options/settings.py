@@ -28,7 +28,8 @@ from pytest_torchmem.plugin.options.option_table import (
 )
 from pytest_torchmem.report.writing import FOLDER, kind_of
 from pytest_torchmem.store.baselines import BaselineStore
-from pytest_torchmem.store.provenance import KeptCode, path_of_rank
+from pytest_torchmem.store.changed_lines import KeptCode
+from pytest_torchmem.store.provenance import path_of_rank
 from pytest_torchmem.values.baseline import Allowance, Change
 from pytest_torchmem.values.errors import TorchmemError
 from pytest_torchmem.values.json_values import shown
@@ -395,12 +396,12 @@ def _timelines(values: _Values, kinds: Sequence[str]) -> Timelines:
 
 
 def checked_device_name(name: str) -> str:
-    """Return a device's name. Raises `DeviceNameError` for one that no machine's device has.
+    """Return a device's name. Raises `DeviceNameError` for one that cannot be measured anywhere.
 
     Whether it is there is another question. Names that every torch knows are not worth loading it.
     """
     if name and not _ANYWHERE.fullmatch(name):
-        from pytest_torchmem.record.devices import named_device
+        from pytest_torchmem.record.devices import measurable_device
 
-        named_device(name)
+        measurable_device(name)
     return name

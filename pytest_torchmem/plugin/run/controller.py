@@ -21,6 +21,7 @@ from pytest_torchmem.plugin.options.option_table import relative_path, typed_nod
 from pytest_torchmem.plugin.options.settings import Run, SummaryKind
 from pytest_torchmem.plugin.run.asking import asked_about
 from pytest_torchmem.plugin.run.updates import (
+    FilePlan,
     Outcomes,
     apply,
     baseline_folders,
@@ -58,7 +59,7 @@ from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.store.provenance import checked_out, stamped
 from pytest_torchmem.store.run_reports import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
-from pytest_torchmem.values.errors import BaselineError, ReportError
+from pytest_torchmem.values.errors import BaselineError, DeviceError, ReportError
 from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import MeasuredTest, Rank, RunSummary
 
@@ -302,28 +303,32 @@ class Collector:
             except pytest.UsageError as error:
                 self.add_problem(f"nothing is stored: {error}")
                 plans = []
-        written: list[Path] = []
-        for plan in progress(plans, "baselines", self.config):
-            shown = relative_path(plan.path, self.config.invocation_params.dir)
-            self._lines += rename_lines(plan.renames, shown, settings.follow_renames)
-            if not plan.writes and not (settings.accepted and plan.unused):
-                continue
-            try:
-                if settings.dry_run:
-                    self._lines += diff_lines(*texts(plan), shown)
-                elif plan.writes:
-                    apply(plan)
-                    written.append(plan.path)
-            except BaselineError as error:
-                self.add_problem(str(error).replace(str(plan.path), shown))
-            else:
-                self._lines += explained_lines(len(plan.explained), shown)
-                changes = tuple(plan.changes(shown, not settings.dry_run))
-                self.summary += RunSummary(changes=changes)
-        if written:
+        shown = progress(plans, "baselines", self.config)
+        if written := [plan.path for plan in shown if self._is_written(plan)]:
             store.changed_lines.keep(written)
         if settings.dry_run:
             self._lines[:0] = change_table(self.summary.changes, room(self.config))
+
+    def _is_written(self, plan: FilePlan) -> bool:
+        """Write or show the changes of one file; return whether it was written."""
+        settings, is_written = self.run.settings, False
+        shown = relative_path(plan.path, self.config.invocation_params.dir)
+        self._lines += rename_lines(plan.renames, shown, settings.follow_renames)
+        if not plan.writes and not (settings.accepted and plan.unused):
+            return False
+        try:
+            if settings.dry_run:
+                self._lines += diff_lines(*texts(plan), shown)
+            elif plan.writes:
+                apply(plan)
+                is_written = True
+        except BaselineError as error:
+            self.add_problem(str(error).replace(str(plan.path), shown))
+        else:
+            self._lines += explained_lines(len(plan.explained), shown)
+            changes = tuple(plan.changes(shown, not settings.dry_run))
+            self.summary += RunSummary(changes=changes)
+        return is_written
 
     def _follow_modules(self) -> set[Path]:
         """Say which baselines have no module any more, and move or remove them where told to.
@@ -437,9 +442,10 @@ def _grown_files(run: RunReport, rootdir: Path) -> dict[str, str]:
 
 
 def _names_a_gpu(skipped: pytest.TestReport) -> bool:
-    """Return whether the reason why a test was skipped is a GPU, and does not tell of ours."""
+    """Return whether the reason why a test was skipped is a GPU, and was not given by us."""
     reason = skipped.longrepr[2] if isinstance(skipped.longrepr, tuple) else ""
-    return "--torchmem-simulate" not in reason and bool(_GPU.search(reason))
+    ours = reason.endswith(f"[{DeviceError.slug}]")
+    return not ours and bool(_GPU.search(reason))
 
 
 def _offer_of_a_gpu(skipped_count: int) -> list[str]:

@@ -84,7 +84,7 @@ def record_fake_run(program: Program, device: str | None) -> StaticRun:
     """
     given = program.args, program.kwargs
     found = find_reachable(program.target, *given, program.optimizer)
-    tensors = _tensors_of(found, given)
+    tensors = [*found.parameters, *fake_tensors.tensors_in(given)]
     shown, fake_mode = _shown_device(tensors, device), _fake_mode_of(tensors)
     _require_no_gradient_hooks(found)
     _require_python(found)
@@ -124,17 +124,10 @@ def _recorded(
         stack.enter_context(explained())
         patches = stack.enter_context(Installed())
         stack.enter_context(refused_in_other_threads(patches, fakes.mode))
-        _run_as_written(patches)
-        let_optimizers_take_fakes(patches, cpu_stands_in=runs_on != shown)
+        notes: set[str] = set()
+        _put_in_place(patches, notes, shown, runs_on)
         if program.backward:
             stack.enter_context(torch.enable_grad())
-        notes: set[str] = set()
-        let_values_be_shown(patches, notes)
-        take_real_routes(patches)
-        missing_device.watch(patches, shown=shown, runs_on=runs_on)
-        if shown.type == "cuda" and runs_on != shown:
-            take_cudas_operators(patches)
-            number_as_on_a_gpu(patches)
         for holder in found.holders:
             fakes.in_holder(holder)
         args, kwargs = _substituted(fakes, found, program)
@@ -151,14 +144,24 @@ def _recorded(
     return StaticRun(named, lifetimes, str(shown), tuple(sorted(notes)), uncounted(graph))
 
 
-def _run_as_written(patches: Installed) -> None:
-    """Keep dynamo away: it would never again compile the frames that it meets in a mode."""
+def _put_in_place(
+    patches: Installed, notes: set[str], shown: torch.device, runs_on: torch.device
+) -> None:
+    """Let torch run on fakes as it does on real tensors; ``notes`` takes what values stood in."""
+    # Dynamo would never again compile the frames that it meets in a mode.
     try:
         patches.note(compiler.STANCE, compiler.run_as_written())
     except RuntimeError as error:
         raise EstimateError(
             "estimate is called in a function that torch.compile compiles; call it outside"
         ) from error
+    let_optimizers_take_fakes(patches, cpu_stands_in=runs_on != shown)
+    let_values_be_shown(patches, notes)
+    take_real_routes(patches)
+    missing_device.watch(patches, shown=shown, runs_on=runs_on)
+    if shown.type == "cuda" and runs_on != shown:
+        take_cudas_operators(patches)
+        number_as_on_a_gpu(patches)
 
 
 def _substituted(fakes: Substitution, found: Reachable, program: Program) -> Any:
@@ -221,10 +224,6 @@ def _require_python(found: Reachable) -> None:
 
 
 # Where it runs.
-
-
-def _tensors_of(found: Reachable, given: object) -> list[torch.Tensor]:
-    return [*found.parameters, *fake_tensors.tensors_in(given)]
 
 
 def _shown_device(tensors: Sequence[torch.Tensor], device: str | None) -> torch.device:

@@ -12,6 +12,7 @@ from pytest_torchmem.analysis.events.op_tree import (
     RECOMPUTE,
     Annotations,
     build_op_tree,
+    running_at,
 )
 from pytest_torchmem.values.trace import EventKind, MarkKind, Role, Scope, Trace
 from tests.builders import TraceBuilder
@@ -233,3 +234,10 @@ def test_torch_s_own_call_of_a_backward_pass_is_one_without_any_mark(file, phase
             pass
     tree = build_op_tree(b.build())
     assert [int(tree.phase[row]) for row in (call, product)] == [phase, phase]
+
+
+def test_at_the_first_event_that_event_runs():
+    b = TraceBuilder()
+    with b.op("aten::mul"):
+        pass
+    assert [span.name for span in running_at(build_op_tree(b.build()), 0.0)] == ["aten::mul"]

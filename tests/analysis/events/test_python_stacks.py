@@ -58,3 +58,24 @@ def test_a_call_that_ends_after_the_one_around_it_lies_in_neither() -> None:
     b._rows["events"][early]["end_ns"] = b._rows["events"][inside]["start_ns"]
     rows = find_averages(list_calls(build_op_tree(b.build())), top_level=True)
     assert [row.name for row in rows] == ["aten::t", "aten::mm"]
+
+
+def test_a_call_alone_within_one_of_its_name_is_the_same_and_of_two_neither_is() -> None:
+    b = TraceBuilder()
+    with b.op("aten::sum"), b.op("aten::sum"):
+        pass
+    with b.op("aten::add"):
+        for _ in range(2):
+            with b.op("aten::add"):
+                pass
+    rows = find_averages(list_calls(build_op_tree(b.build())))
+    assert [(row.name, row.calls) for row in rows] == [("aten::sum", 1), ("aten::add", 3)]
+
+
+def test_a_label_and_an_operator_of_its_name_have_a_row_each() -> None:
+    b = TraceBuilder()
+    for scope in (Scope.OTHER, Scope.FUNCTION):
+        with b.op("aten::mm", scope=scope, is_operator=scope is Scope.FUNCTION):
+            pass
+    rows = find_averages(list_calls(build_op_tree(b.build())))
+    assert [(row.name, row.calls) for row in rows] == [("aten::mm", 1)] * 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile, analyze_trace
@@ -232,9 +234,9 @@ def test_what_a_checkpoint_recomputes_is_activation():
     assert label_in(b, again) is Category.ACTIVATION
 
 
-def backward_of_a_product(summed: bool) -> tuple[MemoryProfile, Block, Block]:
+def backward_of_a_product(summed: bool, marked: bool = True) -> tuple[MemoryProfile, Block, Block]:
     b = TraceBuilder()
-    with b.backward():
+    with b.backward() if marked else nullcontext():
         with b.op("autograd::engine::evaluate_function: MulBackward0", is_operator=False):
             with (
                 b.op("MulBackward0", scope=Scope.BACKWARD_FUNCTION, is_operator=False),
@@ -257,8 +259,10 @@ def test_what_a_node_hands_on_is_autograd_detail_and_its_scratch_temporary():
     assert label_of(profile, result) is Category.AUTOGRAD_DETAIL
 
 
-def test_what_the_engine_sums_up_first_is_not_handed_on():
-    profile, _, result = backward_of_a_product(summed=True)
+@pytest.mark.parametrize("marked", [True, False])
+def test_what_the_engine_sums_up_first_is_not_handed_on(marked):
+    """A recording may begin with the engine's event, and without a mark before it."""
+    profile, _, result = backward_of_a_product(summed=True, marked=marked)
     assert label_of(profile, result) is Category.TEMPORARY
 
 

@@ -174,3 +174,11 @@ def test_the_calls_around_an_allocation_end_with_the_outermost_of_the_user_s():
         b.alloc(8)
     stack = analyze_trace(b.build()).attribution.stack(0)
     assert [source.function for source in stack] == ["forward", "step"]
+
+
+def test_where_none_of_the_calls_around_is_the_user_s_there_is_no_stack():
+    b = TraceBuilder()
+    with b.op("main", kind=EventKind.PY_CALL, is_operator=False) as row, b.op("aten::mm"):
+        b._rows["events"][row]["file"] = b._string("<frozen runpy>")
+        b.alloc(8)
+    assert analyze_trace(b.build()).attribution.stack(0) == ()

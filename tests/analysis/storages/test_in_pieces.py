@@ -74,3 +74,14 @@ def test_the_drift_is_found_in_pieces(
         patch.setattr(packed, "_BLOCK_ROWS", rows)
         found = analyze_trace(trace).reconciliation.drift_bytes
     assert found == (drift.max() - drift.min() if len(drift) else 0)
+
+
+def test_a_free_that_leaves_nothing_allocated_counts_beside_another_device() -> None:
+    b = TraceBuilder(devices=("cuda:0", "cuda:1"))
+    first, second = b.alloc(100), b.alloc(50)
+    b.alloc(1, device=1)
+    b.free(first)
+    b.free(second)
+    trace = b.build()
+    trace.allocations["total_allocated"] = [100, 150, 1, 50, 0]
+    assert analyze_trace(trace).reconciliation.drift_bytes == 0

@@ -3,7 +3,7 @@
 A fake run sees what goes into an operator and what comes out. The rules here say what some kernels
 take in between and give back before they return: `cpu` and `cuda` have those of each device,
 `onednn` those for which only a bound is known. They were read from torch's sources or found by
-measuring over shapes, and ``tests/record/fake/test_scratch_is_measured.py`` and
+measuring over shapes, and ``tests/record/fake/kernels/test_scratch_is_measured.py`` and
 ``tests/simulate/test_scratch_on_a_simulated_gpu.py`` measure them again. An operator without a rule
 takes none: the samples that torch's own tests have for its operators were measured for that, on
 both devices.
