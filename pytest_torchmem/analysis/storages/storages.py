@@ -129,7 +129,7 @@ _MOVING: Final = ("aten::resize_", "aten::resize_as_")
 
 
 def _left_by_operators(tree: OpTree) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return mentions of places that operators let their storages leave, and when: shape (L,).
+    """Return the mentions whose place an operator let its storage leave, and when: shape (L,).
 
     The profiler reports no free on the CPU of what was there before. ::
 

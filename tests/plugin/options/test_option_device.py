@@ -3,6 +3,12 @@
 import pytest
 
 
+@pytest.fixture(scope="module")
+def loaded_torch():
+    """Load torch before `pytester` looks: a run forgets what it imports, and torch loads once."""
+    return pytest.importorskip("torch")
+
+
 @pytest.fixture
 def says_device(project):
     project.write(
@@ -105,10 +111,8 @@ def test_a_misspelt_device_of_a_marker_is_told_at_collection(project):
     result.stdout.fnmatch_lines(["*::test_a: memory_budget, device: there is no device *'gpu'*"])
 
 
+@pytest.mark.usefixtures("loaded_torch")
 def test_torch_says_which_names_there_are(pytester):
-    pytest.importorskip(
-        "torch"
-    )  # here: runs forget what they import, and torch cannot be loaded twice
     pytester.makepyfile("def test_a(torchmem): pass")
     for name in ("gpu", "cpuu"):
         result = pytester.runpytest_inprocess(f"--torchmem-device={name}")
@@ -140,8 +144,8 @@ def test_the_command_that_accepts_a_change_measures_on_the_device_that_was_typed
     run.stdout.fnmatch_lines(["*pytest *::test_a --torchmem-device=cpu --torchmem-update-baseline"])
 
 
+@pytest.mark.usefixtures("loaded_torch")
 def test_a_device_without_memory_ends_the_run_with_what_to_do(pytester):
-    pytest.importorskip("torch")
     pytester.makepyfile("def test_a(torchmem): pass")
     result = pytester.runpytest_inprocess("--torchmem-device=meta")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -153,8 +157,8 @@ def test_a_device_without_memory_ends_the_run_with_what_to_do(pytester):
     )
 
 
+@pytest.mark.usefixtures("loaded_torch")
 def test_a_device_that_cannot_be_measured_is_not_said_to_want_a_gpu(pytester, monkeypatch):
-    pytest.importorskip("torch")
     monkeypatch.setattr("pytest_torchmem.plugin.run.controller._DRIVER", pytester.path / "none")
     monkeypatch.delenv("TORCHMEM_SIMULATED", raising=False)
     pytester.makepyfile("def test_a(torchmem): pass")

@@ -59,11 +59,6 @@ def _size_of(rules: Rules, call: Call) -> int:
     return rule(call) if rule is not None else 0
 
 
-def _of_complex(call: Call) -> int:
-    x = call.args[0]
-    return nbytes(x) if x.is_complex() else 0
-
-
 def _safe_softmax(call: Call) -> int:
     """It marks the elements that are masked, and the rows that are masked whole."""
     x, dim = call.args[0], call.args[1]
@@ -132,7 +127,7 @@ _EVERYWHERE: Final[Rules] = {
         ),
         copied_unless_contiguous(0),
     ),
-    "aten::abs": _of_complex,
+    "aten::abs": lambda call: nbytes(call.args[0]) * call.args[0].is_complex(),
     # Each element has a part in the gradients of the scale and of the zero point.
     "aten::_fake_quantize_learnable_per_tensor_affine_backward": lambda call: (
         2 * nbytes(call.args[1])
