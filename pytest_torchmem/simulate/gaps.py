@@ -10,7 +10,7 @@ from typing import Final
 from pytest_torchmem.simulate import GPU_VARIABLE
 
 # Their numbers in runtime/libraries.cpp.
-_LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE")
+_LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE", "cuSPARSELt")
 
 
 @dataclass(frozen=True, slots=True)

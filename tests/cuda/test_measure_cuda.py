@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from pytest_torchmem.contexts import gc_paused
 from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 from pytest_torchmem.record.devices import workspace_bytes
 from pytest_torchmem.record.owners import live_objects
+from pytest_torchmem.values.contributors import Phase
 from tests.cuda.bodies import settle
 
 
@@ -165,3 +167,18 @@ def test_garbage_goes_before_a_body_where_it_may_hold_memory_of_the_gpu(
     assert result.counters is not None
     assert result.counters.requested == 12
     gc.collect()
+
+
+def test_what_a_backward_pass_within_a_transform_makes_has_the_line_of_its_call(
+    cuda: torch.device,
+) -> None:
+    x = torch.randn(256, 256, device=cuda)
+    result = measured(
+        cuda,
+        lambda: torch.func.grad(lambda y: torch.tanh(y @ y).sum())(x),  # the call
+    )
+    lines = Path(__file__).read_text().splitlines()
+    call = next(n for n, text in enumerate(lines, 1) if text.endswith(",  # the call"))
+    made = [found for found in result.peak.live if found.phase is Phase.BACKWARD]
+    assert made
+    assert {found.source and found.source.line for found in made} == {call}

@@ -725,6 +725,42 @@ def test_a_product_of_a_sparse_tensor_runs_and_is_a_lower_bound():
     assert "called cuSPARSE" in " ".join(measured.result.blind_spots)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "sixteenths"), [(torch.float16, 9), (torch.bfloat16, 9), (torch.int8, 10)]
+)
+def test_a_matrix_of_which_half_is_zero_is_compressed_and_the_rest_is_a_lower_bound(
+    dtype, sixteenths
+):
+    dense = torch.tensor([0, 0, 1, 1], device=CUDA, dtype=dtype).tile((64, 32))
+    other = torch.ones(128, 32, device=CUDA, dtype=dtype).t().contiguous().t()
+    with pytest_torchmem.measure(device=CUDA) as measured:
+        packed = torch._cslt_compress(dense)
+        product = torch._cslt_sparse_mm(packed, other)
+    assert packed.nbytes == dense.nbytes * sixteenths // 16
+    assert product.shape == (64, 32)
+    assert measured.result.retained.total == packed.nbytes + product.nbytes
+    assert "called cuSPARSELt" in " ".join(measured.result.blind_spots)
+
+
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_the_loss_of_sequences_is_computed_where_cudnn_has_a_kernel(zero_infinity):
+    scores = torch.linspace(-1, 1, 480).view(12, 4, 10).log_softmax(2)
+    targets = torch.tensor([1, 2, 2, 3, 4, 5, 6, 7], dtype=torch.int32)
+    of_inputs, of_targets = (12, 12, 12, 12), (2, 2, 2, 2)
+    found, gradients = [], []
+    for device in ("cpu", CUDA):
+        given = scores.clone().to(device).requires_grad_()
+        loss = functional.ctc_loss(
+            given, targets, of_inputs, of_targets, zero_infinity=zero_infinity
+        )
+        loss.backward()
+        found.append(loss.item())
+        gradients.append(given.grad.cpu())
+    assert torch._use_cudnn_ctc_loss(scores.to(CUDA), targets, of_inputs, of_targets, 0)
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert torch.allclose(gradients[1], gradients[0], atol=1e-5)
+
+
 OUT_OF_BOUNDS = {
     "embedding": lambda index: functional.embedding(index, torch.ones(3, 2, device=CUDA)),
     "x[index]": lambda index: torch.ones(3, device=CUDA)[index],

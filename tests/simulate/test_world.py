@@ -194,13 +194,26 @@ def test_objects_are_gathered_and_those_of_others_are_refused(pytester):
         ),
         (
             """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    torch.cuda.set_device(0)
+    layers = [torch.nn.Linear(8, 8) for _ in range(3)]
+    model = FullyShardedDataParallel(torch.nn.Sequential(*layers).cuda(), use_orig_params=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 8, device="cuda")).sum().backward()
+    optimizer.step()
+    FullyShardedDataParallel.optim_state_dict(model, optimizer)
+    """,
+            "rank 0 of 4 waits for an object that another rank would send; only this rank is run",
+        ),
+        (
+            """
     import torch.distributed._symmetric_memory as symmetric
     symmetric.rendezvous(symmetric.empty(16, device="cuda"), dist.group.WORLD)
     """,
             "rank 0 of 4 maps symmetric memory of other ranks; only this rank is run",
         ),
     ],
-    ids=["calls", "states", "symmetric memory"],
+    ids=["calls", "states", "states of parts", "symmetric memory"],
 )
 def test_what_needs_the_other_ranks_is_refused_at_once(pytester, code, told):
     caught = f"""

@@ -194,7 +194,7 @@ def _phases(tree: OpTree) -> NDArray[np.uint8]:
     # A step switches gradients off, but not for a closure that it calls.
     phase[(in_optimizer | (tree.innermost(stepping) >= 0)) & (watched < 0)] = OPTIMIZER
     in_backward = _inside(tree, ranks, MarkKind.BACKWARD_BEGIN, MarkKind.BACKWARD_END)
-    in_backward |= (tree.backward_node >= 0) | (tree.innermost(_calls_backward(tree)) >= 0)
+    in_backward |= (tree.backward_node >= 0) | (tree.innermost(calls_of_engine(tree)) >= 0)
     phase[in_backward] = BACKWARD
     differentiated = [
         tree.trace.strings[text] == CREATE_GRAPH
@@ -218,8 +218,11 @@ def _called_again(tree: OpTree, in_backward: NDArray[np.bool_]) -> NDArray[np.bo
     return found
 
 
-def _calls_backward(tree: OpTree) -> NDArray[np.bool_]:
-    """Python calls of ``torch.autograd``'s own entry points, which make the first gradients."""
+def calls_of_engine(tree: OpTree) -> NDArray[np.bool_]:
+    """Return which events are Python calls of ``torch.autograd``'s own entry points, shape (E,).
+
+    They make the first gradients, and wait while the engine runs a backward pass.
+    """
     events, texts_are = tree.trace.events, tree.trace.texts_are
     found: NDArray[np.bool_] = events["kind"] == EventKind.PY_CALL
     found &= texts_are(events["file"], lambda text: text.endswith(_AUTOGRAD_FILES))

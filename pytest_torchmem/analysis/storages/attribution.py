@@ -17,6 +17,7 @@ from pytest_torchmem.analysis.events.op_tree import (
     PHASES,
     Annotations,
     ModulePaths,
+    calls_of_engine,
     folded,
 )
 from pytest_torchmem.analysis.storages.evidence import Evidence
@@ -211,7 +212,8 @@ class Attribution:
             source=(compiled and compiled.line.source)
             or self._source(self._within_node(chain) if anchor is not None else [])
             or self._source(around)
-            or self._source(chain),
+            or self._source(chain)
+            or self._source(self._waiting(event)),
             phase=PHASES[int(self.evidence.tree.phase[event])],
             labels=self._labels(event),
             claimed=self.claimed.get(storage, ""),
@@ -241,6 +243,24 @@ class Attribution:
                 users = len(frames) if own else users
             below = row
         return tuple(frames[:users])
+
+    def _waiting(self, event: int) -> list[int]:
+        """Return the chain of the call that waits while a thread of the engine's allocates.
+
+        On a GPU a backward pass runs on such a thread, and no Python call is around its events.
+        """
+        tree = self.evidence.tree
+        if tree.phase[event] != BACKWARD:
+            return []
+        events, rows = tree.trace.events, self._engine_calls
+        before = int(np.searchsorted(tree.rank[rows], tree.rank[event]))
+        open_ = rows[:before][events["end_ns"][rows[:before]] >= events["start_ns"][event]]
+        return self._chain(int(open_[-1])) if len(open_) else []
+
+    @cached_property
+    def _engine_calls(self) -> NDArray[np.intp]:
+        rows = np.flatnonzero(calls_of_engine(self.evidence.tree))
+        return rows[np.argsort(self.evidence.tree.rank[rows])]
 
     @cached_property
     def _columns(self) -> _Columns:

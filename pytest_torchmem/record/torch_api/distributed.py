@@ -24,6 +24,7 @@ CHECKED: Final[Checked] = {
     "torch.distributed.distributed_c10d._new_process_group_helper": ("2.13.0", "2.15.0"),
     "torch.distributed.distributed_c10d._tensor_to_object": ("2.13.0", "2.15.0"),
     "torch.distributed.optim.zero_redundancy_optimizer._broadcast_object": ("2.6.0", "2.15.0"),
+    "torch.distributed.fsdp._optim_utils._convert_state_with_orig_params": ("2.6.0", "2.13.0"),
     "torch._C._distributed_c10d.FakeProcessGroup": ("2.6.0", "2.15.0"),
     "torch._C._distributed_c10d.FakeProcessGroup._create_internal": ("2.11.0", "2.15.0"),
     "torch._C._distributed_c10d.Backend._set_sequence_number_for_group": ("2.6.0", "2.15.0"),
@@ -105,6 +106,24 @@ def refuse_unsent_objects(why: Callable[[], Exception]) -> None:
         module._broadcast_object = _broadcast_object
 
     _when_imported("torch.distributed.optim.zero_redundancy_optimizer", refuse_states)
+
+    def refuse_states_of_parts(module: Any) -> None:
+        convert = getattr(module, "_convert_state_with_orig_params", None)
+        if convert is None:  # in a release that was not checked
+            return
+
+        def _convert_state_with_orig_params(*arguments: Any, **named: Any) -> Any:
+            try:
+                return convert(*arguments, **named)
+            except RuntimeError as lacking:
+                if "is not in the optimizer state" in str(lacking):
+                    raise why() from lacking
+                raise
+
+        module._convert_state_with_orig_params = _convert_state_with_orig_params
+
+    # Of parameters that keep their shapes (`use_orig_params`) each rank has only some.
+    _when_imported("torch.distributed.fsdp._optim_utils", refuse_states_of_parts)
 
 
 def refuse_calls_between_ranks(why: Callable[[], Exception]) -> None:

@@ -208,6 +208,21 @@ Stack rms_norm_backward(const Stack& given) {
   return {of_values, (of_out * normalized).sum_to_size(weight.sizes())};
 }
 
+// cuDNN computes the gradient with the loss. Lengths are lists or tensors.
+Stack cudnn_ctc_loss(const Stack& given) {
+  const at::Tensor values = given[0].toTensor(), targets = given[1].toTensor().to(at::kCPU, at::kLong);
+  const auto lengths = [&](size_t at) {
+    return given[at].isTensor() ? given[at].toTensor().to(at::kCPU, at::kLong)
+                                : at::tensor(given[at].toIntVector(), at::kLong);
+  };
+  const at::Tensor of_inputs = lengths(2), of_targets = lengths(3);
+  const int64_t blank = given[4].toInt();
+  const bool zero_infinity = given[6].toBool();
+  const auto [loss, sums] = at::_ctc_loss(values, targets, of_inputs, of_targets, blank, zero_infinity);
+  return {loss, at::_ctc_loss_backward(at::ones_like(loss), values, targets, of_inputs, of_targets, loss,
+                                       sums, blank, zero_infinity)};
+}
+
 Stack convolution_relu(const Stack& given) {
   const std::vector<int64_t> none(given[3].toIntVector().size(), 0);
   return {at::convolution(given[0].toTensor(), given[1].toTensor(), tensor_or_none(given[2]),

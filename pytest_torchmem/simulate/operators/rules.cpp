@@ -152,6 +152,7 @@ const Composed kComposed[] = {
     {"_embedding_bag", embedding_bag},
     {"_embedding_bag_forward_only", embedding_bag},
     {"cudnn_convolution_relu", convolution_relu},
+    {"_cudnn_ctc_loss", cudnn_ctc_loss},
     {"batch_norm_stats", batch_norm_stats},
     {"batch_norm_gather_stats", batch_norm_gather_stats},
     {"batch_norm_gather_stats_with_counts", batch_norm_gather_stats},

@@ -41,7 +41,7 @@ void torchmem_note_sparse_elements(long count) { sparse_elements = count; }
 
 // --- how often scratch memory of an unknown size was asked for -----------------------------------
 
-static std::atomic<long> unknown_scratch[4];
+static std::atomic<long> unknown_scratch[5];
 
 long torchmem_unknown_scratch(int library) { return unknown_scratch[library]; }
 void torchmem_note_unknown_scratch(int library) { ++unknown_scratch[library]; }
@@ -134,6 +134,34 @@ int cusparseXcsrgeam2Nnz(P, int, int, P, int count, P, P, P, int other, P, P, P,
     return no_sparse_scratch(out);                                                                \
   }
 FOR_TYPES(SPARSE_SIZES)
+
+// --- cuSPARSELt: of two elements that stand beside each other, or of four, half are kept -----------
+
+// What the matrix would take that this thread described last.
+static thread_local size_t compressed_bytes = 0;
+
+// Half of the elements, and where they stood: 2 bits for each kept one, 4 where elements have 4 bytes.
+int cusparseLtStructuredDescriptorInit(P, P, int64_t rows, int64_t columns, int64_t, unsigned, int type,
+                                       int, int) {
+  const size_t count = rows * columns;
+  constexpr int kFloat = 0, kHalf = 2, kBFloat16 = 14;  // of library_types.h
+  const size_t element = type == kFloat ? 4 : type == kHalf || type == kBFloat16 ? 2 : 1;
+  compressed_bytes = count * element / 2 + count / (element == 4 ? 4 : 8);
+  return 0;
+}
+int cusparseLtSpMMACompressedSize2(P, P, size_t* compressed, size_t* scratch) {
+  torchmem_note_unknown_scratch(4);
+  *compressed = compressed_bytes;
+  return *scratch = 0;
+}
+int cusparseLtMatmulGetWorkspace(P, P, size_t* out) {
+  torchmem_note_unknown_scratch(4);
+  return *out = 0;
+}
+int cusparseLtMatmulAlgGetAttribute(P, P, int, void* out, size_t bytes) {
+  std::memset(out, 0, bytes);
+  return 0;
+}
 
 // --- cuFFT ----------------------------------------------------------------------------------------
 
