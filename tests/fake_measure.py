@@ -67,7 +67,7 @@ def run_out():
     raise OutOfMemoryError("out of memory. Tried to allocate 20.00 GiB.\nand more")
 
 
-def named_device(name):
+def measurable_device(name):
     raise DeviceNameError(f"there is no device called {name!r} on any machine")
 
 
@@ -179,14 +179,14 @@ class BodyMeasurement:
     def __init__(self, device=None, passes=(), say=print):
         if device and device not in ("cpu", "cuda", "cuda:0", "xpu"):
             if not device.startswith("cuda"):
-                named_device(device)
+                measurable_device(device)
             raise DeviceError(f"there is no device {device}; this machine has cpu, cuda:0")
         self.device = {"cuda": "cuda:0"}.get(device, device or "cpu")
         self.regions = []
         self._steps = []
         self._say = say
 
-    def start(self):
+    def start(self, *, empties_cache=False):
         if state["busy"]:
             raise RecordingError("another profiler is active")
         assert not state["recording"], "started twice"
@@ -253,7 +253,7 @@ class BodyMeasurement:
 class CounterMeasurement:
     """Counts what the body uses and ``state["rubbish"]``, which others left behind."""
 
-    def __init__(self, device, level):
+    def __init__(self, device, level, *, empties_cache=False):
         self.device, self.level = device, level
 
     def start(self):

@@ -128,6 +128,12 @@ def test_a_folder_has_at_most_a_dozen_files() -> None:
     assert not {name: count for name, count in counts.items() if count > 12 + 1}
 
 
+def test_each_folder_of_the_package_has_one_of_tests() -> None:
+    folders = {file.parent.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py")}
+    tests = Path(__file__).parent
+    assert not {folder for folder in folders if not any((tests / folder).glob("**/test_*.py"))}
+
+
 def class_names_used_twice(sources: dict[str, str]) -> set[str]:
     found = [
         node.name.lstrip("_")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
+from statistics import median_low
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +50,7 @@ from pytest_torchmem.analysis.storages.timeline import (
 )
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.errors import TraceError
-from pytest_torchmem.values.findings import Difference
+from pytest_torchmem.values.findings import COUNTERS, Difference
 from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind, Trace
@@ -269,9 +271,12 @@ class MemoryProfile(GpuQuestions):
 
             y = model(x); logs.append(y[:64].clone())    # logs grow; y does not
         """
-        if len(self.step_ranks) < 2:
+        return self._risen(self.step_ranks)
+
+    def _risen(self, ranks: Sequence[float]) -> tuple[Contributor, ...]:
+        if len(ranks) < 2:
             return ()
-        first, last = self._origins_at(self.step_ranks[0]), self._origins_at(self.step_ranks[-1])
+        first, last = self._origins_at(ranks[0]), self._origins_at(ranks[-1])
         more = []
         for origin, (size_bytes, count) in last.items():
             before_bytes, before_count = first.get(origin, (0, 0))
@@ -281,6 +286,35 @@ class MemoryProfile(GpuQuestions):
                     replace(origin, size_bytes=size_bytes - before_bytes, count=grown_count)
                 )
         return tuple(sorted(more, key=lambda origin: -origin.size_bytes))
+
+    @property
+    def each_step(self) -> int:
+        """Bytes that most steps add and that stay, whatever is freed beside them; 0 for none."""
+        return self._each_step(self.step_ranks)
+
+    def _each_step(self, ranks: Sequence[float]) -> int:
+        """Return what most steps of a loop add; 0 where they add nothing, or nothing that stays.
+
+        One release hides from the mean what every step leaves behind::
+
+            alive after each step          40  41  42   3   4      +1, +1, -39, +1
+            made by step 2, 3, 4 and kept       1   1   1
+
+        A buffer that is emptied every few steps adds in most of them, too. So what is made must
+        outlive the loop, and its origins must hold more after the last step than after the first.
+        What the last step made is not asked: the next one may replace it.
+        """
+        if len(ranks) < 3:
+            return 0
+        added = [after - before for before, after in pairwise(map(self._made_until, ranks))]
+        rows = np.flatnonzero(self._retained_at(ranks[-1]))
+        step = np.searchsorted(ranks, self.storages.born[rows], side="left")
+        kept = np.bincount(step, self.storages.size_bytes[rows], minlength=len(ranks))
+        least = min(median_low(added), int(median_low(kept[1 : len(ranks) - 1].tolist())))
+        if least <= 0:
+            return 0
+        risen_bytes = sum(origin.size_bytes for origin in self._risen(ranks))
+        return min(least, -(-risen_bytes // len(added)))
 
     def _origins_at(self, rank: float) -> dict[Contributor, tuple[int, int]]:
         """Return what the window made and is alive: bytes and count of each origin."""
@@ -305,7 +339,8 @@ class MemoryProfile(GpuQuestions):
         def left_behind(loop: Sequence[float]) -> float:
             if len(loop) < 2:
                 return -np.inf
-            return (self._made_until(loop[-1]) - self._made_until(loop[0])) / (len(loop) - 1)
+            rise_bytes = self._made_until(loop[-1]) - self._made_until(loop[0])
+            return max(rise_bytes / (len(loop) - 1), self._each_step(loop))
 
         return max(map(tuple, loops.values()), key=left_behind, default=())
 
@@ -393,6 +428,13 @@ class MemoryProfile(GpuQuestions):
         unknown &= table["device"] == self.evidence.device
         return int(table["size_bytes"][unknown].sum())
 
+    @property
+    def _counters(self) -> Counters | None:
+        meta = self.tree.trace.meta
+        before = meta.get("counters_before") or {}
+        begun = {f"{key}_before": before.get(key, 0) for key in COUNTERS}
+        return Counters(**peaks, **begun) if (peaks := meta.get("counters")) else None
+
     def result(self, name: str = "", *, origins: bool = True) -> Result:
         """The figures, without the arrays they come from.
 
@@ -405,7 +447,6 @@ class MemoryProfile(GpuQuestions):
                 f"{format_size(size_bytes)} of allocations count with the size of their block, "
                 "because the allocator's history does not say what was requested",
             )
-        counters = self.tree.trace.meta.get("counters")
         peak = self.peak if origins else find_peak(self.timeline)
         retained = self.retained if origins else self._retained_numbers
         return Result(
@@ -413,12 +454,15 @@ class MemoryProfile(GpuQuestions):
             device=self.device,
             estimated=False,
             peak=replace(
-                peak, live=_telling(peak.live), live_by_category=_telling(peak.live_by_category)
+                peak,
+                live=_telling(peak.live),
+                live_by_category=_telling_each(peak.live_by_category),
             ),
             retained=replace(retained, live=_telling(retained.live)),
             steps=self.steps,
+            each_step=self.each_step,
             grown=_telling(self.grown) if origins else (),
-            counters=Counters(**counters) if counters and self.window == self.whole else None,
+            counters=self._counters if self.window == self.whole else None,
             has_backward=self.recording.has_backward,
             unexplained_bytes=self.unexplained_bytes,
             others_bytes=self.others_bytes,
@@ -442,6 +486,17 @@ def _telling(contributors: tuple[Contributor, ...]) -> tuple[Contributor, ...]:
         for contributor in contributors[:LIVE_LIMIT]
         if contributor.size_bytes >= contributors[0].size_bytes * LIVE_PART
     )
+
+
+def _telling_each(contributors: tuple[Contributor, ...]) -> tuple[Contributor, ...]:
+    """Return those worth a line, and the largest of each category that has none among them."""
+    told = _telling(contributors)
+    known = {contributor.category for contributor in told}
+    small: dict[Category, Contributor] = {}
+    for contributor in contributors[len(told) :]:
+        if contributor.category not in known:
+            small.setdefault(contributor.category, contributor)
+    return told + tuple(small.values())
 
 
 def analyze_trace(

@@ -11,18 +11,16 @@ from typing import Final
 from pytest_torchmem.analysis.judge.causes import origin
 from pytest_torchmem.analysis.judge.differences import Comparison, compare
 from pytest_torchmem.cli.inputs import Key, Measurements
-from pytest_torchmem.report.page.comparison import ComparedTest, comparison_page
+from pytest_torchmem.report.page.comparison import ORDER, ComparedTest, comparison_page
 from pytest_torchmem.report.text.tables import one_line
-from pytest_torchmem.values.baseline import Allowance, Change
+from pytest_torchmem.values.baseline import TOTAL, Allowance, Change
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.findings import Difference, words
 from pytest_torchmem.values.json_values import Json
-from pytest_torchmem.values.measured import peak_change
-from pytest_torchmem.values.units import format_apart, format_change, format_size
+from pytest_torchmem.values.units import format_change, format_size
 
 CAUSES: Final = 3
-ORDER: Final = (Change.GROWN, Change.SHRUNK, Change.NEW, Change.UNUSED, Change.WITHIN, Change.SAME)
-_STYLES: Final = {Change.GROWN: "31", Change.SHRUNK: "32", Change.NEW: "36", Change.UNUSED: "33"}
+_STYLES: Final = {Change.GROWN: "31", Change.SHRUNK: "32", Change.NEW: "36", Change.GONE: "33"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +43,9 @@ class Diff:
     def grown(self) -> bool:
         return any(row.change is Change.GROWN for _, row in self.rows)
 
-    @property
-    def environments_differ(self) -> bool:
-        return self.before.environments != self.after.environments
-
 
 def find_diff(before: Measurements, after: Measurements, allowance: Allowance) -> Diff:
-    """Return the comparison of two inputs; a test that only one has is new or unused."""
+    """Return the comparison of two inputs; a test that only one has is new or gone."""
     pairs = list(_pairs(before, after))
     rows = [
         (
@@ -142,20 +136,24 @@ def as_page(diff: Diff) -> str:
 
 
 def _headings(diff: Diff) -> Iterator[str]:
-    if diff.environments_differ:
+    if diff.before.environments != diff.after.environments:
         for side in (diff.before, diff.after):
             yield one_line(f"{side.name}: measured on {'; '.join(side.environments) or 'nothing'}")
         yield "the environments differ, so numbers may differ for no reason in the code"
 
 
 def amount(row: Comparison) -> str:
-    """Return both peaks and the change: ``74.1 MiB -> 90.1 MiB, +16.0 MiB (+22 %)``."""
-    if row.before is None or row.after is None:
+    """Return both peaks and the change: ``74.1 MiB -> 90.1 MiB, +16.0 MiB (+22 %)``.
+
+    Where another number than the peak is what changed, that one stands beside the new peak.
+    """
+    if row.changed is None or row.after is None:
         return format_size(abs(row.size_bytes))
-    before, after = format_apart(row.before.total, row.after.total)
-    if before == after:
-        return after
-    return f"{before} -> {after}, {peak_change(row.before.total, row.after.total)}"
+    if row.changed.before_bytes == row.changed.after_bytes:
+        return format_size(row.after.total)
+    if row.changed.key == TOTAL:
+        return row.changed.sentence
+    return f"{format_size(row.after.total)}: {row.changed.sentence}"
 
 
 def cause(difference: Difference) -> str:
@@ -164,15 +162,21 @@ def cause(difference: Difference) -> str:
 
 
 def _own_peaks(row: Comparison) -> Iterator[str]:
-    """Yield what changed in a category's own peak, or in what is retained, but not at the peak."""
+    """Yield what changed in a category's own peak, or in what is retained, but not at the peak.
+
+    The largest comes first.
+    """
     if row.before is None or row.after is None or row.differences or row.change is Change.SAME:
         return
-    for category in Category:
-        change_bytes = row.after.peaks[category] - row.before.peaks[category]
+    changes = {
+        f"in the own peak of {words(category.value)}": row.after.peaks[category]
+        - row.before.peaks[category]
+        for category in Category
+    }
+    changes["retained"] = row.after.retained.total - row.before.retained.total
+    for name, change_bytes in sorted(changes.items(), key=lambda pair: -abs(pair[1])):
         if change_bytes:
-            yield f"{format_change(change_bytes)} in the own peak of {words(category.value)}"
-    if change_bytes := row.after.retained.total - row.before.retained.total:
-        yield f"{format_change(change_bytes)} retained"
+            yield f"{format_change(change_bytes)} {name}"
 
 
 def diff_json(diff: Diff) -> str:

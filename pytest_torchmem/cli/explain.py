@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,8 +92,3 @@ def _row(explanation: Explanation) -> list[str]:
         words(explanation.decided_by) or "nobody",
         explanation.reason or "no pass could tell",
     ]
-
-
-def explanations_json(found: Sequence[Explanation]) -> str:
-    """Return the same as a list with an object for each storage."""
-    return json.dumps([explanation.to_json() for explanation in found], indent=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import enum
 import io
+import json
 import os
 import re
 import shutil
@@ -319,7 +320,7 @@ def _explain(options: argparse.Namespace) -> Exit:
         options.trace, options.device, options.category, options.module, options.at, options.passes
     )
     _say(
-        explain.explanations_json(found)
+        json.dumps([one.to_json() for one in found], indent=1)
         if options.format == "json"
         else explain.explanations_text(found)
     )

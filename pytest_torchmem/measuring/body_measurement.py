@@ -178,14 +178,14 @@ class BodyMeasurement(GpuQuestions):
         self._noted = _NOTHING_NOTED
         self._kept: Mapping[tuple[str, int], Kept] | None = None
 
-    def start(self) -> None:
-        """Settle the device and begin.
+    def start(self, *, empties_cache: bool = False) -> None:
+        """Settle the device and begin; ``empties_cache`` has CUDA's allocator give its cache back.
 
         Raises `RecordingError` if another profiler is active, or another thread is measured.
         """
         from pytest_torchmem.record.recorder import Recorder
 
-        recorder = Recorder(self._device, self._say)
+        recorder = Recorder(self._device, self._say, empties_cache=empties_cache)
         before = _UnderWay.begin(self)
         try:
             with numpy_in_place():

@@ -6,6 +6,7 @@ import gc
 
 from pytest_torchmem.simulate.gaps import gap_sentences, gaps_so_far
 from pytest_torchmem.values.contributors import CategoryBytes
+from pytest_torchmem.values.findings import COUNTERS
 from pytest_torchmem.values.results import Counters, Level, Peak, Result, Retained
 
 
@@ -13,7 +14,7 @@ class CounterMeasurement:
     """Reads a GPU allocator's counters around a body, and its history where that is asked for.
 
     Neither slows the body down much: the operators, Python's calls and who owns what are not
-    recorded.
+    recorded. ``empties_cache``: see `CounterReader`.
 
     Attributes:
         level: `Level.COUNTERS`, or `Level.EVENTS` for the history, and so what is retained, too.
@@ -21,12 +22,14 @@ class CounterMeasurement:
             nothing of what was there before is in it.
     """
 
-    def __init__(self, device: str, level: Level = Level.COUNTERS) -> None:
+    def __init__(
+        self, device: str, level: Level = Level.COUNTERS, *, empties_cache: bool = False
+    ) -> None:
         from pytest_torchmem.record.devices import AllocatorHistory, CounterReader, find_device
 
         self.level = level
         self._device = find_device(device)
-        self._reader = CounterReader(self._device)
+        self._reader = CounterReader(self._device, empties_cache=empties_cache)
         self._history = AllocatorHistory(self._device) if level is Level.EVENTS else None
 
     def start(self) -> None:
@@ -53,7 +56,14 @@ class CounterMeasurement:
         peaks = self._reader.peaks() or {}
         requested, allocated = peaks.get("requested", 0), peaks.get("allocated", 0)
         active, reserved = peaks.get("active", 0), peaks.get("reserved", 0)
-        counters = Counters(requested, allocated, active, reserved)
+        counters = Counters(
+            requested,
+            allocated,
+            active,
+            reserved,
+            False,
+            *(self._reader.before.get(key, 0) for key in COUNTERS),
+        )
         most_bytes = peaks.get(self._reader.of_footprint, 0)
         least_bytes = most_bytes - self._reader.before.get(self._reader.of_footprint, 0)
         self.least = self._counted(counters, max(0, least_bytes), retained_bytes)

@@ -36,20 +36,20 @@ def find_device(name: str | None = None) -> torch.device:
     unused = not _cuda_reserves()
     device = _find_device(name)
     if unused and device.type == "cuda":
-        allocator.cuda_empty_cache()
+        torch.cuda.empty_cache()
     return device
 
 
 def _find_device(name: str | None) -> torch.device:
     if name is None:
         name = "cpu" if _missing("cuda:0") else "cuda:0"
-    device = named_device(name)
+    device = measurable_device(name)
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type != "cuda" and not allocator.accelerator_counts(device.type):
         raise DeviceError(
-            f"{name} cannot be measured: only the CPU, CUDA (or ROCm) and accelerators for which "
-            "torch.accelerator has memory statistics report every allocation"
+            f"{name} cannot be measured here: torch has no memory statistics of it; cpu, cuda "
+            "(ROCm, too) and accelerators that torch.accelerator.memory_stats knows can be"
         )
     device = torch.device(device.type, device.index or 0)
     if problem := _missing(str(device)):
@@ -78,6 +78,20 @@ def named_device(name: str) -> torch.device:
         raise DeviceNameError(
             f"there is no device called {name!r} on any machine; they are called cpu, cuda, cuda:1"
         ) from error
+
+
+def measurable_device(name: str) -> torch.device:
+    """Return the device called ``name``, there or not.
+
+    Raises `DeviceNameError` for a name that means nothing, and for a device without memory.
+    """
+    device = named_device(name)
+    if device.type == "meta":
+        raise DeviceNameError(
+            f"{name} cannot be measured: its tensors have no memory; measure on cpu, or ask "
+            "torchmem.estimate what the program would need"
+        )
+    return device
 
 
 def _missing(name: str) -> str | None:
@@ -193,20 +207,26 @@ def _whole_number(variable: str) -> int:
 class CounterReader:
     """The caching allocator's own peaks over a window, in bytes.
 
+    ``empties_cache`` has the allocator give back first what it keeps and nobody uses, so that what
+    it reserves in the window does not depend on what ran before.
+
     Attributes:
         of_footprint: Which of them the footprint is part of. Only CUDA's allocator has a history
             of what was requested; elsewhere the sizes of blocks count.
         before: What each of them said at the start.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, empties_cache: bool = False) -> None:
         self._device = device
+        self._empties_cache = empties_cache
         self._peaks: dict[str, int] | None = None
         self.of_footprint = "requested" if device.type == "cuda" else "allocated"
         self.before: dict[str, int] = {}
 
     def start(self) -> None:
         if self._device.type != "cpu":
+            if self._empties_cache and self._device.type == "cuda":
+                torch.cuda.empty_cache()
             allocator.reset_peak_memory_stats(self._device)
             self.before = self._read("current")
 

@@ -49,8 +49,8 @@ def _selected(objects: Sequence[Any], wanted: set[type[_T]]) -> list[_T]:
 def instances_among(classes: tuple[type[_T], ...], objects: Sequence[Any]) -> list[_T]:
     """Return the instances of some classes among a few objects.
 
-    A few have a few types. All classes below ``torch.nn.Module`` are many, and to find them takes
-    longer than a look at what a small test has made.
+    A few objects have few types. Below ``torch.nn.Module`` there are many classes, and finding them
+    takes longer than looking at what a small test has made.
     """
     return _selected(
         objects, {kind for kind in set(map(type, objects)) if issubclass(kind, classes)}

@@ -88,19 +88,25 @@ class Recorder:
 
     `start`, then `mark` and `trace` as often as wanted, then `stop`. Both `trace` and `stop` return
     everything since `start`; profiling goes on after `trace`. Between two sessions, ``say`` gets
-    what somebody must know while the body runs.
+    what somebody must know while the body runs. ``empties_cache``: see `CounterReader`.
     """
 
     #: The one that records now.
     now: ClassVar[Recorder | None] = None
 
-    def __init__(self, device: torch.device, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        say: Callable[[str], None] = lambda _: None,
+        *,
+        empties_cache: bool = False,
+    ) -> None:
         self._device = device
         self._say = say
         self._held_bytes = self._event_count = 0
         #: What the body's reader must know of the recording, in a sentence each.
         self.notes: tuple[str, ...] = ()
-        self._counters = CounterReader(device)
+        self._counters = CounterReader(device, empties_cache=empties_cache)
         self._history = AllocatorHistory(device)
         self._reader = TreeReader()
         self._log = OwnershipLog(self._reader.strings, self._reader.device_names)
@@ -190,7 +196,7 @@ class Recorder:
         return CompiledSources(self._reader.strings)
 
     def _learn_graphs(self) -> None:
-        """Note what the living graphs know; there are none of interest without a compiler."""
+        """Note what the living graphs of a compiler know; without a compiler there are none."""
         if compiler.is_imported():
             self._sources.learn()
 

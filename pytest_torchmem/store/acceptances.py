@@ -7,12 +7,20 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, TypeAlias
 
 from pytest_torchmem.store.baseline_file import parse_text
 from pytest_torchmem.store.baselines import FOLDER
-from pytest_torchmem.values.baseline import Change
+from pytest_torchmem.values.baseline import (
+    Allowance,
+    BaselineEntry,
+    Change,
+    ChangedNumber,
+    Numbers,
+    told_change,
+)
 from pytest_torchmem.values.errors import BaselineError, ReportError
+from pytest_torchmem.values.units import MiB
 
 _MARK: Final = "\x1e"
 _SHORT: Final = 9
@@ -20,8 +28,11 @@ _FIELDS: Final = "%H%x1f%an%x1f%as%x1f%s"
 # Each commit on its own, the oldest first, with the names and hashes of the files that it changes.
 _ORDER: Final = ("--reverse", "--topo-order", "--no-merges")
 _LOG: Final = ("log", *_ORDER, "-M", "--raw", "--no-abbrev", "-z")
-_DAMAGED: Final = -1
-_Totals = dict[str, int]
+_Entries: TypeAlias = dict[str, Numbers | None]
+"""The numbers of each entry of a file; None for a damaged one, as a merge may leave it."""
+
+_ALLOWED: Final = (Allowance(0.02, MiB, 0.05), Allowance(0, 0))
+"""An update stores what exceeds these. The second is for tests with an allowance of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +43,8 @@ class Acceptance:
         test: The test module, and the entry in it.
         environment: The name of the environment's folder.
         change: NEW, GROWN, SHRUNK, or UNUSED for an entry that was removed.
-        before_bytes: The peak before; 0 for a new entry.
-        after_bytes: The peak after; 0 for one that was removed.
+        after: The numbers after; None for an entry that was removed.
+        changed: The number that grew or shrank; None for an entry that is new or was removed.
         commit: The commit's short name.
         author: Who made the commit.
         date: When, as ``2026-03-01``.
@@ -43,12 +54,17 @@ class Acceptance:
     test: str
     environment: str
     change: Change
-    before_bytes: int
-    after_bytes: int
+    after: Numbers | None
+    changed: ChangedNumber | None
     commit: str
     author: str
     date: str
     subject: str
+
+    @property
+    def after_bytes(self) -> int:
+        """The peak after; 0 for an entry that was removed."""
+        return self.after.total if self.after else 0
 
 
 def read_acceptances(folder: Path) -> tuple[Acceptance, ...]:
@@ -70,15 +86,14 @@ def read_acceptances(folder: Path) -> tuple[Acceptance, ...]:
                 found = [_moved(item, old, new) for item in found]
             test, environment = _named(now.name or was.name)
             before = {
-                key: _last(found, f"{test}::{key}", environment) if total == _DAMAGED else total
-                for key, total in blobs.totals(was).items()
+                key: numbers or _last(found, f"{test}::{key}", environment)
+                for key, numbers in blobs.entries(was).items()
             }
             short = commit[:_SHORT]
-            for key, change, sizes in _changes(before, blobs.totals(now)):
+            for key, change, after, told in _changes(before, blobs.entries(now)):
                 place = f"{test}::{key}"
-                found.append(
-                    Acceptance(place, environment, change, *sizes, short, author, date, subject)
-                )
+                who = (short, author, date, subject)
+                found.append(Acceptance(place, environment, change, after, told, *who))
     if not found:
         raise ReportError(f"git knows no baseline in {folder}; commit the folder {FOLDER} first")
     return tuple(found)
@@ -93,32 +108,35 @@ class _Version:
 
 
 class _Blobs:
-    """Reads the peaks in versions of baseline files, each version once.
+    """Reads the numbers in versions of baseline files, each version once.
 
     A version that one commit leaves is the one that the next commit of the file begins with.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[str, _Totals] = {"": {}}
+        self._known: dict[str, _Entries] = {"": {}}
 
-    def totals(self, version: _Version) -> _Totals:
-        """Return the peaks in a file: `_DAMAGED` for a damaged entry, none for no baseline."""
+    def entries(self, version: _Version) -> _Entries:
+        """Return the numbers in a file, none for no baseline."""
         if version.blob not in self._known:
             self._known[version.blob] = self._read(version)
         return self._known[version.blob]
 
-    def _read(self, version: _Version) -> _Totals:
+    def _read(self, version: _Version) -> _Entries:
         path = Path(version.name)
         try:
-            _, entries = parse_text(_git(self._folder, "cat-file", "blob", version.blob), path)
+            _, stored = parse_text(_git(self._folder, "cat-file", "blob", version.blob), path)
         except (BaselineError, ReportError):
             return {}
-        totals = dict.fromkeys(entries.lines, _DAMAGED)
-        for key in entries.lines:
+        entries: _Entries = dict.fromkeys(stored.lines)
+        for key in stored.lines:
             with contextlib.suppress(BaselineError):
-                totals[key] = entries.numbers(key, path).total
-        return totals
+                numbers = stored.numbers(key, path)
+                if isinstance(numbers, BaselineEntry):  # of an older format
+                    numbers = Numbers.of(numbers)
+                entries[key] = numbers
+        return entries
 
 
 def _moved(item: Acceptance, old: tuple[str, str], new: tuple[str, str]) -> Acceptance:
@@ -129,10 +147,10 @@ def _moved(item: Acceptance, old: tuple[str, str], new: tuple[str, str]) -> Acce
     return replace(item, test=f"{new[0]}::{key}", environment=new[1])
 
 
-def _last(found: Iterable[Acceptance], test: str, environment: str) -> int:
-    """Return the peak that was accepted last, of an entry that two branches had changed."""
-    sizes = [i.after_bytes for i in found if (i.test, i.environment) == (test, environment)]
-    return sizes[-1] if sizes else 0
+def _last(found: Iterable[Acceptance], test: str, environment: str) -> Numbers | None:
+    """Return the numbers that were accepted last, of an entry that two branches had changed."""
+    told = [i.after for i in found if (i.test, i.environment) == (test, environment)]
+    return told[-1] if told else None
 
 
 def _changed_files(names: str) -> Iterator[tuple[_Version, _Version]]:
@@ -152,21 +170,23 @@ def _changed_files(names: str) -> Iterator[tuple[_Version, _Version]]:
             )
 
 
-def _changes(before: _Totals, after: _Totals) -> Iterator[tuple[str, Change, tuple[int, int]]]:
+def _changes(
+    before: _Entries, after: _Entries
+) -> Iterator[tuple[str, Change, Numbers | None, ChangedNumber | None]]:
     """Yield what changed from one version of a file to the next.
 
     An entry that is damaged, as a merge may leave it, is no change.
     """
     for key in sorted(before.keys() | after.keys()):
-        was, now = before.get(key, 0), after.get(key, 0)
-        if now == _DAMAGED:
-            continue
-        if key not in before:
-            yield key, Change.NEW, (0, now)
-        elif key not in after:
-            yield key, Change.UNUSED, (was, 0)
-        elif was != now:
-            yield key, Change.GROWN if now > was else Change.SHRUNK, (was, now)
+        was, now = before.get(key), after.get(key)
+        if key not in after:
+            yield key, Change.UNUSED, None, None
+        elif now and not was:
+            yield key, Change.NEW, now, None
+        elif now and was and was != now:
+            told = (told_change(was, now, allowance) for allowance in _ALLOWED)
+            change, number = next(pair for pair in told if pair[0] is not Change.WITHIN)
+            yield key, change, now, number
 
 
 def _named(file: str) -> tuple[str, str]:

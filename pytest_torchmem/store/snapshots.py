@@ -54,8 +54,8 @@ _ENDS: Final = b".RbQPcio\x81\x92\x93"
 def _check_instructions(content: bytes) -> None:
     """Raise `ValueError` for a pickle that takes far more memory or time than its size.
 
-    Whoever stores a value in a slot of the memo names the slot, and Python makes room for all below
-    it: five bytes can ask for 64 GiB. No pickle has more slots than instructions.
+    An instruction names the slot of the memo that it fills, and Python makes room for all slots
+    below that one: five bytes can ask for 64 GiB. No pickle has more slots than instructions.
     """
     place = 0
     while place < len(content):

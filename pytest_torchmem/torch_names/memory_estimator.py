@@ -89,8 +89,7 @@ def get_fwd_bwd_interactions(
     backward inputs that look into primals, or that the forward did not make.
     """
     forward, backward = (_sized(read, size_of) for read in read_pair(fwd_graph, bwd_graph))
-    found = interactions(forward, backward, _by_name(device_filter))
-    return found.held_bytes, set(found.pinned)
+    return interactions(forward, backward, _by_name(device_filter))
 
 
 def get_peak_memory(

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, TypeAlias
 
-from pytest_torchmem.values.contributors import CategoryBytes, Contributor
+from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.json_values import LATER, JsonFields
 from pytest_torchmem.values.results import Result
-from pytest_torchmem.values.units import format_size
+from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
+
+TOTAL: Final = "total"
+_KEYS: Final = (TOTAL, *(category.value for category in Category), "retained")
 
 KEPT_CONTRIBUTORS: Final = 64
 """How many of the largest contributors are stored: as many as a result has."""
@@ -23,7 +26,8 @@ KEPT_CONTRIBUTORS: Final = 64
 class Change(enum.Enum):
     """The difference between an entry and the measurement.
 
-    The words are the same in options, report headings and documentation.
+    The words are the same in options, report headings and documentation. An entry is unused when a
+    run has no test for it, and gone when the second of two files does not have it.
     """
 
     NOT_COMPARED = "not compared"
@@ -33,6 +37,7 @@ class Change(enum.Enum):
     GROWN = "grown"
     SHRUNK = "shrunk"
     UNUSED = "unused"
+    GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,70 @@ class Numbers:
     @classmethod
     def of(cls, entry: BaselineEntry) -> Numbers:
         return cls(entry.total, entry.peaks, entry.retained.total)
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """The total, each category's own peak, and what is retained."""
+        return (self.total, *(self.peaks[category] for category in Category), self.retained)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedNumber(JsonFields):
+    """The number that a change of an entry is told by.
+
+    Attributes:
+        key: ``total`` for the peak, a category for its own peak, or ``retained``.
+        before_bytes: The stored number.
+        after_bytes: The measured number.
+    """
+
+    key: str
+    before_bytes: int
+    after_bytes: int
+
+    @property
+    def name(self) -> str:
+        return "peak" if self.key == TOTAL else self.key.replace("_", " ")
+
+    @property
+    def sizes(self) -> str:
+        """Both sizes: ``14 MiB -> 24 MiB``, of another than the peak ``retained 0 B -> 4 B``."""
+        before, after = format_apart(self.before_bytes, self.after_bytes)
+        return self._named(f"{before} -> {after}")
+
+    @property
+    def by(self) -> str:
+        """The change: ``+33.0 MiB (+30 %)``, of another than the peak ``retained +4.0 MiB``."""
+        by_bytes = self.after_bytes - self.before_bytes
+        if not by_bytes:
+            return f"{self.name} as before"
+        share = format_share(by_bytes, self.before_bytes)
+        return self._named(format_change(by_bytes) + (f" ({share})" if share else ""))
+
+    @property
+    def sentence(self) -> str:
+        """Both sizes and the change: ``retained 2.0 MiB -> 3.0 MiB, +1.0 MiB (+50 %)``."""
+        return f"{self.sizes}, {replace(self, key=TOTAL).by}"
+
+    def _named(self, text: str) -> str:
+        return text if self.key == TOTAL else f"{self.name} {text}"
+
+
+def told_change(
+    before: Numbers, after: Numbers, allowance: Allowance
+) -> tuple[Change, ChangedNumber]:
+    """Return how an entry changed, and the number to tell that by.
+
+    It is the total where that changed as the whole entry did, else what changed most so.
+    """
+    allowance = allowance.at(before.total)
+    numbers = [ChangedNumber(*number) for number in zip(_KEYS, before.all, after.all, strict=True)]
+    changes = [allowance.compare(n.after_bytes, n.before_bytes) for n in numbers]
+    change = overall(changes)
+    if changes[0] is change:
+        return change, numbers[0]
+    so = [n for n, its in zip(numbers, changes, strict=True) if its is change]
+    return change, max(so, key=lambda n: abs(n.after_bytes - n.before_bytes))
 
 
 @dataclass(frozen=True)

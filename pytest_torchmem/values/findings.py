@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from pytest_torchmem.values.baseline import Change
+from pytest_torchmem.values.baseline import Change, ChangedNumber
 from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.errors import MarkerError, SizeError, TorchmemError, is_torchmem_error
 from pytest_torchmem.values.json_values import shown
@@ -243,6 +243,7 @@ class Verdict:
         findings: What failed, the most telling first; empty when all is well.
         change: How the result differs from its baseline entry.
         baseline_bytes: The entry's peak; 0 without one.
+        changed: The number that the change is told by; None where there was nothing to compare.
         notice: What shrank most, in a sentence; ``""`` when nothing did.
         reference: The environment whose baseline a user told us to compare with; ``""`` for that
             of the run.
@@ -260,6 +261,7 @@ class Verdict:
     nearest: str = ""
     accepted: str = ""
     excused: Mapping[str, int] = field(default_factory=dict)
+    changed: ChangedNumber | None = None
 
     @property
     def failed(self) -> bool:

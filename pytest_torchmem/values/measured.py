@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from pytest_torchmem.values.baseline import BaselineEntry, Change
+from pytest_torchmem.values.baseline import TOTAL, BaselineEntry, Change, ChangedNumber
 from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.findings import FindingKind, is_estimated
 from pytest_torchmem.values.json_values import LATER, Json, JsonFields, whole_number
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Result
-from pytest_torchmem.values.units import format_change, format_share, format_size
+from pytest_torchmem.values.units import format_size
 
 _COMPARED: Final = (Change.SAME, Change.WITHIN, Change.GROWN, Change.SHRUNK)
 _NUMBER: Final = re.compile(r"\d{1,9}")
@@ -44,6 +44,7 @@ class Window(JsonFields):
         causes: The contributors that the sentences name, each once, in their order.
         accepted: The change that an update stores, in a sentence; ``""`` where it stores none.
         excused: The bytes that known holders hold and that no limit counted, by pattern.
+        changed: The number that the change is told by; None without a baseline.
     """
 
     key: str
@@ -62,6 +63,12 @@ class Window(JsonFields):
     causes: tuple[Contributor, ...] = field(default=(), metadata=LATER)
     accepted: str = field(default="", metadata=LATER)
     excused: Mapping[str, int] = field(default_factory=dict, metadata=LATER)
+    changed: ChangedNumber | None = field(default=None, metadata=LATER)
+
+    @property
+    def told_by(self) -> ChangedNumber:
+        """The number that the change is told by; the peak in files that do not say which."""
+        return self.changed or ChangedNumber(TOTAL, self.baseline_bytes, self.result.peak.total)
 
     @property
     def is_bound(self) -> bool:
@@ -105,13 +112,13 @@ class Window(JsonFields):
 
     @property
     def change_text(self) -> str:
-        """By how much the peak differs from its baseline: ``+33.0 MiB (+30 %)``.
+        """By how much it differs from its baseline: ``+33.0 MiB (+30 %)``, ``retained +4 B``.
 
         ``""`` of what is the same, and where there is no baseline.
         """
         if not self.is_compared or self.change is Change.SAME:
             return ""
-        return peak_change(self.baseline_bytes, self.result.peak.total)
+        return self.told_by.by
 
     @property
     def change_word(self) -> str:
@@ -135,15 +142,6 @@ class Window(JsonFields):
     def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
         return {**JsonFields.to_json(self), "status": self.status}
-
-
-def peak_change(before_bytes: int, after_bytes: int) -> str:
-    """Return ``+33.0 MiB (+30 %)``, or that nothing changed at the peak."""
-    change_bytes = after_bytes - before_bytes
-    if not change_bytes:
-        return "peak as before"
-    share = format_share(change_bytes, before_bytes)
-    return format_change(change_bytes) + (f" ({share})" if share else "")
 
 
 def unjudged(result: Result, picture: Picture | None, sentences: Sequence[str] = ()) -> Window:
@@ -201,6 +199,7 @@ class BaselineChange(JsonFields):
         written: False where it is only shown: an unused entry that was kept, a dry run.
         renamed_from: The key that a new entry had before, and whose numbers it keeps.
         repaired: A new entry stands in place of one that was damaged or there twice.
+        changed: The number that grew or shrank; None for an entry that is new or unused.
     """
 
     file: str
@@ -211,6 +210,12 @@ class BaselineChange(JsonFields):
     written: bool = True
     renamed_from: str = ""
     repaired: bool = False
+    changed: ChangedNumber | None = field(default=None, metadata=LATER)
+
+    @property
+    def told_by(self) -> ChangedNumber:
+        """The number that the change is told by; the peak in files that do not say which."""
+        return self.changed or ChangedNumber(TOTAL, self.before_bytes, self.after_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,8 @@ class Retained(_PerCategory, JsonFields):
 class Counters(JsonFields):
     """The device allocator's own peaks over the window, in bytes.
 
-    ``estimated`` says that no allocator counted them: a simulated one did.
+    ``estimated`` says that no allocator counted them: a simulated one did. What ends in ``before``
+    is the same counter when the window began.
     """
 
     requested: int
@@ -165,6 +166,14 @@ class Counters(JsonFields):
     active: int
     reserved: int
     estimated: bool = field(default=False, metadata=LATER)
+    allocated_before: int = field(default=0, metadata=LATER)
+    active_before: int = field(default=0, metadata=LATER)
+    reserved_before: int = field(default=0, metadata=LATER)
+
+    def before(self, key: str) -> int:
+        """Return what the counter called ``key`` said when the window began."""
+        bytes_before: int = getattr(self, f"{key}_before")
+        return bytes_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +187,7 @@ class Result(JsonFields):
         peak: See `Peak`.
         retained: See `Retained`.
         steps: Bytes made in the window and alive at the end of each step, warm-up excluded.
+        each_step: What most steps add and keep, in bytes; 0 for nothing.
         grown: What each origin holds more at the end of the last step than at the end of the first.
         counters: The allocator's own numbers; None where the device keeps none (the CPU).
         has_backward: False when nothing in the window kept anything for a backward pass, so that
@@ -197,6 +207,7 @@ class Result(JsonFields):
     peak: Peak
     retained: Retained
     steps: tuple[int, ...] = field(default=(), metadata={"read": checked_numbers})
+    each_step: int = field(default=0, metadata=LATER)
     grown: tuple[Contributor, ...] = field(default=(), metadata=LATER)
     counters: Counters | None = None
     has_backward: bool = True
@@ -211,10 +222,16 @@ class Result(JsonFields):
     def growth(self) -> int | None:
         """Retained bytes per step over the measured steps; None with fewer than two of them.
 
-        The rate is the rise from the first to the last measured step divided by the steps between,
-        rounded up so that no growth is rounded away.
+        It is the larger of two: the mean, and what most steps add and keep (`each_step`), which a
+        release in one of them cannot hide. The mean is the rise from the first to the last measured
+        step divided by the steps between, rounded up so that no growth is rounded away.
         """
         if len(self.steps) < 2:
             return None
-        rise = self.steps[-1] - self.steps[0]
-        return -(-rise // (len(self.steps) - 1))
+        return max(self.mean_growth, self.each_step)
+
+    @property
+    def mean_growth(self) -> int:
+        """The mean growth over the measured steps; 0 with fewer than two of them."""
+        rise = self.steps[-1] - self.steps[0] if self.steps else 0
+        return -(-rise // max(1, len(self.steps) - 1))

@@ -44,7 +44,7 @@ def test_what_shrank_came_or_went_is_told_and_ends_with_0(command, tmp_path):
     assert [line.split()[0] for line in out.splitlines() if line[0] != " "] == [
         "shrunk",
         "new",
-        "unused",
+        "gone",
         "1",
     ]
 
@@ -78,8 +78,8 @@ def test_tests_of_one_name_in_two_modules_are_kept_apart(command, tmp_path):
 def test_a_test_is_paired_with_neither_of_two_modules_that_have_its_name(command, tmp_path):
     one = results(tmp_path / "a.json", {"a/test_m.py::test_x": 9 * MiB, "b/test_m.py::test_x": MiB})
     two = results(tmp_path / "b.json", {"c/test_m.py::test_x": 9 * MiB})
-    assert command("diff", one, two)[1].endswith("1 new, 2 unused\n")
-    assert command("diff", two, one)[1].endswith("2 new, 1 unused\n")
+    assert command("diff", one, two)[1].endswith("1 new, 2 gone\n")
+    assert command("diff", two, one)[1].endswith("2 new, 1 gone\n")
 
 
 def test_other_environments_are_compared_and_said_to_be_other(command, tmp_path):

@@ -74,6 +74,19 @@ def test_the_latest_changes_of_all_tests_come_first(command, told):
         assert line.endswith(subject)
 
 
+def test_a_change_of_another_number_than_the_peak_is_told_by_it(command, tmp_path):
+    git(tmp_path, "init", "-q", "-b", "main")
+    accept(tmp_path, {"test_a": 100}, "first")
+    amounts = CategoryBytes(activation=100 * MiB)
+    kept = BaselineEntry(
+        100 * MiB + 4, amounts, amounts, retained=CategoryBytes(activation=9 * MiB)
+    )
+    write_file(tmp_path / PLACE / "test_net.json", CPU, FileChanges({"test_a": kept}))
+    git(tmp_path, "commit", "-q", "-a", "-m", "keeps it")
+    _, out, _ = command("history", "-C", tmp_path)
+    assert re.search(r"retained \+9\.0 MiB +100\.0 MiB .* keeps it", out)
+
+
 def test_a_commit_has_its_short_name(command, told):
     out = command("history", "test_moved.py::test_a", "-C", told)[1]
     (name,) = re.findall(r" ([0-9a-f]+) +half of it", out)

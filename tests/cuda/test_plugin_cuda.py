@@ -221,6 +221,38 @@ def test_limits_on_the_allocators_own_figures(project: Project) -> None:
     assert "reserved memory peaked at" in said
 
 
+def test_a_limit_on_reserved_memory_begins_with_an_empty_cache(project: Project) -> None:
+    project.write(
+        """
+        KEPT = []
+
+        def test_fills_the_cache():
+            ones(300)
+
+        @pytest.mark.memory_budget(reserved="64MiB")
+        def test_is_counted():
+            ones(20)
+
+        @pytest.mark.memory_budget(reserved="64MiB", retained="0B", growth="0B")
+        def test_is_recorded(torchmem):
+            for _ in torchmem.steps(2):
+                ones(20)
+
+        def test_keeps():
+            KEPT.append(ones(100))
+
+        @pytest.mark.memory_budget(reserved="64MiB", allocated="64MiB")
+        def test_fails_for_what_is_kept():
+            ones(20)
+        """
+    )
+    said, outcomes = project.run()
+    assert outcomes == {"passed": 4, "failed": 1}, said
+    assert "reserved memory peaked at 120.0 MiB" in said
+    for key in ("reserved", "allocated"):
+        assert f": 100.0 MiB of that was {key} before the body began, for fixtures or" in said
+
+
 def test_a_baseline_of_a_gpu_has_its_own_key(project: Project) -> None:
     project.write(
         """

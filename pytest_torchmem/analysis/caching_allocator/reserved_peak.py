@@ -52,7 +52,7 @@ class ReservedPeak:
     def __str__(self) -> str:
         """The share, and where it comes from: ``fragmentation 62% (estimated): of 40.0 MiB, ...``.
 
-        Where it reads as 0%, that is all.
+        At 0% there is no more to say.
         """
         share = f"fragmentation {self.fragmentation:.0%} (estimated)"
         if share.startswith("fragmentation 0%"):

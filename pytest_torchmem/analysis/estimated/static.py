@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,32 +91,20 @@ def memory_profile(
     return profile
 
 
-@dataclass(frozen=True, slots=True)
-class Interactions:
-    """A forward and its backward graph, and the storages that they share.
-
-    Attributes:
-        held_bytes: Outputs of the forward that backward does not take: they stay throughout.
-        pinned: Names of backward inputs whose storages backward may not release, because they
-            look into primals or were not made by the forward.
-        idle_bytes: Primals that are neither: the caller holds them all the same. torch leaves them
-            out of its backward figures.
-    """
-
-    held_bytes: int
-    pinned: frozenset[str]
-    idle_bytes: int
-
-
 def interactions(
     forward: StaticGraph, backward: StaticGraph, on_device: Callable[[str], bool] = lambda _: True
-) -> Interactions:
-    """Return how two graphs over one storage table interact; see `Interactions`."""
+) -> tuple[int, set[str]]:
+    """Return what a forward and its backward graph over one storage table have between them.
+
+    The bytes of outputs that the backward does not take, which stay throughout, and the names of
+    backward inputs whose storages the backward may not release: they look into primals, or the
+    forward did not make them.
+    """
     inputs = [node for node in forward.nodes if node.kind is NodeKind.INPUT]
     primals = {s for node in inputs if not not_primal(node) for s in node.makes}
     outputs = _output_storages(forward)
     taken: set[int] = set()
-    pinned = set()
+    pinned: set[str] = set()
     for node in backward.nodes:
         if node.kind is not NodeKind.INPUT:
             continue
@@ -124,13 +112,8 @@ def interactions(
         taken |= storages
         if storages & primals or not storages & outputs:
             pinned.add(node.name)
-
-    def size_of(storages: set[int]) -> int:
-        table = forward.storages
-        return sum(table[s].size_bytes for s in storages if on_device(table[s].device))
-
-    held = outputs - taken
-    return Interactions(size_of(held), frozenset(pinned), size_of(primals - taken - held))
+    held = [forward.storages[s] for s in outputs - taken]
+    return sum(s.size_bytes for s in held if on_device(s.device)), pinned
 
 
 def pair_peak_bytes(
@@ -138,17 +121,15 @@ def pair_peak_bytes(
 ) -> int:
     """Return the peak of a pair as torch defines it in ``get_peak_memory``.
 
-    That leaves primals out that backward does not take; `join_pair` counts them.
+    torch leaves out the primals that the backward graph does not take; `join_pair` counts them.
     """
-    between = interactions(forward, backward, on_device)
+    held_bytes, pinned = interactions(forward, backward, on_device)
 
     def releasable(node: StaticNode) -> bool:
-        return not_primal(node) and node.name not in between.pinned
+        return not_primal(node) and node.name not in pinned
 
     in_forward = max(memory_profile(forward, not_primal, on_device))
-    return max(
-        in_forward, between.held_bytes + max(memory_profile(backward, releasable, on_device))
-    )
+    return max(in_forward, held_bytes + max(memory_profile(backward, releasable, on_device)))
 
 
 def join_pair(forward: StaticGraph, backward: StaticGraph, device: str) -> StaticRun:
@@ -157,7 +138,7 @@ def join_pair(forward: StaticGraph, backward: StaticGraph, device: str) -> Stati
     Saved storages live until their last use in backward. Primals and what the caller got out of
     the forward live to the end. Tangents are there once the forward is over.
     """
-    pinned = interactions(forward, backward).pinned
+    _, pinned = interactions(forward, backward)
     tangents = [n for n in backward.nodes if n.kind is NodeKind.INPUT]
     made = {s for node in forward.nodes for s in node.makes}
     arrival = StaticNode(

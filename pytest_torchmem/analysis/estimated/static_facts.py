@@ -107,7 +107,7 @@ class StaticFacts:
 
     @cached_property
     def given(self) -> Mask:
-        """What an optimizer alone reads is no input."""
+        """A tensor that an optimizer alone reads is no input."""
         read = {node.phase is Phase.OPTIMIZER: self._nothing for node in self._operators}
         for node in self._operators:
             read[node.phase is Phase.OPTIMIZER][list(node.uses)] = True

@@ -369,7 +369,7 @@ class _Path:
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
-    """What was noted of a module at a mark; parent 0 where its ``id()`` was first met."""
+    """The place of a module, noted at a mark; parent 0 where its ``id()`` was first met."""
 
     mark: int
     rank: float

@@ -160,7 +160,7 @@ def _text(growth: Difference, key: str) -> str:
 
 
 def _spread(growths: Sequence[Difference]) -> tuple[Difference, ...]:
-    """Return growth that is spread over modules, of one category; nothing where a part leads.
+    """Return the growth of one category that is spread over modules; none where a part leads.
 
     Micro-batching that is off makes all activations of a model larger, a graph that lives longer
     keeps all of them: no single line is the cause.

@@ -18,7 +18,15 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final, TypeAlias
 
-from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change, overall
+from pytest_torchmem.values.baseline import (
+    TOTAL,
+    Allowance,
+    BaselineEntry,
+    Change,
+    ChangedNumber,
+    Numbers,
+    told_change,
+)
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, common_module
 from pytest_torchmem.values.findings import Difference, DifferenceKind
 from pytest_torchmem.values.results import Result
@@ -243,35 +251,53 @@ class Comparison:
         change: How the second differs from the first, over all that a baseline compares.
         before: The first; None when there is none.
         after: The second; None when there is none.
+        changed: The number that the change is told by; None where there is one side only.
     """
 
     change: Change
     before: BaselineEntry | None
     after: BaselineEntry | None
+    changed: ChangedNumber | None = None
 
     @property
     def size_bytes(self) -> int:
-        """By how much the peak changed; its whole size where there is one side only."""
+        """By how much it changed; the whole peak where there is one side only."""
+        if self.changed:
+            return self.changed.after_bytes - self.changed.before_bytes
         before = self.before.total if self.before else 0
         return (self.after.total if self.after else 0) - before
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """The changes, the largest first; none where there is one side only."""
-        if self.before is None or self.after is None:
+        """The changes, as `entry_differences` has them; none where there is one side only."""
+        if self.before is None or self.after is None or self.changed is None:
             return ()
-        return entry_differences(self.after, self.before)
+        return entry_differences(self.after, self.before, self.changed)
 
 
-def entry_differences(after: BaselineEntry, before: BaselineEntry) -> tuple[Difference, ...]:
-    """Return what changed from ``before`` to ``after``, the largest change first.
+def entry_differences(
+    after: BaselineEntry, before: BaselineEntry, changed: ChangedNumber
+) -> tuple[Difference, ...]:
+    """Return what made the number ``changed`` what it is: of what grew, all growths come first.
 
-    The peaks of the total are compared. Where these are equal, each category's own peak is.
+    Then comes what went the other way, each the largest first. Where the peaks of the total are
+    asked about and are equal, each category's own peak is compared.
     """
-    if after.total != before.total:
-        return peak_differences(after, before)
-    found = [d for category in Category for d in category_differences(after, before, category)]
-    return tuple(sorted(found, key=lambda d: (-abs(d.size_bytes), d.contributor.identity)))
+    if changed.key == "retained":
+        found: Iterable[Difference] = retained_differences(after, before)
+    elif changed.key != TOTAL:
+        found = category_differences(after, before, Category(changed.key))
+    elif after.total != before.total:
+        found = peak_differences(after, before)
+    else:
+        found = [d for category in Category for d in category_differences(after, before, category)]
+    shrank = changed.after_bytes < changed.before_bytes
+
+    def place(difference: Difference) -> tuple[bool, int, tuple[str, ...]]:
+        size_bytes = difference.size_bytes
+        return (size_bytes < 0) != shrank, -abs(size_bytes), difference.contributor.identity
+
+    return tuple(sorted(found, key=place))
 
 
 def peak_differences(after: BaselineEntry, before: BaselineEntry) -> tuple[Difference, ...]:
@@ -320,13 +346,6 @@ def compare(
 ) -> Comparison:
     """Compare two entries of one test as a baseline is compared: total, categories, retained."""
     if before is None or after is None:
-        return Comparison(Change.NEW if before is None else Change.UNUSED, before, after)
-    allowance = allowance.at(before.total)
-    pairs = zip(_numbers(after), _numbers(before), strict=True)
-    change = overall({allowance.compare(now, then) for now, then in pairs})
-    return Comparison(change, before, after)
-
-
-def _numbers(entry: BaselineEntry) -> Sequence[int]:
-    own = [entry.peaks[category] for category in Category]
-    return (entry.total, *own, entry.retained.total)
+        return Comparison(Change.NEW if before is None else Change.GONE, before, after)
+    change, changed = told_change(Numbers.of(before), Numbers.of(after), allowance)
+    return Comparison(change, before, after, changed)

@@ -178,11 +178,16 @@ def _reduced(
     grown = [c for c in result.grown if not all_known.get(made_by(c), False)]
     known_growth = sum(c.size_bytes for c in result.grown) - sum(c.size_bytes for c in grown)
     steps = (*result.steps[:-1], result.steps[-1] - known_growth) if result.steps else ()
+    each_step = result.each_step
+    if known_growth:
+        left_bytes = sum(c.size_bytes for c in grown)
+        each_step = min(each_step, -(-left_bytes // max(1, len(steps) - 1)))
     return replace(
         result,
         retained=replace(retained, total=total, live=live, by_category=CategoryBytes()),
         grown=tuple(grown),
         steps=steps,
+        each_step=each_step,
     )
 
 

@@ -24,9 +24,11 @@ from pytest_torchmem.analysis.judge.differences import (
     whole_entry,
 )
 from pytest_torchmem.values.baseline import (
+    TOTAL,
     Allowance,
     BaselineEntry,
     Change,
+    ChangedNumber,
     Numbers,
     Reference,
     overall,
@@ -118,9 +120,14 @@ def judge_baseline(
                 allowed=allowance.text_for(baseline_bytes),
             )
             findings.append(_with_cause(finding, result))
-    change = overall(changes)
-    notice = _largest_saving(result, stored) if change is Change.SHRUNK else ""
-    return Verdict(result, rank(findings), change, stored.total, notice, environment)
+    change, ranked = overall(changes), rank(findings)
+    changed, notice = ChangedNumber(TOTAL, stored.total, result.peak.total), ""
+    if change is Change.GROWN:
+        changed = _number(result, stored, ranked[0].key)
+    if change is Change.SHRUNK:
+        changed = _largest_saving(result, stored)
+        notice = _told_saving(changed)
+    return Verdict(result, ranked, change, stored.total, notice, environment, changed=changed)
 
 
 def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
@@ -130,15 +137,23 @@ def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
     return (Finding(FindingKind.SHRUNK, "total", f"{verdict.notice}: tighten it"),)
 
 
-def _largest_saving(result: Result, stored: Numbers) -> str:
+def _number(result: Result, stored: Numbers, key: str) -> ChangedNumber:
+    sizes = {name: (then, now) for name, now, then in _differing(result, stored)}
+    return ChangedNumber(key, *sizes[key])
+
+
+def _largest_saving(result: Result, stored: Numbers) -> ChangedNumber:
+    """Return the first of equal savings: the total where that shrank as much as a part of it."""
+    key, _, _ = max(_differing(result, stored), key=lambda numbers: numbers[2] - numbers[1])
+    return _number(result, stored, key)
+
+
+def _told_saving(saved: ChangedNumber) -> str:
     """Return ``activation peaked at 70.0 MiB, 30 % below the baseline of 100.0 MiB``."""
-    # The first of equal savings, which is the total where that shrank as much as a part of it.
-    key, measured_bytes, baseline_bytes = max(
-        _differing(result, stored), key=lambda numbers: numbers[2] - numbers[1]
-    )
-    measured, baseline = format_apart(measured_bytes, baseline_bytes)
-    share = f"{(baseline_bytes - measured_bytes) / baseline_bytes:.0%}".replace("%", " %")
-    verb = "retained" if key == "retained" else f"{words(key)} peaked at"
+    measured, baseline = format_apart(saved.after_bytes, saved.before_bytes)
+    saving = (saved.before_bytes - saved.after_bytes) / saved.before_bytes
+    share = f"{saving:.0%}".replace("%", " %")
+    verb = "retained" if saved.key == "retained" else f"{words(saved.key)} peaked at"
     return f"{verb} {measured}, {share} below the baseline of {baseline}"
 
 
@@ -284,7 +299,9 @@ def _exceeds(
     measured, against = format_apart(measured_bytes, reference_bytes)
     verbs = {"retained": "retained", "net_retained": "retained a net", "growth": "grew by"}
     verb = verbs.get(key, f"{words(key)} peaked at")
-    more = " per step" if key == "growth" else ""
+    more = ""
+    if key == "growth":
+        more = " in most steps" if measured_bytes > result.mean_growth else " per step"
     if key == "net_retained" and result.retained.freed:
         made, freed = map(format_size, (result.retained.total, result.retained.freed))
         more = f" (made {made}, freed {freed} of before)"
@@ -378,10 +395,31 @@ def _with_cause(finding: Finding, result: Result) -> Finding:
         cause = cause_of(growths, grown_bytes, finding.key)
         return replace(finding, cause=cause.text, causes=cause.contributors, others=cause.others)
     live = contributors(result, finding.key)
+    if began := _before_the_body(finding, result):
+        return replace(finding, cause=began)
     if not live:
         return finding
     text = f"largest {format_size(live[0].size_bytes)} {origin(live[0], finding.key)}"
     return replace(finding, cause=text, causes=live[:1])
+
+
+def _before_the_body(finding: Finding, result: Result) -> str:
+    """Return how much of a counter was there before; ``""`` where the body alone is over the limit.
+
+    A counter holds what fixtures and other tests have on the device. The lines of the body are no
+    cause of that.
+    """
+    if finding.key not in COUNTERS or result.counters is None:
+        return ""
+    before_bytes = result.counters.before(finding.key)
+    if before_bytes < finding.excess_bytes:
+        return ""
+    reading: int = getattr(result.counters, finding.key)
+    before, added = format_size(before_bytes), format_size(reading - before_bytes)
+    return (
+        f"{before} of that was {finding.key} before the body began, for fixtures or for what ran "
+        f"earlier; the body added {added}"
+    )
 
 
 def _per_step(result: Result) -> tuple[Difference, ...]:

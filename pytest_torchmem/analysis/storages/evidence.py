@@ -251,7 +251,7 @@ class Evidence:
     def operands(self) -> Operands:
         """The arguments of operators, those included that no profiler observed.
 
-        They take as much as all else that is worked out, so they are made anew.
+        They take as much memory as all else that is worked out, so each call makes them anew.
         """
         trace = self.tree.trace
         is_input = trace.tensors["role"] == Role.OPERATOR_INPUT

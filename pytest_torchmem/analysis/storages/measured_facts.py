@@ -368,7 +368,7 @@ class MeasuredFacts(Evidence):
 
     @property
     def handed_on(self) -> Mask:
-        """It outlives its node, and is not summed up first; or the engine made it between two.
+        """Storages that outlive their node and are not summed up, or that the engine itself made.
 
         Between two nodes the engine adds up the gradients that several nodes handed on. A backward
         pass may run within a node of another one, as a checkpoint's does::

@@ -129,7 +129,7 @@ _MOVING: Final = ("aten::resize_", "aten::resize_as_")
 
 
 def _left_by_operators(tree: OpTree) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return mentions of places that operators let their storages leave, and when: shape (L,).
+    """Return the mentions whose place an operator let its storage leave, and when: shape (L,).
 
     The profiler reports no free on the CPU of what was there before. ::
 
@@ -373,7 +373,7 @@ def _from_before(
 ) -> _Lives:
     """Return the storages from before: the first event at a place, if there is any, tells of them.
 
-    ``is_last`` and ``is_born`` tell which changes are the last ones at their places, and births.
+    ``is_last`` and ``is_born`` say which changes are the last at their places, and which births.
     """
     place = changes.place
     first = np.flatnonzero(np.append(True, is_last)[:-1])

@@ -118,6 +118,11 @@ class Body:
         device = self._asked.device or self._run.settings.device
         return BodyMeasurement(device or None, self._run.passes, self._run.say)
 
+    @property
+    def _empties_cache(self) -> bool:
+        """True where the number that is judged has the allocator's cache in it."""
+        return "reserved" in self._asked.limits
+
     def _no_estimates(self) -> Estimates:
         return Estimates(self._asked.allowance if self._asked.baseline else None)
 
@@ -157,7 +162,8 @@ class Body:
             return
         from pytest_torchmem.measuring.counted import CounterMeasurement
 
-        self._counted = CountedRun(CounterMeasurement(self.device, level))
+        counters = CounterMeasurement(self.device, level, empties_cache=self._empties_cache)
+        self._counted = CountedRun(counters)
         self._counted.start()
         self.state = State.COUNTING
 
@@ -190,7 +196,7 @@ class Body:
             gc.collect()
         try:
             with self._run.originals.back():
-                self.measurement.start()
+                self.measurement.start(empties_cache=self._empties_cache)
         except Exception as error:
             self.state, self._problem = State.UNMEASURED, _as_ours(error)
         else:

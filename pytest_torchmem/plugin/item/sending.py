@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import locale
+import os
 import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -142,6 +143,7 @@ class Sender:
             kinds=verdict.kinds,
             accepted=verdict.accepted,
             excused=verdict.excused,
+            changed=verdict.changed,
             causes=tuple(dict.fromkeys(c for f in verdict.findings for c in f.causes)),
         )
 
@@ -182,7 +184,15 @@ class Sender:
         chosen = {name: typed[f"torchmem_{name}"] for name in _CHOOSES_DEVICE}
         words = [f"--torchmem-{name}={shown}" for name, shown in chosen.items() if shown]
         test = typed_nodeid(self.item.config, self.baseline_nodeid)
-        return shlex.join(["pytest", test, *words, "--torchmem-update-baseline"])
+        return shlex.join([*_pytest(os.environ), test, *words, "--torchmem-update-baseline"])
+
+
+def _pytest(environment: Mapping[str, str]) -> list[str]:
+    """Return the command that runs pytest: torchrun's where that runs one in each rank."""
+    ranks = environment.get("LOCAL_WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" not in environment or ranks == "1":
+        return ["pytest"]
+    return ["torchrun", "--nproc-per-node", ranks, "-m", "pytest"]
 
 
 def picture_of(

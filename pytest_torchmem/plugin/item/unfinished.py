@@ -77,6 +77,11 @@ def out_of_memory_sentences(result: Result, live: Sequence[Contributor]) -> tupl
     when = "" if live else " at the most"
     named = live or result.peak.live
     held_bytes = sum(c.size_bytes for c in live) if live else result.peak.total
+    if not held_bytes:
+        return (
+            f"ran out of memory while the body held none on {result.device}: one allocation was "
+            "too large by itself, or others hold the memory, or it was another device's",
+        )
     first = f"ran out of memory on {result.device} with {format_size(held_bytes)} live{when}"
     if not named:
         return (first,)

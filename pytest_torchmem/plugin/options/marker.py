@@ -42,8 +42,8 @@ class Asked:
         allowance: How far from the baseline a number may be.
         device: Where to measure; ``""`` means wherever the run does.
         warmup: How often the body runs before the run that is measured.
-        least_bytes: A baseline that the run and no marker asks for holds from this peak on; 0
-            where a marker does.
+        least_bytes: Where the run and no marker asks for a baseline, the smallest peak that is
+            compared; 0 where a marker asks.
         collect: Garbage is collected before and after the body, and is not retained.
     """
 

@@ -396,12 +396,12 @@ def _timelines(values: _Values, kinds: Sequence[str]) -> Timelines:
 
 
 def checked_device_name(name: str) -> str:
-    """Return a device's name. Raises `DeviceNameError` for one that no machine's device has.
+    """Return a device's name. Raises `DeviceNameError` for one that cannot be measured anywhere.
 
     Whether it is there is another question. Names that every torch knows are not worth loading it.
     """
     if name and not _ANYWHERE.fullmatch(name):
-        from pytest_torchmem.record.devices import named_device
+        from pytest_torchmem.record.devices import measurable_device
 
-        named_device(name)
+        measurable_device(name)
     return name

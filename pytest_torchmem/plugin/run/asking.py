@@ -16,7 +16,7 @@ from pytest_torchmem.plugin.run.updates import FilePlan
 from pytest_torchmem.report.text.tables import one_line
 from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.measured import BaselineChange
-from pytest_torchmem.values.units import format_change, format_share, format_size
+from pytest_torchmem.values.units import format_size
 
 _QUESTION: Final = (
     "    store it? yes, no, all that follow, quit and store none that follow [y/n/a/q] "
@@ -125,14 +125,11 @@ def _ask(change: BaselineChange, cause: str) -> Answer:
 
 
 def _sizes(change: BaselineChange) -> str:
-    before, after = format_size(change.before_bytes), format_size(change.after_bytes)
     if change.change is Change.NEW:
-        return after
+        return format_size(change.after_bytes)
     if change.change is Change.UNUSED:
-        return f"{before}, and no test asks for it: remove"
-    by = change.after_bytes - change.before_bytes
-    share = format_share(by, change.before_bytes)
-    return f"{before} -> {after}, {format_change(by)}" + (f" ({share})" if share else "")
+        return f"{format_size(change.before_bytes)}, and no test asks for it: remove"
+    return change.told_by.sentence
 
 
 def _without(plan: FilePlan, declined: set[str]) -> FilePlan:

@@ -59,7 +59,7 @@ from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.store.provenance import checked_out, stamped
 from pytest_torchmem.store.run_reports import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
-from pytest_torchmem.values.errors import BaselineError, ReportError
+from pytest_torchmem.values.errors import BaselineError, DeviceError, ReportError
 from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import MeasuredTest, Rank, RunSummary
 
@@ -442,9 +442,10 @@ def _grown_files(run: RunReport, rootdir: Path) -> dict[str, str]:
 
 
 def _names_a_gpu(skipped: pytest.TestReport) -> bool:
-    """Return whether the reason why a test was skipped is a GPU, and does not tell of ours."""
+    """Return whether the reason why a test was skipped is a GPU, and was not given by us."""
     reason = skipped.longrepr[2] if isinstance(skipped.longrepr, tuple) else ""
-    return "--torchmem-simulate" not in reason and bool(_GPU.search(reason))
+    ours = reason.endswith(f"[{DeviceError.slug}]")
+    return not ours and bool(_GPU.search(reason))
 
 
 def _offer_of_a_gpu(skipped_count: int) -> list[str]:

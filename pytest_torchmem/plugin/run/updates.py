@@ -109,12 +109,18 @@ class FilePlan:
         moved = {new: old for old, new in self.renames.items()} if self.follows else {}
         for window in self.written:
             after_bytes = window.result.peak.total
-            before_bytes = 0 if window.change is Change.NEW else window.baseline_bytes
-            change = BaselineChange(
-                shown, window.key, window.change, before_bytes, after_bytes, done
+            is_new = window.change is Change.NEW
+            yield BaselineChange(
+                shown,
+                window.key,
+                window.change,
+                0 if is_new else window.baseline_bytes,
+                after_bytes,
+                done,
+                renamed_from=moved.get(window.key, ""),
+                repaired=window.key in self.repaired,
+                changed=None if is_new else window.told_by,
             )
-            repaired = window.key in self.repaired
-            yield replace(change, renamed_from=moved.get(window.key, ""), repaired=repaired)
         for key, entry in self.unused.items():
             if key not in moved.values():
                 before_bytes = entry.total if entry else 0
@@ -175,7 +181,7 @@ def _unexplained(plan: FilePlan, windows: list[Window], store: BaselineStore) ->
 
 
 def _keys(path: Path, environment: Environment, store: BaselineStore) -> frozenset[str]:
-    """Return the keys in a file; none of one that cannot be read: its tests have failed for it."""
+    """Return the keys in a file; none where it cannot be read, for which its tests have failed."""
     try:
         return store.keys(path, environment)
     except BaselineError:

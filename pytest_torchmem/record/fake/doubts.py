@@ -107,8 +107,8 @@ def _running(call: Call) -> Doubt:
 def _selected(call: Call) -> int:
     """Older releases select by masks, whose places they number: fake tensors stack rows instead.
 
-    Five tensors, three numbers and five marks of each value are there at once, and some of each
-    row's; three of the tensors and one mark, the fake ones have as well.
+    At one time there are five tensors, three numbers and five marks of each value, of which the
+    fake run has three tensors and one mark; and some more of each row.
     """
     made, row = call.outputs[0], call.args[0][0]
     of_a_value = 2 * int(made.element_size()) + 3 * _INDEX_BYTES + 4

@@ -84,7 +84,7 @@ def record_fake_run(program: Program, device: str | None) -> StaticRun:
     """
     given = program.args, program.kwargs
     found = find_reachable(program.target, *given, program.optimizer)
-    tensors = _tensors_of(found, given)
+    tensors = [*found.parameters, *fake_tensors.tensors_in(given)]
     shown, fake_mode = _shown_device(tensors, device), _fake_mode_of(tensors)
     _require_no_gradient_hooks(found)
     _require_python(found)
@@ -225,10 +225,6 @@ def _require_python(found: Reachable) -> None:
 
 
 # Where it runs.
-
-
-def _tensors_of(found: Reachable, given: object) -> list[torch.Tensor]:
-    return [*found.parameters, *fake_tensors.tensors_in(given)]
 
 
 def _shown_device(tensors: Sequence[torch.Tensor], device: str | None) -> torch.device:

@@ -29,7 +29,7 @@ from pytest_torchmem.record.fake.stand_ins import compositions
 from pytest_torchmem.record.fake.stand_ins.fast_paths import made_of_others
 from pytest_torchmem.record.fake.stand_ins.real_routes import adds_in_place
 from pytest_torchmem.record.owners.autograd_graph import nodes_below
-from pytest_torchmem.record.torch_api import autograd, compiler, dispatcher, fake_tensors, memory
+from pytest_torchmem.record.torch_api import autograd, compiler, dispatcher, fake_tensors
 from pytest_torchmem.values.contributors import Category, Phase
 from pytest_torchmem.values.errors import EstimateError
 from pytest_torchmem.values.static_graph import (
@@ -161,7 +161,7 @@ class FakeRunRecorder(fake_tensors.DispatchMode):  # type: ignore[misc]
         def resized(storage: torch.UntypedStorage, size: int) -> object:
             if threading.get_ident() != thread:
                 return resize(storage, size)
-            if not fake_tensors.is_of_fake(storage):
+            if storage.device.type != "meta":  # it has memory
                 raise EstimateError(_RESIZED)
             number = self.given.used(storage)
             done = resize(storage, size)
@@ -471,7 +471,7 @@ def _require_no_history(func: dispatcher.Operator, args: Sequence[Any]) -> None:
 def _takes_memory(call: Call) -> bool:
     """Return whether torch allocates what an operator returns."""
     if call.func in fake_tensors.LIFTS:
-        return not memory.is_of_others(call.args[0])
+        return bool(call.args[0].untyped_storage().resizable())  # not numpy's
     return call.func is not fake_tensors.ZEROS_WITHOUT_MEMORY
 
 

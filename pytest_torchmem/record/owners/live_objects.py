@@ -19,11 +19,13 @@ import torch
 
 from pytest_torchmem.record.heap import (
     frozen_count,
+    frozen_objects,
     instances_among,
     instances_in_sight,
     instances_of,
     is_a,
     referents_of,
+    referrers_among,
     with_subclasses,
 )
 from pytest_torchmem.record.owners.places import answers
@@ -124,10 +126,10 @@ class Census:
         """Refer to none of the released instances any more, not even weakly."""
         seen = self._seen
         found = self._known_and_young() if seen else []
-        # Frozen classes and holders are not worth the care.
-        if not seen or seen[-1] or seen != _collections() or not self._is_complete(found):
+        if not seen or seen != _collections() or not self._is_complete(found):
             self.forget()
             return
+        self._since_freeze, self._freeze_count = [], 0
         references = _references(found, self._released)
         self._remember([thing for thing in found if not is_a(thing, self._released)], seen)
         self._references = references
@@ -285,11 +287,13 @@ def _modules_with(classes: tuple[type[object], ...]) -> list[ModuleType]:
 def _holders_of(things: list[object]) -> list[object]:
     """Return what can be referred to weakly and leads to some things, if by containers alone."""
     found: list[object] = []
-    seen, front = {id(things)}, things
+    frozen = frozen_objects()
+    seen, front = {id(things), id(frozen)}, things
     for _ in range(_DEEPEST_HELD):
         seen.add(id(front))
         inside = set(map(id, front))
-        referrers = [thing for thing in gc.get_referrers(*front) if id(thing) not in seen]
+        leading = [*gc.get_referrers(*front), *referrers_among(frozen, front)]
+        referrers = [thing for thing in leading if id(thing) not in seen]
         seen.update(map(id, referrers))
         # A function refers to all of its module, and does not lead there.
         found += [

@@ -135,7 +135,7 @@ class OwnershipWatch:
         patches.replace(autograd.ENGINE, lambda engine: WatchedEngine(engine, self))
 
     def install_hooks(self, patches: Installed) -> None:
-        """Do the same for what dynamo would see; see `CompiledRegions`."""
+        """Put hooks in that dynamo would see: `CompiledRegions` takes them out meanwhile."""
         module, optimizer = "torch.nn.modules.module.", "torch.optim.optimizer."
         hooks: dict[str, Callable[..., None]] = {
             f"{module}register_module_parameter_registration_hook": self._on_parameter,

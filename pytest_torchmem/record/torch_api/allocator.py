@@ -61,10 +61,6 @@ def empty_cache() -> None:
     accelerator.empty_cache()
 
 
-def cuda_empty_cache() -> None:
-    torch.cuda.empty_cache()
-
-
 def accelerator_name(device: torch.device) -> str:
     """Return the name of an accelerator's model; its kind where the model has none."""
     module: Any = getattr(torch, device.type, None)

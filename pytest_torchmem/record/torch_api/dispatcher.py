@@ -108,11 +108,6 @@ def writes_in_place(operator: Any) -> bool:
     return bool(getattr(schema_of(operator), "is_mutable", False))
 
 
-def is_elementwise(operator: Operator) -> bool:
-    """Return whether each element of the output comes from one of each input."""
-    return torch.Tag.pointwise in operator.tags
-
-
 def aliased_argument(operator: Any, output: int) -> str | None:
     """Name of the argument that an output shares its storage with, by the operator's schema."""
     schema = schema_of(operator)
@@ -156,11 +151,8 @@ def implement(operator: Operator, function: Callable[..., Any]) -> Callable[[], 
     return undo
 
 
-def unseen_by_modes() -> Any:
-    """A context manager: what is asked of tensors in it goes to no function mode of the user's."""
-    return torch._C.DisableTorchFunction()
+#: A context manager: what is asked of tensors in it goes to no function mode of the user's.
+unseen_by_modes: Any = torch._C.DisableTorchFunction
 
-
-def undispatched() -> Any:
-    """A context manager: operators in it go to no dispatch mode of the user's."""
-    return torch._C._DisableTorchDispatch()
+#: A context manager: operators in it go to no dispatch mode of the user's.
+undispatched: Any = torch._C._DisableTorchDispatch

@@ -120,7 +120,7 @@ def refuse_calls_between_ranks(why: Callable[[], Exception]) -> None:
 def save_what_one_rank_has() -> None:
     """Let a distributed checkpoint have the parts of the rank that is run, and no others.
 
-    All ranks have said that they have the same parts, so that torch would let each write some.
+    Every rank has announced the same parts, so torch would let each of them write some.
     """
 
     def change(module: Any) -> None:

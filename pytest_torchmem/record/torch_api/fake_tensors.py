@@ -203,16 +203,6 @@ def lacks_device(kind: str) -> bool:
     return accelerator is None or accelerator.type != kind or not torch.accelerator.is_available()
 
 
-def attends_by_flash() -> bool:
-    """Return whether CUDA's flash attention is switched on."""
-    return bool(torch.backends.cuda.flash_sdp_enabled())  # type: ignore[no-untyped-call]
-
-
-def attends_efficiently() -> bool:
-    """Return whether CUDA's memory-efficient attention is switched on."""
-    return bool(torch.backends.cuda.mem_efficient_sdp_enabled())  # type: ignore[no-untyped-call]
-
-
 def set_constant(fake: Any, real: torch.Tensor) -> None:
     """Let a fake tensor know the value of a real one, so that ``.item()`` has an answer.
 
@@ -265,11 +255,6 @@ def enlarge(fake: torch.Tensor, size_bytes: int) -> None:
     storage = fake.untyped_storage()
     if storage.nbytes() < size_bytes:
         _RESIZE(storage, size_bytes)
-
-
-def is_of_fake(storage: torch.UntypedStorage) -> bool:
-    """Return whether a storage has no memory, as those of fake tensors."""
-    return storage.device.type == "meta"
 
 
 def move_fake(fake: Any, device: torch.device) -> None:

@@ -76,9 +76,3 @@ def flattened(tensor: torch.Tensor) -> list[torch.Tensor]:
 def has_memory(tensor: torch.Tensor) -> bool:
     """False for a stand-in: asking one for its data warns on some releases, raises on others."""
     return tensor.device.type != "meta" and not isinstance(tensor, FakeTensor)
-
-
-def is_of_others(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor looks into memory that torch has not allocated, as numpy's."""
-    resizable: bool = tensor.untyped_storage().resizable()
-    return not resizable

@@ -165,9 +165,9 @@ _PRIVATE: Final = (
 def _packed(table: Table) -> Table:
     """Return a table; a large one is packed, in memory that goes back to the operating system.
 
-    The C library keeps pieces of a megabyte, as a session's tables are, for later. They would lie
-    between what torch needs while a session ends; and the analysis would get them and not give
-    them back.
+    The C library keeps freed pieces of a megabyte for later, and tables of a session are such.
+    They would lie between what torch needs while a session ends, and the analysis would take them
+    without giving them back.
     """
     if isinstance(table, PackedTable) or table.nbytes < _LARGE_BYTES:
         return table

@@ -108,7 +108,7 @@ class TreeReader:
         events["sequence"][operators] = self._sequences.unique(
             tree, events["is_operator"][operators], result
         )
-        texts, call_details = self._fill_python(kept, tree, calls, events)
+        texts, call_details = self._fill_python(calls, events)
         seams = self._seams(events)
         began = seams[0] if seams and self._was_cut else None
         ended = seams[-1] if seams and is_cut else None
@@ -168,11 +168,7 @@ class TreeReader:
         events["scope"][rows[~is_operator]] = [min(int(s), Scope.OTHER) for s in tree.scopes]
 
     def _fill_python(
-        self,
-        kept: WorthKeeping,
-        tree: EventTree,
-        calls: Sequence[profiler.ProfilerEvent],
-        events: NDArray[np.void],
+        self, calls: Sequence[profiler.ProfilerEvent], events: NDArray[np.void]
     ) -> tuple[list[str], NDArray[np.void]]:
         """Fill names, files and lines of Python calls; return their texts and their details."""
         rows = np.flatnonzero(are_calls(events["kind"]))

@@ -14,8 +14,7 @@
   // How a test stands to its baseline, in the words of every report: in red only what was judged to
   // have grown, in green what was judged to have shrunk.
   function against(test) {
-    const moved = test.compared && test.peak !== test.baseline_bytes;
-    const kind = (moved && { grown: "up", shrunk: "down", "within tolerance": "within" }[test.change]) || "faint";
+    const kind = (test.moved && { grown: "up", shrunk: "down", "within tolerance": "within" }[test.change]) || "faint";
     const texts = test.moved ? [make("span", { class: kind }, test.moved)] : [];
     if (test.word) texts.push(make("small", {}, test.word));
     if (test.reference) texts.push(make("small", {}, `compared with ${test.reference}`));

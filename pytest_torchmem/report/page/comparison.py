@@ -20,9 +20,12 @@ from pytest_torchmem.report.page.html import (
 from pytest_torchmem.report.page.svg import LineKind, Mark
 from pytest_torchmem.values.baseline import BaselineEntry, Change
 from pytest_torchmem.values.json_values import Json
-from pytest_torchmem.values.measured import Window, peak_change
+from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.results import Peak, Result, Retained
 from pytest_torchmem.values.units import format_change, format_size
+
+#: The changes of a comparison in the order in which they are told.
+ORDER: Final = (Change.GROWN, Change.SHRUNK, Change.NEW, Change.GONE, Change.WITHIN, Change.SAME)
 
 _NEAR: Final = 2
 _NO_TIMELINE: Final = (
@@ -60,12 +63,11 @@ def comparison_page(before: str, after: str, tests: Sequence[ComparedTest], rema
     """
     rows = [_row(test, order, before, after) for order, test in enumerate(tests)]
     found = Counter(test.comparison.change for test in tests)
-    order = (Change.GROWN, Change.SHRUNK, Change.NEW, Change.UNUSED, Change.WITHIN, Change.SAME)
     title = f"Memory from {before} to {after}"
     head = {
         "title": title,
         "facts": [("before", before), ("after", after)],
-        "counts": {change.value: found[change] for change in order if found[change]},
+        "counts": {change.value: found[change] for change in ORDER if found[change]},
         "tests": rows,
         "problems": [remark] if remark else [],
         "categories": categories_json(),
@@ -89,7 +91,8 @@ def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, J
     then, now = test.comparison.before, test.comparison.after
     entry = now or then
     assert entry is not None
-    changed = test.comparison.change is not Change.SAME
+    changed = test.comparison.changed
+    is_same = test.comparison.change is Change.SAME
     return {
         "id": f"torchmem-test-{order}",
         "order": order,
@@ -107,7 +110,7 @@ def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, J
         "compared": then is not None and now is not None,
         "change": test.comparison.change.value,
         "word": _word(test, before, after),
-        "moved": peak_change(then.total, now.total) if then and now and changed else "",
+        "moved": changed.by if changed and not is_same else "",
         "reference": "",
         "limit": "",
     }
@@ -134,6 +137,7 @@ def _window(test: ComparedTest, before: str, after: str, with_pictures: bool) ->
         "",
         baseline=then if both else None,
         picture=measured.picture if measured else None,
+        changed=test.comparison.changed,
     )
     data = window_json(shown, with_pictures)
     if not shown.picture:

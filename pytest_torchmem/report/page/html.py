@@ -138,6 +138,7 @@ def _facts(run: RunReport) -> list[tuple[str, str]]:
     dirty = " with changes" if run.dirty else ""
     facts = [
         ("measured on", ", ".join(devices)),
+        ("rank", run.rank.environment.get("rank", "")),
         ("commit", f"{run.commit[:12]}{dirty}" if run.commit else ""),
         ("at", run.created),
         *run.versions.items(),
@@ -229,7 +230,7 @@ def window_json(window: Window, with_pictures: bool) -> dict[str, Json]:
         data["baseline"] = {"total": entry.total, "own": entry.peaks.to_json()}
         data["differences"] = [
             {"who": d.contributor.to_json(), "bytes": d.size_bytes, "kind": d.kind.value}
-            for d in entry_differences(whole_entry(result), entry)
+            for d in entry_differences(whole_entry(result), entry, window.told_by)
         ]
     return data
 

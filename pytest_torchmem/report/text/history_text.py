@@ -7,8 +7,8 @@ from typing import Final
 
 from pytest_torchmem.report.text.tables import aligned, one_line
 from pytest_torchmem.store.acceptances import Acceptance
-from pytest_torchmem.values.baseline import Change
-from pytest_torchmem.values.units import format_share, format_size
+from pytest_torchmem.values.baseline import TOTAL, Change
+from pytest_torchmem.values.units import format_change, format_share, format_size
 
 ROWS: Final = 30
 """The latest changes that the table of all tests shows."""
@@ -25,13 +25,15 @@ def by_test(history: Sequence[Acceptance]) -> dict[tuple[str, str], list[Accepta
 
 
 def change_text(item: Acceptance) -> str:
-    """Return a change in a few words: ``new``, ``+30 %``, ``removed``."""
+    """Return a change in a few words: ``new``, ``+30 %``, ``activation +30 %``, ``removed``."""
     if item.change is Change.NEW:
         return "new"
-    if item.change is Change.UNUSED:
+    if item.change is Change.UNUSED or item.changed is None:
         return "removed"
-    share = format_share(item.after_bytes - item.before_bytes, item.before_bytes)
-    return share or item.change.value
+    told = item.changed
+    by_bytes = told.after_bytes - told.before_bytes
+    by = format_share(by_bytes, told.before_bytes) or format_change(by_bytes)
+    return by if told.key == TOTAL else f"{told.name} {by}"
 
 
 def history_table(history: Sequence[Acceptance]) -> list[str]:

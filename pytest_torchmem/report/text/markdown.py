@@ -149,7 +149,7 @@ def _details(test: TestReport) -> str:
 def _causes(window: Window) -> Iterator[str]:
     if window.baseline is None:
         return
-    found = entry_differences(whole_entry(window.result), window.baseline)[:_CAUSES]
+    found = entry_differences(whole_entry(window.result), window.baseline, window.told_by)[:_CAUSES]
     if found:
         yield "\n| change | category | operator | module | source |\n|---:|---|---|---|---|"
     for difference in found:
@@ -163,6 +163,7 @@ def _facts(run: RunReport) -> str:
     devices = {t.measured.environment.get("device", "") for t in run.tests} - {""}
     facts = [f"{name} {version}" for name, version in run.versions.items()]
     facts += [f"measured on {', '.join(sorted(devices))}"] if devices else []
+    facts += [str(run.rank)] if run.rank.count > 1 else []
     dirty = " with changes" if run.dirty else ""
     facts += [f"commit {run.commit[:12]}{dirty}"] if run.commit else []
     return f"<sub>{_text(', '.join(facts))}</sub>" if facts else ""

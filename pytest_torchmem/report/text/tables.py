@@ -16,7 +16,7 @@ from pytest_torchmem.values.contributors import Category, CategoryBytes, Contrib
 from pytest_torchmem.values.findings import Difference, words
 from pytest_torchmem.values.measured import BaselineChange, RunSummary
 from pytest_torchmem.values.picture import Picture
-from pytest_torchmem.values.units import format_change, format_share, format_size
+from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
 
 ROWS: Final = 10
 """Rows of a table that is cut; what is left out is said below it."""
@@ -217,18 +217,9 @@ def change_table(changes: Sequence[BaselineChange], room: int = ANY_WIDTH) -> li
     if not changes:
         return ["dry run: nothing would change"]
     order = list(Change)
-    rows = [
-        [
-            change.change.value,
-            change.key + _remark(change),
-            "-" if change.change is Change.NEW else format_size(change.before_bytes),
-            "-" if change.change is Change.UNUSED else format_size(change.after_bytes),
-            _share(change),
-            change.file,
-        ]
-        for change in sorted(changes, key=lambda c: (order.index(c.change), c.file, c.key))
-    ]
-    lines = aligned(rows, ["change", "entry", "before", "now", "", "file"], "llrrr")
+    ranked = sorted(changes, key=lambda c: (order.index(c.change), c.file, c.key))
+    rows = [_change_row(change) for change in ranked]
+    lines = aligned(rows, ["change", "entry", "", "before", "now", "", "file"], "lllrrr")
     if max(map(len, lines)) > room:
         lines = [text for row in rows for text in _slim(*row)]
     counts = Counter(change.change for change in changes)
@@ -236,10 +227,16 @@ def change_table(changes: Sequence[BaselineChange], room: int = ANY_WIDTH) -> li
     return [*lines, f"dry run: {told}; nothing written"]
 
 
-def _share(change: BaselineChange) -> str:
+def _change_row(change: BaselineChange) -> tuple[str, ...]:
+    told = change.told_by
+    before, now = format_apart(told.before_bytes, told.after_bytes)
+    share = format_share(told.after_bytes - told.before_bytes, told.before_bytes)
+    if change.change is Change.NEW:
+        before, share = "-", ""
     if change.change is Change.UNUSED:
-        return ""
-    return format_share(change.after_bytes - change.before_bytes, change.before_bytes)
+        now, share = "-", ""
+    entry = change.key + _remark(change)
+    return change.change.value, entry, told.name, before, now, share, change.file
 
 
 def _remark(change: BaselineChange) -> str:
@@ -248,9 +245,11 @@ def _remark(change: BaselineChange) -> str:
     return f" ({remark})" if remark else ""
 
 
-def _slim(change: str, entry: str, before: str, now: str, share: str, file: str) -> Iterator[str]:
+def _slim(
+    change: str, entry: str, number: str, before: str, now: str, share: str, file: str
+) -> Iterator[str]:
     yield f"{change}: {entry}"
-    yield "    " + ", ".join(filter(None, [f"{before} -> {now}", share]))
+    yield "    " + ", ".join(filter(None, [f"{number} {before} -> {now}", share]))
     yield f"    {file}"
 
 

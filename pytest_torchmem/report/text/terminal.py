@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pytest_torchmem.analysis.judge.holders import holders_title
-from pytest_torchmem.analysis.judge.verdict import rank, sentences
+from pytest_torchmem.analysis.judge.verdict import contributors, rank, sentences
 from pytest_torchmem.report.text.tables import (
     ANY_WIDTH,
     NOTHING_USED,
@@ -26,9 +26,10 @@ from pytest_torchmem.report.text.tables import (
 )
 from pytest_torchmem.store.run_reports import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
-from pytest_torchmem.values.findings import RETAINED, FindingKind, Verdict
+from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.findings import RETAINED, FindingKind, Verdict, words
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
-from pytest_torchmem.values.results import Holder
+from pytest_torchmem.values.results import Holder, Result
 from pytest_torchmem.values.units import format_change, format_size
 
 _NARROW: Final = 100
@@ -117,12 +118,16 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
     lines: list[str] = (
         ["", f"footprint{of_region}, change by change:", *timeline] if timeline else []
     )
-    if result.peak.live:
+    limited = [c for c in Category if _is_over_limit(verdict, c)]
+    for category in limited:
+        lines += _live_at_own_peak(result, category, width)
+    if result.peak.live and keys.difference(category.value for category in limited):
         total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
         lines += ["", f"live at the peak{of_region}, {total}:"]
         lines += live_table(result.peak.live, width, result.peak.total)
     if "growth" in keys and result.growth is not None:
         lines += ["", f"growth from step to step{of_region}: {_growth_of_steps(result.steps)}"]
+        lines += _made_once(result.steps)
     if result.grown and "growth" in keys:
         lines += ["", f"made by the steps and still there after the last{of_region}:"]
         lines += live_table(result.grown, width)
@@ -139,6 +144,23 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
     return lines
 
 
+def _is_over_limit(verdict: Verdict, category: Category) -> bool:
+    found = (f.kind for f in verdict.findings if f.key == category.value)
+    return FindingKind.OVER_LIMIT in found
+
+
+def _live_at_own_peak(result: Result, category: Category, width: int) -> list[str]:
+    """Return what a category held when it was largest: another moment than that of the total."""
+    live = contributors(result, category.value)
+    if not live:
+        return []
+    name, size_bytes = words(category.value), result.peak.by_category[category]
+    of_region = f" of {result.name!r}" if result.name else ""
+    total = f"{'an estimated ' if result.estimated else ''}{format_size(size_bytes)}"
+    title = f"{name} at its own peak{of_region}, {total} on {result.device}:"
+    return ["", title, *live_table(live, width, size_bytes)]
+
+
 def _growth_of_steps(steps: Sequence[int]) -> str:
     """Return ``+4.0 MiB, 20 times +0 B, ... and 3 more`` for what is alive after each step."""
     growths = [after - before for before, after in itertools.pairwise(steps)]
@@ -151,6 +173,19 @@ def _growth_of_steps(steps: Sequence[int]) -> str:
     ]
     more = sum(count for _, count in runs[ROWS:])
     return ", ".join([*shown, *([f"... and {more} more"] if more else [])])
+
+
+def _made_once(steps: Sequence[int]) -> list[str]:
+    """Return a line for steps of which only the first ones grew; nothing where it may go on."""
+    growths = [after - before for before, after in itertools.pairwise(steps)]
+    still = len(list(itertools.takewhile(lambda growth: growth == 0, reversed(growths))))
+    if still < 2 or 2 * still < len(growths):
+        return []
+    more = _count(len(growths) - still, "more step")
+    return [
+        f"the last {still} steps added nothing: what is made once (a cache, an optimizer's state) "
+        f"belongs into the warm-up, which {more} would do"
+    ]
 
 
 def holder_lines(holders: Sequence[Holder]) -> list[str]:
@@ -306,7 +341,7 @@ def _amount(item: BaselineChange) -> str:
     if item.change is Change.UNUSED:
         return f"no test asked for it; {'removed' if item.written else 'kept'}"
     if item.change is not Change.NEW:
-        return f"{format_size(item.before_bytes)} -> {after}"
+        return item.told_by.sizes
     remarks = [REPAIRED] if item.repaired else []
     remarks += [] if item.after_bytes else [NOTHING_USED]
     return "; ".join([after, *remarks])

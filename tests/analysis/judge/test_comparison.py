@@ -3,7 +3,13 @@
 from dataclasses import replace
 
 from pytest_torchmem.analysis.judge.differences import compare, entry_differences
-from pytest_torchmem.values.baseline import Allowance, BaselineEntry, Change
+from pytest_torchmem.values.baseline import (
+    TOTAL,
+    Allowance,
+    BaselineEntry,
+    Change,
+    ChangedNumber,
+)
 from pytest_torchmem.values.contributors import (
     Category,
     CategoryBytes,
@@ -39,7 +45,7 @@ def amounts(live):
 def found(after, before):
     return [
         (d.contributor.operator, d.size_bytes, d.kind.value)
-        for d in entry_differences(after, before)
+        for d in entry_differences(after, before, ChangedNumber(TOTAL, before.total, after.total))
     ]
 
 
@@ -85,15 +91,44 @@ def test_retained_bytes_count_too():
     assert compare(before, after, ALLOWANCE).change is Change.GROWN
 
 
+def test_a_change_is_told_by_the_total_where_that_changed_so_and_else_by_what_changed_most():
+    one = entry(made(100 * MiB), retained=MiB)
+    grown = entry(made(110 * MiB), retained=40 * MiB)
+    assert compare(one, grown, ALLOWANCE).changed.key == "total"
+    left = entry(made(101 * MiB), made(4 * MiB, category=Category.INPUT), retained=40 * MiB)
+    left = replace(left, total=101 * MiB)
+    found = compare(one, left, ALLOWANCE)
+    assert (found.changed.key, found.size_bytes) == ("retained", 39 * MiB)
+    assert found.changed.sizes == "retained 1.0 MiB -> 40.0 MiB"
+
+
+def test_causes_are_those_of_the_number_that_changed():
+    noise = made(2, "aten::rand", Category.INPUT)
+    kept = made(9 * MiB, "aten::add", Category.TEMPORARY)
+    before = entry(made(100 * MiB))
+    after = replace(entry(made(100 * MiB), noise), retained_live=(kept,), retained=amounts((kept,)))
+    found = compare(before, after, ALLOWANCE).differences
+    assert [(d.contributor.operator, d.size_bytes) for d in found] == [("aten::add", 9 * MiB)]
+
+
+def test_what_went_the_way_of_the_change_comes_first():
+    small, large = made(3 * MiB, "aten::add"), made(9 * MiB, "aten::mul")
+    gone = made(10 * MiB, "aten::exp")
+    one, other = entry(gone), entry(small, large)
+    for before, after, sizes in ((one, other, (9, 3, -10)), (other, one, (-9, -3, 10))):
+        found = compare(before, after, ALLOWANCE).differences
+        assert [d.size_bytes // MiB for d in found] == list(sizes)
+
+
 def test_growth_outweighs_shrinking():
     before = entry(made(9 * MiB), made(9 * MiB, category=Category.GRADIENT))
     after = entry(made(1 * MiB), made(12 * MiB, category=Category.GRADIENT))
     assert compare(before, after, ALLOWANCE).change is Change.GROWN
 
 
-def test_an_entry_without_its_other_side_is_new_or_unused():
+def test_an_entry_without_its_other_side_is_new_or_gone():
     one = entry(made(3))
     assert compare(None, one, ALLOWANCE).change is Change.NEW
-    assert compare(one, None, ALLOWANCE).change is Change.UNUSED
+    assert compare(one, None, ALLOWANCE).change is Change.GONE
     assert compare(one, None, ALLOWANCE).size_bytes == -3
     assert compare(one, None, ALLOWANCE).differences == ()

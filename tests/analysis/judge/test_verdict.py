@@ -23,7 +23,7 @@ from pytest_torchmem.values.contributors import (
     Phase,
     Source,
 )
-from pytest_torchmem.values.findings import LIMIT_KEYS, FindingKind
+from pytest_torchmem.values.findings import COUNTERS, LIMIT_KEYS, FindingKind
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.units import GiB, MiB
 
@@ -431,6 +431,21 @@ def test_every_key_is_judged(key):
     assert judge_limits(result, {key: measured_bytes}) == ()
     (finding,) = judge_limits(result, {key: measured_bytes - 1})
     assert finding.excess_bytes == 1
+
+
+@pytest.mark.parametrize("key", COUNTERS)
+def test_what_was_there_before_the_body_is_named_only_where_it_breaks_the_limit(key):
+    before = {f"{key}_before": 6 * MiB}
+    counters = Counters(*[10 * MiB] * 4, **before)  # type: ignore[arg-type]
+    result = measured(live(4 * MiB), device="cuda:0", counters=counters)
+    (finding,) = judge_limits(result, {key: 4 * MiB})
+    assert finding.cause == (
+        f"6.0 MiB of that was {key} before the body began, for fixtures or for what ran earlier; "
+        "the body added 4.0 MiB"
+    )
+    assert finding.causes == ()
+    (finding,) = judge_limits(result, {key: 3 * MiB})
+    assert finding.cause.startswith("largest 4.0 MiB of activation from aten::mm")
 
 
 def test_a_leak_of_fewer_bytes_than_steps_is_growth():

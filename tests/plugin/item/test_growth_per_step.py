@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 BODIES = """
-import pytest, torch
+import collections, pytest, torch
 
 KEEP = []
 
@@ -53,6 +53,48 @@ def test_between(torchmem):
     kept = torch.ones(100_000)
     for _ in torchmem.steps(3):
         KEEP.append(torch.ones(1024))
+
+
+@pytest.mark.memory_budget(growth="0B")
+def test_hidden(torchmem):
+    cache, kept = torch.ones(1 << 20), []
+    for step in torchmem.steps(5, warmup=1):
+        kept.append(torch.ones(2048))
+        if step == 3:
+            del cache
+
+
+@pytest.mark.memory_budget(growth="0B")
+def test_made_once(torchmem):
+    kept = {}
+    for step in torchmem.steps(5):
+        if step == 1:
+            kept["cache"] = torch.ones(4096)
+
+
+@pytest.mark.memory_budget(growth="0B")
+def test_ring(torchmem):
+    ring, gone = collections.deque(maxlen=3), [torch.ones(1 << 18)]
+    for step in torchmem.steps(6, warmup=3):
+        ring.append(torch.ones(2048))
+        if step == 5:
+            gone.clear()
+
+
+@pytest.mark.memory_budget(growth="0B")
+def test_emptied_every_fourth_step(torchmem):
+    buffer = []
+    for _ in torchmem.steps(5, warmup=2):
+        buffer.append(torch.ones(2048))
+        if len(buffer) == 4:
+            buffer.clear()
+
+
+@pytest.mark.memory_budget(growth="0B")
+def test_handed_over(torchmem):
+    queue, done = [torch.ones(2048) for _ in range(8)], []
+    for _ in torchmem.steps(5, warmup=1):
+        done.append(queue.pop() + 1)
 """
 
 
@@ -91,6 +133,27 @@ def test_of_nested_loops_the_one_that_grows_most_counts(failures):
 
 def test_what_is_made_between_two_loops_is_no_growth(failures):
     assert "grew by 4.0 KiB per step, +3.0 KiB (+300 %) over the limit" in failures
+
+
+def test_a_release_does_not_hide_what_every_step_leaves_behind(failures):
+    assert (
+        "grew by 8.0 KiB in most steps, +8.0 KiB over the limit of 0 B: +8.0 KiB of temporary from "
+        "aten::ones (test_growing.py:54)" in failures
+    )
+    assert "growth from step to step: +8.0 KiB, -4.0 MiB, +8.0 KiB, +8.0 KiB\n" in failures
+
+
+def test_what_is_made_once_is_told_from_what_goes_on(failures):
+    assert (
+        "growth from step to step: +16.0 KiB, +0 B, +0 B, +0 B\nthe last 3 steps added nothing: "
+        "what is made once (a cache, an optimizer's state) belongs into the warm-up, which 1 more "
+        "step would do\n" in failures
+    )
+
+
+@pytest.mark.parametrize("name", ["ring", "emptied_every_fourth_step", "handed_over"])
+def test_what_is_replaced_is_no_growth(failures, name):
+    assert f"test_{name}" not in failures
 
 
 LOSSES = """

@@ -110,7 +110,7 @@ def test_every_kind_of_body_on_the_real_engine(torch_pytester):
         (counted, "CounterMeasurement"),
         (environment, "environment"),
         (environment, "device_names"),
-        (devices, "named_device"),
+        (devices, "measurable_device"),
     ],
 )
 def test_the_stand_in_is_called_as_the_real_engine_is(module, name):

@@ -3,6 +3,12 @@
 import pytest
 
 
+@pytest.fixture(scope="module")
+def loaded_torch():
+    """Load torch before `pytester` looks: a run forgets what it imports, and torch loads once."""
+    return pytest.importorskip("torch")
+
+
 @pytest.fixture
 def says_device(project):
     project.write(
@@ -105,10 +111,8 @@ def test_a_misspelt_device_of_a_marker_is_told_at_collection(project):
     result.stdout.fnmatch_lines(["*::test_a: memory_budget, device: there is no device *'gpu'*"])
 
 
+@pytest.mark.usefixtures("loaded_torch")
 def test_torch_says_which_names_there_are(pytester):
-    pytest.importorskip(
-        "torch"
-    )  # here: runs forget what they import, and torch cannot be loaded twice
     pytester.makepyfile("def test_a(torchmem): pass")
     for name in ("gpu", "cpuu"):
         result = pytester.runpytest_inprocess(f"--torchmem-device={name}")
@@ -138,3 +142,29 @@ def test_the_command_that_accepts_a_change_measures_on_the_device_that_was_typed
     project.write("@pytest.mark.memory_baseline(floor=0)\ndef test_a(): use(2)")
     run = project.run("--torchmem-device=cpu")
     run.stdout.fnmatch_lines(["*pytest *::test_a --torchmem-device=cpu --torchmem-update-baseline"])
+
+
+@pytest.mark.usefixtures("loaded_torch")
+def test_a_device_without_memory_ends_the_run_with_what_to_do(pytester):
+    pytester.makepyfile("def test_a(torchmem): pass")
+    result = pytester.runpytest_inprocess("--torchmem-device=meta")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        [
+            "ERROR: --torchmem-device: meta cannot be measured: its tensors have no memory; "
+            "measure on cpu, or ask torchmem.estimate what the program would need ?bad-argument?"
+        ]
+    )
+
+
+@pytest.mark.usefixtures("loaded_torch")
+def test_a_device_that_cannot_be_measured_is_not_said_to_want_a_gpu(pytester, monkeypatch):
+    monkeypatch.setattr("pytest_torchmem.plugin.run.controller._DRIVER", pytester.path / "none")
+    monkeypatch.delenv("TORCHMEM_SIMULATED", raising=False)
+    pytester.makepyfile("def test_a(torchmem): pass")
+    result = pytester.runpytest_inprocess("--torchmem-device=fpga")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(
+        ["not measured: *::test_a: fpga cannot be measured here: torch has no memory statistics *"]
+    )
+    result.stdout.no_fnmatch_line("*for want of a GPU*")

@@ -35,6 +35,34 @@ def test_growth_is_accepted_and_the_test_passes(sized, monkeypatch):
     sized.run().assert_outcomes(passed=1)
 
 
+OTHER = """
+import os
+
+KEPT = int(os.environ.get("KEPT", "0")) * MiB
+
+@pytest.mark.memory_baseline
+def test_a():
+    use(100 * MiB, "input")
+    if KEPT:
+        use(KEPT, "parameter", retained=True)
+    else:
+        use(9 * MiB, "gradient")
+"""
+
+
+def test_a_change_is_told_by_the_number_that_changed(project, monkeypatch):
+    project.write(OTHER)
+    project.update()
+    monkeypatch.setenv("KEPT", "9")
+    project.run("--torchmem-report=run.md").stdout.fnmatch_lines(
+        ["test_it.py::test_a *109.0 MiB *grown, retained +9.0 MiB"]
+    )
+    assert "grown, retained +9.0 MiB |" in (project.path / "run.md").read_text()
+    shown = project.update("--torchmem-dry-run").stdout
+    shown.fnmatch_lines(["grown * test_a *retained *0 B *9.0 MiB *__torchmem__*"])
+    project.update().stdout.fnmatch_lines(["  grown: test_a: retained 0 B -> 9.0 MiB"])
+
+
 def test_shrinking_passes_and_is_stored_by_an_update(sized, monkeypatch):
     sized.update()
     monkeypatch.setenv("SIZE", "50")

@@ -117,3 +117,53 @@ def test_a_frozen_model_is_measured_and_a_frozen_holder_is_named() -> None:
     assert categories["parameter"] == 4 * (8 * 8 + 8)
     # A look keeps nothing of what it finds, not even for the collector.
     assert said["looked"] == [True, True]
+
+
+LOOKS = """
+import gc, json, weakref
+import torch
+from torch import nn
+from pytest_torchmem import measure
+from pytest_torchmem.record import heap
+
+walk, walks = heap.frozen_objects, []
+heap.frozen_objects = lambda: walks.append(1) or walk()
+model = nn.Linear(100, 100)
+held = {"table": torch.ones(100, 100)}
+gc.collect()
+gc.freeze()
+
+def body():
+    with measure(device="cpu") as measured:
+        (model(torch.ones(4, 100)) @ held["table"]).sum().backward()
+    model.zero_grad()
+    return measured.result.peak
+
+# The first bodies find what holds the table, which no module has as a variable of its own.
+first = [body() for _ in range(4)]
+walks.clear()
+peaks = [body() for _ in range(3)]
+few = len(walks)
+torch.utils.swap_tensors(model.weight, nn.Parameter(torch.ones(100, 100)))
+late = nn.Linear(100, 100)
+gc.freeze()
+with measure(device="cpu") as measured:
+    late(torch.ones(4, 100))
+print(json.dumps({
+    "walks": few,
+    "totals": [p.total for p in (*first, *peaks)],
+    "parameters": [p.parameter for p in (*first, *peaks, measured.peak)],
+}))
+"""
+
+
+def test_what_is_frozen_is_searched_for_at_first_and_not_before_each_body() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOOKS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["walks"] == 0
+    assert len(set(said["totals"])) == 1
+    # What is frozen later is found, too, and a tensor that nobody refers to weakly can be swapped.
+    assert set(said["parameters"]) == {4 * (100 * 100 + 100)}

@@ -9,6 +9,7 @@ import pytest
 from pytest_torchmem.report.page import html
 from pytest_torchmem.report.page.html import picture_page, run_page
 from pytest_torchmem.store.run_reports import RunReport
+from pytest_torchmem.values.measured import Rank
 from tests.report.sample_run import picture, report_of, sample_run, window
 
 
@@ -23,6 +24,12 @@ def test_nothing_in_the_page_is_fetched():
     assert "@import" not in page
     assert "url(" not in page
     assert "default-src 'none'" in page
+
+
+def test_a_page_of_one_rank_says_which():
+    run = replace(sample_run(), rank=Rank(1, 2))
+    assert '["rank","1 of 2"]' in run_page(run)
+    assert '["rank",' not in run_page(sample_run())
 
 
 def test_what_a_name_holds_cannot_end_the_data():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_torchmem.analysis.judge.verdict import judge_limits
 from pytest_torchmem.report.text.tables import change_table
 from pytest_torchmem.report.text.terminal import Detail, failure_text, summary_lines
 from pytest_torchmem.store.run_reports import RunReport, TestReport
@@ -96,7 +97,7 @@ def test_a_dry_run_s_table_without_room_becomes_a_list():
     widest = max(map(len, table))
     assert change_table((change,), widest - 1) == [
         "grown: test_a",
-        "    1.0 MiB -> 2.0 MiB, +100 %",
+        "    peak 1.0 MiB -> 2.0 MiB, +100 %",
         "    b/t.json",
         "dry run: 1 grown; nothing written",
     ]
@@ -326,3 +327,18 @@ def test_what_an_update_would_not_store_is_not_said_to_be_stored():
     hint = "1 measurement has no baseline; --torchmem-update-baseline stores it"
     assert hint in texts(RunReport((TestReport(test, "passed"),)))
     assert hint not in texts(RunReport((TestReport(test, "xfailed"),)))
+
+
+def test_a_limit_on_a_category_shows_what_that_held_and_not_what_the_total_did():
+    kept = made(4 * MiB)
+    scratch = replace(made(9 * MiB), category=Category.TEMPORARY, operator="aten::cat")
+    at_peak = CategoryBytes(temporary=9 * MiB)
+    own_peaks = CategoryBytes(temporary=9 * MiB, activation=4 * MiB)
+    peak = Peak(9 * MiB, 0, at_peak, own_peaks, (scratch,), (scratch, kept))
+    over = result(peak=peak)
+    text = failure_text([Verdict(over, judge_limits(over, {"activation": MiB}))], "", "")
+    assert "activation at its own peak, 4.0 MiB on cpu:" in text
+    assert "aten::cat" not in text
+    limits = {"activation": MiB, "total": MiB}
+    text = failure_text([Verdict(over, judge_limits(over, limits))], "", "")
+    assert text.index("activation at its own peak") < text.index("live at the peak, 9.0 MiB")

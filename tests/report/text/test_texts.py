@@ -28,7 +28,7 @@ from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Source
 from pytest_torchmem.values.errors import ReportError
 from pytest_torchmem.values.findings import FindingKind
-from pytest_torchmem.values.measured import unjudged
+from pytest_torchmem.values.measured import Rank, unjudged
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Peak
 from pytest_torchmem.values.units import MiB
@@ -139,6 +139,12 @@ def test_what_ended_a_test_early_is_told():
     text = run_markdown(RunReport((test,)))
     assert "| 90.1 MiB | not compared, ended by an exception | 1.0 MiB |" in text
     assert "- ran out of memory\n- also live: 3 B\n- OutOfMemoryError: no" in text
+
+
+def test_a_comment_of_one_rank_says_which():
+    run = replace(sample_run(), rank=Rank(1, 2))
+    assert "rank 1 of 2" in run_markdown(run).splitlines()[-1]
+    assert "rank" not in run_markdown(sample_run())
 
 
 def test_no_name_is_markup():

@@ -36,8 +36,9 @@ def cast_bytes(call: Call) -> int:
         return 0
     if call.name in _SUMS:
         working = torch.float32 if call.name == "aten::mean" else call.outputs[0].dtype
-        return sum(elements(t) * working.itemsize for t in tensors[:1] if _narrower(t, working))
-    if not dispatcher.is_elementwise(call.func):
+        narrow = [t for t in tensors[:1] if t.dtype != working and not t.dtype.is_complex]
+        return sum(elements(t) * working.itemsize for t in narrow)
+    if torch.Tag.pointwise not in call.func.tags:
         return 0
     values = [t for t in tensors if not (call.name in _MASKED and t.dtype == torch.bool)]
     working = _common_type(call, values)
@@ -46,10 +47,6 @@ def cast_bytes(call: Call) -> int:
     if dispatcher.writes_in_place(call.func) and written.dtype != working:
         cast += elements(written) * working.itemsize
     return cast
-
-
-def _narrower(tensor: torch.Tensor, working: torch.dtype) -> bool:
-    return tensor.dtype != working and not tensor.dtype.is_complex
 
 
 def _common_type(call: Call, tensors: Sequence[torch.Tensor]) -> torch.dtype:

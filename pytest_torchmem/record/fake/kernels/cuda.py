@@ -207,12 +207,6 @@ def _copied_in_the_layout_of(place: int) -> _Rule:
     return rule
 
 
-def _copied_unless_dense(call: Call) -> int:
-    """A gradient is read in the layout that it has, unless that has gaps."""
-    grad = call.args[0]
-    return 0 if grad.is_contiguous(memory_format=layout(grad)) else nbytes(grad)
-
-
 def _pooled_to_a_size(call: Call) -> int:
     """By channels it reads gradients of any layout."""
     by_channels = layout(call.args[1]) is torch.channels_last
@@ -440,12 +434,8 @@ _RULES: Final[Mapping[str, _Rule]] = {
         ("aten::adaptive_max_pool2d", "aten::adaptive_max_pool2d_backward"),
         _alike(_pooled_by_largest),
     ),
-    **dict.fromkeys(
-        (
-            "aten::upsample_bilinear2d_backward",
-            "aten::upsample_nearest2d_backward",
-        ),
-        _alike(_copied_unless_dense),
-    ),
+    # Read in the layout that they have, unless that has gaps.
+    "aten::upsample_bilinear2d_backward": _copied_in_the_layout_of(0),
+    "aten::upsample_nearest2d_backward": _copied_in_the_layout_of(0),
     "aten::reflection_pad2d": _alike(copied_unless_contiguous(0)),
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -46,7 +46,7 @@ class _RecurrentContext(_Context, Protocol):
 
 
 def take_cudas_operators(patches: Installed) -> None:
-    """Let the program use the operators that they use on CUDA."""
+    """Let functions call the operators that they call on CUDA."""
     operators = (_attention, _dropout, _lstm_cell, _gru_cell, _group_norm, _rms_norm)
     on_cuda: list[_Function] = [*operators, *(partial(_recurrent, mode) for mode in range(4))]
     compose(patches, dict(zip(fake_tensors.DIFFERENT_ON_CUDA, on_cuda, strict=True)))
@@ -120,11 +120,12 @@ def _attention(
     whole = all(t.dim() == 4 and t.stride(-1) == 1 for t in (query, key, value))
     whole = whole and (attn_mask is None or attn_mask.stride(-1) == 1)
     alike = query.shape[-1] == key.shape[-1] == value.shape[-1]
-    flash = fake_tensors.attends_by_flash() and attn_mask is None and sixteen_bits
+    switches: Any = torch.backends.cuda
+    flash = switches.flash_sdp_enabled() and attn_mask is None and sixteen_bits
     if whole and alike and flash and query.shape[-1] <= _WIDEST_FLASH_HEAD:
         # Grouped heads are read as they are.
         return _flash(query, key, value, dropout_p, is_causal, scale)
-    efficient = fake_tensors.attends_efficiently() and not enable_gqa
+    efficient = switches.mem_efficient_sdp_enabled() and not enable_gqa
     aligned = query.shape[-1] % (8 if sixteen_bits else 4) == 0
     if whole and efficient and aligned and (sixteen_bits or query.dtype == torch.float32):
         return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)

@@ -1,8 +1,8 @@
 """The memory of kernels from oneDNN and LAPACK: what they keep, and bounds of what they take.
 
 oneDNN works on layouts of its own, which it chooses by processor and shape, so how much a
-convolution copies is known only as a bound. ``tests/record/fake/test_scratch_is_measured.py``
-holds the bounds over random shapes.
+convolution copies is known only as a bound.
+``tests/record/fake/kernels/test_scratch_is_measured.py`` holds the bounds over random shapes.
 """
 
 from __future__ import annotations
@@ -78,10 +78,6 @@ def _filled(channels: int, groups: int = 1) -> int:
     return -(-int(channels) // (groups * _BLOCK)) * _BLOCK * groups
 
 
-def _widened(tensor: torch.Tensor) -> int:
-    return max(1, WIDE_BYTES // int(tensor.element_size()))
-
-
 def _product(args: Arguments, outputs: Sequence[torch.Tensor]) -> Bounds | None:
     """Products of 16 bits are oneDNN's where the processor has instructions for them."""
     tensors = [*fake_tensors.tensors_in(list(args)), *outputs]
@@ -155,7 +151,7 @@ def _lstm(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:
 def _lstm_backward(args: Arguments, _: Sequence[torch.Tensor]) -> Bounds:
     weights = sum(map(nbytes, args[1:3]))
     at_least = weights + _gates(args[0], int(args[2].shape[1]))
-    widened = 2 * _widened(args[0]) * at_least
+    widened = 2 * max(1, WIDE_BYTES // int(args[0].element_size())) * at_least
     return at_least, widened + nbytes(args[-1]) + weights // 4 + _SMALL_BYTES
 
 

@@ -3,7 +3,7 @@
 A fake run sees what goes into an operator and what comes out. The rules here say what some kernels
 take in between and give back before they return: `cpu` and `cuda` have those of each device,
 `onednn` those for which only a bound is known. They were read from torch's sources or found by
-measuring over shapes, and ``tests/record/fake/test_scratch_is_measured.py`` and
+measuring over shapes, and ``tests/record/fake/kernels/test_scratch_is_measured.py`` and
 ``tests/simulate/test_scratch_on_a_simulated_gpu.py`` measure them again. An operator without a rule
 takes none: the samples that torch's own tests have for its operators were measured for that, on
 both devices.
@@ -57,11 +57,6 @@ def kept_bytes(call: Call, *, on_cpu: bool) -> tuple[int, int] | None:
 def _size_of(rules: Rules, call: Call) -> int:
     rule = rules.get(call.name)
     return rule(call) if rule is not None else 0
-
-
-def _of_complex(call: Call) -> int:
-    x = call.args[0]
-    return nbytes(x) if x.is_complex() else 0
 
 
 def _safe_softmax(call: Call) -> int:
@@ -132,7 +127,7 @@ _EVERYWHERE: Final[Rules] = {
         ),
         copied_unless_contiguous(0),
     ),
-    "aten::abs": _of_complex,
+    "aten::abs": lambda call: nbytes(call.args[0]) * call.args[0].is_complex(),
     # Each element has a part in the gradients of the scale and of the zero point.
     "aten::_fake_quantize_learnable_per_tensor_affine_backward": lambda call: (
         2 * nbytes(call.args[1])

@@ -42,7 +42,7 @@ def _linear(
 
 
 def _attention(plain: Callable[..., object], *args: object, **named: object) -> object:
-    """The mask is added in place to the scores, which `adds_in_place` says meanwhile."""
+    """Add the mask in place to the scores; meanwhile `adds_in_place` says so."""
     before = adds_in_place()
     _ATTENDING.now = all(map(_is_plain, fake_tensors.tensors_in([*args])))
     try:
