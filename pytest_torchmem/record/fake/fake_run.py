@@ -16,7 +16,7 @@ from pytest_torchmem.record.fake.explained import SeveralDevicesError, explained
 from pytest_torchmem.record.fake.fake_run_recorder import FakeRunRecorder
 from pytest_torchmem.record.fake.kernels.cuda_operators import take_cudas_operators
 from pytest_torchmem.record.fake.kernels.libraries import uncounted_on_gpus, uncounted_on_the_cpu
-from pytest_torchmem.record.fake.leftovers import put_back
+from pytest_torchmem.record.fake.leftovers import held_by_modules, put_back
 from pytest_torchmem.record.fake.origin import names_of
 from pytest_torchmem.record.fake.stand_ins import missing_device
 from pytest_torchmem.record.fake.stand_ins.device_thread import number_as_on_a_gpu
@@ -95,7 +95,8 @@ def record_fake_run(program: Program, device: str | None) -> StaticRun:
 
     # Whatever a program puts away of its caller's own fake tensors is the caller's affair.
     own = any(isinstance(tensor, fake_tensors.FakeTensor) for tensor in tensors)
-    with contextlib.nullcontext() if own else put_back(found.holders, fake_mode):
+    holders = [*found.holders, *held_by_modules(module for _, module in found.modules.values())]
+    with contextlib.nullcontext() if own else put_back(holders, fake_mode):
         runs_on = _runnable_device(shown, program.backward)
         try:
             return recorded(runs_on)

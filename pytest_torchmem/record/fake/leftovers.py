@@ -1,37 +1,68 @@
 """Takes back what a program has put away while it ran on fake tensors.
 
 A program keeps tensors where nobody gave them to it: a scaler its scale, a cache its masks, a log
-its losses. After the run those are put back as they were, wherever a fake tensor or an unknown
-number got into them.
+its losses, a buffer for replay its steps and their count. After the run those are put back as they
+were: lists, queues and sets always, names and attributes where a fake tensor, a number or another
+plain value got into them. What a program registers for good, a class or a function, stays.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
+import operator
+import os
 import random
+import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
 from functools import lru_cache, partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
 
 from pytest_torchmem.record.fake.stand_ins.unknown import UnknownNumber
-from pytest_torchmem.record.fake.substitution import global_names
+from pytest_torchmem.record.fake.substitution import global_names, refers_to
 from pytest_torchmem.record.heap import instances_of
-from pytest_torchmem.record.torch_api import fake_tensors
+from pytest_torchmem.record.torch_api import fake_tensors, switches
+from pytest_torchmem.record.torch_api.modules import OWN_ATTRIBUTES
 
 _Key = TypeVar("_Key")
 _CACHE: Final = type(lru_cache(maxsize=1)(len))
 # A container with more than that is data.
 _MOST_LOOKED_AT: Final = 1000
+_PLAIN: Final = (int, float, complex, str, bytes, np.generic, np.ndarray, torch.Tensor)
+# As deep as modules' own containers and the functions of their hooks may be nested.
+_MAX_DEPTH: Final = 4
+_Restore = Callable[[fake_tensors.FakeTensorMode], None]
+
+
+def held_by_modules(roots: Iterable[torch.nn.Module]) -> list[object]:
+    """Return what modules hold beside tensors and children: lists, objects, hooks' functions."""
+    of_all = {id(module): module for root in roots for module in root.modules()}
+    waiting = [
+        (value, 0)
+        for module in of_all.values()
+        for name, value in vars(module).items()
+        if name not in OWN_ATTRIBUTES and value is not None
+    ]
+    found: dict[int, object] = {}
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, torch.nn.Module | torch.optim.Optimizer) or id(value) in found:
+            continue
+        found[id(value)] = value
+        if depth < _MAX_DEPTH:
+            waiting += [(inner, depth + 1) for _, inner in refers_to(value)]
+    return list(found.values())
 
 
 @contextlib.contextmanager
 def put_back(holders: Iterable[object], mode: fake_tensors.FakeTensorMode) -> Iterator[None]:
-    """Leave the holders as they were, and no fake tensor of ``mode`` in any cache."""
+    """Leave the holders and torch's switches as they were, and no fake of ``mode`` in any cache."""
     undo = [remembered for holder in holders for remembered in _remembered(holder)]
     switches = _switches()
     try:
@@ -53,6 +84,7 @@ def _switches() -> list[Callable[[], object]]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     set_again: list[Callable[[], object]] = [
+        *switches.set_again(),
         partial(torch.set_rng_state, torch.get_rng_state()),
         partial(random.setstate, random.getstate()),
         partial(np.random.set_state, np.random.get_state()),
@@ -67,13 +99,46 @@ def _switches() -> list[Callable[[], object]]:
         ),
         *(partial(torch.set_autocast_enabled, kind, on) for kind, on, _ in casts),
         *(partial(torch.set_autocast_dtype, kind, dtype) for kind, _, dtype in casts),
+        partial(_leave_casts, _nesting_of_casts()),
         # Around an estimate casts may be on, and their cache holds fake weights.
         torch.clear_autocast_cache,
+        *_of_python(),
     ]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # as it is in torch
         states = torch.cuda.get_rng_state_all()
         set_again.append(partial(torch.cuda.set_rng_state_all, states))
     return set_again
+
+
+def _of_python() -> list[Callable[[], object]]:
+    """Return functions that set again what Python and numpy have for all of a process."""
+    collects = gc.isenabled()
+    return [
+        partial(_restore_plain, os.environ, dict(os.environ)),
+        partial(_warn_again, list(warnings.filters), warnings.showwarning),
+        partial(np.seterr, **np.geterr()),
+        partial(sys.setrecursionlimit, sys.getrecursionlimit()),
+        gc.enable if collects else gc.disable,
+    ]
+
+
+def _warn_again(filters: list[Any], show: Any) -> None:
+    if warnings.filters != filters:
+        # Leaving the block tells Python that they have changed.
+        with warnings.catch_warnings():
+            pass
+        warnings.filters[:] = filters  # type: ignore[index]  # it is a list
+    warnings.showwarning = show
+
+
+def _nesting_of_casts() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def _leave_casts(nesting: int) -> None:
+    while _nesting_of_casts() > nesting:
+        torch.autocast_decrement_nesting()
 
 
 def _set_default_device(device: torch.device) -> None:
@@ -82,8 +147,8 @@ def _set_default_device(device: torch.device) -> None:
         torch.set_default_device(None if device == torch.device("cpu") else device)
 
 
-def _remembered(holder: object) -> Iterator[Callable[[fake_tensors.FakeTensorMode], None]]:
-    """Yield for each container of a holder a function that restores it where fakes got into it."""
+def _remembered(holder: object) -> Iterator[_Restore]:
+    """Yield for each container of a holder a function that restores it."""
     if isinstance(holder, types.FunctionType):
         for cell in holder.__closure__ or ():
             with contextlib.suppress(ValueError):
@@ -92,10 +157,15 @@ def _remembered(holder: object) -> Iterator[Callable[[fake_tensors.FakeTensorMod
         yield partial(_restore_names, holder.__globals__, before)
     elif isinstance(holder, list):
         yield partial(_restore_list, holder, list(holder))
-    elif isinstance(holder, set):
-        yield partial(_restore_set, holder, set(holder))
+    elif isinstance(holder, set | collections.deque):
+        yield partial(_restore_others, holder, list(holder))
     elif isinstance(holder, MutableMapping):
         yield partial(_restore_mapping, holder, dict(holder))
+    elif isinstance(holder, torch.Generator | random.Random | np.random.RandomState):
+        yield _restore_generator(holder)
+    elif isinstance(holder, np.random.Generator):
+        bits = holder.bit_generator
+        yield partial(_call_with, partial(setattr, bits, "state"), bits.state)
     elif not isinstance(holder, type | types.ModuleType) and isinstance(
         getattr(holder, "__dict__", None), dict
     ):
@@ -103,6 +173,21 @@ def _remembered(holder: object) -> Iterator[Callable[[fake_tensors.FakeTensorMod
         always = type(holder).__module__.startswith("torch.")
         restore = _set_mapping if always else _restore_mapping
         yield partial(restore, holder.__dict__, dict(holder.__dict__))
+
+
+def _restore_generator(
+    generator: torch.Generator | random.Random | np.random.RandomState,
+) -> _Restore:
+    """Return what lets a generator of random numbers go on where it is now."""
+    if isinstance(generator, torch.Generator):
+        return partial(_call_with, generator.set_state, generator.get_state())
+    if isinstance(generator, random.Random):
+        return partial(_call_with, generator.setstate, generator.getstate())
+    return partial(_call_with, generator.set_state, generator.get_state())
+
+
+def _call_with(put: Callable[[Any], object], state: object, _: fake_tensors.FakeTensorMode) -> None:
+    put(state)
 
 
 def _is_ours(value: object, mode: fake_tensors.FakeTensorMode) -> bool:
@@ -117,8 +202,21 @@ def _is_ours(value: object, mode: fake_tensors.FakeTensorMode) -> bool:
     )
 
 
+def _is_plain(value: object) -> bool:
+    """Return whether a value is data: a program counts with it, and nobody registers it."""
+    inner = [value]
+    if isinstance(value, list | tuple | dict) and len(value) <= _MOST_LOOKED_AT:
+        inner = fake_tensors.leaves(value)
+    return all(leaf is None or isinstance(leaf, _PLAIN) for leaf in inner)
+
+
 def _restore_cell(cell: types.CellType, before: object, mode: fake_tensors.FakeTensorMode) -> None:
-    if cell.cell_contents is not before and _is_ours(cell.cell_contents, mode):
+    try:
+        now = cell.cell_contents
+    except ValueError:
+        cell.cell_contents = before
+        return
+    if now is not before and (_is_ours(now, mode) or _is_plain(now)):
         cell.cell_contents = before
 
 
@@ -126,23 +224,30 @@ def _restore_names(
     names: dict[str, object], before: dict[str, object], mode: fake_tensors.FakeTensorMode
 ) -> None:
     for name, value in before.items():
-        if names.get(name) is not value and _is_ours(names.get(name), mode):
+        now = names.get(name)
+        if now is not value and (_is_ours(now, mode) or _is_plain(now)):
             names[name] = value
 
 
 def _restore_list(
-    found: list[object], before: list[object], mode: fake_tensors.FakeTensorMode
+    found: list[object], before: list[object], _: fake_tensors.FakeTensorMode
 ) -> None:
-    if any(_is_ours(value, mode) for value in found):
+    if not _are_same(found, before):
         found[:] = before
 
 
-def _restore_set(
-    found: set[object], before: set[object], mode: fake_tensors.FakeTensorMode
+def _restore_others(
+    found: set[object] | collections.deque[object],
+    before: list[object],
+    _: fake_tensors.FakeTensorMode,
 ) -> None:
-    if any(_is_ours(value, mode) for value in found):
+    if not _are_same(found, before):
         found.clear()
-        found.update(before)
+        (found.update if isinstance(found, set) else found.extend)(before)
+
+
+def _are_same(found: Collection[object], before: Collection[object]) -> bool:
+    return len(found) == len(before) and all(map(operator.is_, found, before))
 
 
 def _restore_mapping(
@@ -152,6 +257,20 @@ def _restore_mapping(
 ) -> None:
     if any(_is_ours(value, mode) for value in found.values()):
         _set_mapping(found, before, mode)
+    else:
+        _restore_plain(found, before)
+
+
+def _restore_plain(found: MutableMapping[_Key, Any], before: dict[_Key, Any]) -> None:
+    """Put plain values back, and take those out that came."""
+    for key, now in list(found.items()):
+        if now is not before.get(key, found) and _is_plain(now):
+            if key in before:
+                found[key] = before[key]
+            else:
+                del found[key]
+    for key in before.keys() - found.keys():
+        found[key] = before[key]
 
 
 def _set_mapping(

@@ -8,6 +8,7 @@ included.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import operator
@@ -30,6 +31,8 @@ from pytest_torchmem.record.torch_api.modules import (
 from pytest_torchmem.values.errors import EstimateError
 
 _MAX_DEPTH = 4
+# Whatever these hold of a program is not its data.
+_PYTHONS_OWN = frozenset({"logging", "threading", "queue", "multiprocessing", "asyncio", "weakref"})
 
 
 @dataclass(slots=True)
@@ -70,7 +73,7 @@ def find_reachable(*roots: object) -> Reachable:
             waiting += [(key, inner, depth + 1) for key, inner in inside]
         else:
             found.holders.append(value)
-            waiting += [(key, inner, depth + 1) for key, inner in _refers_to(value)]
+            waiting += [(key, inner, depth + 1) for key, inner in refers_to(value)]
     return _without_children(found)
 
 
@@ -86,8 +89,11 @@ def _without_children(found: Reachable) -> Reachable:
     return found
 
 
-def _refers_to(value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, list | tuple | set):
+def refers_to(value: object) -> Iterator[tuple[str, object]]:
+    """Yield what a function, a container or an object refers to, with names; no modules' own."""
+    if type(value).__module__.partition(".")[0] in _PYTHONS_OWN:
+        return
+    if isinstance(value, list | tuple | set | collections.deque):
         yield from ((str(i), inner) for i, inner in enumerate(value))
     elif isinstance(value, Mapping):
         yield from ((str(key), inner) for key, inner in value.items())

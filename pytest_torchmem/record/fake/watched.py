@@ -10,7 +10,7 @@ import torch
 
 from pytest_torchmem.record.fake.fake_run_recorder import FakeRunRecorder
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.torch_api import fake_tensors, modules
+from pytest_torchmem.record.torch_api import fake_tensors, modules, switches
 
 
 @contextlib.contextmanager
@@ -21,7 +21,9 @@ def recording(recorder: FakeRunRecorder) -> Iterator[None]:
         with recorder, warnings.catch_warnings():
             # A compiled module warns about hooks like ours; under a dispatch mode it runs eagerly.
             warnings.filterwarnings("ignore", message="Using `torch.compile")
-            yield
+            with contextlib.ExitStack() as stack:
+                stack.callback(switches.modes_to_leave())
+                yield
 
 
 def _install(patches: Installed, recorder: FakeRunRecorder) -> None:
