@@ -261,7 +261,7 @@ def _restore_mapping(
         _restore_plain(found, before)
 
 
-def _restore_plain(found: MutableMapping[_Key, Any], before: dict[_Key, Any]) -> None:
+def _restore_plain(found: MutableMapping[_Key, Any], before: dict[_Key, object]) -> None:
     """Put plain values back, and take those out that came."""
     for key, now in list(found.items()):
         if now is not before.get(key, found) and _is_plain(now):

@@ -179,7 +179,7 @@ def _hook_tables() -> list[MutableMapping[Any, Any]]:
     return [table for table in inside if isinstance(table, MutableMapping)]
 
 
-def _fill_again(table: MutableMapping[Any, Any], before: dict[Any, Any]) -> None:
+def _fill_again(table: MutableMapping[Any, Any], before: dict[Any, object]) -> None:
     if dict(table) != before:
         table.clear()
         table.update(before)
