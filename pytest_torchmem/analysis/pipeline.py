@@ -50,7 +50,7 @@ from pytest_torchmem.analysis.storages.timeline import (
 )
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.errors import TraceError
-from pytest_torchmem.values.findings import COUNTERS, Difference
+from pytest_torchmem.values.findings import Difference
 from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind, Trace
@@ -431,9 +431,8 @@ class MemoryProfile(GpuQuestions):
     @property
     def _counters(self) -> Counters | None:
         meta = self.tree.trace.meta
-        before = meta.get("counters_before") or {}
-        begun = {f"{key}_before": before.get(key, 0) for key in COUNTERS}
-        return Counters(**peaks, **begun) if (peaks := meta.get("counters")) else None
+        peaks, before = meta.get("counters"), meta.get("counters_before") or {}
+        return Counters.of(peaks, before) if peaks else None
 
     def result(self, name: str = "", *, origins: bool = True) -> Result:
         """The figures, without the arrays they come from.

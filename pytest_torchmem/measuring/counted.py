@@ -6,7 +6,6 @@ import gc
 
 from pytest_torchmem.simulate.gaps import gap_sentences, gaps_so_far
 from pytest_torchmem.values.contributors import CategoryBytes
-from pytest_torchmem.values.findings import COUNTERS
 from pytest_torchmem.values.results import Counters, Level, Peak, Result, Retained
 
 
@@ -54,16 +53,7 @@ class CounterMeasurement:
         self._reader.stop()
         retained_bytes = self._retained()
         peaks = self._reader.peaks() or {}
-        requested, allocated = peaks.get("requested", 0), peaks.get("allocated", 0)
-        active, reserved = peaks.get("active", 0), peaks.get("reserved", 0)
-        counters = Counters(
-            requested,
-            allocated,
-            active,
-            reserved,
-            False,
-            *(self._reader.before.get(key, 0) for key in COUNTERS),
-        )
+        counters = Counters.of(peaks, self._reader.before)
         most_bytes = peaks.get(self._reader.of_footprint, 0)
         least_bytes = most_bytes - self._reader.before.get(self._reader.of_footprint, 0)
         self.least = self._counted(counters, max(0, least_bytes), retained_bytes)

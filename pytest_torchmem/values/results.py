@@ -7,7 +7,7 @@ importing either.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pytest_torchmem.values.contributors import CategoryBytes, Contributor
@@ -169,6 +169,15 @@ class Counters(JsonFields):
     allocated_before: int = field(default=0, metadata=LATER)
     active_before: int = field(default=0, metadata=LATER)
     reserved_before: int = field(default=0, metadata=LATER)
+
+    @classmethod
+    def of(cls, peaks: Mapping[str, int], before: Mapping[str, int]) -> Counters:
+        """Return the counters of a window from its peaks and from what they were at its start."""
+        held = ("allocated", "active", "reserved")
+        requested, allocated, active, reserved = (peaks.get(k, 0) for k in ("requested", *held))
+        is_estimated = bool(peaks.get("estimated"))
+        then = (before.get(key, 0) for key in held)
+        return cls(requested, allocated, active, reserved, is_estimated, *then)
 
     def before(self, key: str) -> int:
         """Return what the counter called ``key`` said when the window began."""

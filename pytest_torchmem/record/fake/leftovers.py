@@ -64,11 +64,11 @@ def held_by_modules(roots: Iterable[torch.nn.Module]) -> list[object]:
 def put_back(holders: Iterable[object], mode: fake_tensors.FakeTensorMode) -> Iterator[None]:
     """Leave the holders and torch's switches as they were, and no fake of ``mode`` in any cache."""
     undo = [remembered for holder in holders for remembered in _remembered(holder)]
-    switches = _switches()
+    process_state = _switches()
     try:
         yield
     finally:
-        for set_again in switches:
+        for set_again in process_state:
             set_again()
         for restore in undo:
             restore(mode)
