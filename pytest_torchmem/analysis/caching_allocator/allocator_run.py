@@ -49,6 +49,7 @@ class AllocatorRun:
         segments: The layout at the end.
         limit_bytes: What could be reserved; `UNLIMITED_BYTES` when no capacity was given.
         reserved_peak: What was free when the most was reserved; zeros if nothing was.
+        start: The counters before the first request.
     """
 
     requested_bytes: NDArray[np.int64]
@@ -65,15 +66,17 @@ class AllocatorRun:
     segments: tuple[PlacedSegment, ...]
     limit_bytes: int
     reserved_peak: ReservedPeak
+    start: Counters
 
     @property
     def peak(self) -> Counters:
-        """Each counter's own largest value, as ``memory_stats()`` gives them; zeros if empty."""
+        """Each counter's own largest value, as ``memory_stats()`` gives them."""
+        start = self.start
         return Counters(
-            requested=_largest(self.requested_bytes),
-            allocated=_largest(self.allocated_bytes),
-            active=_largest(self.active_bytes),
-            reserved=_largest(self.reserved_bytes),
+            requested=int(self.requested_bytes.max(initial=start.requested)),
+            allocated=int(self.allocated_bytes.max(initial=start.allocated)),
+            active=int(self.active_bytes.max(initial=start.active)),
+            reserved=int(self.reserved_bytes.max(initial=start.reserved)),
             estimated=True,
         )
 
@@ -172,7 +175,14 @@ def simulate(
     memory = _device_memory(settings, capacity_bytes, tuple(segment_addresses))
     device = Device(settings, memory, completions_given=requests.completions_given)
     restore(device, start)
-    start_reserved_bytes = memory.reserved
+    before = Counters(
+        device.requested, device.allocated, device.active, memory.reserved, estimated=True
+    )
+    at_start = ReservedPeak(
+        reserved_bytes=memory.reserved,
+        active_bytes=device.active,
+        inactive_split_bytes=device.inactive_split,
+    )
     rows = _serve(device, memory, requests)
     requested, allocated, active, reserved, inactive_split, segment_count, address = (
         np.array(column, dtype=np.int64)
@@ -192,9 +202,8 @@ def simulate(
         segment_addresses=tuple(memory.segment_addresses),
         segments=layout_of(device),
         limit_bytes=memory.limit_bytes,
-        reserved_peak=_reserved_peak(
-            requests, reserved, active, inactive_split, start_reserved_bytes
-        ),
+        reserved_peak=_reserved_peak(requests, reserved, active, inactive_split, at_start),
+        start=before,
     )
 
 
@@ -287,16 +296,18 @@ def _reserved_peak(
     reserved: NDArray[np.int64],
     active: NDArray[np.int64],
     inactive_split: NDArray[np.int64],
-    start_bytes: int,
+    start: ReservedPeak,
 ) -> ReservedPeak:
-    if not reserved.any():
-        return ReservedPeak()
-    row = int(np.argmax(reserved))
-    before_bytes = int(reserved[row - 1]) if row else start_bytes
-    if reserved[row] == start_bytes:
+    start_bytes = start.reserved_bytes
+    if start_bytes >= reserved.max(initial=0):
         # It was all reserved before. The fullest moment is the one that left least of it free.
-        row = int(np.argmax(np.where(reserved == start_bytes, active, -1)))
-        before_bytes = start_bytes
+        active = np.where(reserved == start_bytes, active, -1)
+        if active.max(initial=-1) <= start.active_bytes:
+            return start
+        row, before_bytes = int(np.argmax(active)), start_bytes
+    else:
+        row = int(np.argmax(reserved))
+        before_bytes = int(reserved[row - 1]) if row else start_bytes
     return ReservedPeak(
         row=row,
         requested_bytes=int(requests.size_bytes[row]),
@@ -305,7 +316,3 @@ def _reserved_peak(
         active_bytes=int(active[row]),
         inactive_split_bytes=int(inactive_split[row]),
     )
-
-
-def _largest(column: NDArray[np.int64]) -> int:
-    return int(column.max()) if len(column) else 0

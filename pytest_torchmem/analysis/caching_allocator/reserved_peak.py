@@ -22,7 +22,8 @@ class ReservedPeak:
     the device either, because the rest of its segment was in use.
 
     Attributes:
-        row: The request that more was reserved for.
+        row: The request that more was reserved for; 0 where no later moment was fuller than the
+            start.
         requested_bytes: What it asked for.
         grown_bytes: How much more was reserved for it: a segment, or pages of an expandable one. 0
             where a run began with the most reserved, and the moment is the fullest one.

@@ -40,6 +40,23 @@ def test_no_requests_are_no_rows_and_peaks_of_zero():
     assert result.segments == ()
 
 
+def test_a_run_that_asks_for_nothing_has_what_was_there_before():
+    before = run(log_of(("a", 3 * MiB)))
+    after = simulate(RequestLog().requests(), start=before.segments)
+    assert (after.peak.requested, after.peak.reserved) == (3 * MiB, 20 * MiB)
+    assert after.reserved_peak.free_bytes == 17 * MiB
+
+
+def test_a_cache_that_is_given_back_first_is_the_most_that_was_reserved():
+    before = run(log_of(("a", 3 * MiB), "a"))
+    log = RequestLog()
+    log.empty_cache()
+    log.alloc(2, 100)
+    after = simulate(log.requests(), start=before.segments)
+    assert after.reserved_bytes.tolist() == [0, 2 * MiB]
+    assert after.peak.reserved == after.reserved_peak.reserved_bytes == 20 * MiB
+
+
 def test_columns_of_different_lengths_are_refused():
     with pytest.raises(RequestError, match="differ in length"):
         Requests.from_columns([True, False], [1, 2, 3], [1, 1])
