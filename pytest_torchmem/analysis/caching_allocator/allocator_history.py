@@ -7,15 +7,16 @@ program would have reserved under other settings or on a smaller device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.caching_allocator.layout import BlockState, PlacedSegment
-from pytest_torchmem.analysis.caching_allocator.requests import RequestLog, Requests
+from pytest_torchmem.analysis.caching_allocator.requests import Request, RequestLog, Requests
 
 # The history does not say which stream a block was also used on. One that no program has stands
 # for it: all that matters is that the block was not free at once.
@@ -71,66 +72,35 @@ class History:
 
 @dataclass(slots=True)
 class _Reader:
+    """Writes the requests down. ``live`` and ``waiting`` have the keys of blocks, by address."""
+
+    live: dict[int, int]
+    waiting: dict[int, int]
+    pools: Pools
     log: RequestLog = field(default_factory=RequestLog)
-    addresses: dict[int, int] = field(default_factory=dict)
-    segment_addresses: list[int] = field(default_factory=list)
-    row_count: list[int] = field(default_factory=list)
-    live: dict[int, int] = field(default_factory=dict)
-    waiting: dict[int, int] = field(default_factory=dict)
-    pools: Pools = field(default_factory=dict)
-    allocation_count: int = 0
-    foreign_free_count: int = 0
-    failure_count: int = 0
+    keys: Iterator[int] = field(default_factory=count)
 
-    def begin_with(self, start: Iterable[PlacedSegment]) -> None:
-        """Take note of the blocks that are there before the first entry."""
-        for block in (block for segment in start for block in segment.blocks):
-            if block.state is BlockState.IN_USE:
-                self.live[block.address] = block.key
-            elif block.state is BlockState.WAITING:
-                self.waiting[block.address] = block.key
-
-    def take_all(self, entries: Sequence[TraceEntry]) -> None:
-        action_before = ""
-        for position, entry in enumerate(entries):
-            action = entry["action"]
-            if action == "alloc":
-                self.alloc(entry)
-            elif action == "free_requested":
-                self.free(entry["addr"], at_once=_completes(entries, position))
-            elif action == "free_completed":
-                self.free_completed(entry["addr"])
-            elif action == "segment_alloc":
-                self.segment_addresses.append(entry["addr"])
-            elif action in _GIVES_BACK and action_before not in _GIVES_BACK:
+    def take(self, entry: TraceEntry, action_before: str, after: TraceEntry | None) -> None:
+        match entry["action"]:
+            case "alloc":
+                pool = number_of_pool(entry.get("pool_id"), self.pools)
+                self.log.scopes = [(pool, frozenset())] if pool else []
+                key = self.live[entry["addr"]] = next(self.keys)
+                self.log.alloc(key, entry["size"], entry["stream"])
+            case "free_requested" if (freed := self.live.pop(entry["addr"], None)) is not None:
+                self.free(entry["addr"], freed, after)
+            case "free_completed" if (done := self.waiting.pop(entry["addr"], None)) is not None:
+                self.log.block_done(done)
+            case "segment_free" | "segment_unmap" if action_before not in _GIVES_BACK:
                 self.log.empty_cache()
-            self.failure_count += action == "oom"
-            self.row_count.append(len(self.log.rows))
-            action_before = action
 
-    def alloc(self, entry: TraceEntry) -> None:
-        pool = number_of_pool(entry.get("pool_id"), self.pools)
-        self.log.scopes = [(pool, frozenset())] if pool else []
-        key = self.allocation_count
-        self.allocation_count += 1
-        self.live[entry["addr"]] = key
-        self.addresses[len(self.log.rows)] = entry["addr"]
-        self.log.alloc(key, entry["size"], entry["stream"])
-
-    def free(self, address: int, *, at_once: bool) -> None:
-        key = self.live.pop(address, None)
-        if key is None:
-            self.foreign_free_count += 1
-            return
-        if not at_once:
+    def free(self, address: int, key: int, after: TraceEntry | None) -> None:
+        """Free at once, unless the next entry is of something else than the free's completion."""
+        completion = ("free_completed", address)
+        if after is not None and (after["action"], after.get("addr")) != completion:
             self.log.record_stream(key, _SOME_OTHER_STREAM)
             self.waiting[address] = key
         self.log.free(key)
-
-    def free_completed(self, address: int) -> None:
-        key = self.waiting.pop(address, None)
-        if key is not None:
-            self.log.block_done(key)
 
 
 def default_pools() -> Pools:
@@ -148,29 +118,35 @@ def read_history(
     read as one, which is also what the allocator does before it gives up; what garbage collection
     or ``max_split_size_mb`` gave back earlier cannot be told from it.
     """
-    reader = _Reader(pools=default_pools() if pools is None else pools)
-    reader.begin_with(start)
-    reader.take_all(entries)
+    blocks = [block for segment in start for block in segment.blocks]
+    reader = _Reader(
+        live={b.address: b.key for b in blocks if b.state is BlockState.IN_USE},
+        waiting={b.address: b.key for b in blocks if b.state is BlockState.WAITING},
+        pools=default_pools() if pools is None else pools,
+    )
+    actions = [entry["action"] for entry in entries]
+    row_count = []
+    for entry, before, after in zip(
+        entries, ["", *actions[:-1]], [*entries[1:], None], strict=True
+    ):
+        reader.take(entry, before, after)
+        row_count.append(len(reader.log.rows))
     requests = reader.log.requests()
     address = np.zeros(len(requests), dtype=np.int64)
-    address[list(reader.addresses)] = list(reader.addresses.values())
+    address[requests.kind == Request.ALLOC] = _addresses(entries, "alloc")
+    free_count = int(np.count_nonzero(requests.kind == Request.FREE))
     return History(
         requests=requests,
         address=address,
-        segment_addresses=tuple(reader.segment_addresses),
-        row_count=np.array(reader.row_count, dtype=np.int64),
-        foreign_free_count=reader.foreign_free_count,
-        failure_count=reader.failure_count,
+        segment_addresses=tuple(_addresses(entries, "segment_alloc")),
+        row_count=np.array(row_count, dtype=np.int64),
+        foreign_free_count=actions.count("free_requested") - free_count,
+        failure_count=actions.count("oom"),
     )
 
 
-def _completes(entries: Sequence[TraceEntry], position: int) -> bool:
-    """Return whether the free requested here was completed by the very next entry."""
-    if position + 1 == len(entries):
-        return True
-    after = entries[position + 1]
-    same_block = after.get("addr") == entries[position]["addr"]
-    return bool(after["action"] == "free_completed" and same_block)
+def _addresses(entries: Sequence[TraceEntry], action: str) -> list[int]:
+    return [entry["addr"] for entry in entries if entry["action"] == action]
 
 
 def number_of_pool(pool_id: object, pools: Pools) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from pytest_torchmem.values.results import Counters
 from pytest_torchmem.values.units import format_size
 
 _DEFAULTS = AllocatorSettings()
+_AT_THE_END: Final = (None, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,29 +174,19 @@ def simulate(
     Raises `RequestError` for requests that no program could make, such as a second free, and
     `AllocatorSettingsError` when a fraction is set and there is no capacity.
     """
-    memory = _device_memory(settings, capacity_bytes, tuple(segment_addresses))
+    memory = _device_memory(settings, capacity_bytes, segment_addresses)
     device = Device(settings, memory, completions_given=requests.completions_given)
     restore(device, start)
-    before = Counters(
-        device.requested, device.allocated, device.active, memory.reserved, estimated=True
-    )
-    at_start = ReservedPeak(
-        reserved_bytes=memory.reserved,
-        active_bytes=device.active,
-        inactive_split_bytes=device.inactive_split,
-    )
-    rows = _serve(device, memory, requests)
-    requested, allocated, active, reserved, inactive_split, segment_count, address = (
-        np.array(column, dtype=np.int64)
-        for column in (zip(*rows, strict=True) if rows else [()] * 7)
-    )
+    counters, address = _serve(device, requests)
+    requested, allocated, active, reserved, *_ = counters[0].tolist()
+    columns = np.ascontiguousarray(counters[1:].T)
     return AllocatorRun(
-        requested_bytes=requested,
-        allocated_bytes=allocated,
-        active_bytes=active,
-        reserved_bytes=reserved,
-        inactive_split_bytes=inactive_split,
-        segment_count=segment_count,
+        requested_bytes=columns[0],
+        allocated_bytes=columns[1],
+        active_bytes=columns[2],
+        reserved_bytes=columns[3],
+        inactive_split_bytes=columns[4],
+        segment_count=columns[5],
         address=address,
         device_alloc_count=memory.alloc_count,
         retry_count=device.retry_count,
@@ -202,8 +194,8 @@ def simulate(
         segment_addresses=tuple(memory.segment_addresses),
         segments=layout_of(device),
         limit_bytes=memory.limit_bytes,
-        reserved_peak=_reserved_peak(requests, reserved, active, inactive_split, at_start),
-        start=before,
+        reserved_peak=_reserved_peak(requests, counters),
+        start=Counters(requested, allocated, active, reserved, estimated=True),
     )
 
 
@@ -217,58 +209,54 @@ def fits(requests: Requests, capacity_bytes: int, settings: AllocatorSettings = 
         capacity_bytes=run.limit_bytes,
         reserved_peak=run.reserved_peak,
         retry_count=run.retry_count,
-        out_of_memory=run.out_of_memory[0] if run.out_of_memory else None,
+        out_of_memory=next(iter(run.out_of_memory), None),
     )
 
 
 def _device_memory(
-    settings: AllocatorSettings, capacity_bytes: int | None, addresses: tuple[int, ...]
+    settings: AllocatorSettings, capacity_bytes: int | None, addresses: Sequence[int]
 ) -> DeviceMemory:
-    if capacity_bytes is None:
-        if settings.limits_process:
+    allowed_bytes = UNLIMITED_BYTES
+    if settings.limits_process:
+        if capacity_bytes is None:
             raise AllocatorSettingsError(
                 "per_process_memory_fraction is a fraction of the device's memory; "
                 "give the capacity in bytes"
             )
-        return DeviceMemory(UNLIMITED_BYTES, UNLIMITED_BYTES, addresses)
-    allowed = UNLIMITED_BYTES
-    if settings.limits_process:
-        allowed = round(settings.per_process_memory_fraction * capacity_bytes)
-    return DeviceMemory(capacity_bytes, allowed, addresses)
+        allowed_bytes = round(settings.per_process_memory_fraction * capacity_bytes)
+    capacity_bytes = UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes
+    return DeviceMemory(capacity_bytes, allowed_bytes, iter(addresses))
 
 
-def _serve(
-    device: Device, memory: DeviceMemory, requests: Requests
-) -> list[tuple[int, int, int, int, int, int, int]]:
-    """Make each request and read the counters after it, in the order of `AllocatorRun`'s columns.
+def _serve(device: Device, requests: Requests) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Make the requests. Return the counters before each one and after the last: (T + 1, 6).
 
-    Integers rather than enum members and bound methods: this loop is most of the run time.
+    And the address of each allocation: (T,). Integers rather than enum members and bound methods:
+    this loop is most of the run time.
     """
-    alloc, free, other = device.alloc, device.free, _serve_rare
+    alloc, free, other, memory = device.alloc, device.free, _serve_rare, device.memory
     is_alloc, is_free = int(Request.ALLOC), int(Request.FREE)
-    rows = []
     columns = (requests.kind, requests.key, requests.size_bytes, requests.stream, requests.pool)
     asked = zip(*(column.tolist() for column in columns), strict=True)
-    for row, (kind, key, size, stream, pool) in enumerate(asked):
-        address = 0
+    counters, addresses = list[int](), list[int]()
+    for row, (kind, key, size, stream, pool) in enumerate((*asked, _AT_THE_END)):
+        counters += (
+            device.requested,
+            device.allocated,
+            device.active,
+            memory.reserved,
+            device.inactive_split,
+            memory.segment_count,
+        )
         if kind == is_alloc:
-            address = alloc(row, key, size, stream, pool)
+            addresses.append(alloc(row, key, size, stream, pool))
         elif kind == is_free:
             free(row, key)
-        else:
+        elif kind is not None:
             other(device, row, kind, key, stream, pool)
-        rows.append(
-            (
-                device.requested,
-                device.allocated,
-                device.active,
-                memory.reserved,
-                device.inactive_split,
-                memory.segment_count,
-                address,
-            )
-        )
-    return rows
+    address = np.zeros(len(requests), np.int64)
+    address[requests.kind == is_alloc] = addresses
+    return np.array(counters, np.int64).reshape(-1, 6), address
 
 
 def _serve_rare(device: Device, row: int, kind: int, key: int, stream: int, pool: int) -> None:
@@ -291,28 +279,18 @@ def _serve_rare(device: Device, row: int, kind: int, key: int, stream: int, pool
             raise RequestError(f"row {row} has kind {kind}, which is no request")
 
 
-def _reserved_peak(
-    requests: Requests,
-    reserved: NDArray[np.int64],
-    active: NDArray[np.int64],
-    inactive_split: NDArray[np.int64],
-    start: ReservedPeak,
-) -> ReservedPeak:
-    start_bytes = start.reserved_bytes
-    if start_bytes >= reserved.max(initial=0):
+def _reserved_peak(requests: Requests, counters: NDArray[np.int64]) -> ReservedPeak:
+    _, _, active, reserved, inactive_split, _ = counters.T
+    place = int(np.argmax(reserved))
+    grown_bytes = int(reserved[place] - reserved[place - 1]) if place else 0
+    if place == 0:
         # It was all reserved before. The fullest moment is the one that left least of it free.
-        active = np.where(reserved == start_bytes, active, -1)
-        if active.max(initial=-1) <= start.active_bytes:
-            return start
-        row, before_bytes = int(np.argmax(active)), start_bytes
-    else:
-        row = int(np.argmax(reserved))
-        before_bytes = int(reserved[row - 1]) if row else start_bytes
+        place = int(np.argmax(np.where(reserved == reserved[0], active, -1)))
     return ReservedPeak(
-        row=row,
-        requested_bytes=int(requests.size_bytes[row]),
-        grown_bytes=int(reserved[row]) - before_bytes,
-        reserved_bytes=int(reserved[row]),
-        active_bytes=int(active[row]),
-        inactive_split_bytes=int(inactive_split[row]),
+        row=max(0, place - 1),
+        requested_bytes=int(requests.size_bytes[place - 1]) if place else 0,
+        grown_bytes=grown_bytes,
+        reserved_bytes=int(reserved[place]),
+        active_bytes=int(active[place]),
+        inactive_split_bytes=int(inactive_split[place]),
     )

@@ -14,10 +14,11 @@ large segment is as small as that, and a piece that is belongs to the block in f
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+import itertools
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from pytest_torchmem.analysis.caching_allocator.allocator_history import (
     Pools,
@@ -42,36 +43,24 @@ from pytest_torchmem.values.json_values import checked_list, shown, whole_number
 _FREE: Final = BlockState.FREE
 
 
-@dataclass(slots=True)
-class _Piece:
-    """A block while entries are taken back."""
+class _Segment(NamedTuple):
+    """The part of a segment that its blocks share.
 
-    address: int
-    size: int
-    state: BlockState = _FREE
-    requested: int = 0
+    Attributes:
+        base: Where it begins; 0 for an expandable one, of which stretches of pages come and go.
+        stream: The stream it serves.
+        pool: Its pool.
+        is_small: Whether it serves requests of up to 1 MiB.
+    """
 
-    @property
-    def end(self) -> int:
-        return self.address + self.size
-
-
-@dataclass(slots=True)
-class _Stretch:
-    """A segment, or a stretch of mapped pages, with its blocks by address."""
-
-    address: int
-    size: int
+    base: int
     stream: int
     pool: int
     is_small: bool
-    is_expandable: bool
-    starts: list[int] = field(default_factory=list)
-    pieces: dict[int, _Piece] = field(default_factory=dict)
 
     @property
-    def end(self) -> int:
-        return self.address + self.size
+    def is_expandable(self) -> bool:
+        return not self.base
 
     @property
     def largest_tail(self) -> int:
@@ -79,24 +68,26 @@ class _Stretch:
         splits_all = self.is_small or self.is_expandable
         return BLOCK_UNIT_BYTES - 1 if splits_all else SMALL_LIMIT_BYTES
 
-    def add(self, piece: _Piece) -> None:
-        if piece.size > 0:
-            insort(self.starts, piece.address)
-            self.pieces[piece.address] = piece
 
-    def drop(self, piece: _Piece) -> None:
-        self.starts.remove(piece.address)
-        del self.pieces[piece.address]
+@dataclass(slots=True)
+class _Piece:
+    """A block while entries are taken back."""
 
-    def around(self, address: int) -> _Piece | None:
-        """Return the block that holds an address."""
-        place = bisect_right(self.starts, address) - 1
-        piece = self.pieces[self.starts[place]] if place >= 0 else None
-        return piece if piece is not None and address < piece.end else None
+    address: int
+    size: int
+    segment: _Segment
+    state: BlockState = _FREE
+    requested: int = 0
 
-    def neighbours(self, piece: _Piece) -> tuple[_Piece | None, _Piece | None]:
-        before = self.around(piece.address - 1)
-        return before, self.pieces.get(piece.end)
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
+    def continues(self, before: _Piece) -> bool:
+        """Return whether it comes right behind another one in its segment."""
+        same = self.segment == before.segment
+        expandable = self.segment.is_expandable and before.segment.is_expandable
+        return before.end == self.address and (same or expandable)
 
 
 class BackwardsLayout:
@@ -111,10 +102,12 @@ class BackwardsLayout:
     ) -> None:
         self._settings = settings
         self._pools = pools
-        self._stretches: dict[int, _Stretch] = {}
+        # All blocks by address, and the addresses in order.
+        self._pieces: dict[int, _Piece] = {}
         self._starts: list[int] = []
         for segment in segments:
-            self._insert(_stretch(segment, pools))
+            for piece in _pieces(segment, pools):
+                self._add(piece)
 
     def take_back(self, entries: Sequence[TraceEntry]) -> tuple[PlacedSegment, ...]:
         """Take back all entries, the last one first, and return the layout before the first.
@@ -135,147 +128,138 @@ class BackwardsLayout:
                 step(entry)
         return self._placed()
 
-    def _insert(self, stretch: _Stretch) -> None:
-        insort(self._starts, stretch.address)
-        self._stretches[stretch.address] = stretch
+    def _add(self, piece: _Piece) -> None:
+        if piece.size > 0:
+            insort(self._starts, piece.address)
+            self._pieces[piece.address] = piece
 
-    def _remove(self, stretch: _Stretch) -> None:
-        self._starts.remove(stretch.address)
-        del self._stretches[stretch.address]
+    def _drop(self, piece: _Piece) -> None:
+        del self._starts[bisect_left(self._starts, piece.address)]
+        del self._pieces[piece.address]
 
-    def _find(self, entry: TraceEntry) -> _Stretch:
-        place = bisect_right(self._starts, entry["addr"]) - 1
-        stretch = self._stretches[self._starts[place]] if place >= 0 else None
-        if stretch is None or entry["addr"] >= stretch.end:
+    def _around(self, address: int) -> _Piece | None:
+        """Return the block that holds an address."""
+        place = bisect_right(self._starts, address) - 1
+        piece = self._pieces[self._starts[place]] if place >= 0 else None
+        return piece if piece is not None and address < piece.end else None
+
+    def _find(self, entry: TraceEntry) -> _Piece:
+        piece = self._around(entry["addr"])
+        if piece is None:
             raise _contradiction(entry, "lies in no segment")
-        return stretch
+        return piece
+
+    def _find_in_use(self, entry: TraceEntry) -> _Piece:
+        piece = self._find(entry)
+        if piece.address != entry["addr"] or piece.state is _FREE:
+            raise _contradiction(entry, "is not in use")
+        return piece
 
     def _unalloc(self, entry: TraceEntry) -> None:
-        stretch = self._find(entry)
-        piece = stretch.pieces.get(entry["addr"])
-        if piece is None or piece.state is _FREE:
-            raise _contradiction(entry, "is not in use")
+        piece = self._find_in_use(entry)
         piece.state, piece.requested = _FREE, 0
-        _, after = stretch.neighbours(piece)
-        if after is not None and after.state is _FREE:
+        after = self._pieces.get(piece.end)
+        if after is not None and after.state is _FREE and after.continues(piece):
             # The block was split off the front of a free one, of which this is the rest.
-            stretch.drop(after)
+            self._drop(after)
             piece.size += after.size
 
     def _unfree(self, entry: TraceEntry) -> None:
-        stretch = self._find(entry)
-        free = stretch.around(entry["addr"])
-        if free is None or free.state is not _FREE:
+        free = self._find(entry)
+        if free.state is not _FREE:
             raise _contradiction(entry, "is not free")
-        begin, end = entry["addr"], free.end
+        begin, end, segment = entry["addr"], free.end, free.segment
         least = begin + self._settings.block_bytes(entry["size"])
         if least > end:
             raise _contradiction(entry, "has no room in its segment")
         unsplit = least - begin >= self._settings.max_split_bytes
-        if end - least > stretch.largest_tail and not unsplit:
+        if end - least > segment.largest_tail and not unsplit:
             end = least
-        stretch.drop(free)
-        self._leave_in_front(stretch, free.address, begin)
-        stretch.add(_Piece(begin, end - begin, BlockState.WAITING, entry["size"]))
-        stretch.add(_Piece(end, free.end - end))
-
-    @staticmethod
-    def _leave_in_front(stretch: _Stretch, address: int, end: int) -> None:
-        before = stretch.around(address - 1)
-        if before is not None and end - address <= stretch.largest_tail:
-            before.size += end - address
+        self._drop(free)
+        before, in_front = self._around(free.address - 1), begin - free.address
+        if before and free.continues(before) and in_front <= segment.largest_tail:
+            before.size += in_front
         else:
-            stretch.add(_Piece(address, end - address))
+            self._add(_Piece(free.address, in_front, segment))
+        self._add(_Piece(begin, end - begin, segment, BlockState.WAITING, entry["size"]))
+        self._add(_Piece(end, free.end - end, segment))
 
     def _unrequest(self, entry: TraceEntry) -> None:
-        piece = self._find(entry).pieces.get(entry["addr"])
-        if piece is None or piece.state is _FREE:
-            raise _contradiction(entry, "is not in use")
-        piece.state = BlockState.IN_USE
+        self._find_in_use(entry).state = BlockState.IN_USE
 
     def _unmap(self, entry: TraceEntry) -> None:
         """Take a segment, or pages, away again: they must be free as a whole."""
-        stretch = self._find(entry)
-        begin, end = entry["addr"], entry["addr"] + entry["size"]
-        free = stretch.around(begin)
-        if free is None or free.state is not _FREE or end > free.end:
+        free, begin, end = self._find(entry), entry["addr"], entry["addr"] + entry["size"]
+        if free.state is not _FREE or end > free.end:
             raise _contradiction(entry, "is in use before it was taken from the device")
-        self._remove(stretch)
-        stretch.drop(free)
-        stretch.add(_Piece(free.address, begin - free.address))
-        stretch.add(_Piece(end, free.end - end))
-        for first, last in ((stretch.address, begin), (end, stretch.end)):
-            if first < last:
-                self._insert(_part(stretch, first, last))
+        self._drop(free)
+        self._add(_Piece(free.address, begin - free.address, free.segment))
+        self._add(_Piece(end, free.end - end, free.segment))
 
     def _give(self, entry: TraceEntry) -> None:
-        """Put back a segment, or pages, that went to the device."""
+        """Put back a segment, or pages, which join the free ones that they lie between."""
         begin, size = entry["addr"], entry["size"]
-        expandable = entry["action"] == "segment_unmap"
         pool = number_of_pool(entry.get("pool_id"), self._pools)
-        page = self._settings.large_segment_bytes if expandable else SMALL_SEGMENT_BYTES + 1
-        is_small = bool(size % page) if expandable else size < page
-        stretch = _Stretch(begin, size, entry["stream"], pool, is_small, expandable)
-        stretch.add(_Piece(begin, size))
-        if expandable:
-            stretch = self._joined(stretch)
-        self._insert(stretch)
-
-    def _joined(self, stretch: _Stretch) -> _Stretch:
-        """Join pages with the stretches that they lie between."""
-        place = bisect_right(self._starts, stretch.address)
-        for at in (place, place - 1):
-            if not 0 <= at < len(self._starts):
-                continue
-            other = self._stretches[self._starts[at]]
-            if other.is_expandable and stretch.address in (other.end, other.address - stretch.size):
-                self._remove(other)
-                stretch = _union(*sorted((stretch, other), key=lambda part: part.address))
-        return stretch
+        if entry["action"] == "segment_unmap":
+            is_small, begin_of = bool(size % self._settings.large_segment_bytes), 0
+        else:
+            is_small, begin_of = size <= SMALL_SEGMENT_BYTES, begin
+        piece = _Piece(begin, size, _Segment(begin_of, entry["stream"], pool, is_small))
+        before, after = self._around(begin - 1), self._pieces.get(piece.end)
+        if before and before.state is _FREE and piece.continues(before):
+            self._drop(before)
+            piece = _Piece(before.address, before.size + size, before.segment)
+        if after and after.state is _FREE and after.continues(piece):
+            self._drop(after)
+            piece.size += after.size
+        self._add(piece)
 
     def _placed(self) -> tuple[PlacedSegment, ...]:
-        key = NO_KEY
-        placed = []
-        for start in self._starts:
-            stretch = self._stretches[start]
-            blocks = []
-            for piece in (stretch.pieces[at] for at in stretch.starts):
-                key -= piece.state is not _FREE
-                own = NO_KEY if piece.state is _FREE else key
-                blocks.append(
-                    PlacedBlock(piece.address, piece.size, piece.state, own, piece.requested)
-                )
-            placed.append(
-                PlacedSegment(
-                    stretch.address,
-                    stretch.size,
-                    stretch.stream,
-                    stretch.pool,
-                    tuple(blocks),
-                    stretch.is_small,
-                    stretch.is_expandable,
-                )
+        stretches: list[list[_Piece]] = []
+        for piece in map(self._pieces.__getitem__, self._starts):
+            if stretches and piece.continues(stretches[-1][-1]):
+                stretches[-1].append(piece)
+            else:
+                stretches.append([piece])
+        keys = itertools.count(NO_KEY - 1, -1)
+        return tuple(
+            PlacedSegment(
+                address=stretch[0].address,
+                size_bytes=sum(piece.size for piece in stretch),
+                stream=stretch[0].segment.stream,
+                pool=stretch[0].segment.pool,
+                blocks=tuple(
+                    PlacedBlock(
+                        piece.address,
+                        piece.size,
+                        piece.state,
+                        NO_KEY if piece.state is _FREE else next(keys),
+                        piece.requested,
+                    )
+                    for piece in stretch
+                ),
+                is_small=all(piece.segment.is_small for piece in stretch),
+                is_expandable=stretch[0].segment.is_expandable,
             )
-        return tuple(placed)
+            for stretch in stretches
+        )
 
 
-def _stretch(segment: Mapping[str, object], pools: Pools) -> _Stretch:
-    stretch = _Stretch(
-        _whole(segment["address"]),
-        _whole(segment["total_size"]),
+def _pieces(segment: Mapping[str, object], pools: Pools) -> Iterator[_Piece]:
+    """Yield the blocks of a segment of torch's snapshot."""
+    address = _whole(segment["address"])
+    shared = _Segment(
+        0 if segment.get("is_expandable", False) else address,
         _whole(segment["stream"]),
         number_of_pool(segment.get("segment_pool_id"), pools),
         segment.get("segment_type") == "small",
-        bool(segment.get("is_expandable", False)),
     )
-    address = stretch.address
     for block in checked_list(segment["blocks"]):
         size, state = _whole(block["size"]), _STATES[block["state"]]
         requested = 0 if state is _FREE else _whole(block.get("requested_size", size))
         # Blocks have addresses of their own since torch 2.1; before, each follows the last one.
-        stretch.add(_Piece(_whole(block.get("address", address)), size, state, requested))
+        yield _Piece(_whole(block.get("address", address)), size, shared, state, requested)
         address += size
-    return stretch
 
 
 _STATES: Final = {
@@ -284,28 +268,6 @@ _STATES: Final = {
     "active_awaiting_free": BlockState.WAITING,
     "inactive": BlockState.FREE,
 }
-
-
-def _part(stretch: _Stretch, begin: int, end: int) -> _Stretch:
-    part = _Stretch(
-        begin, end - begin, stretch.stream, stretch.pool, stretch.is_small, stretch.is_expandable
-    )
-    for start in stretch.starts:
-        if begin <= start < end:
-            part.add(stretch.pieces[start])
-    return part
-
-
-def _union(first: _Stretch, second: _Stretch) -> _Stretch:
-    joined = _part(first, first.address, second.end)
-    joined.is_small = first.is_small and second.is_small
-    for start in second.starts:
-        joined.add(second.pieces[start])
-    piece, before = joined.pieces.get(second.address), joined.around(second.address - 1)
-    if piece and before and piece.state is before.state is _FREE:
-        joined.drop(piece)
-        before.size += piece.size
-    return joined
 
 
 def _whole(value: object) -> int:

@@ -13,44 +13,42 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 ADDRESS_BITS: Final = 64
 _FIRST_ADDRESS: Final = 1 << 40
 
 
+@dataclass(slots=True, eq=False)
 class Block:
-    """A stretch of one segment: in use, waiting for other streams, free, or not mapped."""
+    """A stretch of one segment: in use, waiting for other streams, free, or not mapped.
 
-    __slots__ = (
-        "address",
-        "born",
-        "free",
-        "home",
-        "mapped",
-        "next",
-        "previous",
-        "requested",
-        "size",
-        "span",
-        "streams",
-    )
+    Attributes:
+        address: Where it begins.
+        size: Its bytes.
+        home: The set that it is in while it is free.
+        requested: What the program asked for.
+        previous: The block in front of it in its segment.
+        next: The block behind it.
+        free: Whether it is in its set, or not mapped.
+        mapped: Whether there is memory behind its addresses.
+        streams: The other streams that use it.
+        span: The expandable segment it lies in; None for memory from cudaMalloc.
+        born: The pool's search count when it became free: how garbage collection knows its age.
+    """
 
-    def __init__(self, address: int, size: int, home: FreeBlocks) -> None:
-        self.address = address
-        self.size = size
-        self.home = home
-        self.requested = 0
-        self.previous: Block | None = None
-        self.next: Block | None = None
-        self.free = False
-        self.mapped = True
-        self.streams: set[int] | None = None
-        # The expandable segment it lies in; None for memory from cudaMalloc.
-        self.span: AddressRange | None = None
-        # The pool's search count when it became free: how garbage collection knows its age.
-        self.born = 0
+    address: int
+    size: int
+    home: FreeBlocks
+    requested: int = 0
+    previous: Block | None = None
+    next: Block | None = None
+    free: bool = False
+    mapped: bool = True
+    streams: set[int] | None = None
+    span: AddressRange | None = None
+    born: int = 0
 
     @property
     def is_split(self) -> bool:
@@ -59,35 +57,38 @@ class Block:
     def cut(self, size: int) -> Block:
         """Keep the first ``size`` bytes and return the rest, chained in behind."""
         rest = Block(self.address + size, self.size - size, self.home)
-        rest.mapped = self.mapped
-        rest.span = self.span
-        rest.previous = self
-        after = self.next
-        rest.next = after
-        if after is not None:
-            after.previous = rest
+        rest.mapped, rest.span = self.mapped, self.span
+        rest.previous, rest.next = self, self.next
+        if self.next is not None:
+            self.next.previous = rest
         self.next = rest
         self.size = size
         return rest
 
-    def absorb_previous(self) -> None:
-        """Take over the block in front; the caller took it out of its set."""
-        before = self.previous
-        assert before is not None
-        self.address = before.address
-        self.size += before.size
-        self.previous = before.previous
-        if before.previous is not None:
-            before.previous.next = self
+    def join_neighbours(self) -> int:
+        """Take over free neighbours that are mapped, or not, as it is; return their bytes."""
+        own_bytes = self.size
+        before, after = self.previous, self.next
+        if before is not None and before.free and before.mapped is self.mapped:
+            before.leave_set()
+            self.address = before.address
+            self.size += before.size
+            self.previous = before.previous
+            if before.previous is not None:
+                before.previous.next = self
+        if after is not None and after.free and after.mapped is self.mapped:
+            after.leave_set()
+            self.size += after.size
+            self.next = after.next
+            if after.next is not None:
+                after.next.previous = self
+        return self.size - own_bytes
 
-    def absorb_next(self) -> None:
-        """Take over the block behind; the caller took it out of its set."""
-        after = self.next
-        assert after is not None
-        self.size += after.size
-        self.next = after.next
-        if after.next is not None:
-            after.next.previous = self
+    def leave_set(self) -> None:
+        if self.mapped:
+            self.home.remove(self)
+        else:
+            self.home.unmapped.remove(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,33 +100,36 @@ class AddressRange:
     page_bytes: int
 
 
+@dataclass(slots=True)
 class Pool:
     """The small or the large half of the default pool or of a private one."""
 
-    __slots__ = ("is_small", "number", "searches")
-
-    def __init__(self, number: int, *, is_small: bool) -> None:
-        self.number = number
-        self.is_small = is_small
-        self.searches = 0
+    number: int
+    is_small: bool
+    searches: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class FreeBlocks:
     """The free blocks of one pool that one stream may use, and its unmapped address ranges.
 
     torch keeps all streams of a pool in one set that is ordered by stream first; since no search
     looks past its own stream, a set for each is the same.
+
+    Attributes:
+        pool: The pool.
+        stream: The stream.
+        keys: One integer a block, size in the high bits: it sorts like (size, address), only
+            faster.
+        at: The blocks by their addresses.
+        unmapped: The address ranges, lowest first.
     """
 
-    __slots__ = ("at", "keys", "pool", "stream", "unmapped")
-
-    def __init__(self, pool: Pool, stream: int) -> None:
-        self.pool = pool
-        self.stream = stream
-        # One integer a block, size in the high bits: it sorts like (size, address), only faster.
-        self.keys: list[int] = []
-        self.at: dict[int, Block] = {}
-        self.unmapped: list[Block] = []
+    pool: Pool
+    stream: int
+    keys: list[int] = field(default_factory=list)
+    at: dict[int, Block] = field(default_factory=dict)
+    unmapped: list[Block] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Block]:
         """The free blocks as of now, smallest first; the set may change meanwhile."""
@@ -152,6 +156,7 @@ class FreeBlocks:
         block.free = False
 
 
+@dataclass(eq=False)
 class DeviceMemory:
     """The driver: it hands out bytes up to a capacity, at addresses that only ever grow.
 
@@ -159,28 +164,14 @@ class DeviceMemory:
     in older releases, so a recording's can be given, in the order of the calls.
     """
 
-    __slots__ = (
-        "_known_addresses",
-        "_next_address",
-        "alloc_count",
-        "allowed_bytes",
-        "capacity_bytes",
-        "reserved",
-        "segment_addresses",
-        "segment_count",
-    )
-
-    def __init__(
-        self, capacity_bytes: int, allowed_bytes: int, known_addresses: tuple[int, ...] = ()
-    ) -> None:
-        self.capacity_bytes = capacity_bytes
-        self.allowed_bytes = allowed_bytes
-        self.reserved = 0
-        self.segment_count = 0
-        self.segment_addresses: list[int] = []
-        self.alloc_count = 0
-        self._next_address = _FIRST_ADDRESS
-        self._known_addresses = iter(known_addresses)
+    capacity_bytes: int
+    allowed_bytes: int
+    known_addresses: Iterator[int] = field(default_factory=lambda: iter(()))
+    reserved: int = 0
+    segment_count: int = 0
+    segment_addresses: list[int] = field(default_factory=list)
+    alloc_count: int = 0
+    next_address: int = _FIRST_ADDRESS
 
     @property
     def limit_bytes(self) -> int:
@@ -195,35 +186,23 @@ class DeviceMemory:
         self.alloc_count += 1
         return True
 
-    def restore_segment(self, address: int, size: int) -> None:
-        """Count a segment that was there before; later ones get higher addresses."""
-        self.restore_pages(size)
-        self.segment_count += 1
-        self.restore_range(address, size)
-
-    def restore_pages(self, size: int) -> None:
-        """Count ``size`` bytes that were reserved before."""
-        self.reserved += size
-
-    def restore_range(self, address: int, size: int = 0) -> None:
-        """Take note of addresses that are taken."""
+    def restore_range(self, address: int, size: int) -> None:
+        """Take note of addresses that are taken: later ones are higher."""
         self.segment_addresses.append(address)
-        self._next_address = max(self._next_address, address + size)
+        self.next_address = max(self.next_address, address + size)
 
     def give_back(self, size: int) -> None:
         self.reserved -= size
 
-    def new_range(self, size: int) -> int:
-        """Begin a segment of ``size`` bytes at an address that was never handed out before."""
-        return self._begin_segment(size, 0)
-
     def new_segment(self, size: int) -> int:
         """Begin a segment where the recording's next one began, if that is known."""
-        return self._begin_segment(size, next(self._known_addresses, 0))
+        self.segment_count += 1
+        return self.new_range(size, next(self.known_addresses, 0))
 
-    def _begin_segment(self, size: int, known_address: int) -> int:
-        address = known_address or self._next_address
+    def new_range(self, size: int, known_address: int = 0) -> int:
+        """Return where ``size`` bytes begin: addresses that were never handed out before."""
+        address = known_address or self.next_address
         if not known_address:
-            self._next_address += size
+            self.next_address += size
         self.segment_addresses.append(address)
         return address

@@ -239,20 +239,10 @@ class Device:
 
     def _release(self, block: Block) -> None:
         """Put a block among the free ones, joined with free neighbours (``free_block``)."""
-        home = block.home
         self.active -= block.size
         self.requested -= block.requested
-        idle_before = 0
-        before, after = block.previous, block.next
-        if before is not None and before.free and before.mapped:
-            home.remove(before)
-            idle_before += before.size
-            block.absorb_previous()
-        if after is not None and after.free and after.mapped:
-            home.remove(after)
-            idle_before += after.size
-            block.absorb_next()
-        home.add(block)
+        idle_before = block.join_neighbours()
+        block.home.add(block)
         if block.span is None:
             self.inactive_split -= idle_before
             if block.previous is not None or block.next is not None:
@@ -282,7 +272,6 @@ class Device:
             return grow(home, size, memory, self.settings.large_segment_bytes)
         if not memory.take(segment_bytes):
             return None
-        memory.segment_count += 1
         return Block(memory.new_segment(segment_bytes), segment_bytes, home)
 
     def _refused_early(self, size: int) -> bool:

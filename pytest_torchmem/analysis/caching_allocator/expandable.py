@@ -74,9 +74,8 @@ def unmap_whole_pages(block: Block, memory: DeviceMemory) -> None:
         home.add(front)
     if end < block.address + block.size:
         home.add(block.cut(end - block.address))
-    block.mapped = False
-    block.free = True
-    _join_unmapped(block)
+    block.mapped, block.free = False, True
+    block.join_neighbours()
     memory.give_back(end - begin)
     if block.is_split:
         insort(home.unmapped, block, key=_address)
@@ -112,8 +111,7 @@ def _new_span(
         return None
     block = Block(memory.new_range(span_bytes), span_bytes, home)
     block.span = AddressRange(base=block.address, size=span_bytes, page_bytes=page)
-    block.mapped = False
-    block.free = True
+    block.mapped, block.free = False, True
     insort(home.unmapped, block, key=_address)
     return block
 
@@ -131,23 +129,6 @@ def _map(block: Block, size: int, memory: DeviceMemory) -> bool:
         rest.free = True
         insort(home.unmapped, rest, key=_address)
     block.mapped = True
-    before, after = block.previous, block.next
-    if before is not None and before.free and before.mapped:
-        home.remove(before)
-        block.absorb_previous()
-    if after is not None and after.free and after.mapped:
-        home.remove(after)
-        block.absorb_next()
+    block.join_neighbours()
     home.add(block)
     return True
-
-
-def _join_unmapped(block: Block) -> None:
-    unmapped = block.home.unmapped
-    before, after = block.previous, block.next
-    if before is not None and not before.mapped:
-        unmapped.remove(before)
-        block.absorb_previous()
-    if after is not None and not after.mapped:
-        unmapped.remove(after)
-        block.absorb_next()

@@ -122,7 +122,8 @@ def restore(device: Device, segments: Iterable[PlacedSegment]) -> None:
         if segment.is_expandable:
             expandable.setdefault(home, []).append(segment)
         else:
-            device.memory.restore_segment(segment.address, segment.size_bytes)
+            device.memory.segment_count += 1
+            device.memory.restore_range(segment.address, segment.size_bytes)
             _chain(_blocks(device, home, segment))
     ranges = sorted(expandable.items(), key=lambda item: item[1][0].address)
     bases = [stretches[0].address for _, stretches in ranges]
@@ -136,6 +137,7 @@ def restore(device: Device, segments: Iterable[PlacedSegment]) -> None:
 
 def _blocks(device: Device, home: FreeBlocks, segment: PlacedSegment) -> Iterator[Block]:
     """Make the blocks of a segment, counted and where a device looks for them."""
+    device.memory.reserved += segment.size_bytes
     for placed in segment.blocks:
         block = Block(placed.address, placed.size_bytes, home)
         block.requested = placed.requested_bytes
@@ -172,7 +174,6 @@ def _restore_range(
     for segment in stretches:
         if segment.address > end:
             chain.append(_hole(home, end, segment.address))
-        device.memory.restore_pages(segment.size_bytes)
         chain += _blocks(device, home, segment)
         end = segment.address + segment.size_bytes
     chain.append(_hole(home, end, span.base + span.size))
