@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from statistics import median_low
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,9 @@ from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.results import Counters, Peak, Result, Retained
 from pytest_torchmem.values.trace import LOOP, MarkKind, Trace
 from pytest_torchmem.values.units import format_size
+
+# What another clock says may be off by so much.
+_CLOCKS_NS: Final = 2000
 
 #: How many contributors a result carries, and the smallest part of the largest one that still
 #: tells a reader something; the rest is in the profile.
@@ -394,6 +398,22 @@ class MemoryProfile(GpuQuestions):
     def queue(self) -> DeviceQueue:
         """Queue depth and idle time of the device during each event of the recording."""
         return find_device_queue(self.tree)
+
+    def at_most(self, scratch: Iterable[tuple[int, int]]) -> int:
+        """Return the most that the footprint can be if scratch of libraries was there, too.
+
+        Args:
+            scratch: For each call of a library the time, and the most bytes that it may have taken.
+        """
+        timeline, ranks = self._timeline
+        total, moments = timeline.total, np.array(list(scratch), np.int64).reshape(-1, 2)
+        before, after = (self.tree.ranks_at(moments[:, 0] + ns) for ns in (-_CLOCKS_NS, _CLOCKS_NS))
+        inside = (after >= self.window.begin) & (before <= self.window.end)
+        first = np.maximum(np.searchsorted(ranks, before[inside], side="right") - 1, 0)
+        last = np.searchsorted(ranks, after[inside], side="right")
+        calls = zip(first.tolist(), last.tolist(), moments[inside, 1].tolist(), strict=True)
+        levels = (total[a:b].max(initial=0) + size_bytes for a, b, size_bytes in set(calls))
+        return int(max((total.max(initial=0), *levels)))
 
     @property
     def running_at_peak(self) -> tuple[Span, ...]:

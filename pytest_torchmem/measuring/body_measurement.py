@@ -114,7 +114,8 @@ class Region(MeasuredNumbers):
     def result(self) -> Result:
         """Everything measured in the region. Raises `RecordingError` while it is still open."""
         if self._result is None:
-            self._result = self._profile().result(self.name)
+            profile = self._profile()
+            self._result = self._measurement.told_gaps(profile.result(self.name), profile)
         return self._result
 
     @property
@@ -246,12 +247,17 @@ class BodyMeasurement(GpuQuestions):
 
     def numbers(self, *, origins: bool = True) -> Result:
         """The numbers so far; ``origins`` asks for what was alive, too, and where it comes from."""
-        result = self.profile_so_far().result(origins=origins)
-        if self._gaps is not None:
-            from pytest_torchmem.simulate.gaps import gap_sentences
-
-            result = replace(result, blind_spots=result.blind_spots + gap_sentences(self._gaps))
+        profile = self.profile_so_far()
+        result = self.told_gaps(profile.result(origins=origins), profile)
         return replace(result, notes=(*result.notes, *self._notes))
+
+    def told_gaps(self, result: Result, profile: MemoryProfile) -> Result:
+        """Return a result that says what a simulated GPU could not know of it."""
+        if self._gaps is None:
+            return result
+        from pytest_torchmem.measuring.simulated_gaps import with_gaps
+
+        return with_gaps(result, self._gaps, profile.at_most)
 
     def cancel(self) -> None:
         """End the recording and restore everything; nothing is analysed."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 
-from pytest_torchmem.simulate.gaps import gap_sentences, gaps_so_far
+from pytest_torchmem.measuring.simulated_gaps import with_gaps
+from pytest_torchmem.simulate.gaps import gaps_so_far
 from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.results import Counters, Level, Peak, Result, Retained
 
@@ -76,7 +77,7 @@ class CounterMeasurement:
 
     def _counted(self, counters: Counters, total_bytes: int, retained_bytes: int) -> Result:
         nothing = CategoryBytes()
-        return Result(
+        result = Result(
             name="",
             device=str(self._device),
             estimated=False,
@@ -84,5 +85,7 @@ class CounterMeasurement:
             retained=Retained(retained_bytes, nothing),
             counters=counters,
             level=self.level,
-            blind_spots=gap_sentences(self._gaps),
+        )
+        return with_gaps(
+            result, self._gaps, lambda scratch: total_bytes + max(most for _, most in scratch)
         )

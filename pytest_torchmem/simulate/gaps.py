@@ -10,7 +10,7 @@ from typing import Final
 from pytest_torchmem.simulate import GPU_VARIABLE
 
 # Their numbers in runtime/libraries.cpp.
-_LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE", "cuSPARSELt")
+_LIBRARIES: Final = ("cuDNN", "cuSOLVER", "cuSPARSE", "cuSPARSELt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,12 @@ class Gaps:
 
     Attributes:
         scratch: For each library, how often it was called and would have wanted scratch memory.
+        bounded: How often that was of a size that is known to be below some number.
         reads: How often the host read values that are not exact.
     """
 
     scratch: tuple[int, ...] = ()
+    bounded: int = 0
     reads: int = 0
 
 
@@ -39,22 +41,44 @@ def gaps_so_far() -> Gaps:
     except AttributeError:
         return Gaps()
     scratch.restype = reads.restype = ctypes.c_long
-    return Gaps(tuple(int(scratch(number)) for number in range(len(_LIBRARIES))), int(reads()))
+    counts = tuple(int(scratch(number)) for number in range(len(_LIBRARIES)))
+    return Gaps(counts, _bounded_scratch(0, 0, None), int(reads()))
 
 
-def gap_sentences(before: Gaps) -> tuple[str, ...]:
-    """Return a sentence for each gap that has opened since ``before`` was counted."""
+def bounded_scratch(before: Gaps, device: str) -> list[tuple[int, int]]:
+    """Return when cuFFT took scratch on a device since ``before``, and the most it may have been.
+
+    Times are in nanoseconds since 1970, sizes in bytes.
+    """
+    import ctypes
+
+    count = gaps_so_far().bounded - before.bounded
+    rows = (ctypes.c_int64 * (3 * count))()
+    _bounded_scratch(before.bounded, count, rows)
+    number = int(device.rpartition(":")[2])
+    moments = zip(rows[::3], rows[1::3], rows[2::3], strict=True)
+    return [(time_ns, size_bytes) for time_ns, size_bytes, where in moments if where == number]
+
+
+def _bounded_scratch(first: int, room: int, out: object) -> int:
+    import ctypes
+
+    scratch = ctypes.CDLL(None).torchmem_bounded_scratch
+    scratch.restype = ctypes.c_long
+    return int(scratch(ctypes.c_long(first), ctypes.c_long(room), out))
+
+
+def lower_bound_sentences(before: Gaps) -> tuple[str, ...]:
+    """Return a sentence for each library that took since ``before`` what nobody can bound."""
     now = gaps_so_far()
     earlier = before.scratch or (0,) * len(now.scratch)
     calls = [count - old for count, old in zip(now.scratch, earlier, strict=True)]
-    lower = tuple(
+    return tuple(
         f"the figures are a lower bound: the body called {name} {_times(count)}, and on a "
         "simulated GPU the scratch of its kernels counts as 0 bytes"
         for name, count in zip(_LIBRARIES, calls, strict=False)
         if count
     )
-    read = inexact_reads_sentence(before)
-    return (*lower, read) if read else lower
 
 
 def inexact_reads_sentence(before: Gaps) -> str:

@@ -14,7 +14,7 @@ from pytest_torchmem.values.findings import FindingKind, is_estimated
 from pytest_torchmem.values.json_values import LATER, Json, JsonFields, whole_number
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Level, Result
-from pytest_torchmem.values.units import format_size
+from pytest_torchmem.values.units import format_apart, format_size
 
 RENAMED: Final = "renamed"
 """What an update calls a new entry that took another one's place, and its numbers."""
@@ -85,9 +85,16 @@ class Window(JsonFields):
 
     @property
     def peak_text(self) -> str:
-        """The peak, with what must be known of it: ``at most 3.0 GiB``, ``1.0 MiB (estimated)``."""
-        mark = " (estimated)" if self.result.estimated else ""
-        return ("at most " if self.is_bound else "") + format_size(self.result.peak.total) + mark
+        """The peak, with what must be known of it: ``at most 3.0 GiB``, ``1.0 MiB (estimated)``.
+
+        An interval has both its ends: ``28.0 MiB to 92.0 MiB``.
+        """
+        mark, result = " (estimated)" if self.result.estimated else "", self.result
+        most = result.at_most if result.interval else None
+        if self.is_bound:
+            return f"at most {format_size(most or result.peak.total)}{mark}"
+        ends = (result.peak.total, most) if most else (result.peak.total,)
+        return " to ".join(format_apart(*ends)) + mark
 
     @property
     def limit_status(self) -> str:

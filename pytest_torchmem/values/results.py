@@ -19,6 +19,7 @@ from pytest_torchmem.values.json_values import (
     checked_member,
     checked_numbers,
 )
+from pytest_torchmem.values.units import between
 
 
 class Level(enum.Enum):
@@ -205,6 +206,10 @@ class Result(JsonFields):
             one, or with what is alive at the end.
         others_bytes: The most that other threads held at a time on the CPU; it is in no figure.
         blind_spots: What the figures do not contain, or may not, in a sentence each.
+        at_most: The most that the peak can be, in bytes, where it was estimated or a GPU simulated;
+            ``peak.total`` is the least. Both are equal unless a kernel or a library takes memory
+            for itself that depends on the processor or the GPU, and that could matter at the peak.
+            None where nobody can bound it, and for what was measured on a device.
         level: How closely the window was looked at.
         notes: Sentences the reader of the numbers must know.
         failed_passes: A sentence for each category pass of a user that raised.
@@ -226,6 +231,16 @@ class Result(JsonFields):
     notes: tuple[str, ...] = ()
     level: Level = field(default=Level.FULL, metadata=LATER)
     failed_passes: tuple[str, ...] = field(default=(), metadata=LATER)
+    at_most: int | None = field(default=None, metadata=LATER)
+
+    @property
+    def interval(self) -> str:
+        """The two ends of the peak in words; ``""`` where they are the same to a thousandth."""
+        at_most = self.at_most or 0
+        if at_most <= self.peak.total * 1.001:
+            return ""
+        peak = "estimated peak" if self.estimated else "peak"
+        return between(peak, self.peak.total, at_most)
 
     @property
     def growth(self) -> int | None:

@@ -175,6 +175,12 @@ def format_apart(*sizes: int) -> tuple[str, ...]:
     return texts
 
 
+def between(what: str, least_bytes: int, most_bytes: int) -> str:
+    """Return an interval as a sentence has it: ``the peak is between 1.0 MiB and 9.0 MiB``."""
+    least, most = format_apart(least_bytes, most_bytes)
+    return f"the {what} is between {least} and {most}"
+
+
 def listed(names: Sequence[str]) -> str:
     """Return names as a sentence has them: ``cuDNN, cuFFT and cuSOLVER``."""
     *first, last = names

@@ -269,10 +269,57 @@ def test_what_a_library_would_take_for_itself_makes_a_lower_bound():
     assert said.startswith("the figures are a lower bound: the body called cuDNN")
 
 
+def fourier(*shape, **options):
+    return torch.fft.fftn(torch.zeros(shape, device=CUDA, **options), dim=(-2, -1))
+
+
+def test_the_scratch_of_a_transform_has_an_upper_end_where_its_level_is_the_peak():
+    """NVIDIA's guide: at most 8 complex elements for each, in the precision of the transform."""
+    for dtype, element_bytes in ((torch.complex64, 8), (torch.complex128, 16)):
+        for _ in range(2):  # torch keeps plans
+            with pytest_torchmem.measure(device=CUDA) as step:
+                fourier(3, 64, 100, dtype=dtype)
+            result, elements = step.result, 3 * 64 * 100
+            assert result.peak.total == 2 * elements * element_bytes
+            assert result.at_most == 10 * elements * element_bytes
+            (said,) = result.blind_spots
+            assert said.startswith(result.interval)
+    with pytest_torchmem.measure(device=CUDA) as step:
+        fourier(3, 64, 100)
+        torch.zeros(4 * MiB, device=CUDA)
+        with step.region("again") as again:
+            fourier(3, 64, 100)
+    assert (step.result.at_most, step.result.blind_spots) == (16 * MiB, ())
+    assert again.result.interval
+    assert again.result.blind_spots
+
+
+def test_a_limit_within_what_a_transform_may_take_is_not_judged(pytester):
+    pytester.makepyfile(
+        """
+        import pytest, torch
+
+        limits = [pytest.mark.memory_budget(f"{n}MiB", device="cuda") for n in (1, 2, 9, 11)]
+
+        @pytest.mark.parametrize("n", [pytest.param(n, marks=m) for n, m in enumerate(limits)])
+        def test_it(n):
+            torch.fft.fft(torch.zeros(1024, 128, device="cuda", dtype=torch.complex64))
+        """
+    )
+    run = pytester.runpytest_subprocess("-p", "no:xdist")
+    run.assert_outcomes(passed=1, failed=3)
+    run.stdout.fnmatch_lines_random(
+        [
+            "memory peaked at 2.0 MiB, +1.0 MiB (+100 %) over the limit of 1.0 MiB*",
+            "the limit of 9.0 MiB on memory cannot be judged: *between 2.0 MiB and 10.0 MiB*",
+        ]
+    )
+
+
 CONVOLUTIONS = """
 import torch
 from torch import nn
-from pytest_torchmem.simulate.gaps import gap_sentences, gaps_so_far
+from pytest_torchmem.simulate.gaps import lower_bound_sentences, gaps_so_far
 
 before = gaps_so_far()
 for channels, size in ((30, 16), 256), ((16, 32), 128), ((32, 64), 64):
@@ -291,7 +338,7 @@ for channels, size in ((30, 16), 256), ((16, 32), 128), ((32, 64), 64):
             and event["size"] != out.nbytes
         ]
         print(*in_plan)
-print(*gap_sentences(before))
+print(*lower_bound_sentences(before))
 """
 
 
@@ -315,7 +362,7 @@ def test_attention_of_cudnn_has_the_workspace_that_it_plans(pytester, gpu, engin
     code = """
         import torch
         from torch.nn import attention, functional
-        from pytest_torchmem.simulate.gaps import gap_sentences, gaps_so_far
+        from pytest_torchmem.simulate.gaps import lower_bound_sentences, gaps_so_far
 
         before = gaps_so_far()
         options = dict(device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -326,7 +373,7 @@ def test_attention_of_cudnn_has_the_workspace_that_it_plans(pytester, gpu, engin
         out.backward(torch.zeros_like(out))
         found = torch.cuda.memory_stats()
         held = found["requested_bytes.all.peak"] - found["requested_bytes.all.current"]
-        print(held - out.nbytes, *gap_sentences(before))
+        print(held - out.nbytes, *lower_bound_sentences(before))
     """
     (workspace,) = sees(pytester, code, "--gpu", gpu, "--", "python")[-1].split()
     of_frontend = 2 * 8 * 512 * (64 + 1) * 4

@@ -11,7 +11,7 @@ from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.contributors import CategoryBytes
 from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, RunSummary, Window
-from pytest_torchmem.values.results import Peak, Result, Retained
+from pytest_torchmem.values.results import Level, Peak, Result, Retained
 
 SIZE = CategoryBytes(activation=3)
 RESULT = Result("", "cpu", False, Peak(3, 0, SIZE, SIZE), Retained(0, CategoryBytes()))
@@ -42,6 +42,18 @@ def test_a_window_of_before_there_were_kinds_is_read():
 def test_the_status_of_a_limit_comes_from_the_kinds_whatever_the_sentence_says(kinds, status):
     window = replace(WINDOW, kinds=kinds, sentence="x over the limit of y, it cannot be judged: z")
     assert window.limit_status == status
+
+
+def test_a_peak_that_may_be_larger_is_shown_with_both_ends():
+    def shown(at_most, **changes):
+        result = replace(RESULT, at_most=at_most, **changes)
+        return replace(WINDOW, result=result).peak_text
+
+    assert shown(9) == "3 B to 9 B"
+    assert shown(9, estimated=True) == "3 B to 9 B (estimated)"
+    assert shown(9, level=Level.COUNTERS) == "at most 9 B"
+    assert shown(3) == shown(None) == "3 B"
+    assert Result.from_json(replace(RESULT, at_most=9).to_json()).interval
 
 
 def test_a_test_crosses_as_plain_values():

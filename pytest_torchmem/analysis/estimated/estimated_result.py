@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.caching_allocator import Requests
-from pytest_torchmem.analysis.estimated.intervals import largest_possible
 from pytest_torchmem.analysis.estimated.schedule import NodeBytes, bytes_by_node
 from pytest_torchmem.analysis.estimated.static import (
     allocation_events,
@@ -58,18 +57,6 @@ class Estimate(Result, GpuQuestions):
         result = estimate_result(run, name)
         values = {f.name: getattr(result, f.name) for f in fields(result)}
         return cls(**values, run=run)
-
-    @property
-    def at_most(self) -> int | None:
-        """The most that the peak can be, in bytes; None where nobody can bound it.
-
-        `Peak.total` is the least. Both are equal unless the kernel of some operator takes memory
-        for itself that depends on the processor or the GPU, and that could matter at the peak. On
-        the CPU there are some bytes for each of Python's numbers in the operations, too.
-        """
-        if self.run.blind_spots:
-            return None
-        return largest_possible(self.run) + self.run.numbers_bytes
 
     def picture(self) -> Picture:
         """The timeline, sampled."""

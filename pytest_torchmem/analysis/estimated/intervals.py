@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.estimated.static_facts import makers_of
 from pytest_torchmem.values.static_graph import StaticNode, StaticRun
-from pytest_torchmem.values.units import format_apart, listed
+from pytest_torchmem.values.units import between, listed
 
 # A thousandth of a peak is no news.
 _NEGLIGIBLE: Final = 0.001
@@ -49,11 +49,8 @@ def bounds_in_words(run: StaticRun, peak_bytes: int) -> tuple[str, ...]:
     named = list(dict.fromkeys(cause.name for cause in causes))
     takes = "takes for itself" if len(named) == 1 else "take for themselves"
     decides = " and on ".join(dict.fromkeys(cause.decided_by for cause in causes))
-    least, most = format_apart(peak_bytes, at_most)
-    return (
-        f"the estimated peak is between {least} and {most}: "
-        f"how much memory {_first_few(named)} {takes} depends on {decides}",
-    )
+    ends = between("estimated peak", peak_bytes, at_most)
+    return (f"{ends}: how much memory {_first_few(named)} {takes} depends on {decides}",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_torchmem.analysis.estimated.intervals import bounds_in_words
+from pytest_torchmem.analysis.estimated.intervals import bounds_in_words, largest_possible
 from pytest_torchmem.analysis.estimated.static_facts import makers_of, settle_categories
 from pytest_torchmem.analysis.events.op_tree import folded
 from pytest_torchmem.analysis.storages.timeline import Timeline
@@ -252,6 +252,7 @@ def estimate_result(run: StaticRun, name: str = "") -> Result:
         has_backward=any(node.phase is Phase.BACKWARD for node in run.graph.nodes),
         blind_spots=(*run.blind_spots, *bounds_in_words(run, int(timeline.total[row]))),
         notes=run.notes,
+        at_most=None if run.blind_spots else largest_possible(run) + run.numbers_bytes,
     )
 
 

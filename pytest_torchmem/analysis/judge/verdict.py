@@ -214,6 +214,10 @@ def _judge_limit(result: Result, key: str, limit_bytes: int) -> Finding | None:
         limit = f"the limit of {format_size(limit_bytes)} on {words(key)}"
         return Finding(reading.kind, key, f"{limit} cannot be judged: {reading.reason}")
     if reading <= limit_bytes:
+        if key == "total" and result.interval and (result.at_most or 0) > limit_bytes:
+            limit = f"the limit of {format_size(limit_bytes)} on {words(key)}"
+            told = f"{limit} cannot be judged: {result.interval}"
+            return Finding(FindingKind.UNSEEN, key, told)
         return _judge_unseen(result, key, limit_bytes, limit_bytes - reading)
     numbers = _exceeds(result, key, reading, limit_bytes, "the limit of {}")
     finding = Finding(FindingKind.OVER_LIMIT, key, numbers, reading - limit_bytes)

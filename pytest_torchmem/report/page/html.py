@@ -244,7 +244,7 @@ def _remarks(window: Window) -> list[str]:
         )
     if window.nearest:
         remarks.append(f"there is no baseline for this environment; {window.nearest} has one")
-    return remarks
+    return remarks + [f"not all seen: {spot}" for spot in window.result.blind_spots]
 
 
 def _live_at(picture: Picture, moment: int) -> list[Contributor]:

@@ -1,7 +1,8 @@
 // CUDA's libraries: handles that are not null, versions, one algorithm for a product, and sizes.
 //
 // What a library would ask torch to allocate for it and what is not known here is 0, and counted:
-// `torchmem_unknown_scratch` says how often each library was asked.
+// `torchmem_unknown_scratch` says how often each library was asked. Where it is known how much that
+// can be at most, `torchmem_bounded_scratch` says so, and when.
 
 #include "cudnn_planner.h"
 #include "shared.h"
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <ctime>
 
 using namespace simulated;
 
@@ -23,7 +25,7 @@ static constexpr size_t kBytesOfAlgorithm = 96;
 
 template <typename Size>
 static int no_sparse_scratch(Size* out) {
-  torchmem_note_unknown_scratch(3);
+  torchmem_note_unknown_scratch(2);
   *out = 0;
   return 0;
 }
@@ -41,7 +43,7 @@ void torchmem_note_sparse_elements(long count) { sparse_elements = count; }
 
 // --- how often scratch memory of an unknown size was asked for -----------------------------------
 
-static std::atomic<long> unknown_scratch[5];
+static std::atomic<long> unknown_scratch[4];
 
 long torchmem_unknown_scratch(int library) { return unknown_scratch[library]; }
 void torchmem_note_unknown_scratch(int library) { ++unknown_scratch[library]; }
@@ -150,12 +152,12 @@ int cusparseLtStructuredDescriptorInit(P, P, int64_t rows, int64_t columns, int6
   return 0;
 }
 int cusparseLtSpMMACompressedSize2(P, P, size_t* compressed, size_t* scratch) {
-  torchmem_note_unknown_scratch(4);
+  torchmem_note_unknown_scratch(3);
   *compressed = compressed_bytes;
   return *scratch = 0;
 }
 int cusparseLtMatmulGetWorkspace(P, P, size_t* out) {
-  torchmem_note_unknown_scratch(4);
+  torchmem_note_unknown_scratch(3);
   return *out = 0;
 }
 int cusparseLtMatmulAlgGetAttribute(P, P, int, void* out, size_t bytes) {
@@ -165,15 +167,50 @@ int cusparseLtMatmulAlgGetAttribute(P, P, int, void* out, size_t bytes) {
 
 // --- cuFFT ----------------------------------------------------------------------------------------
 
+// "In the worst case, the cuFFT Library allocates space for 8*batch*n[0]*..*n[rank-1] cufftComplex
+// or cufftDoubleComplex elements": cuFFT API Reference, 2.2 Fourier Transform Setup.
+static constexpr int kMostCopies = 8;
+
+struct Scratch {
+  int64_t time_ns, bytes, device;
+};
+
+static std::mutex scratch_lock;
+static auto& most_of_plan = forever<std::vector<int64_t>>();
+static auto& bounded_scratch = forever<std::vector<Scratch>>();
+
+// Writes down what was taken since a call, as far as there is room; returns how much there is.
+long torchmem_bounded_scratch(long first, long room, Scratch* out) {
+  std::lock_guard<std::mutex> guard(scratch_lock);
+  const long count = bounded_scratch.size();
+  for (long at = first; at < std::min(count, first + room); ++at) *out++ = bounded_scratch[at];
+  return count;
+}
+
 int cufftCreate(int* out) {
-  static std::atomic<int> plans{0};
-  *out = ++plans;
+  std::lock_guard<std::mutex> guard(scratch_lock);
+  *out = most_of_plan.size();
+  most_of_plan.push_back(0);
   return 0;
 }
-int cufftXtMakePlanMany(int, int, long long*, long long*, long long, long long, int, long long*,
-                        long long, long long, int, long long, size_t* scratch, int) {
-  torchmem_note_unknown_scratch(2);
+int cufftXtMakePlanMany(int plan, int rank, long long* sizes, long long*, long long, long long, int,
+                        long long*, long long, long long, int, long long batch, size_t* scratch,
+                        int type) {
+  constexpr int kDouble = 5;  // CUDA_C_64F of library_types.h
+  int64_t bytes = kMostCopies * batch * (type == kDouble ? 16 : 8);
+  for (int at = 0; at < rank; ++at) bytes *= sizes[at];
+  std::lock_guard<std::mutex> guard(scratch_lock);
+  most_of_plan[plan] = bytes;
   *scratch = 0;
+  return 0;
+}
+// The work area is there from here on until the transform has been given to a stream.
+int cufftSetWorkArea(int plan, void*) {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  std::lock_guard<std::mutex> guard(scratch_lock);
+  bounded_scratch.push_back(
+      {now.tv_sec * int64_t{1000000000} + now.tv_nsec, most_of_plan[plan], current_device()});
   return 0;
 }
 

@@ -410,6 +410,18 @@ def test_each_reason_for_no_judgement_has_a_kind_and_ends_with_its_slug():
     assert all(f.shown == f"{f.sentence} [{f.kind.value}]" for f in findings)
 
 
+@pytest.mark.parametrize("estimated", [False, True])
+def test_a_limit_between_the_ends_of_a_peak_is_not_judged(estimated):
+    result = replace(measured(live(4 * MiB), estimated=estimated), at_most=9 * MiB)
+    (finding,) = judge_limits(result, {"total": 6 * MiB})
+    peak = "estimated peak" if estimated else "peak"
+    assert finding.kind is FindingKind.UNSEEN
+    assert finding.sentence.endswith(f"judged: the {peak} is between 4.0 MiB and 9.0 MiB")
+    assert judge_limits(result, {"total": 9 * MiB, "activation": 4 * MiB}) == ()
+    (over,) = judge_limits(result, {"total": 3 * MiB})
+    assert over.kind is FindingKind.OVER_LIMIT
+
+
 def test_two_numbers_need_no_slug():
     (over,) = judge_limits(measured(live(9)), {"total": 1})
     (grown, _) = against(measured(live(1)), measured(live(9 * MiB))).findings
