@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -50,48 +51,40 @@ def asked_about(plans: Sequence[FilePlan], config: pytest.Config) -> list[FilePl
     The end of the input is taken as `Answer.QUIT`, and so is Ctrl-C, whenever it comes. Raises
     `pytest.UsageError` where this is no terminal.
     """
-    questions = [_Questions.about(plan, config) for plan in plans]
-    agreed: set[tuple[str, str]] = set()
+    questions = [_questions(plan, config) for plan in plans]
+    agreed: set[BaselineChange] = set()
     with _terminal(config):
         require_terminal()
         try:
-            _ask_all(questions, agreed)
+            _ask_all(itertools.chain.from_iterable(questions), agreed)
         except KeyboardInterrupt:
             print()
     return [
-        _without(plan, {c.key for c in asked.changes if (asked.shown, c.key) not in agreed})
+        _without(plan, {change.key for change, _ in asked if change not in agreed})
         for plan, asked in zip(plans, questions, strict=True)
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Questions:
-    """The changes of one file, which is shown as ``shown``, and their causes by key."""
-
-    shown: str
-    changes: tuple[BaselineChange, ...]
-    causes: Mapping[str, str]
-
-    @classmethod
-    def about(cls, plan: FilePlan, config: pytest.Config) -> _Questions:
-        shown = relative_path(plan.path, config.invocation_params.dir)
-        changes = tuple(c for c in plan.changes(shown, done=True) if c.written)
-        return cls(shown, changes, {window.key: window.accepted for window in plan.written})
+def _questions(plan: FilePlan, config: pytest.Config) -> list[tuple[BaselineChange, str]]:
+    """Return the changes of one file that would be stored, each with its cause."""
+    shown = relative_path(plan.path, config.invocation_params.dir)
+    causes = {window.key: window.accepted for window in plan.written}
+    return [(c, causes.get(c.key, "")) for c in plan.changes(shown, done=True) if c.written]
 
 
-def _ask_all(questions: Sequence[_Questions], agreed: set[tuple[str, str]]) -> None:
-    """Add the file and the key of each change to ``agreed`` that shall be stored."""
-    last = Answer.YES
-    for asked in questions:
-        if asked.changes and last is not Answer.ALL:
-            print(f"\n{asked.shown}:")
-        for change in asked.changes:
-            if last is not Answer.ALL:
-                last = _ask(change, asked.causes.get(change.key, ""))
-            if last is Answer.QUIT:
-                return
-            if last is not Answer.NO:
-                agreed.add((asked.shown, change.key))
+def _ask_all(questions: Iterable[tuple[BaselineChange, str]], agreed: set[BaselineChange]) -> None:
+    """Add each change to ``agreed`` that shall be stored."""
+    last, file = Answer.YES, ""
+    for change, cause in questions:
+        if last is not Answer.ALL:
+            if change.file != file:
+                print(f"\n{change.file}:")
+            file = change.file
+            last = _ask(change, cause)
+        if last is Answer.QUIT:
+            return
+        if last is not Answer.NO:
+            agreed.add(change)
 
 
 @contextlib.contextmanager

@@ -86,39 +86,32 @@ _GPU: Final = re.compile(r"\b(gpus?|cuda)\b", re.IGNORECASE)
 _DRIVER: Final = Path("/dev/nvidiactl")
 
 
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """The outcome of a test, and the line that defines it."""
+@dataclass(slots=True)
+class _Attempt:
+    """The reports of a test's last attempt; a test that is run again starts with a new one."""
 
-    outcome: str
-    line: int
+    outcome: str = ""
+    line: int = 0
+    passed: bool = False
+    skipped: bool = False
+    wants_a_gpu: bool = False
+    measured: bytes = b""
+    trace: bytes = b""
 
-
-class Endings:
-    """Notes how each test ended, as its reports come in."""
-
-    def __init__(self) -> None:
-        self._endings: dict[str, _Ending] = {}
-
-    def note(self, test: str, report: pytest.TestReport) -> None:
-        """Take one report of a test. A new attempt replaces what an earlier one left."""
-        before = self._endings.get(test)
-        failed = before is not None and before.outcome == "failed"
-        telling = report.when == "call" or not report.passed
-        if report.when == "setup" or (telling and not failed):
-            line = report.location[1]
-            self._endings[test] = _Ending(_outcome(report), 0 if line is None else line + 1)
-
-    def report_on(self, measured: MeasuredTest, file: str) -> TestReport:
-        ending = self._endings.get(measured.test, _Ending("failed", 0))
-        # The name of a file says something about the machine; only its place in the project stays.
-        return TestReport(replace(measured, file=file), ending.outcome, ending.line, file)
-
-
-def _outcome(report: pytest.TestReport) -> str:
-    if hasattr(report, "wasxfail"):
-        return "xfailed" if report.skipped else "xpassed"
-    return report.outcome
+    def note(self, report: pytest.TestReport) -> None:
+        """Take in how one phase ended. A failure stays, whatever comes after it."""
+        is_xfail = hasattr(report, "wasxfail")
+        telling = report.when in ("setup", "call") or not report.passed
+        if telling and self.outcome != "failed":
+            self.outcome = report.outcome
+            if is_xfail:
+                self.outcome = "xfailed" if report.skipped else "xpassed"
+            self.line = 0 if report.location[1] is None else report.location[1] + 1
+        self.passed |= report.when == "call" and report.passed
+        self.skipped |= report.skipped and not is_xfail
+        self.wants_a_gpu |= report.skipped and not is_xfail and _names_a_gpu(report)
+        self.trace = trace_with(report) or self.trace
+        self.measured = detach(report) or self.measured
 
 
 class Collector:
@@ -133,19 +126,12 @@ class Collector:
         self._selection = selection
         self.run = run
         self.summary = RunSummary()
-        self._tests: dict[str, bytes] = {}
-        self._traces: dict[str, bytes] = {}
-        self._seen: set[str] = set()
-        self._passed: set[str] = set()
-        self._failed: set[str] = set()
-        self._skipped: set[str] = set()
+        self._attempts: dict[str, _Attempt] = {}
         self._partial = _selects(config)
-        self._endings = Endings()
         self._lines: list[str] = []
         self._ended: set[str] = set()
         self._cut_short = False
         self._renamed: set[tuple[Path, str]] = set()
-        self._want_a_gpu: set[str] = set()
 
     def add_problem(self, sentence: str) -> None:
         self.summary += RunSummary(problems=(sentence,))
@@ -153,31 +139,12 @@ class Collector:
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test = reported_nodeid(report, self.config)
-        self._seen.add(test)
-        self._endings.note(test, report)
         if report.when == "teardown":
             self._ended.add(test)
-        if report.when == "setup":  # a rerun starts again: only its last attempt counts
-            self._tests.pop(test, None)
-            self._traces.pop(test, None)
-            self._passed.discard(test)
-            self._failed.discard(test)
-            self._skipped.discard(test)
-            self._want_a_gpu.discard(test)
-        if report.when == "call" and report.passed:
-            self._passed.add(test)
-        elif not report.passed and not report.skipped:
-            self._failed.add(test)
-        if report.skipped and not hasattr(report, "wasxfail"):
-            self._skipped.add(test)
-            if _names_a_gpu(report):
-                self._want_a_gpu.add(test)
-        if trace := trace_with(report):
-            self._traces[test] = trace
+        if report.when == "setup" or test not in self._attempts:
+            self._attempts[test] = _Attempt()
         with self.run.originals.back():  # those of the test are still there
-            measured = detach(report)
-        if measured:
-            self._tests[test] = measured
+            self._attempts[test].note(report)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object, error: object) -> None:
@@ -189,20 +156,23 @@ class Collector:
         self._cut_short |= bool(session.shouldstop or session.shouldfail)
         self._cut_short |= session.exitstatus not in _WHOLE
         self._partial = self._partial or self._cut_short or self._selection.partial
-        self.summary += RunSummary(tests=tuple(map(unpacked, self._tests.values())))
+        attempts = self._attempts.values()
+        self.summary += RunSummary(
+            tests=tuple(unpacked(a.measured) for a in attempts if a.measured)
+        )
         self._update()
         if self.run.settings.accepted and self._cut_short:
             self._lines += cut_short_lines(session.testscollected, len(self._ended))
         self._lines += notices(self._as_typed().summary, self.run.settings.accepted)
         self._lines += known_lines(self.summary, self.run.settings.known_holders, self._whole)
         judged = self.run.settings.require_baseline or self.run.settings.accepted
-        if on_ci() and not judged:
+        # All services that run tests and are known set CI.
+        if os.environ.get("CI", "").lower() in ("true", "1") and not judged:
             unguarded = unguarded_line(self.summary)
             title = "::warning title=memory has no baseline::" if on_github() else ""
             self._lines += [title + unguarded] if unguarded else []
-        self._lines += _offer_of_a_gpu(len(self._want_a_gpu))
-        written = self._report()
-        self._tell_other_plugins(written)
+        self._lines += _offer_of_a_gpu(sum(attempt.wants_a_gpu for attempt in attempts))
+        self._tell_other_plugins(self._report())
         if self.summary.problems and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -263,7 +233,18 @@ class Collector:
         return replace(run, tests=tuple(tests))
 
     def _run_report(self) -> RunReport:
-        return run_report(self.summary, self._endings, self.config.rootpath)
+        """Everything that is known of the run, but when and with what it was made."""
+        tests = tuple(map(self._test_report, self.summary.tests))
+        return RunReport(tests, changes=self.summary.changes, problems=self.summary.problems)
+
+    def _test_report(self, measured: MeasuredTest) -> TestReport:
+        attempt, rootdir = self._attempts[measured.test], self.config.rootpath
+        # The name of a file says something about the machine; only its place in the project stays.
+        file = measured.test.partition("::")[0]
+        for folder in (rootdir, checkout(rootdir)):
+            with contextlib.suppress(ValueError):
+                file = Path(measured.file).relative_to(folder).as_posix()
+        return TestReport(replace(measured, file=file), attempt.outcome, attempt.line, file)
 
     def _unknown_fallbacks(self) -> tuple[str, ...]:
         compared = {
@@ -300,7 +281,7 @@ class Collector:
         run = stamped(self._run_report(), self.config.rootpath, Rank.launched())
         for asked in settings.report_paths:
             try:
-                path = write_run(run, asked, self._traces)
+                path = write_run(run, asked, {t: a.trace for t, a in self._attempts.items()})
             except ReportError as error:
                 self.add_problem(str(error).replace(str(asked), self._near(asked)))
                 continue
@@ -315,10 +296,11 @@ class Collector:
     def _update(self) -> None:
         """Write the accepted changes, file by file; one that fails does not stop the others."""
         settings, store = self.run.settings, self.run.store
+        attempts = self._attempts.items()
         outcomes = Outcomes(
-            frozenset(self._seen),
-            frozenset(self._passed - self._failed),
-            frozenset(self._skipped),
+            frozenset(self._attempts),
+            frozenset(test for test, a in attempts if a.passed and a.outcome != "failed"),
+            frozenset(test for test, a in attempts if a.skipped),
             self._partial,
         )
         orphans = self._find_orphans()
@@ -397,33 +379,20 @@ class Collector:
 
     def _orphan_lines(self, orphans: Sequence[Orphan]) -> Iterator[str]:
         """Yield what became of each module that is gone, after the changes were written."""
-        settings = self.run.settings
+        settings, dry = self.run.settings, self.run.settings.dry_run
         stored = {change.file for change in self.summary.changes if change.written}
         for orphan in orphans:
-            removed = not orphan.moved_to and Change.UNUSED in settings.accepted
-            followed = bool(orphan.moved_to and settings.follow_renames)
-            to, is_stored = "", False
-            if orphan.moved_to:
-                to = self._shown(orphan.moved_to)
-                self._renamed |= {(orphan.moved_to, key) for key in orphan.keys}
-                is_stored = any(self._shown(f) in stored for f in self._files_of(orphan.moved_to))
-            dry = settings.dry_run
-            yield orphan_line(
-                self._shown(orphan.module),
-                len(orphan.keys),
-                to,
-                not dry and (removed or followed),
-                is_stored,
-                dry and followed,
-            )
-
-    def _files_of(self, module: Path) -> set[Path]:
-        """Return the baseline files of a module, for what it was measured on."""
-        return {
-            self.run.store.path(module, test.environment)
-            for test in self.summary.tests
-            if test.environment and Path(test.file) == module
-        }
+            what = self._shown(orphan.module), len(orphan.keys)
+            if new := orphan.moved_to:
+                self._renamed |= {(new, key) for key in orphan.keys}
+                measured = (t for t in self.summary.tests if t.environment and Path(t.file) == new)
+                files = {self.run.store.path(new, test.environment) for test in measured}
+                is_stored = any(self._shown(file) in stored for file in files)
+                follows = settings.follow_renames
+                moved = follows and not dry
+                yield orphan_line(*what, self._shown(new), moved, is_stored, dry and follows)
+            else:
+                yield orphan_line(*what, "", not dry and Change.UNUSED in settings.accepted)
 
     def _shown(self, path: Path) -> str:
         return relative_path(path, self.config.invocation_params.dir)
@@ -452,32 +421,9 @@ def _detail(kind: SummaryKind, verbosity: int) -> Detail:
     return detail
 
 
-def run_report(summary: RunSummary, endings: Endings, rootdir: Path) -> RunReport:
-    """Return everything that is known of a run, but when and with what it was made."""
-    start = checkout(rootdir)
-    return RunReport(
-        tests=tuple(endings.report_on(t, _within(start, rootdir, t)) for t in summary.tests),
-        changes=summary.changes,
-        problems=summary.problems,
-    )
-
-
 def checkout(rootdir: Path) -> Path:
     """Return the folder that files of reports are named from."""
     return Path(os.environ.get("GITHUB_WORKSPACE") or rootdir)
-
-
-def _within(start: Path, rootdir: Path, measured: MeasuredTest) -> str:
-    path = Path(measured.file)
-    for folder in (start, rootdir):
-        with contextlib.suppress(ValueError):
-            return path.relative_to(folder).as_posix()
-    return measured.test.partition("::")[0]
-
-
-def on_ci() -> bool:
-    """True where a service runs the tests: all that are known set ``CI``."""
-    return os.environ.get("CI", "").lower() in ("true", "1")
 
 
 def on_github() -> bool:

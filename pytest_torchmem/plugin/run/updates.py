@@ -135,22 +135,30 @@ def plan_updates(
 
     Only tests that passed change anything.
     """
-    places = _by_place(summary)
+    places: dict[Place, list[MeasuredTest]] = defaultdict(list)
+    for test in summary.tests:
+        if test.environment:
+            places[Path(test.file), tuple(sorted(test.environment.items()))].append(test)
     plans = []
     for (module, key), tests in sorted(places.items()):
         environment = dict(key)
         path = store.path(module, environment)
+        keys: frozenset[str] = frozenset()
+        with contextlib.suppress(BaselineError):  # for which its tests have failed
+            keys = store.keys(path, environment)
         elsewhere = {
             t.test for (m, k), others in places.items() if m == module and k != key for t in others
         }
-        unused = _unused(path, environment, store, tests, outcomes, elsewhere)
+        unused: dict[str, BaselineEntry | None] = {}
+        for name in _unused(keys, tests, outcomes, elsewhere):
+            unused[name] = None
+            with contextlib.suppress(BaselineError):
+                unused[name] = store.entry(path, environment, name)
         windows = _largest([w for t in tests if t.test in outcomes.passed for w in t.windows])
         windows += [w for t in tests for w in t.windows if w.kinds == (FindingKind.NO_BASELINE,)]
-        plan = _plan(module, path, environment, windows, unused, settings)
-        new = {w.key for w in plan.written if w.change is Change.NEW}
-        there = _keys(path, environment, store) if new else frozenset()
+        plan = _planned(FilePlan(module, path, environment, unused=unused), windows, keys, settings)
         explained = _unexplained(plan, windows, store) if settings.accepted else ()
-        plans.append(replace(plan, repaired=there & new, explained=explained))
+        plans.append(replace(plan, explained=explained))
     return plans
 
 
@@ -158,9 +166,8 @@ def _largest(windows: Iterable[Window]) -> list[Window]:
     """Return one window for each entry: of the repetitions of a test, the one with most memory."""
     largest: dict[str, Window] = {}
     for window in windows:
-        known = largest.get(window.key)
-        if known is None or known.result.peak.total < window.result.peak.total:
-            largest[window.key] = window
+        known = largest.setdefault(window.key, window)
+        largest[window.key] = max(known, window, key=lambda w: w.result.peak.total)
     return list(largest.values())
 
 
@@ -171,33 +178,17 @@ def _unexplained(plan: FilePlan, windows: list[Window], store: BaselineStore) ->
         if window.change is Change.SAME and not window.reference:
             stored = store.entry(plan.path, plan.environment, window.key)
             now = BaselineEntry.of(window.result)
-            if (
-                stored
-                and now.at_peak_live
-                and not stored.at_peak_live
-                and Numbers.of(stored) == Numbers.of(now)
-            ):
+            is_bare = stored and not stored.at_peak_live and now.at_peak_live
+            if stored and is_bare and Numbers.of(stored) == Numbers.of(now):
                 found.append(window)
     return tuple(found)
 
 
-def _keys(path: Path, environment: Environment, store: BaselineStore) -> frozenset[str]:
-    """Return the keys in a file; none where it cannot be read, for which its tests have failed."""
-    try:
-        return store.keys(path, environment)
-    except BaselineError:
-        return frozenset()
-
-
-def _plan(
-    module: Path,
-    path: Path,
-    environment: Environment,
-    windows: list[Window],
-    unused: dict[str, BaselineEntry | None],
-    settings: Settings,
+def _planned(
+    plan: FilePlan, windows: list[Window], keys: frozenset[str], settings: Settings
 ) -> FilePlan:
-    left = {key: entry for key, entry in unused.items() if entry is not None}
+    """Return a plan with what is written and renamed; ``keys`` are those in the file."""
+    left = {key: entry for key, entry in plan.unused.items() if entry is not None}
     new = {
         w.key: Renameable(w.result.name, BaselineEntry.of(w.result))
         for w in windows
@@ -205,16 +196,14 @@ def _plan(
     }
     renames = find_renames(left, new) if new else {}
     moved = set(renames.values()) if settings.follow_renames else set()
-    accepted = (w for w in windows if w.change in settings.accepted or w.key in moved)
-    return FilePlan(
-        module,
-        path,
-        environment,
-        tuple(accepted),
-        unused,
-        renames,
+    written = tuple(w for w in windows if w.change in settings.accepted or w.key in moved)
+    return replace(
+        plan,
+        written=written,
+        renames=renames,
         removes=Change.UNUSED in settings.accepted,
         follows=settings.follow_renames,
+        repaired=keys.intersection(w.key for w in written if w.change is Change.NEW),
     )
 
 
@@ -229,54 +218,34 @@ def texts(plan: FilePlan) -> tuple[str, str]:
     return changed_text(plan.path, plan.environment, plan.file_changes)
 
 
-def _by_place(summary: RunSummary) -> dict[Place, list[MeasuredTest]]:
-    places: dict[Place, list[MeasuredTest]] = defaultdict(list)
-    for test in summary.tests:
-        if test.environment:
-            places[Path(test.file), tuple(sorted(test.environment.items()))].append(test)
-    return places
-
-
 def _unused(
-    path: Path,
-    environment: Environment,
-    store: BaselineStore,
-    tests: list[MeasuredTest],
-    outcomes: Outcomes,
-    elsewhere: set[str],
-) -> dict[str, BaselineEntry | None]:
-    """Return the entries of a file that no test asked for, by key; None for one that is damaged.
+    keys: frozenset[str], tests: list[MeasuredTest], outcomes: Outcomes, elsewhere: set[str]
+) -> Iterator[str]:
+    """Yield those of the ``keys`` in a file that no test asked for.
 
     ``tests`` are those of the module that were measured in this environment, ``elsewhere`` those in
     another. None of a module count that did not run as a whole. An entry whose own test did not
     pass, or was measured elsewhere this time, may be asked for next time.
     """
-    ran = {test for test in outcomes.seen if _module_of(test) == _module_of(tests[0].test)}
+    module = tests[0].test.partition("::")[0]
+    ran = {test for test in outcomes.seen if test.partition("::")[0] == module}
     if outcomes.partial or ran & outcomes.skipped:
-        return {}
+        return
     here = {t.test for t in tests}
     waiting = (ran - outcomes.passed) | (elsewhere - here)
     pending = {entry_key(one) for test in waiting for one in possible_baseline_nodeids(test)}
     used = {w.key for t in tests for w in t.windows if w.change in _COMPARED}
     # An option of each run decides whether it collects doctests; without them it misses none.
     doctests = any(_of_doctest(entry_key(test)) for test in ran)
-    found: dict[str, BaselineEntry | None] = {}
-    for key in sorted(_keys(path, environment, store) - used):
+    for key in sorted(keys - used):
         is_pending = any(key == test or key.startswith(f"{test}::") for test in pending)
         if not is_pending and (doctests or not _of_doctest(key)):
-            found[key] = None
-            with contextlib.suppress(BaselineError):
-                found[key] = store.entry(path, environment, key)
-    return found
+            yield key
 
 
 def _of_doctest(key: str) -> bool:
     """True for the key of a doctest: its first part is no name of a function or a class."""
     return "." in key.partition("[")[0].partition("::")[0]
-
-
-def _module_of(test: str) -> str:
-    return test.partition("::")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,28 +267,20 @@ def find_renames(
     """
     regions = {measured.region for measured in new.values()}
     found: dict[str, str] = {}
-    for kept in (_parameters, _function):
+    for kept in (slice(1, None), slice(1)):  # the parameters of a test, its function
         signatures: dict[object, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
         for key in unused.keys() - found.keys():
             for region in regions:
                 if not region or key.endswith(f"::{region}"):
                     numbers = Numbers.of(unused[key])
-                    signatures[kept(key), region, numbers][0].append(key)
+                    signatures[key.partition("[")[kept], region, numbers][0].append(key)
         for key in new.keys() - set(found.values()):
             numbers = Numbers.of(new[key].entry)
-            signatures[kept(key), new[key].region, numbers][1].append(key)
+            signatures[key.partition("[")[kept], new[key].region, numbers][1].append(key)
         found |= {
             old[0]: added[0] for old, added in signatures.values() if len(old) == len(added) == 1
         }
     return found
-
-
-def _parameters(key: str) -> str:
-    return "".join(key.partition("[")[1:])
-
-
-def _function(key: str) -> str:
-    return key.partition("[")[0]
 
 
 _ALIKE: Final = 0.5
@@ -370,7 +331,15 @@ def find_orphans(
             if not module.exists() and not python.exists():
                 files[module if module.suffix else python].append(file)
     orphans = [_orphan(module, files[module]) for module in sorted(files)]
-    new = dict(_new_modules(summary, store))
+    # The modules without any baseline, and the keys of what was measured in them.
+    new: dict[Path, set[str]] = defaultdict(set)
+    known = set()
+    for test, window in summary.windows:
+        if window.change is Change.NEW:
+            new[Path(test.file)].add(window.key)
+            if store.path(Path(test.file), test.environment).exists():
+                known.add(Path(test.file))
+    new = {module: keys for module, keys in new.items() if module not in known}
     return [_followed(orphan, orphans, new) for orphan in orphans if orphan.keys]
 
 
@@ -382,34 +351,15 @@ def _orphan(module: Path, files: Iterable[Path]) -> Orphan:
     return Orphan(module, tuple(sorted(found)), frozenset().union(*found.values()))
 
 
-def _new_modules(
-    summary: RunSummary, store: BaselineStore
-) -> Iterator[tuple[Path, frozenset[str]]]:
-    """Yield the modules without any baseline, and the keys of what was measured in them."""
-    keys: dict[Path, set[str]] = defaultdict(set)
-    known = set()
-    for test, window in summary.windows:
-        module = Path(test.file)
-        if window.change is Change.NEW:
-            keys[module].add(window.key)
-        if window.change is Change.NEW and store.path(module, test.environment).exists():
-            known.add(module)
-    yield from ((module, frozenset(k)) for module, k in keys.items() if module not in known)
-
-
-def _followed(orphan: Orphan, all_: list[Orphan], new: Mapping[Path, frozenset[str]]) -> Orphan:
+def _followed(orphan: Orphan, all_: list[Orphan], new: Mapping[Path, set[str]]) -> Orphan:
     """Return an orphan with its new module, if neither of the two has another one as near."""
-    near = [module for module, keys in new.items() if _alike(orphan.keys, keys) >= _ALIKE]
-    if len(near) != 1:
-        return orphan
-    rivals = [other for other in all_ if _alike(other.keys, new[near[0]]) >= _ALIKE]
-    if len(rivals) != 1:
-        return orphan
-    return Orphan(orphan.module, orphan.files, orphan.keys, near[0])
+    near = [module for module, keys in new.items() if _are_alike(orphan.keys, keys)]
+    rivals = [other for other in all_ if near and _are_alike(other.keys, new[near[0]])]
+    return replace(orphan, moved_to=near[0]) if len(near) == len(rivals) == 1 else orphan
 
 
-def _alike(one: frozenset[str], other: frozenset[str]) -> float:
-    return len(one & other) / max(len(one), len(other), 1)
+def _are_alike(one: frozenset[str], other: set[str]) -> bool:
+    return len(one & other) >= _ALIKE * max(len(one), len(other), 1)
 
 
 def move(orphan: Orphan, store: BaselineStore) -> None:
