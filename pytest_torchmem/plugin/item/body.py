@@ -34,7 +34,6 @@ from pytest_torchmem.plugin.item.unfinished import (
     is_failure,
     is_out_of_memory,
     raised,
-    until_then,
 )
 from pytest_torchmem.plugin.options.marker import Asked, can_rerun
 from pytest_torchmem.plugin.options.settings import LevelChoice, Run
@@ -87,57 +86,55 @@ class Body:
 
     Attributes:
         state: Where the test is.
+        asked: What its markers ask for.
         measurement: The recording of the run that counts.
+        estimates: The estimates that the run made.
     """
 
     def __init__(self, item: pytest.Item, run: Run, asked: Asked) -> None:
         self.state = State.BEFORE
         self._item = item
         self._run = run
-        self._asked = asked
         self._problem: TorchmemError | None = None
         self._checked: list[tuple[Region, Allowance]] = []
-        self._estimates = self._no_estimates()
         self._earlier: list[dict[str, Result]] = []
         self._counted: CountedRun | None = None
+        self.asked = asked
         self.measurement = self._new_measurement()
-        self._asked = self._on_this_device(asked)
-
-    def _on_this_device(self, asked: Asked) -> Asked:
-        """Return what is asked with the limits of the device that is measured."""
-        if not asked.differs_by_device:
-            return asked
-        from pytest_torchmem.record.environment import device_names
-
-        return asked.on_device(*device_names(self.device))
+        self.ask_for(asked)
 
     def _new_measurement(self) -> BodyMeasurement:
         # Here torch comes in: a process that measures nothing does without.
         from pytest_torchmem.measuring.body_measurement import BodyMeasurement
 
-        device = self._asked.device or self._run.settings.device
+        device = self.asked.device or self._run.settings.device
         return BodyMeasurement(device or None, self._run.passes, self._run.say)
 
     @property
     def _empties_cache(self) -> bool:
         """True where the number that is judged has the allocator's cache in it."""
-        return "reserved" in self._asked.limits
-
-    def _no_estimates(self) -> Estimates:
-        return Estimates(self._asked.allowance if self._asked.baseline else None)
+        return "reserved" in self.asked.limits
 
     # --- its run
 
     def ask_for(self, asked: Asked) -> None:
-        """Take in what a fixture's markers ask for. Raises `MarkerError` for another device."""
-        if self._asked.device != asked.device:
+        """Take in what is asked of the device that is measured, by a fixture's markers, too.
+
+        Raises `MarkerError` for another device.
+        """
+        if self.asked.device != asked.device:
             raise MarkerError("memory_budget, device: a fixture sets it, after torchmem was set up")
-        self._asked = self._on_this_device(asked)
+        if asked.differs_by_device:
+            from pytest_torchmem.record.environment import device_names
+
+            asked = asked.on_device(*device_names(self.device))
+        self.asked = asked
+        self.estimates = Estimates(asked.allowance if asked.baseline else None)
 
     def warm_up(self) -> None:
         """Run the body as often as the marker says, unmeasured. What the body raises comes out."""
         self.state = State.WARMING_UP
-        for _ in range(self._asked.warmup if can_rerun(self._item) else 0):
+        for _ in range(self.asked.warmup if can_rerun(self._item) else 0):
             with contextlib.suppress(WarmupOver):
                 self._item.runtest()
 
@@ -145,7 +142,7 @@ class Body:
         """Measure all runs but the last, if an update asks for several. The body's exceptions come
         out; the last run alone says that a run cannot be measured."""
         settings = self._run.settings
-        compares = self._asked.baseline or _uses_fixture(self._item)
+        compares = self.asked.baseline or _uses_fixture(self._item)
         if not settings.accepted or not compares or not can_rerun(self._item):
             return
         for _ in range(settings.repeat_count - 1):
@@ -164,19 +161,19 @@ class Body:
 
         counters = CounterMeasurement(self.device, level, empties_cache=self._empties_cache)
         self._counted = CountedRun(counters)
-        self._counted.start()
+        counters.start()
         self.state = State.COUNTING
 
     def _level(self) -> Level:
         """Return the lowest level that may answer all that is asked."""
-        settings, limits = self._run.settings, self._asked.limits
+        settings, limits = self._run.settings, self.asked.limits
         if (
             settings.level is LevelChoice.FULL
             or self.device == "cpu"
             or not limits
-            or self._asked.baseline
+            or self.asked.baseline
             or settings.reports
-            or self._asked.collect
+            or self.asked.collect
             or settings.known_holders
             or _uses_fixture(self._item)
             or not can_rerun(self._item)
@@ -190,9 +187,9 @@ class Body:
 
     def start(self) -> bool:
         """Begin to record, and return whether that is possible; else the body runs unmeasured."""
-        self._estimates = self._no_estimates()
+        self.estimates = Estimates(self.asked.allowance if self.asked.baseline else None)
         # What the body frees of others' garbage would count as freed.
-        if self._asked.collect or "net_retained" in self._asked.limits:
+        if self.asked.collect or "net_retained" in self.asked.limits:
             gc.collect()
         try:
             with self._run.originals.back():
@@ -233,8 +230,7 @@ class Body:
         with contextlib.suppress(Exception), self._run.originals.back():
             reports = self._run.settings.reports and self._asks
             if is_failure(error) and (reports or is_out_of_memory(error)):
-                result = until_then(self.measurement.stop())
-                self._sender.unfinished(result, self.measurement, error)
+                self._sender.unfinished(self.measurement.stop(), self.measurement, error)
                 return
         with contextlib.suppress(Exception), self._run.originals.back():
             self.measurement.cancel()
@@ -247,14 +243,21 @@ class Body:
             self.start()
             self._run_item()
         with self._run.originals.back(), gc_paused(), numpy_in_place():
-            failure = self._judged(self._stop())
+            failure, windows = "", self._stop()
+            if self._problem is None:
+                try:
+                    failure = self._judge(windows)
+                except Exception as error:
+                    self._problem = _as_ours(error)
+            if self._problem is not None:
+                failure = self._unmeasured(self._problem)
         if failure:
             raise pytest.fail.Exception(failure, pytrace=False)
 
     def _pass_by_counters(self) -> bool:
         """End a counted run; True where that was enough to pass."""
         self.state = State.AFTER
-        limits = self._asked.sizes()
+        limits = self.asked.sizes()
         result = self._counted.within(limits) if self._counted else None
         if result is None or (result.blind_spots and self._run.settings.strict):
             return False
@@ -266,9 +269,9 @@ class Body:
         measuring, self.state = self.state is State.MEASURING, State.AFTER
         if not measuring:
             return []
-        if self._asked.collect:
+        if self.asked.collect:
             gc.collect()
-        allowance, rootdir = self._asked.allowance, self._run.rootdir
+        allowance, rootdir = self.asked.allowance, self._run.rootdir
         try:
             result = self.measurement.stop(origins=self._run.keeps_origins)
             windows = [MeasuredWindow(result, allowance, self.measurement)]
@@ -276,7 +279,7 @@ class Body:
         except Exception as error:
             self._problem = _as_ours(error)
             return []
-        windows += (MeasuredWindow(e, a, e) for e, a in self._estimates.sources(allowance))
+        windows += (MeasuredWindow(e, a, e) for e, a in self.estimates.sources(allowance))
         return [replace(window, result=portable(window.result, rootdir)) for window in windows]
 
     # --- its judgement
@@ -290,20 +293,11 @@ class Body:
         if not self._asks:
             return ""
         self._sender.not_measured(str(problem))
-        if self._asked.limits:
-            what = ", ".join(words(key) for key in self._asked.limits)
+        if self.asked.limits:
+            what = ", ".join(words(key) for key in self.asked.limits)
             return f"the limit on {what} cannot be judged: {problem}"
         strict = self._run.settings.strict
         return f"the body was not measured: {problem}" if strict else ""
-
-    def _judged(self, windows: list[MeasuredWindow]) -> str:
-        """Return the text of the failure, also where something of ours has failed."""
-        if self._problem is None:
-            try:
-                return self._judge(windows)
-            except Exception as error:
-                self._problem = _as_ours(error)
-        return self._unmeasured(self._problem)
 
     def _judge(self, windows: list[MeasuredWindow]) -> str:
         """Judge and send what was measured; return the text of the failure."""
@@ -315,7 +309,7 @@ class Body:
             lambda: self._run.environment(self.device),
             self._item.config.invocation_params.dir,
         )
-        judge = Judge(self._asked, baselines, self._estimates, self._earlier, self._counted)
+        judge = Judge(self.asked, baselines, self.estimates, self._earlier, self._counted)
         checked = [region for region, _ in self._checked]
         others = [region for region in self.measurement.regions if region not in checked]
         judgement = judge.judge(windows)
@@ -331,21 +325,11 @@ class Body:
     @property
     def _asks(self) -> bool:
         """False where the run alone asks; then nothing is said but of what is large enough."""
-        return self._asked.anything or _uses_fixture(self._item)
+        return self.asked.anything or _uses_fixture(self._item)
 
     @property
     def device(self) -> str:
         return self.measurement.device
-
-    @property
-    def allowance(self) -> Allowance:
-        """The distance from its baseline that a number of this test may have."""
-        return self._asked.allowance
-
-    @property
-    def limits_growth(self) -> bool:
-        """True where a limit on the growth per step may fail the test."""
-        return "growth" in self._asked.limits
 
     @property
     def problem(self) -> str:
@@ -363,12 +347,8 @@ class Body:
         """Return what a call of ``program`` would need; the body's limits hold for it, too."""
         estimate = replace(self.measurement.estimate(program, *args, **options), name=name)
         if self.state not in (State.WARMING_UP, State.COUNTING):
-            self._estimates.add(estimate)
+            self.estimates.add(estimate)
         return estimate
-
-    def check_estimate(self, estimate: Estimate, allowance: Allowance) -> None:
-        """Compare an estimate with its baseline when the body is over. Raises `MarkerError`."""
-        self._estimates.check(estimate, allowance)
 
     def check_region(self, region: Region, allowance: Allowance) -> None:
         """Compare a region with its baseline when the body is over. Raises `MarkerError`."""
@@ -386,9 +366,9 @@ class Body:
         """Yield the regions and estimates whose numbers the body has read so far."""
         for region in self.measurement.regions:
             if region.was_read:
-                yield MeasuredWindow(region.result, self.allowance, region)
-        for estimate in self._estimates.made:
-            yield MeasuredWindow(estimate, self.allowance, estimate)
+                yield MeasuredWindow(region.result, self.asked.allowance, region)
+        for estimate in self.estimates.made:
+            yield MeasuredWindow(estimate, self.asked.allowance, estimate)
 
 
 def _as_ours(error: Exception) -> TorchmemError:

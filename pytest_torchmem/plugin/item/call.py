@@ -15,7 +15,6 @@ from pytest_torchmem.plugin.item.body import Body
 from pytest_torchmem.plugin.item.sending import set_properties
 from pytest_torchmem.plugin.options.marker import Asked, read_markers
 from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
-from pytest_torchmem.plugin.options.settings import Run
 from pytest_torchmem.plugin.run.workers import PAYLOAD, attach, plain_nodeid
 from pytest_torchmem.plugin.stash import ASKED, BAD_ARGUMENT, BODY, IN_CALL, RUN, RUNNING
 from pytest_torchmem.values.errors import DeviceError, MarkerError
@@ -78,7 +77,10 @@ def _new_body(item: pytest.Item, asked: Asked) -> Body:
     try:
         body = item.stash[BODY] = item.config.stash[RUNNING] = Body(item, run, asked)
     except DeviceError as error:
-        raise _refusal(item, run, error) from None
+        record = MeasuredTest(plain_nodeid(item), str(item.path), {}, not_measured=str(error))
+        item.stash[PAYLOAD] = record.to_json()
+        ending = pytest.fail if run.settings.strict else pytest.skip
+        raise ending.Exception(f"not measured: {error}") from None
     except MarkerError as error:
         raise _bad_argument(item, error) from None
     return body
@@ -88,15 +90,6 @@ def _bad_argument(item: pytest.Item, error: MarkerError) -> BaseException:
     """Return what fails a test whose markers cannot be used."""
     item.stash[BAD_ARGUMENT] = True
     return pytest.fail.Exception(f"{plain_nodeid(item)}: {error}", pytrace=False)
-
-
-def _refusal(item: pytest.Item, run: Run, error: DeviceError) -> BaseException:
-    """Return what skips a test whose device is missing, or fails it where the run is strict."""
-    record = MeasuredTest(plain_nodeid(item), str(item.path), {}, not_measured=str(error))
-    item.stash[PAYLOAD] = record.to_json()
-    if run.settings.strict:
-        return pytest.fail.Exception(f"not measured: {error}", pytrace=False)
-    return pytest.skip.Exception(f"not measured: {error}")
 
 
 def forget(item: pytest.Item) -> None:
@@ -111,39 +104,22 @@ def forget(item: pytest.Item) -> None:
 
 def begin(item: pytest.Item) -> None:
     """Warm up and begin to measure, right before the body."""
-    if _has_new_marks(item):
-        _heed_fixtures(item)
-    elif BODY not in item.stash:
-        _measure_unasked(item)
+    body = item.stash.get(BODY, None)
+    if _has_new_marks(item):  # of fixtures
+        asked = _asked(item)
+        try:
+            body.ask_for(asked) if body else _new_body(item, asked)
+        except MarkerError as error:
+            raise pytest.fail.Exception(f"{plain_nodeid(item)}: {error}", pytrace=False) from None
+    elif body is None and _asked(item).least_bytes and "torch" in sys.modules:
+        # The run asks for all tests. One that asks for nothing is never worse off for that.
+        with contextlib.suppress(DeviceError):
+            item.stash[BODY] = Body(item, item.config.stash[RUN], _asked(item))
+            item.config.stash[RUNNING] = item.stash[BODY]
     if body := item.stash.get(BODY, None):
         body.warm_up()
         body.measure_before()
         body.begin()
-
-
-def _measure_unasked(item: pytest.Item) -> None:
-    """Measure a test that asks for nothing, where the run asks for all and the test may use torch.
-
-    It is never worse off for that: without its device it is not measured.
-    """
-    asked = _asked(item)
-    if asked.least_bytes and "torch" in sys.modules:
-        with contextlib.suppress(DeviceError):
-            body = Body(item, item.config.stash[RUN], asked)
-            item.stash[BODY] = item.config.stash[RUNNING] = body
-
-
-def _heed_fixtures(item: pytest.Item) -> None:
-    """Take in the markers that fixtures have added."""
-    asked = _asked(item)
-    body = item.stash.get(BODY, None)
-    if body is None:
-        _new_body(item, asked)
-        return
-    try:
-        body.ask_for(asked)
-    except MarkerError as error:
-        raise pytest.fail.Exception(f"{plain_nodeid(item)}: {error}", pytrace=False) from None
 
 
 def ended_by(item: pytest.Item, error: BaseException) -> bool:
@@ -163,17 +139,12 @@ def end(item: pytest.Item) -> None:
         if body:
             body.abandon(error)
         raise pytest.fail.Exception(str(error), pytrace=False)
-    kept = _kept_by_unittest(item)
-    if body and kept is not None:
-        body.abandon(kept)
+    # What ended the method of a `TestCase`: pytest keeps it, and raises it to nobody.
+    kept: Sequence[pytest.ExceptionInfo[BaseException]] = getattr(item, "_excinfo", None) or ()
+    if body and kept:
+        body.abandon(kept[0].value)
     elif body:
         body.finish()
-
-
-def _kept_by_unittest(item: pytest.Item) -> BaseException | None:
-    """Return what ended the method of a `TestCase`: pytest keeps it, and raises it to nobody."""
-    kept: Sequence[pytest.ExceptionInfo[BaseException]] = getattr(item, "_excinfo", None) or ()
-    return kept[0].value if kept else None
 
 
 def report_on(item: pytest.Item, report: pytest.TestReport) -> None:

@@ -38,7 +38,8 @@ def explain_comparison(
     body = config.stash.get(RUNNING, None)
     if body is None or op not in _ORDERS or type(left) is not int or type(right) is not int:
         return None
-    windows = [w for w in body.windows_read() if {left, right} & {*_sizes(w.result)}]
+    sizes = {left, right} - {0}
+    windows = [w for w in body.windows_read() if any(p[0] in sizes for p in _parts(w.result))]
     if not windows or max(left, right) < KiB:
         return None
     one, other = format_apart(left, right)
@@ -55,8 +56,7 @@ def _cause(window: MeasuredWindow, measured_bytes: int, allowed_bytes: int) -> s
     for size_bytes, key, result in _parts(window.result):
         if size_bytes == measured_bytes:
             verdict = Verdict(result, judge_limits(result, {key: allowed_bytes}))
-            # An estimate has left nothing behind.
-            verdict = explain_retained(verdict, getattr(window.source, "find_holders", None))
+            verdict = explain_retained(verdict, window.find_holders)
             return verdict.findings[0].cause if verdict.failed else ""
     return ""
 
@@ -76,11 +76,6 @@ def _parts(result: Result) -> Iterator[tuple[int, str, Result]]:
         yield from ((amounts[category], category.value, result) for category in Category)
     if result.growth is not None:
         yield result.growth, "growth", result
-
-
-def _sizes(result: Result) -> Iterator[int]:
-    """Yield every number of a result that is not 0."""
-    yield from (size_bytes for size_bytes, *_ in _parts(result) if size_bytes)
 
 
 def _told(result: Result) -> str:

@@ -101,9 +101,9 @@ class Torchmem:
         state = self._state()
         if isinstance(region, _NoRegion) or state is State.WARMING_UP:
             return
-        allowance = read_allowance("torchmem.check", tolerance, floor, self._body.allowance)
+        allowance = read_allowance("torchmem.check", tolerance, floor, self._body.asked.allowance)
         if isinstance(region, Result):
-            self._body.check_estimate(region, allowance)
+            self._body.estimates.check(region, allowance)
         else:
             self._body.check_region(region, allowance)
 
@@ -126,7 +126,7 @@ class Torchmem:
             yield step
             if marks and step >= warmup:
                 measurement.step(loop)
-        if marks and self._body.limits_growth:
+        if marks and "growth" in self._body.asked.limits:
             measurement.note_holders()
 
     def _state(self) -> State:

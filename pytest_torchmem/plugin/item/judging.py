@@ -6,11 +6,12 @@ It knows neither pytest nor the recording: what a verdict needs of these it take
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pytest_torchmem.analysis.judge.holders import explain_retained, judge_unknown
+from pytest_torchmem.analysis.judge.holders import Held, explain_retained, judge_unknown
 from pytest_torchmem.analysis.judge.verdict import (
     CodeChanges,
     judge_baseline,
@@ -27,7 +28,6 @@ from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.store.baseline_file import EntryError
 from pytest_torchmem.store.baselines import BaselineStore, entry_key
 from pytest_torchmem.values.baseline import Allowance, Change, Reference
-from pytest_torchmem.values.contributors import Source
 from pytest_torchmem.values.errors import (
     BaselineError,
     MarkerError,
@@ -144,23 +144,19 @@ def _twice(name: str) -> MarkerError:
     )
 
 
+@dataclass(slots=True)
 class CountedRun:
     """The run of a body whose allocator is asked, and which is not recorded.
 
-    Attributes:
-        enough: False where the body turned out to ask for more than the allocator knows.
+    ``enough`` is False where the body turned out to ask for more than the allocator knows.
     """
 
-    def __init__(self, counters: CounterMeasurement) -> None:
-        self._counters = counters
-        self.enough = True
-
-    def start(self) -> None:
-        self._counters.start()
+    counters: CounterMeasurement
+    enough: bool = True
 
     def within(self, limits: Mapping[str, int]) -> Result | None:
         """End the run; return what was counted, or None where that proves nothing."""
-        result = self._counters.stop()
+        result = self.counters.stop()
         return result if self.enough and not judge_limits(result, limits) else None
 
     def certain(self, limits: Mapping[str, int]) -> tuple[Finding, ...]:
@@ -168,7 +164,7 @@ class CountedRun:
         told = (
             "; the allocator counted that in a first run, and the recorded second run stayed below"
         )
-        found = judge_limits(self._counters.least, limits)
+        found = judge_limits(self.counters.least, limits)
         return tuple(replace(finding, numbers=finding.numbers + told) for finding in found)
 
 
@@ -186,6 +182,11 @@ class MeasuredWindow:
     allowance: Allowance
     source: BodyMeasurement | Region | Estimate
 
+    @property
+    def find_holders(self) -> Callable[[], tuple[Held, ...]] | None:
+        """Looks for what holds what was left behind; None for an estimate, which leaves nothing."""
+        return getattr(self.source, "find_holders", None)
+
 
 @dataclass(frozen=True, slots=True)
 class JudgedWindow:
@@ -200,8 +201,8 @@ class JudgedWindow:
 
     window: MeasuredWindow
     verdict: Verdict
-    limits: Mapping[str, int]
-    reference: Reference | None
+    limits: Mapping[str, int] = field(default_factory=dict)
+    reference: Reference | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +243,21 @@ class Baselines:
     environment: Callable[[], Mapping[str, str]]
     start: Path
 
+    @property
+    def path(self) -> Path:
+        """The test's baseline file."""
+        return self.store.path(self.module, self.environment())
+
+    @property
+    def code(self) -> CodeChanges:
+        """The changes of code since the baseline was stored."""
+        since, path = self.store.changed_lines, self.path
+        return CodeChanges(
+            partial(since.has_changed, path),
+            partial(since.places, path),
+            partial(since.now_at, path),
+        )
+
     def reference(self, name: str) -> Reference | None:
         """Return what to compare a window with; None where it is new. Raises `BaselineError`."""
         key = entry_key(self.nodeid, name)
@@ -250,39 +266,21 @@ class Baselines:
         except BaselineError as error:
             if isinstance(error, EntryError) and Change.NEW in self.settings.accepted:
                 return None  # what is right, the new measurement says
-            path = self.store.path(self.module, self.environment())
-            shown = relative_path(path, self.start)
-            raise BaselineError(error.sentence.replace(str(path), shown)) from None
+            shown = relative_path(self.path, self.start)
+            raise BaselineError(error.sentence.replace(str(self.path), shown)) from None
 
-    def has_changed(self, source: Source) -> bool:
-        """Return whether a line is not as it was when the baseline was stored."""
-        path = self.store.path(self.module, self.environment())
-        return self.store.changed_lines.has_changed(path, source)
-
-    def now_at(self, source: Source) -> Source:
-        """Return where a line is that was at ``source`` when the baseline was stored."""
-        path = self.store.path(self.module, self.environment())
-        return self.store.changed_lines.now_at(path, source)
-
-    def changed_places(self) -> Sequence[Source]:
-        """Return the first line of each change of code since the baseline was stored."""
-        path = self.store.path(self.module, self.environment())
-        return self.store.changed_lines.places(path)
-
-    def nearest(self, name: str) -> str:
-        """Return the nearest environment that has an entry for a window; ``""`` without one."""
+    def missing(self, name: str) -> tuple[str, tuple[Finding, ...]]:
+        """Return the nearest environment that has an entry for a window, ``""`` without one; and a
+        finding where an entry is required and neither there nor about to be stored."""
         key = entry_key(self.nodeid, name)
-        return self.store.nearest(self.module, self.environment(), key)
-
-    def missing(self, name: str, near: str) -> tuple[Finding, ...]:
-        """Return a finding where an entry is required and neither there nor about to be stored."""
+        near = self.store.nearest(self.module, self.environment(), key)
         stores_new = Change.NEW in self.settings.accepted or self.settings.follow_renames
         if not self.settings.require_baseline or stores_new:
-            return ()
-        shown = relative_path(self.store.path(self.module, self.environment()), self.start)
+            return near, ()
+        shown = relative_path(self.path, self.start)
         other = f"; nearest is {near}, --torchmem-baseline-from={near} accepts it" if near else ""
-        text = f"there is no baseline for {entry_key(self.nodeid, name)} in {shown}{other}"
-        return (Finding(FindingKind.NO_BASELINE, "total", text),)
+        text = f"there is no baseline for {key} in {shown}{other}"
+        return near, (Finding(FindingKind.NO_BASELINE, "total", text),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,18 +310,15 @@ class Judge:
         judged: list[JudgedWindow] = []
         problem = ""
         for window in windows:
-            limits: Mapping[str, int] = {}
-            found = JudgedWindow(window, Verdict(window.result), limits, None)
+            found = JudgedWindow(window, Verdict(window.result))
             try:
                 limits = self.estimates.limits_for(window.result, self.asked.sizes())
                 if not limits and self._has_no_say(window.result):
                     continue
                 found = replace(found, limits=limits)
                 found = self._judge_window(window, limits)
-                # An estimate has left nothing behind.
-                find_holders = getattr(window.source, "find_holders", None)
                 known = self.settings.known_holders
-                verdict = explain_retained(found.verdict, find_holders, known)
+                verdict = explain_retained(found.verdict, window.find_holders, known)
                 found = replace(found, verdict=verdict)
             except TorchmemError as error:
                 problem = problem or str(error)
@@ -347,11 +342,10 @@ class Judge:
     ) -> tuple[tuple[Finding, ...], Mapping[str, int]]:
         """Return the findings on limits, and what known holders have of that, by pattern."""
         findings, known = judge_limits(result, limits), self.settings.known_holders
-        find_holders = getattr(window.source, "find_holders", None)
-        if not known or not find_holders or not any(f.key in RETAINED for f in findings):
-            return findings, {}
         others = [f for f in findings if f.key not in RETAINED]
-        unknown, excused = judge_unknown(result, limits, find_holders(), known)
+        if not known or not window.find_holders or len(others) == len(findings):
+            return findings, {}
+        unknown, excused = judge_unknown(result, limits, window.find_holders(), known)
         return rank([*others, *unknown]), excused
 
     def _compared(self, verdict: Verdict, allowance: Allowance) -> tuple[Verdict, Reference | None]:
@@ -360,11 +354,10 @@ class Judge:
         findings = (*verdict.findings, *self._spread(result, allowance))
         reference = self.baselines.reference(result.name)
         if reference is None or (reference.environment and Change.NEW in settings.accepted):
-            near = self.baselines.nearest(result.name)
-            findings = (*findings, *self.baselines.missing(result.name, near))
+            near, missing = self.baselines.missing(result.name)
+            findings = (*findings, *missing)
             return replace(verdict, findings=findings, change=Change.NEW, nearest=near), None
-        baselines = self.baselines
-        code = CodeChanges(baselines.has_changed, baselines.changed_places, baselines.now_at)
+        code = self.baselines.code
         compared = judge_baseline(result, reference, allowance, code)
         accepted = ""
         if compared.change in settings.accepted and not reference.environment:

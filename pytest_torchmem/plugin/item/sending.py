@@ -8,7 +8,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,8 +17,8 @@ import pytest
 from pytest_torchmem.analysis.judge.verdict import sentences
 from pytest_torchmem.plugin.item.judging import JudgedWindow, Judgement
 from pytest_torchmem.plugin.item.unfinished import (
+    UNTIL_THEN,
     is_out_of_memory,
-    live_then,
     out_of_memory_section,
     out_of_memory_sentences,
     raised,
@@ -29,7 +29,6 @@ from pytest_torchmem.plugin.run.workers import PAYLOAD, TRACE, baseline_nodeid, 
 from pytest_torchmem.report.text.tables import ANY_WIDTH, timeline_lines
 from pytest_torchmem.report.text.terminal import failure_text
 from pytest_torchmem.store.baselines import entry_key, portable, portable_live, portable_path
-from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.measured import MeasuredTest, Window, unjudged
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.results import Result
@@ -98,8 +97,7 @@ class Sender:
 
     def counted(self, result: Result, limits: Mapping[str, int], device: str) -> None:
         """Send what the allocator said of a body that stayed within its limits."""
-        nothing = Change.NOT_COMPARED
-        window = Window(entry_key(self.baseline_nodeid), result, limits, nothing, 0, "")
+        window = replace(unjudged(result, None), key=entry_key(self.baseline_nodeid), limits=limits)
         self._send(self._record(device, (window,)))
 
     def raised(self, error: BaseException) -> None:
@@ -109,13 +107,16 @@ class Sender:
     def unfinished(self, raw: Result, measurement: BodyMeasurement, error: BaseException) -> None:
         """Send what was measured until the body's own exception, for reports."""
         settings, rootdir = self.run.settings, self.run.rootdir
-        result, picture = portable(raw, rootdir), None
+        result = replace(portable(raw, rootdir), notes=(*raw.notes, UNTIL_THEN))
+        picture = None
         told: tuple[str, ...] = ()
         memory_ran_out = is_out_of_memory(error)
         if memory_ran_out or settings.timelines is not Timelines.NONE:
             picture = picture_of(measurement, True, settings, rootdir)
         if memory_ran_out:
-            live = portable_live(live_then(measurement), rootdir)
+            # Nothing where no event of the recording says that memory ran out.
+            struck = measurement.profile_so_far().out_of_memory
+            live = portable_live(struck[-1] if struck else (), rootdir)
             told = out_of_memory_sentences(result, live)
             timeline = drawn(picture, self.item.config)
             section = out_of_memory_section(told, live, timeline, room(self.item.config))
@@ -240,28 +241,22 @@ def set_properties(item: pytest.Item, measured: MeasuredTest | None) -> None:
 
 
 def _properties(measured: MeasuredTest) -> list[tuple[str, object]]:
-    properties: list[tuple[str, object]] = []
+    properties: dict[str, object] = {}
     for window in measured.windows:
         result = window.result
-        start = _PREFIX + (f"{result.name}_" if result.name else "")
-        properties.append((f"{start}device", result.device))
-        properties.append((f"{start}peak_bytes", result.peak.total))
-        properties += [
-            (f"{start}peak_{category.value}_bytes", size)
-            for category, size in result.peak.by_category.items()
-            if size
-        ]
-        properties.append((f"{start}retained_bytes", result.retained.total))
-        if result.growth is not None:
-            properties.append((f"{start}growth_bytes", result.growth))
-        if window.is_compared:
-            properties.append((f"{start}baseline_bytes", window.baseline_bytes))
-        if window.status:
-            properties.append((f"{start}status", window.status))
-        if result.estimated:
-            properties.append((f"{start}estimated", "true"))
-    if measured.raised:
-        properties.append((f"{_PREFIX}raised", measured.raised))
-    if measured.not_measured:
-        properties.append((f"{_PREFIX}not_measured", measured.not_measured))
-    return properties
+        peaks = result.peak.by_category.items()
+        found = {
+            "device": result.device,
+            "peak_bytes": result.peak.total,
+            **{f"peak_{category.value}_bytes": size or None for category, size in peaks},
+            "retained_bytes": result.retained.total,
+            "growth_bytes": result.growth,
+            "baseline_bytes": window.baseline_bytes if window.is_compared else None,
+            "status": window.status or None,
+            "estimated": "true" if result.estimated else None,
+        }
+        start = f"{result.name}_" if result.name else ""
+        properties |= {f"{start}{name}": value for name, value in found.items()}
+    properties["raised"] = measured.raised or None
+    properties["not_measured"] = measured.not_measured or None
+    return [(_PREFIX + name, value) for name, value in properties.items() if value is not None]

@@ -7,8 +7,7 @@ a report is asked for, and where memory itself ran out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -18,14 +17,17 @@ from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_size
 
-if TYPE_CHECKING:
-    from pytest_torchmem.measuring.body_measurement import BodyMeasurement
-
 _TEXT_LENGTH: Final = 200
 _NAMED: Final = 5
 # torch's exception for a GPU, and what its allocator for the CPU says; neither needs an import.
 _OUT_OF_MEMORY: Final = ("OutOfMemoryError", "MemoryError")
 _CPU_TEXT: Final = "DefaultCPUAllocator"
+
+#: Said of the numbers of a body that did not come to its end.
+UNTIL_THEN: Final = (
+    "the body did not come to its end: the numbers go up to its exception, which keeps the "
+    "variables of its frames alive"
+)
 
 #: Said of a body that was not recorded when its memory ran out.
 COUNTED_OUT_OF_MEMORY: Final = (
@@ -52,21 +54,6 @@ def raised(error: BaseException) -> str:
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     text = f"{name}: {first}" if first else name
     return text if len(text) <= _TEXT_LENGTH else text[: _TEXT_LENGTH - 3] + "..."
-
-
-def until_then(result: Result) -> Result:
-    """Return the result of a body that did not come to its end, with a note that says so."""
-    note = (
-        "the body did not come to its end: the numbers go up to its exception, which keeps the "
-        "variables of its frames alive"
-    )
-    return replace(result, notes=(*result.notes, note))
-
-
-def live_then(measurement: BodyMeasurement) -> tuple[Contributor, ...]:
-    """Return what was live when memory last ran out, largest first; nothing if no event says so."""
-    struck = measurement.profile_so_far().out_of_memory
-    return struck[-1] if struck else ()
 
 
 def out_of_memory_sentences(result: Result, live: Sequence[Contributor]) -> tuple[str, ...]:

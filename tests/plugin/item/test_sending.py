@@ -90,8 +90,9 @@ carried = []
 
 def pytest_sessionfinish(session):
     for plugin in session.config.pluginmanager.get_plugins():
-        for packed in getattr(plugin, "_tests", {}).values():
-            carried.extend(w.result.peak.live for w in workers.unpacked(packed).windows)
+        for attempt in getattr(plugin, "_attempts", {}).values():
+            measured = workers.unpacked(attempt.measured)
+            carried.extend(window.result.peak.live for window in measured.windows)
 
 def pytest_terminal_summary(terminalreporter):
     terminalreporter.write_line(f"carried {[len(live) for live in carried]}")
