@@ -374,7 +374,8 @@ def _calls(profile: MemoryProfile) -> tuple[dict[str, int], dict[str, int]]:
         trace.events["name"][inside], return_inverse=True, return_counts=True
     )
     times = np.zeros(len(numbers), np.int64)
-    np.add.at(times, group, self_times(profile.tree)[inside])
+    # What ran on autograd's thread meanwhile may have taken longer than the call that waited.
+    np.add.at(times, group, np.maximum(self_times(profile.tree)[inside], 0))
     names = [trace.strings[number] for number in numbers.tolist()]
     return (
         dict(zip(names, counts.tolist(), strict=True)),

@@ -126,6 +126,20 @@ def test_operators_add_up_to_what_was_allocated(recorded):
     assert sum(o.at_peak_bytes for o in picture.operators) <= profile.peak.total
 
 
+def test_an_operator_whose_parts_took_longer_has_no_time_of_its_own():
+    b = TraceBuilder()
+    with b.op("aten::outer"):
+        b.alloc(4)
+        with b.op("aten::inner"):
+            b.alloc(8)
+    trace = b.build()
+    inner = [trace.strings[n] for n in trace.events["name"].tolist()].index("aten::inner")
+    trace.events["end_ns"][inner] += 1_000_000
+    picture = sketch(analyze_trace(trace))
+    assert [use.self_time_ns > 0 for use in picture.operators] == [True, False]
+    assert Picture.from_json(picture.to_json()) == picture
+
+
 def test_operators_have_their_own_time_and_what_ran_at_the_peak_is_known():
     b = TraceBuilder()
     with b.op("aten::outer"):
