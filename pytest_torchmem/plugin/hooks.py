@@ -17,10 +17,8 @@ from pytest_torchmem.plugin.options.option_table import (
     MARKERS,
     add_options,
     anything_set,
-    ask_typed,
     asks,
     simulation_asked,
-    world_typed,
 )
 from pytest_torchmem.plugin.run.workers import Selection, controls_workers, is_worker
 from pytest_torchmem.plugin.stash import COLLECTOR, IN_CALL, RUN, SELECTION
@@ -60,16 +58,19 @@ def activate(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before output is captured, and before a conftest
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
-    if simulation_asked(early_config):
+    typed = early_config.known_args_namespace
+    if simulation_asked(early_config)[0]:
         from pytest_torchmem.plugin.run.simulated import start_again
 
         start_again(early_config)
-    elif world_typed(early_config):
+    elif typed.torchmem_world:  # what an ini file asks for may wait
         raise pytest.UsageError(
             "--torchmem-world is a job on simulated GPUs: give --torchmem-simulate=H100, too "
             "[bad-argument]"
         )
-    if ask_typed(early_config):
+    asks_to_store = typed.torchmem_ask and typed.torchmem_update_baseline
+    is_worker_of_xdist = "PYTEST_XDIST_WORKER" in os.environ  # its controller asks
+    if asks_to_store and not typed.torchmem_dry_run and not is_worker_of_xdist:
         from pytest_torchmem.plugin.run.asking import require_terminal
 
         require_terminal()

@@ -36,6 +36,7 @@ from pytest_torchmem.plugin.item.unfinished import (
     raised,
 )
 from pytest_torchmem.plugin.options.marker import Asked, can_rerun
+from pytest_torchmem.plugin.options.option_table import uses_fixture
 from pytest_torchmem.plugin.options.settings import LevelChoice, Run
 from pytest_torchmem.store.baselines import portable
 from pytest_torchmem.values.baseline import Allowance
@@ -142,7 +143,7 @@ class Body:
         """Measure all runs but the last, if an update asks for several. The body's exceptions come
         out; the last run alone says that a run cannot be measured."""
         settings = self._run.settings
-        compares = self.asked.baseline or _uses_fixture(self._item)
+        compares = self.asked.baseline or uses_fixture(self._item)
         if not settings.accepted or not compares or not can_rerun(self._item):
             return
         for _ in range(settings.repeat_count - 1):
@@ -175,7 +176,7 @@ class Body:
             or settings.reports
             or self.asked.collect
             or settings.known_holders
-            or _uses_fixture(self._item)
+            or uses_fixture(self._item)
             or not can_rerun(self._item)
         ):
             return Level.FULL
@@ -325,7 +326,7 @@ class Body:
     @property
     def _asks(self) -> bool:
         """False where the run alone asks; then nothing is said but of what is large enough."""
-        return self.asked.anything or _uses_fixture(self._item)
+        return self.asked.anything or uses_fixture(self._item)
 
     @property
     def device(self) -> str:
@@ -385,7 +386,3 @@ def _as_ours(error: Exception) -> TorchmemError:
         f"measuring ended with {raised(error)}{place}, which is a mistake of pytest-torchmem's "
         "unless the test has replaced something that it needs"
     )
-
-
-def _uses_fixture(item: pytest.Item) -> bool:
-    return "torchmem" in getattr(item, "fixturenames", ())

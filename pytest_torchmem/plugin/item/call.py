@@ -14,7 +14,7 @@ import pytest
 from pytest_torchmem.plugin.item.body import Body
 from pytest_torchmem.plugin.item.sending import set_properties
 from pytest_torchmem.plugin.options.marker import Asked, read_markers
-from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
+from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET, uses_fixture
 from pytest_torchmem.plugin.run.workers import PAYLOAD, attach, plain_nodeid
 from pytest_torchmem.plugin.stash import ASKED, BAD_ARGUMENT, BODY, IN_CALL, RUN, RUNNING
 from pytest_torchmem.values.errors import DeviceError, MarkerError
@@ -38,7 +38,7 @@ def prepare(item: pytest.Item) -> None:
     forget(item)
     set_properties(item, None)
     asked = _asked(item)
-    if asked.anything or "torchmem" in getattr(item, "fixturenames", ()):
+    if asked.anything or uses_fixture(item):
         _new_body(item, asked)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 import pytest
 
-from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET
+from pytest_torchmem.plugin.options.option_table import BASELINE, BUDGET, uses_fixture
 from pytest_torchmem.plugin.options.settings import checked_device_name
 from pytest_torchmem.values.baseline import Allowance
 from pytest_torchmem.values.errors import DeviceNameError, MarkerError, SizeError, is_torchmem_error
@@ -81,32 +82,25 @@ def read_markers(item: pytest.Item, defaults: Allowance) -> Asked:
     """
     budget: dict[str, object] = {}
     for mark in closest_first(item, BUDGET):
-        for key, value in _budget_arguments(mark).items():
-            budget.setdefault(key, value)
+        budget = {**_budget_arguments(mark), **budget}
     comparison: dict[str, object] = {}
-    baseline = False
-    for mark in closest_first(item, BASELINE):
-        baseline = True
-        for key, value in _baseline_arguments(mark).items():
-            comparison.setdefault(key, value)
-    device, warmup = budget.pop("device", ""), budget.pop("warmup", 0)
-    collect = budget.pop("collect", False)
+    marks = list(closest_first(item, BASELINE))
+    for mark in marks:
+        comparison = {**_baseline_arguments(mark), **comparison}
+    others = {key: budget.pop(key, None) for key in ("device", "warmup", "collect")}
+    tolerance, floor = comparison.get("tolerance"), comparison.get("floor")
     asked = Asked(
         limits=read_limits(BUDGET, budget),
-        baseline=baseline,
-        allowance=read_allowance(
-            BASELINE, comparison.get("tolerance"), comparison.get("floor"), defaults
-        ),
-        device=_device(device),
-        warmup=_warmup(item, 0 if warmup is None else warmup),
-        collect=_collect(False if collect is None else collect),
+        baseline=bool(marks),
+        allowance=read_allowance(BASELINE, tolerance, floor, defaults),
+        device=_device(others["device"]),
+        warmup=_warmup(item, 0 if others["warmup"] is None else others["warmup"]),
+        collect=_collect(False if others["collect"] is None else others["collect"]),
     )
-    if (
-        (budget or device or warmup or collect)
-        and not asked.anything
-        and None not in budget.values()
-    ):
-        _refuse_empty(item)
+    is_empty = (budget or any(others.values())) and not asked.anything
+    if is_empty and None not in budget.values() and not uses_fixture(item):
+        text = "sets a device, a warm-up or collect, and no marker sets a limit"
+        raise MarkerError(f"{BUDGET} {text}")
     return asked
 
 
@@ -119,7 +113,9 @@ def closest_first(item: pytest.Item, name: str) -> Iterator[pytest.Mark]:
     for node in reversed(item.listchain()):
         marks = [mark for mark in node.own_markers if mark.name == name]
         if isinstance(node, pytest.Class):
-            distance = {id(mark): at for at, mark in enumerate(_marks_by_mro(node.obj))}
+            bases = (base.__dict__.get("pytestmark", []) for base in node.obj.__mro__)
+            by_base = chain.from_iterable(map(_plain_marks, bases))
+            distance = {id(mark): at for at, mark in enumerate(by_base)}
             marks.sort(key=lambda mark: distance.get(id(mark), -1))
         callspec = getattr(node, "callspec", None)
         if callspec is not None:
@@ -137,36 +133,28 @@ def _plain_marks(marks: object) -> Iterator[pytest.Mark]:
             yield mark
 
 
-def _marks_by_mro(cls: type) -> Iterator[pytest.Mark]:
-    for base in cls.__mro__:
-        yield from _plain_marks(base.__dict__.get("pytestmark", []))
-
-
 def _budget_arguments(mark: pytest.Mark) -> dict[str, object]:
     if len(mark.args) > 1:
         raise MarkerError(
             f"{BUDGET} takes one positional argument, the limit of the whole peak; "
             f"got {len(mark.args)}"
         )
-    given = _keywords(mark, _BUDGET_KEYS)
+    given = mark.kwargs
+    require_known(BUDGET, given, _BUDGET_KEYS)
     if mark.args and "total" in given:
         raise MarkerError(
             f"{BUDGET} got the total twice: {shown(mark.args[0])} and {shown(given['total'])}"
         )
     if not mark.args and not given:
         raise MarkerError(f"{BUDGET} needs a limit, such as {BUDGET}('2GiB')")
-    return {"total": mark.args[0], **given} if mark.args else given
+    return {"total": mark.args[0], **given} if mark.args else {**given}
 
 
 def _baseline_arguments(mark: pytest.Mark) -> dict[str, object]:
     if mark.args:
         raise MarkerError(f"{BASELINE} takes keywords only, got {shown(mark.args[0])}")
-    return _keywords(mark, _BASELINE_KEYS)
-
-
-def _keywords(mark: pytest.Mark, keys: tuple[str, ...]) -> dict[str, object]:
-    require_known(mark.name, mark.kwargs, keys)
-    return dict(mark.kwargs)
+    require_known(BASELINE, mark.kwargs, _BASELINE_KEYS)
+    return {**mark.kwargs}
 
 
 def read_allowance(owner: str, tolerance: object, floor: object, defaults: Allowance) -> Allowance:
@@ -228,9 +216,3 @@ def can_rerun(item: pytest.Item) -> bool:
 
     owner = item.getparent(pytest.Class)
     return owner is None or not issubclass(owner.obj, unittest.TestCase)
-
-
-def _refuse_empty(item: pytest.Item) -> None:
-    if "torchmem" in getattr(item, "fixturenames", ()):
-        return
-    raise MarkerError(f"{BUDGET} sets a device, a warm-up or collect, and no marker sets a limit")

@@ -16,7 +16,6 @@ import pytest
 
 BUDGET: Final = "memory_budget"
 BASELINE: Final = "memory_baseline"
-FIXTURE: Final = "torchmem"
 
 
 class Option(NamedTuple):
@@ -42,150 +41,129 @@ class Option(NamedTuple):
         return isinstance(self.default, bool)
 
 
+def _option(spelling: str, text: str, default: str = "", several: bool = False) -> Option:
+    """Return an option as it is typed: a flag is a name alone, others are ``NAME=METAVAR``."""
+    name, has_value, metavar = spelling.partition("=")
+    return Option(name, text, default if has_value else False, metavar, several)
+
+
 SIMULATE_VARIABLE: Final = "TORCHMEM_SIMULATE"
 
 OPTIONS: Final = (
-    Option(
-        "device",
+    _option(
+        "device=DEVICE",
         "device to measure where no marker names one: cpu, cuda or cuda:1 "
         "(default: cuda if it works, otherwise cpu)",
-        "",
-        "DEVICE",
     ),
-    Option(
-        "simulate",
+    _option(
+        "simulate=GPU",
         "run on a simulated GPU, on a machine without one: H100, A100-40GB, H100x8, or "
         "capability=9.0,memory=80GiB (also in the variable TORCHMEM_SIMULATE)",
-        "",
-        "GPU",
     ),
-    Option(
-        "world",
+    _option(
+        "world=N",
         "with --torchmem-simulate: run as rank 0 of a job of N ranks, and assume that each "
         "other rank does what this one does",
-        "",
-        "N",
     ),
-    Option(
-        "tolerance",
+    _option(
+        "tolerance=PERCENT",
         "by how much a number may exceed its baseline before the test fails (default: 2%%)",
         "2%",
-        "PERCENT",
     ),
-    Option(
-        "floor",
+    _option(
+        "floor=SIZE",
         "a number less than this above its baseline never fails; a share is of the test's peak "
         "(default: 5%% up to 1MiB)",
         "5% up to 1MiB",
-        "SIZE",
     ),
-    Option(
+    _option(
         "update-baseline",
         "store what was measured as the new baseline: entries that are new, grown or shrunk, "
         "of tests that passed otherwise",
-        False,
     ),
-    Option(
-        "accept",
+    _option(
+        "accept=CHANGES",
         "with --torchmem-update-baseline: store only these changes, of new, grown, shrunk and "
         "unused with commas; unused removes entries that no test asks for "
         "(default: new,grown,shrunk)",
         "new,grown,shrunk",
-        "CHANGES",
     ),
-    Option(
+    _option(
         "dry-run",
         "with --torchmem-update-baseline: show the change as a table and as a diff, write nothing",
-        False,
     ),
-    Option(
+    _option(
         "ask",
         "with --torchmem-update-baseline: ask on the terminal about each change before it is "
         "stored, when all tests are over",
-        False,
     ),
-    Option(
-        "repeat",
+    _option(
+        "repeat=N",
         "with --torchmem-update-baseline: measure each test N times, and refuse to store what is "
         "not stable (default: 1)",
         "1",
-        "N",
     ),
-    Option(
+    _option(
         "follow-renames",
         "move an unused entry to the test of the same module that is new and has equal numbers, "
         "and the baselines of a module that is gone to the new module that has its tests",
-        False,
     ),
-    Option(
-        "baseline-from",
+    _option(
+        "baseline-from=NAME",
         "where there is no baseline for this environment, compare with that of another one, such "
         "as cpu-torch2.12; several with commas, the first that has the entry counts",
-        "",
-        "NAME",
     ),
-    Option(
-        "baseline-all",
+    _option(
+        "baseline-all=SIZE",
         "compare every test function whose body needs at least so much, such as 1MiB, with a "
         "baseline, whether it asks for one or not; doctests and items of other plugins have to ask",
-        "",
-        "SIZE",
     ),
-    Option(
+    _option(
         "fail-shrunk",
         "fail a test that needs less than its baseline by more than the tolerance and the floor",
-        False,
     ),
-    Option("require-baseline", "fail a test that asks for a baseline and has none", False),
-    Option(
+    _option(
+        "require-baseline",
+        "fail a test that asks for a baseline and has none",
+    ),
+    _option(
         "strict",
         "fail a test that asks to be measured and cannot be, or not wholly: another thread ran "
         "torch, memory does not reconcile",
-        False,
     ),
-    Option(
-        "known-holder",
+    _option(
+        "known-holder=TEXT",
         "'PATTERN because REASON': limits on what is left behind do not count what a holder of "
         "that description has, such as 'models.CACHE* because the last batch is kept'; can be "
         "given several times",
-        "",
-        "TEXT",
         several=True,
     ),
-    Option(
-        "level",
+    _option(
+        "level=LEVEL",
         "how closely to look: full records every test; auto only reads the allocator's "
         "counters where a test has nothing but limits on a GPU that they answer (default: auto)",
         "auto",
-        "LEVEL",
     ),
-    Option(
-        "baseline-dir",
+    _option(
+        "baseline-dir=DIR",
         "folder for the baselines of all tests, relative to the rootdir "
         "(default: a folder __torchmem__ beside each test module)",
-        "",
-        "DIR",
     ),
-    Option(
-        "summary",
+    _option(
+        "summary=KIND",
         "closing table: short (the largest tests), all, or off (only what went wrong)",
         "short",
-        "KIND",
     ),
-    Option(
-        "report",
+    _option(
+        "report=PATH",
         "write a report of the run to PATH: .json, .md or .html, a folder with all of them, or an "
         ".svg of one test; can be given several times",
-        "",
-        "PATH",
         several=True,
     ),
-    Option(
-        "report-timelines",
+    _option(
+        "report-timelines=WHICH",
         "which tests have a timeline in the report: all, failed or none "
         "(default: all in a file, failed in a folder)",
-        "",
-        "WHICH",
     ),
 )
 
@@ -294,48 +272,25 @@ def ini_value(config: pytest.Config, option: Option) -> str | bool | list[str] |
 
 def asks(item: pytest.Item) -> bool:
     """Return whether a test asks to be measured, as far as can be seen before it runs."""
-    if FIXTURE in getattr(item, "fixturenames", ()):
-        return True
-    return any(item.get_closest_marker(name) for name in (BUDGET, BASELINE))
+    return uses_fixture(item) or any(map(item.get_closest_marker, (BUDGET, BASELINE)))
 
 
-def simulation_asked(config: pytest.Config) -> str:
-    """Return the GPU that this run is to see as it was written; ``""`` for what is there.
+def uses_fixture(item: pytest.Item) -> bool:
+    return "torchmem" in getattr(item, "fixturenames", ())
+
+
+def simulation_asked(config: pytest.Config) -> tuple[str, str]:
+    """Return the GPU that this run is to see as it was written, ``""`` for what is there; and where
+    that was: an option, a variable or the ini file.
 
     It is asked before any conftest is loaded, and long before the settings are read.
     """
-    typed = config.known_args_namespace.torchmem_simulate
-    asked = typed or os.environ.get(SIMULATE_VARIABLE) or config.getini("torchmem_simulate")
-    return str(asked or "")
-
-
-def simulation_place(config: pytest.Config) -> str:
-    """Return how that GPU was asked for: as an option, by a variable or in the ini file."""
-    typed = config.known_args_namespace.torchmem_simulate
-    if typed:
-        return f"--torchmem-simulate={typed}"
+    if typed := config.known_args_namespace.torchmem_simulate:
+        return typed, f"--torchmem-simulate={typed}"
     if asked := os.environ.get(SIMULATE_VARIABLE):
-        return f"{SIMULATE_VARIABLE}={asked}"
-    return f"torchmem_simulate in {_ini_file(config)}"
-
-
-def ask_typed(config: pytest.Config) -> bool:
-    """Return whether the command line asks for questions about an update that may store."""
-    typed = config.known_args_namespace
-    if "PYTEST_XDIST_WORKER" in os.environ or typed.torchmem_dry_run:  # a controller asks
-        return False
-    return bool(typed.torchmem_ask and typed.torchmem_update_baseline)
-
-
-def world_asked(config: pytest.Config) -> str:
-    """Return of how many ranks this run is to be the first, as written; ``""`` for no job."""
-    typed = config.known_args_namespace.torchmem_world
-    return str(typed or config.getini("torchmem_world") or "")
-
-
-def world_typed(config: pytest.Config) -> bool:
-    """Return whether the command line asks for a world; what an ini file asks for may wait."""
-    return bool(config.known_args_namespace.torchmem_world)
+        return asked, f"{SIMULATE_VARIABLE}={asked}"
+    asked = config.getini("torchmem_simulate") or ""
+    return asked, f"torchmem_simulate in {_ini_file(config)}"
 
 
 def anything_set(config: pytest.Config) -> bool:

@@ -10,7 +10,7 @@ import enum
 import itertools
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ from pytest_torchmem.store.baselines import BaselineStore
 from pytest_torchmem.store.changed_lines import KeptCode
 from pytest_torchmem.store.provenance import path_of_rank
 from pytest_torchmem.values.baseline import Allowance, Change
-from pytest_torchmem.values.errors import TorchmemError
+from pytest_torchmem.values.errors import MarkerError, TorchmemError
 from pytest_torchmem.values.json_values import shown
 from pytest_torchmem.values.measured import Rank
 from pytest_torchmem.values.units import (
@@ -212,26 +212,29 @@ def read_settings(config: pytest.Config) -> Settings:
     )
     reports = _report_paths(values)
     kinds = values.parsed("report", lambda _: [kind_of(path) for path in reports])
+    accepted = values.parsed("accept", _accepted)
     settings = Settings(
         device=values.parsed("device", checked_device_name),
         allowance=allowance,
-        accepted=_accepted(values),
+        accepted=accepted if values.flag("update-baseline") else frozenset(),
         require_baseline=values.flag("require-baseline"),
         strict=values.flag("strict"),
-        level=values.choice("level", LevelChoice),
+        level=values.parsed("level", _choice(LevelChoice)),
         baseline_dir=config.rootpath / folder if folder else None,
-        summary=values.choice("summary", SummaryKind),
+        summary=values.parsed("summary", _choice(SummaryKind)),
         report_paths=reports,
         reports_folder=FOLDER in kinds,
         timelines=_timelines(values, kinds),
         dry_run=values.flag("dry-run"),
         ask=values.flag("ask") and not values.flag("dry-run"),
-        repeat_count=_repeat_count(values),
+        repeat_count=values.parsed("repeat", _repeat_count),
         follow_renames=values.flag("follow-renames"),
         fallbacks=tuple(filter(None, values.text("baseline-from").replace(" ", "").split(","))),
         fail_shrunk=values.flag("fail-shrunk"),
-        baseline_all_bytes=_baseline_all_bytes(values),
-        known_holders=values.parsed("known-holder", _known_holders),
+        baseline_all_bytes=values.parsed("baseline-all", _least_bytes),
+        known_holders=values.parsed(
+            "known-holder", lambda text: tuple(map(KnownHolder.read, _lines(text)))
+        ),
     )
     _require_effect(values, settings)
     return settings
@@ -247,7 +250,7 @@ def _refuse_empty(values: _Values) -> None:
         words = typed if isinstance(typed, list) else [typed]
         if option.default == "" and any(w is not None and not w.strip() for w in words):
             problem = f"nothing stands after it; leave it out, or write -o {option.ini}= for none"
-            raise values.refused(option.name, problem, "bad-argument")
+            raise values.refused(option.name, MarkerError(problem))
 
 
 def _require_effect(values: _Values, settings: Settings) -> None:
@@ -289,14 +292,9 @@ class _Values:
     def flag(self, name: str) -> bool:
         return bool(self.raw(name))
 
-    def typed(self, name: str) -> bool:
-        """Return whether an option was given in any other way than in the ini file's own name."""
-        return self.config.getoption(self._options[name].flag) is not None
-
-    def refused(self, name: str, problem: object, slug: str = "") -> pytest.UsageError:
+    def refused(self, name: str, error: TorchmemError) -> pytest.UsageError:
         """Return the error that says what is wrong with an option."""
-        text = f"{place_of(self.config, self._options[name])}: {problem}"
-        return pytest.UsageError(f"{text} [{slug}]" if slug else text)
+        return pytest.UsageError(f"{place_of(self.config, self._options[name])}: {error}")
 
     def on_command_line(self, name: str) -> bool:
         """Return whether an option was typed for this run alone."""
@@ -322,33 +320,33 @@ class _Values:
         except TorchmemError as error:
             raise self.refused(name, error) from None
 
-    def choice(self, name: str, kinds: type[_Choice]) -> _Choice:
-        given = self.raw(name)
-        try:
-            return kinds(given)
-        except ValueError:
-            words = ", ".join(kind.value for kind in kinds)
-            problem = f"{shown(given)} is not one of {words}"
-            raise self.refused(name, problem, "bad-argument") from None
+
+def _choice(kinds: type[_Choice]) -> Callable[[str], _Choice]:
+    """Return what reads one of some words."""
+    return lambda word: _one_of({kind.value: kind for kind in kinds}, word)
 
 
-def _accepted(values: _Values) -> frozenset[Change]:
-    """Return the changes that an update accepts; none without an update."""
+def _one_of(known: Mapping[str, _Parsed], word: str) -> _Parsed:
+    if word not in known:
+        raise MarkerError(f"{shown(word)} is not one of {', '.join(known)}")
+    return known[word]
+
+
+def _accepted(text: str) -> frozenset[Change]:
     known = {change.value: change for change in ACCEPTABLE}
-    words = [word.strip() for word in values.text("accept").lower().split(",")]
-    for word in words:
-        if word not in known:
-            problem = f"{shown(word)} is not one of {', '.join(known)}"
-            raise values.refused("accept", problem, "bad-argument")
-    return frozenset(known[w] for w in words if values.flag("update-baseline"))
+    return frozenset(_one_of(known, word.strip()) for word in text.lower().split(","))
 
 
-def _repeat_count(values: _Values) -> int:
-    text = values.text("repeat").strip()
+def _repeat_count(text: str) -> int:
+    text = text.strip()
     if not re.fullmatch(r"\d{1,9}", text) or not is_run_count(int(text), 1):
-        problem = f"{shown(text)} is not a number of runs, 1 to {MOST_RUNS:,}"
-        raise values.refused("repeat", problem, "bad-argument")
+        raise MarkerError(f"{shown(text)} is not a number of runs, 1 to {MOST_RUNS:,}")
     return int(text)
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield the lines of an option that can be given several times."""
+    return filter(None, map(str.strip, text.splitlines()))
 
 
 def _report_paths(values: _Values) -> tuple[Path, ...]:
@@ -357,9 +355,9 @@ def _report_paths(values: _Values) -> tuple[Path, ...]:
     Of the ranks of a job each has reports of its own.
     """
     config = values.config
-    start = config.invocation_params.dir if values.typed("report") else config.rootpath
-    lines = filter(None, map(str.strip, values.text("report").splitlines()))
-    paths = (start / _expanded(line) for line in lines)
+    is_typed = config.getoption("--torchmem-report") is not None
+    start = config.invocation_params.dir if is_typed else config.rootpath
+    paths = (start / _expanded(line) for line in _lines(values.text("report")))
     return tuple(dict.fromkeys(path_of_rank(path, Rank.launched()) for path in paths))
 
 
@@ -372,26 +370,18 @@ def _expanded(text: str) -> Path:
         return path
 
 
-def _baseline_all_bytes(values: _Values) -> int:
-    if not values.text("baseline-all"):
-        return 0
-    least_bytes = values.parsed("baseline-all", parse_size)
-    if not least_bytes:
-        raise values.refused(
-            "baseline-all", "a test that needs nothing has nothing to compare", "bad-argument"
-        )
+def _least_bytes(text: str) -> int:
+    least_bytes = parse_size(text) if text else 0
+    if text and not least_bytes:
+        raise MarkerError("a test that needs nothing has nothing to compare")
     return least_bytes
-
-
-def _known_holders(text: str) -> tuple[KnownHolder, ...]:
-    return tuple(map(KnownHolder.read, filter(None, map(str.strip, text.splitlines()))))
 
 
 def _timelines(values: _Values, kinds: Sequence[str]) -> Timelines:
     """Return which tests have a timeline; only a folder alone is content with those that failed."""
     asked = Timelines.FAILED if set(kinds) == {FOLDER} else Timelines.ALL
     if values.text("report-timelines"):
-        asked = values.choice("report-timelines", Timelines)
+        asked = values.parsed("report-timelines", _choice(Timelines))
     return asked if kinds else Timelines.NONE
 
 

@@ -8,11 +8,7 @@ from collections.abc import Generator
 
 import pytest
 
-from pytest_torchmem.plugin.options.option_table import (
-    simulation_asked,
-    simulation_place,
-    world_asked,
-)
+from pytest_torchmem.plugin.options.option_table import simulation_asked
 from pytest_torchmem.simulate import GPU_VARIABLE
 from pytest_torchmem.simulate.gaps import Gaps, gaps_so_far, inexact_reads_sentence
 from pytest_torchmem.simulate.gpus import parse_gpu
@@ -29,7 +25,7 @@ def start_again(config: pytest.Config) -> None:
     the debugger are pytest's own. xdist's workers inherit the environment. Raises
     `pytest.UsageError` for a GPU that cannot be simulated.
     """
-    asked, place = simulation_asked(config), simulation_place(config)
+    asked, place = simulation_asked(config)
     if os.environ.get(GPU_VARIABLE) == asked:
         return
     if list(config.invocation_params.args) != sys.argv[1:]:
@@ -40,7 +36,8 @@ def start_again(config: pytest.Config) -> None:
         )
     try:
         parse_gpu(asked)
-        world = parse_world(world_asked(config))
+        typed = config.known_args_namespace.torchmem_world
+        world = parse_world(typed or config.getini("torchmem_world") or "")
         built = torch_build()
         added = variables(asked, built, world)
     except SimulationError as error:
