@@ -233,15 +233,10 @@ class Reference:
 
 def _largest(live: Iterable[Contributor]) -> tuple[Contributor, ...]:
     # Ties are broken by identity so that two equal runs write equal files. There are few.
-    ranked = sorted(live, key=lambda contributor: -contributor.size_bytes)
-    if len({contributor.size_bytes for contributor in ranked}) < len(ranked):
-        ranked.sort(key=_order)
+    ranked = sorted(live, key=lambda c: -c.size_bytes)
+    if len({c.size_bytes for c in ranked}) < len(ranked):
+        ranked.sort(key=lambda c: (-c.size_bytes, c.identity, c.source.line if c.source else 0))
     return tuple(ranked[:KEPT_CONTRIBUTORS])
-
-
-def _order(contributor: Contributor) -> tuple[int, tuple[str, ...], int]:
-    line = contributor.source.line if contributor.source else 0
-    return (-contributor.size_bytes, contributor.identity, line)
 
 
 # An environment is what can differ between two runs of one commit. What the code itself chooses
@@ -267,14 +262,9 @@ def complete(environment: Environment) -> dict[str, str]:
 
 def told_differences(stored: Environment, present: Environment) -> str:
     """Return where two complete environments differ: ``torch 1, and this run has torch 2``."""
-    names = [
-        name for name in {**present, **stored} if stored.get(name, "") != present.get(name, "")
-    ]
-    told = (
-        ", ".join(f"{name} {side.get(name) or 'as usual'}" for name in sorted(names))
-        for side in (stored, present)
-    )
-    return ", and this run has ".join(told)
+    names = sorted(n for n in {**present, **stored} if stored.get(n, "") != present.get(n, ""))
+    sides = ([f"{n} {side.get(n) or 'as usual'}" for n in names] for side in (stored, present))
+    return ", and this run has ".join(map(", ".join, sides))
 
 
 def environment_name(environment: Environment) -> str:
@@ -317,18 +307,11 @@ def same_kind(one: Environment, other: Environment) -> bool:
 def _distance(wanted: Environment, other: Environment) -> tuple[int, ...]:
     distances: list[int] = []
     for key in KEYS:
-        here, there = wanted.get(key, ""), other.get(key, "")
-        if key == "torch":
-            distances += _versions_apart(here, there)
-        else:
-            distances.append(int(here != there))
+        distances.append(int(wanted.get(key, "") != other.get(key, "")))
+        if key == "torch":  # major and minor versions, and at equal distance the older one first
+            here, there = _version(wanted.get(key, "")), _version(other.get(key, ""))
+            distances[-1:] = abs(here[0] - there[0]), abs(here[1] - there[1]), int(there > here)
     return tuple(distances)
-
-
-def _versions_apart(one: str, other: str) -> tuple[int, int, int]:
-    """Major versions, minor versions, and at equal distance the older one first."""
-    here, there = _version(one), _version(other)
-    return abs(here[0] - there[0]), abs(here[1] - there[1]), int(there > here)
 
 
 def _version(text: str) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from pytest_torchmem.values.baseline import Change, ChangedNumber
 from pytest_torchmem.values.contributors import Category, Contributor
 from pytest_torchmem.values.errors import MarkerError, SizeError, TorchmemError, is_torchmem_error
 from pytest_torchmem.values.json_values import shown
-from pytest_torchmem.values.results import Result
+from pytest_torchmem.values.results import Result, meant
 from pytest_torchmem.values.units import parse_size
 
 # A user's mistake is reported at the user's line.
@@ -39,9 +39,8 @@ def read_limits(owner: str, given: Mapping[str, object]) -> dict[str, Size | Siz
     Raises `MarkerError` with a sentence about the first that cannot be used.
     """
     require_known(owner, given, LIMIT_KEYS)
-    limits = {
-        key: _read_limit(owner, key, value) for key, value in given.items() if value is not None
-    }
+    asked = {key: value for key, value in given.items() if value is not None}
+    limits = {key: _read_limit(owner, key, value) for key, value in asked.items()}
     return {key: limits[key] for key in LIMIT_KEYS if key in limits}
 
 
@@ -49,11 +48,8 @@ def require_known(owner: str, given: Iterable[str], keys: tuple[str, ...]) -> No
     """Raise `MarkerError` for the first name among ``given`` that is none of ``keys``."""
     for key in given:
         if key not in keys:
-            import difflib  # only a user who mistyped pays for it
-
-            near = difflib.get_close_matches(key, keys, 1)
-            meant = f" (did you mean {near[0]!r}?)" if near else ""
-            raise MarkerError(f"{owner} has no argument {key!r}{meant}; it takes {', '.join(keys)}")
+            near = meant(key, keys)
+            raise MarkerError(f"{owner} has no argument {key!r}{near}; it takes {', '.join(keys)}")
 
 
 def limits_on(
@@ -141,13 +137,18 @@ class FindingKind(enum.Enum):
         return self in _UNREAD
 
     @property
+    def is_too_large(self) -> bool:
+        """True where the number itself is larger than it may be."""
+        return self in (FindingKind.OVER_LIMIT, FindingKind.GROWN)
+
+    @property
     def has_excess(self) -> bool:
         """True where a number is too large, and it is known by how much."""
-        return self in _TOO_LARGE or self is FindingKind.UNSTABLE
+        return self.is_too_large or self is FindingKind.UNSTABLE
 
     def ends(self, sentence: str) -> str:
         """Return a sentence as it is shown: with the slug, unless its numbers say as much."""
-        return sentence if self in _TOO_LARGE else f"{sentence} [{self.value}]"
+        return sentence if self.is_too_large else f"{sentence} [{self.value}]"
 
 
 _UNREAD: Final = (
@@ -156,7 +157,6 @@ _UNREAD: Final = (
     FindingKind.NO_COUNTER,
     FindingKind.NO_STEPS,
 )
-_TOO_LARGE: Final = (FindingKind.OVER_LIMIT, FindingKind.GROWN)
 
 
 class DifferenceKind(enum.Enum):

@@ -11,7 +11,7 @@ import errno
 import functools
 import json
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import (
@@ -140,37 +140,26 @@ def checked_numbers(values: object) -> tuple[int, ...]:
     return tuple(found)
 
 
-def checked_text(value: object) -> str:
-    """Return a text. Raises `ValueError` for others."""
-    if type(value) is not str:
-        raise ValueError(f"expected text, found {shown(value)}")
-    return value
+def _checker(words: str, *kinds: type) -> Callable[[object], Json]:
+    """Return a function that returns a value of some kinds, and raises `ValueError` for others."""
+
+    def checked(value: object) -> object:
+        if type(value) not in kinds:
+            raise ValueError(f"expected {words}, found {shown(value)}")
+        return value
+
+    return checked
+
+
+checked_text: Final[Callable[[object], str]] = _checker("text", str)
+checked_truth: Final[Callable[[object], bool]] = _checker("true or false", bool)
+checked_list: Final[Callable[[object], Sequence[Json]]] = _checker("a list", list, tuple)
+checked_object: Final[Callable[[object], Mapping[str, Json]]] = _checker("an object", dict)
 
 
 def checked_texts(values: object) -> tuple[str, ...]:
     """Return a list of texts. Raises `ValueError` for others."""
     return tuple(map(checked_text, checked_list(values)))
-
-
-def checked_truth(value: object) -> bool:
-    """Return True or False. Raises `ValueError` for others."""
-    if type(value) is not bool:
-        raise ValueError(f"expected true or false, found {shown(value)}")
-    return value
-
-
-def checked_list(values: object) -> Sequence[Json]:
-    """Return a list. Raises `ValueError` for others."""
-    if not isinstance(values, list | tuple):
-        raise ValueError(f"expected a list, found {shown(values)}")
-    return values
-
-
-def checked_object(values: object) -> Mapping[str, Json]:
-    """Return an object. Raises `ValueError` for others."""
-    if not isinstance(values, dict):
-        raise ValueError(f"expected an object, found {shown(values)}")
-    return values
 
 
 def checked_member(known: Mapping[str, Member], name: object) -> Member:
@@ -250,10 +239,10 @@ class JsonFields:
     def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
         written = {}
-        for name, key, _, _, rare in _PLANS[type(self)]:
+        for name, key, _, write, _, rare in _PLANS[type(self)]:
             value = getattr(self, name)
             if value or not rare:
-                written[key] = value if type(value) in _PLAIN else plain(value)
+                written[key] = value if type(value) in _PLAIN else write(value)
         return written
 
     @classmethod
@@ -262,26 +251,31 @@ class JsonFields:
         return read_fields(cls, data)
 
 
+class JsonRow:
+    """A dataclass that is written as a row of its fields, without their names."""
+
+    __slots__ = ()
+
+    def to_json(self) -> list[Json]:
+        """Return plain builtins; `from_json` gives the same value back."""
+        return [plain(getattr(self, name)) for name, *_ in _PLANS[type(self)]]
+
+    @classmethod
+    def from_json(cls: type[Value], row: Json) -> Value:
+        """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
+        keys = [key for _, key, *_ in _PLANS[cls]]
+        if len(checked_list(row)) > len(keys):
+            raise ValueError(f"expected {', '.join(keys)}, found {shown(row)}")
+        return read_fields(cls, dict(zip(keys, row, strict=False)))
+
+
 def read_fields(kind: type[Value], data: Mapping[str, Json]) -> Value:
     """Return the dataclass whose fields are in an object. Raises one of `WRONG`."""
     found = {}
-    for name, key, read, later, _ in _PLANS[kind]:
+    for name, key, read, _, later, _ in _PLANS[kind]:
         if not later or key in data:
             found[name] = read(data[key])
     return kind(**found)
-
-
-def row_of(value: object) -> list[Json]:
-    """Return the fields of a dataclass as a row, without their names."""
-    return [plain(getattr(value, name)) for name, *_ in _PLANS[type(value)]]
-
-
-def read_row(kind: type[Value], row: Json) -> Value:
-    """Return the dataclass whose fields are in a row. Raises one of `WRONG`."""
-    keys = [key for _, key, *_ in _PLANS[kind]]
-    if len(checked_list(row)) > len(keys):
-        raise ValueError(f"expected {', '.join(keys)}, found {shown(row)}")
-    return read_fields(kind, dict(zip(keys, row, strict=False)))
 
 
 def plain(value: Json) -> Json:
@@ -299,8 +293,9 @@ def plain(value: Json) -> Json:
     return [plain(part) for part in value]
 
 
-_Plan: TypeAlias = Sequence[tuple[str, str, Callable[[Json], Json], bool, bool]]
-"""Name, key, reader, and whether it came later and is rare: of each field that is written."""
+_Read: TypeAlias = Callable[[Json], Json]
+_Plan: TypeAlias = Sequence[tuple[str, str, _Read, _Read, bool, bool]]
+"""Name, key, reader, writer, and whether it came later and is rare: of each written field."""
 
 
 class _Plans(dict[type, _Plan]):
@@ -313,6 +308,7 @@ class _Plans(dict[type, _Plan]):
                 f.name,
                 f.metadata.get("key", f.name),
                 f.metadata.get("read") or _reader(hints[f.name]),
+                f.metadata.get("write", plain),
                 f.metadata.get("later", False),
                 f.metadata.get("rare", False),
             )
@@ -325,14 +321,17 @@ class _Plans(dict[type, _Plan]):
 _PLANS: Final = _Plans()
 
 
-def _reader(hint: Json) -> Callable[[Json], Json]:
+def _reader(hint: Json) -> _Read:
     """Return what checks and reads a value of a type."""
     if hint in _READERS:
         return _READERS[hint]
     kind: object = get_origin(hint)
     arguments = get_args(hint)
+    if hasattr(hint, "from_json"):
+        own: _Read = hint.from_json
+        return own
     if kind is None:
-        return hint.from_json if hasattr(hint, "from_json") else _member_reader(hint)
+        return functools.partial(checked_member, {member.value: member for member in hint})
     read = _reader(arguments[0])
     if type(None) in arguments:
         return lambda value: None if value is None else read(value)
@@ -342,11 +341,7 @@ def _reader(hint: Json) -> Callable[[Json], Json]:
     return lambda values: tuple(map(read, checked_list(values)))
 
 
-def _member_reader(kind: Iterable[enum.Enum]) -> Callable[[Json], enum.Enum]:
-    return functools.partial(checked_member, {member.value: member for member in kind})
-
-
-_READERS: Final[Mapping[object, Callable[[Json], Json]]] = {
+_READERS: Final[Mapping[object, _Read]] = {
     str: checked_text,
     int: whole_number,
     bool: checked_truth,

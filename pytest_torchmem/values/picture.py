@@ -6,9 +6,9 @@ Plain builtins, so that a controller or a report needs neither numpy nor the arr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import Final
 
 from pytest_torchmem.values.contributors import (
     CATEGORIES_BY_NAME,
@@ -19,26 +19,46 @@ from pytest_torchmem.values.contributors import (
 )
 from pytest_torchmem.values.json_values import (
     LATER,
+    OTHERWISE,
     SIGNED,
     Json,
+    JsonFields,
+    JsonRow,
     checked_list,
     checked_member,
     checked_numbers,
     checked_object,
     checked_text,
     checked_texts,
-    checked_truth,
-    read_row,
-    row_of,
+    read_fields,
     whole_number,
     whole_numbers,
 )
 
-_Row = TypeVar("_Row")
+# What JSON has of the series of a timeline: of times the differences, of levels a flat list of
+# (moment, bytes from there on) pairs, because most contributors change at few moments.
+
+
+def _differences(values: Sequence[int]) -> list[int]:
+    return [b - a for a, b in zip((0, *values), values, strict=False)]
+
+
+def _sums(differences: Json) -> tuple[int, ...]:
+    return tuple(itertools.accumulate(checked_numbers(differences)))
+
+
+def _changes(levels: Sequence[int]) -> list[int]:
+    flat: list[int] = []
+    before = 0
+    for moment, level in enumerate(levels):
+        if level != before:
+            flat += (moment, level)
+            before = level
+    return flat
 
 
 @dataclass(frozen=True, slots=True)
-class Track:
+class Track(JsonFields):
     """One contributor over time.
 
     Attributes:
@@ -47,11 +67,11 @@ class Track:
     """
 
     contributor: Contributor
-    levels: tuple[int, ...]
+    levels: tuple[int, ...] = field(metadata={"write": _changes})
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorUse:
+class OperatorUse(JsonRow):
     """The allocations of one operator over a window, all its calls together.
 
     Attributes:
@@ -70,7 +90,7 @@ class OperatorUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Span(JsonRow):
     """A named stretch of time: a region, a step, a backward pass, an optimizer step."""
 
     kind: str
@@ -80,7 +100,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleShare:
+class ModuleShare(JsonRow):
     """The memory of one category that one module itself, without its parts, holds at the peak.
 
     Attributes:
@@ -198,7 +218,7 @@ def _frame(files: Sequence[str], row: Json) -> Source:
 
 
 def _blocks(flat: Sequence[int]) -> Iterator[StorageBlock]:
-    begins = _sums(flat[::_BLOCK_FIELDS])
+    begins = itertools.accumulate(flat[::_BLOCK_FIELDS])
     rows = zip(begins, *(flat[n::_BLOCK_FIELDS] for n in range(1, _BLOCK_FIELDS)), strict=True)
     return (StorageBlock(begin, begin + lives, *rest) for begin, lives, *rest in rows)
 
@@ -211,8 +231,13 @@ def _check_place(place: int, count: int, least: int = 0) -> None:
 _BLOCK_FIELDS: Final = 5
 
 
+_SERIES: Final = {"read": _sums, "write": _differences}
+_LAST: Final[Mapping[str, Json]] = {"read": lambda _: {}}
+"""The field is read when the number of moments is known."""
+
+
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(JsonFields):
     """Bytes by category at chosen moments. Each is exact; what lies between two is left out.
 
     The moment of the peak, that of each category's own peak, the first and the last are always
@@ -232,18 +257,27 @@ class Picture:
         blocks: Storages one by one.
     """
 
-    times_ns: tuple[int, ...]
-    rows: tuple[int, ...]
+    times_ns: tuple[int, ...] = field(metadata=_SERIES)
+    rows: tuple[int, ...] = field(metadata=_SERIES)
     change_count: int
-    levels: Mapping[Category, tuple[int, ...]]
+    levels: Mapping[Category, tuple[int, ...]] = field(
+        metadata={"write": lambda levels: {c.value: _changes(levels[c]) for c in levels}, **_LAST}
+    )
     tracks: tuple[Track, ...] = ()
     operators: tuple[OperatorUse, ...] = ()
     spans: tuple[Span, ...] = ()
+    running: tuple[Span, ...] = field(default=(), metadata=LATER)
     estimated: bool = False
-    modules: tuple[ModuleShare, ...] = ()
-    blocks: Blocks = field(default_factory=Blocks)
-    running: tuple[Span, ...] = ()
-    _totals: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    modules: tuple[ModuleShare, ...] = field(default=(), metadata=LATER)
+    blocks: Blocks = field(
+        default_factory=Blocks,
+        metadata={
+            "write": lambda blocks: blocks.to_json() if blocks.rest else {},
+            **_LAST,
+            **LATER,
+        },
+    )
+    _totals: tuple[int, ...] = field(init=False, repr=False, compare=False, metadata=OTHERWISE)
 
     def __post_init__(self) -> None:
         columns = list(self.levels.values())
@@ -283,61 +317,23 @@ class Picture:
             ),
         )
 
-    def to_json(self) -> dict[str, Json]:
-        """Return plain builtins; `from_json` gives the same value back.
-
-        A series of levels is a flat list of (moment, bytes from there on) pairs: most contributors
-        change at few moments.
-        """
-        return {
-            "times_ns": _differences(self.times_ns),
-            "rows": _differences(self.rows),
-            "change_count": self.change_count,
-            "levels": {c.value: _changes(column) for c, column in self.levels.items()},
-            "tracks": [
-                {"contributor": t.contributor.to_json(), "levels": _changes(t.levels)}
-                for t in self.tracks
-            ],
-            "operators": [row_of(operator) for operator in self.operators],
-            "spans": [row_of(span) for span in self.spans],
-            "running": [row_of(span) for span in self.running],
-            "estimated": self.estimated,
-            "modules": [row_of(module) for module in self.modules],
-            "blocks": self.blocks.to_json() if self.blocks.rest else {},
-        }
-
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Picture:
         """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
-        times, rows = (_sums(checked_numbers(data[name])) for name in ("times_ns", "rows"))
-        count = len(times)
-        tracks = checked_list(data["tracks"])
-        if count > MOST_MOMENTS or len(tracks) > MOST_TRACKS or len(rows) != count:
+        read = read_fields(cls, data)
+        count = len(read.times_ns)
+        if count > MOST_MOMENTS or len(read.tracks) > MOST_TRACKS or len(read.rows) != count:
             raise ValueError(
-                f"a timeline of {count} moments, {len(rows)} rows and {len(tracks)} origins is none"
+                f"a timeline of {count} moments, {len(read.rows)} rows and {len(read.tracks)} "
+                "origins is none"
             )
+        for row in read.rows:
+            _check_place(row, read.change_count)
         levels = checked_object(data["levels"]).items()
-        change_count = whole_number(data["change_count"])
-        for row in rows:
-            _check_place(row, change_count)
-        return cls(
-            times_ns=times,
-            rows=rows,
-            change_count=change_count,
-            levels={
-                checked_member(CATEGORIES_BY_NAME, c): _levels(column, count)
-                for c, column in levels
-            },
-            tracks=tuple(
-                Track(Contributor.from_json(t["contributor"]), _levels(t["levels"], count))
-                for t in tracks
-            ),
-            operators=_rows(OperatorUse, data["operators"]),
-            spans=_rows(Span, data["spans"]),
-            estimated=checked_truth(data["estimated"]),
-            # Earlier files have neither modules nor blocks, nor what ran at the peak.
-            running=_rows(Span, data.get("running", ())),
-            modules=_rows(ModuleShare, data.get("modules", ())),
+        return replace(
+            read,
+            levels={checked_member(CATEGORIES_BY_NAME, c): _levels(n, count) for c, n in levels},
+            tracks=tuple(replace(t, levels=_levels(t.levels, count)) for t in read.tracks),
             blocks=Blocks.from_json(data["blocks"], count) if data.get("blocks") else Blocks(),
         )
 
@@ -347,32 +343,6 @@ MOST_MOMENTS: Final = 10_000
 
 MOST_TRACKS: Final = 200
 """A picture has up to 40 tracks, each with a number for each moment."""
-
-
-def _rows(kind: type[_Row], rows: Json) -> tuple[_Row, ...]:
-    return tuple(read_row(kind, row) for row in checked_list(rows))
-
-
-def _differences(values: Sequence[int]) -> list[int]:
-    return [b - a for a, b in zip((0, *values), values, strict=False)]
-
-
-def _sums(differences: Iterable[int]) -> tuple[int, ...]:
-    values, value = [], 0
-    for difference in differences:
-        value += difference
-        values.append(value)
-    return tuple(values)
-
-
-def _changes(levels: Sequence[int]) -> list[int]:
-    flat: list[int] = []
-    before = 0
-    for moment, level in enumerate(levels):
-        if level != before:
-            flat += (moment, level)
-            before = level
-    return flat
 
 
 def _levels(data: Json, count: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ importing either.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_torchmem.values.contributors import CategoryBytes, Contributor
@@ -35,10 +35,10 @@ class Level(enum.Enum):
     FULL = "full"
 
 
-def _meant(name: str, others: Iterable[str]) -> str:
-    import difflib  # only a user who mistyped pays for it
+def meant(name: str, known: Sequence[str]) -> str:
+    """Return what a reader who mistyped a name may have meant; ``""`` where nothing is near."""
+    import difflib  # nobody else pays for it
 
-    known = [*CategoryBytes.__slots__, *(o for o in others if not o.startswith("_"))]
     near = difflib.get_close_matches(name, known, 1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
@@ -55,8 +55,9 @@ class _PerCategory:
         if name in CategoryBytes.__slots__:
             amount: int = getattr(self.by_category, name)
             return amount
-        meant = "" if name.startswith("_") else _meant(name, dir(self))
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{meant}")
+        known = [*CategoryBytes.__slots__, *(o for o in dir(self) if not o.startswith("_"))]
+        near = "" if name.startswith("_") else meant(name, known)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{near}")
 
     def __repr__(self) -> str:
         """The numbers that are not 0: a failed assert shows it in the middle of an expression."""
@@ -124,13 +125,14 @@ class Holder(JsonFields):
     by: str
 
     def __str__(self) -> str:
+        fate = str(self.fate.value)
         if self.fate is Fate.GARBAGE:
-            return f"{self.fate.value}" + (f", in a cycle of {self.by}" if self.by else "")
+            return fate + (f", in a cycle of {self.by}" if self.by else "")
         if self.fate is Fate.FREED_LATER:
-            return f"{self.fate.value} by {self.by}, freed later" if self.by else "freed later"
-        if self.fate is Fate.NOT_LOOKED_FOR:
-            return f"{self.fate.value}"
-        return f"{self.fate.value} by {self.by or 'something that no name leads to'}"
+            return f"{fate} by {self.by}, freed later" if self.by else "freed later"
+        if self.fate is Fate.HELD:
+            return f"{fate} by {self.by or 'something that no name leads to'}"
+        return fate
 
 
 @dataclass(frozen=True, slots=True, repr=False)

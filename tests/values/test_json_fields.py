@@ -7,7 +7,6 @@ from pytest_torchmem.analysis.estimated.estimated_result import Estimate
 from pytest_torchmem.values.contributors import (
     CategoryBytes,
 )
-from pytest_torchmem.values.json_values import read_row, row_of
 from pytest_torchmem.values.measured import BaselineChange
 from pytest_torchmem.values.picture import OperatorUse, Span
 from pytest_torchmem.values.results import Fate, Holder, Peak, Result, Retained
@@ -56,11 +55,11 @@ def test_a_field_of_another_type_is_told(key, wrong, told):
 
 def test_a_row_has_the_fields_without_their_names():
     use = OperatorUse("aten::mm", 1, 2, 3)
-    assert row_of(use) == ["aten::mm", 1, 2, 3, 0]
-    assert read_row(OperatorUse, ["aten::mm", 1, 2, 3]) == use
-    assert read_row(Span, ["step", "1", -5, 9]) == Span("step", "1", -5, 9)
+    assert use.to_json() == ["aten::mm", 1, 2, 3, 0]
+    assert OperatorUse.from_json(["aten::mm", 1, 2, 3]) == use
+    assert Span.from_json(["step", "1", -5, 9]) == Span("step", "1", -5, 9)
     with pytest.raises(ValueError, match="expected kind, name, begin_ns, end_ns"):
-        read_row(Span, ["step", "1", -5, 9, 0])
+        Span.from_json(["step", "1", -5, 9, 0])
 
 
 def test_what_an_estimate_was_made_from_is_not_in_its_json():

@@ -49,7 +49,6 @@ _TEST_WIDTH: Final = 60
 
 _OVER: Final = "over a limit or baseline"
 _NOT_JUDGED: Final = "not judged"
-_TOO_LARGE: Final = (FindingKind.OVER_LIMIT, FindingKind.GROWN)
 _RAISED: Final = "ended by an exception"
 _FAILURES: Final = {
     FindingKind.UNSTABLE: "not stable",
@@ -423,7 +422,7 @@ def _failure(test: TestReport) -> str:
     if test.measured.raised:
         return _RAISED
     kinds = {kind for window in test.failed_windows for kind in window.kinds}
-    if any(not w.kinds for w in test.failed_windows) or kinds & {*_TOO_LARGE}:
+    if any(not w.kinds for w in test.failed_windows) or any(kind.is_too_large for kind in kinds):
         return _OVER
     if any(kind.is_unread for kind in kinds):
         return _NOT_JUDGED
