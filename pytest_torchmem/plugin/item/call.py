@@ -80,7 +80,7 @@ def _new_body(item: pytest.Item, asked: Asked) -> Body:
         record = MeasuredTest(plain_nodeid(item), str(item.path), {}, not_measured=str(error))
         item.stash[PAYLOAD] = record.to_json()
         ending = pytest.fail if run.settings.strict else pytest.skip
-        raise ending.Exception(f"not measured: {error}") from None
+        raise ending.Exception(f"not measured: {error}", pytrace=False) from None
     except MarkerError as error:
         raise _bad_argument(item, error) from None
     return body
