@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeAlias
 
@@ -13,7 +14,6 @@ from pytest_torchmem.store.baseline_file import parse_text
 from pytest_torchmem.store.baselines import FOLDER
 from pytest_torchmem.values.baseline import (
     Allowance,
-    BaselineEntry,
     Change,
     ChangedNumber,
     Numbers,
@@ -76,7 +76,8 @@ def read_acceptances(folder: Path) -> tuple[Acceptance, ...]:
     """
     log = _git(folder, *_LOG, f"--format={_MARK}{_FIELDS}", "--", ".")
     found: list[Acceptance] = []
-    blobs = _Blobs(folder)
+    # The version that one commit leaves is the one that the next commit of the file begins with.
+    entries = lru_cache(maxsize=None)(partial(_entries, folder))
     for block in log.split(_MARK)[1:]:
         head, _, names = block.partition("\0")
         commit, author, date, subject = head.strip("\n").split("\x1f")
@@ -87,13 +88,12 @@ def read_acceptances(folder: Path) -> tuple[Acceptance, ...]:
             test, environment = _named(now.name or was.name)
             before = {
                 key: numbers or _last(found, f"{test}::{key}", environment)
-                for key, numbers in blobs.entries(was).items()
+                for key, numbers in entries(was).items()
             }
-            short = commit[:_SHORT]
-            for key, change, after, told in _changes(before, blobs.entries(now)):
-                place = f"{test}::{key}"
-                who = (short, author, date, subject)
-                found.append(Acceptance(place, environment, change, after, told, *who))
+            who = commit[:_SHORT], author, date, subject
+            for key, change, after, told in _changes(before, entries(now)):
+                what = environment, change, after, told
+                found.append(Acceptance(f"{test}::{key}", *what, *who))
     if not found:
         raise ReportError(f"git knows no baseline in {folder}; commit the folder {FOLDER} first")
     return tuple(found)
@@ -107,36 +107,19 @@ class _Version:
     blob: str = ""
 
 
-class _Blobs:
-    """Reads the numbers in versions of baseline files, each version once.
-
-    A version that one commit leaves is the one that the next commit of the file begins with.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._known: dict[str, _Entries] = {"": {}}
-
-    def entries(self, version: _Version) -> _Entries:
-        """Return the numbers in a file, none for no baseline."""
-        if version.blob not in self._known:
-            self._known[version.blob] = self._read(version)
-        return self._known[version.blob]
-
-    def _read(self, version: _Version) -> _Entries:
-        path = Path(version.name)
-        try:
-            _, stored = parse_text(_git(self._folder, "cat-file", "blob", version.blob), path)
-        except (BaselineError, ReportError):
-            return {}
-        entries: _Entries = dict.fromkeys(stored.lines)
-        for key in stored.lines:
-            with contextlib.suppress(BaselineError):
-                numbers = stored.numbers(key, path)
-                if isinstance(numbers, BaselineEntry):  # of an older format
-                    numbers = Numbers.of(numbers)
-                entries[key] = numbers
-        return entries
+def _entries(folder: Path, version: _Version) -> _Entries:
+    """Return the numbers in a version of a file, none for no baseline."""
+    path = Path(version.name)
+    try:
+        text = _git(folder, "cat-file", "blob", version.blob) if version.blob else ""
+        _, stored = parse_text(text, path)
+    except (BaselineError, ReportError):
+        return {}
+    entries: _Entries = dict.fromkeys(stored.lines)
+    for key in stored.lines:
+        with contextlib.suppress(BaselineError):
+            entries[key] = stored.reference(key, path).numbers
+    return entries
 
 
 def _moved(item: Acceptance, old: tuple[str, str], new: tuple[str, str]) -> Acceptance:

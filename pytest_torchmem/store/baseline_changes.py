@@ -45,28 +45,22 @@ def changed_text(path: Path, environment: Environment, changes: FileChanges) -> 
     unless it was of another format. A file without entries has no text.
     """
     text = text_of(path)
-    return text, render(
-        environment, _changed(path, parse_file(path, text, environment), changes)[0]
-    )
+    lines, _ = _changed(path, parse_file(path, text, environment), changes)
+    return text, render(environment, lines)
 
 
 def _changed(
     path: Path, stored: StoredEntries, changes: FileChanges
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Return the lines of a file and of its origins as they would be."""
-    lines: dict[str, list[str]] = {}
-    origins: dict[str, list[str]] = {}
     moved = {old: new for old, new in changes.renamed.items() if old in stored.lines}
-    for key in stored.lines.keys() - changes.removed - changes.written.keys():
-        lines[key], origins[key] = _kept(path, stored, key)
+    stay = stored.lines.keys() - changes.removed - changes.written.keys() - moved.keys()
+    found = {key: _kept(path, stored, key) for key in stay}
     entries = {new: stored.entry(old, path) for old, new in moved.items()}
-    for key in moved:
-        lines.pop(key, None)
-        origins.pop(key, None)
     for key, entry in {**entries, **changes.written}.items():
-        lines[key] = entry_lines(key, Numbers.of(entry))
-        origins[key] = [origin_line(key, entry)]
-    return lines, {key: some for key, some in origins.items() if some}
+        found[key] = entry_lines(key, Numbers.of(entry)), [origin_line(key, entry)]
+    lines = {key: some for key, (some, _) in found.items()}
+    return lines, {key: some for key, (_, some) in found.items() if some}
 
 
 def _kept(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[str]]:
@@ -78,8 +72,7 @@ def _kept(path: Path, stored: StoredEntries, key: str) -> tuple[list[str], list[
         return lines, origins
     if isinstance(found, BaselineEntry):
         return entry_lines(key, Numbers.of(found)), [origin_line(key, found)]
-    numbers = found
-    return entry_lines(key, numbers), [line for line in origins if explains(line, key, numbers)][:1]
+    return entry_lines(key, found), [line for line in origins if explains(line, key, found)][:1]
 
 
 def root_of(path: Path, environment: Environment) -> Path:

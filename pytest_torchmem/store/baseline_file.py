@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Final
@@ -108,11 +108,8 @@ class StoredEntries:
         found = self.numbers(key, path)
         if isinstance(found, BaselineEntry):
             return Reference.of(found, environment)
-        read = partial(self._explained, key, found)
+        read = lambda: entry_of(key, found, self.origins.get(key, ()))  # noqa: E731
         return Reference(found, read, environment)
-
-    def _explained(self, key: str, numbers: Numbers) -> BaselineEntry:
-        return entry_of(key, numbers, self.origins.get(key, ()))
 
     def numbers(self, key: str, path: Path) -> Numbers | BaselineEntry:
         """Return the numbers of one entry; all of it where it is of an older format.
@@ -128,9 +125,17 @@ class StoredEntries:
             numbers = numbers_of(parts)
             if old:
                 _check_same(key, Numbers.of(old), numbers, path)
-            _check_sentences(key, rows, numbers)
+            expected = sentence_row(key, numbers)
+            for row in rows:
+                if len(row) == 2 and row != expected:  # people read another thing than is compared
+                    raise ValueError(f"it says {row[1]!r}, and its numbers are {expected[1]!r}")
         except WRONG as error:
-            raise _damaged(path, key, told_damage(error)) from None
+            raise EntryError(
+                f"the baseline {path}: the entry {key!r} is damaged ({told_damage(error)}). "
+                f"Restore its rows, which begin with [{encode(name_of_row(key))}, from version "
+                "control, or measure it again with --torchmem-update-baseline, which keeps the "
+                "other entries"
+            ) from None
         return numbers
 
 
@@ -164,14 +169,6 @@ def _check_same(key: str, one: Numbers, other: Numbers, path: Path) -> None:
         for name, *both in zip(columns, here, there, strict=True):
             if both[0] != both[1]:
                 raise _changed_twice(path, key, name, *both)
-
-
-def _check_sentences(key: str, rows: list[Row], numbers: Numbers) -> None:
-    """Raise `ValueError` where people read another thing than what is compared."""
-    expected = sentence_row(key, numbers)
-    for row in rows:
-        if len(row) == 2 and row != expected:
-            raise ValueError(f"it says {row[1]!r}, and its numbers are {expected[1]!r}")
 
 
 def check_row(row: object) -> None:
@@ -212,17 +209,12 @@ def _by_key(named: Mapping[str, list[str]]) -> dict[str, list[str]]:
     for name in [name for name in found if "~" in name]:
         start = f"[{encode(name)}"
         lines = (line for line in found[name] if line.startswith('"id"', len(start) + 2))
-        pieces = sorted(_piece(line) for line in lines)
+        rows = (parse_json(line[:-1]) for line in lines)
+        pieces = sorted((whole_number(place), checked_text(text)) for _, _, place, text in rows)
         key = "".join(text for _, text in pieces)
         if key and name_of_row(key) == name:
             found[key] = found.pop(name)
     return found
-
-
-def _piece(line: str) -> tuple[int, str]:
-    """Return one piece of a long key, and its place. Raises `ValueError`."""
-    _, _, place, text = parse_json(line[:-1])
-    return whole_number(place), checked_text(text)
 
 
 def _split(text: str, origins: Path) -> tuple[dict[str, Json], StoredEntries] | None:
@@ -261,8 +253,7 @@ def read_file(path: Path, environment: Environment) -> StoredEntries:
 def parse_text(text: str, path: Path) -> tuple[dict[str, str], StoredEntries]:
     """Return the environment and the entries in a text. Raises `BaselineError`."""
     data, entries = _load(path, text)
-    _check_format(path, data)
-    environment = data.get("environment") if isinstance(data, dict) else None
+    environment = data.get("environment")
     if not isinstance(environment, dict) or not {"device", "torch"} <= set(environment):
         raise unreadable(path, "it is not a baseline file")
     return {str(k): str(v) for k, v in environment.items()}, entries()
@@ -278,7 +269,15 @@ def parse_file(path: Path, text: str, environment: Environment) -> StoredEntries
     if not text and not path.exists():
         return StoredEntries()
     data, entries = _load(path, text)
-    _check(path, data, environment)
+    stored = data.get("environment")
+    if not isinstance(stored, dict):
+        raise unreadable(path, "it does not say where it was measured")
+    if complete(stored) != complete(environment):
+        raise BaselineError(
+            f"the baseline {path} was measured on another environment: "
+            f"{told_differences(complete(stored), complete(environment))}; "
+            "move the file away and update again"
+        )
     return entries()
 
 
@@ -297,26 +296,28 @@ def text_of(path: Path) -> str:
         raise unreadable(path, told_damage(error)) from None
 
 
-def _load(path: Path, text: str) -> tuple[object, Callable[[], StoredEntries]]:
-    """Return the head of a file, and a function that returns its entries."""
+def _load(path: Path, text: str) -> tuple[Mapping[str, Json], Callable[[], StoredEntries]]:
+    """Return the head of a file of a format that is known, and a function for its entries."""
+    stored: StoredEntries | None = None
     try:
         if split := _split(text, origins_path(path)):
             data, stored = split
-            return data, lambda: stored
-        parsed = parse_json(text)
+        else:
+            data = parse_json(text)
     except ValueError as error:
         conflict = re.search(r"^<{7}|^>{7}", text, re.MULTILINE)
         raise unreadable(
             path, "it holds merge conflict markers" if conflict else told_damage(error)
         ) from None
-    return parsed, lambda: _entries(path, parsed)
+    _check_format(path, data)
 
+    def entries() -> StoredEntries:
+        try:
+            return stored or parse_entries(data, origins_path(path))
+        except WRONG as error:
+            raise unreadable(path, told_damage(error)) from None
 
-def _entries(path: Path, data: object) -> StoredEntries:
-    try:
-        return parse_entries(data, origins_path(path))
-    except WRONG as error:
-        raise unreadable(path, told_damage(error)) from None
+    return data, entries
 
 
 def render(environment: Environment, entries: Mapping[str, list[str]]) -> str:
@@ -345,31 +346,10 @@ def _check_format(path: Path, data: object) -> None:
             raise unreadable(path, f"its head names other columns for {kind!r} than its format has")
 
 
-def _check(path: Path, data: object, environment: Environment) -> None:
-    _check_format(path, data)
-    stored = data.get("environment") if isinstance(data, dict) else None
-    if not isinstance(stored, dict):
-        raise unreadable(path, "it does not say where it was measured")
-    if complete(stored) != complete(environment):
-        raise BaselineError(
-            f"the baseline {path} was measured on another environment: "
-            f"{told_differences(complete(stored), complete(environment))}; "
-            "move the file away and update again"
-        )
-
-
 def unreadable(path: Path, reason: str) -> BaselineError:
     return BaselineError(
         f"the baseline {path} cannot be read: {reason}. Restore it from version control, "
         "or delete it and run with --torchmem-update-baseline"
-    )
-
-
-def _damaged(path: Path, key: str, reason: str) -> EntryError:
-    return EntryError(
-        f"the baseline {path}: the entry {key!r} is damaged ({reason}). Restore its rows, "
-        f"which begin with [{encode(name_of_row(key))}, from version control, or measure it again "
-        "with --torchmem-update-baseline, which keeps the other entries"
     )
 
 

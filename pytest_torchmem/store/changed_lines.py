@@ -165,7 +165,7 @@ class ChangedLines:
         self._then: dict[Path, _Then] = {}
         self._of_baseline: dict[Path, Changes] = {}
         self._names: dict[Path, dict[str, str]] = defaultdict(dict)
-        self._untracked: dict[str, bool] = {}
+        self._untracked: dict[str, str] = {}
 
     def keep(self, baselines: Iterable[Path]) -> None:
         """Keep the code as that of some baselines, which were just written."""
@@ -177,16 +177,13 @@ class ChangedLines:
 
         All lines of a file that git was not told of yet were added.
         """
-        hunks = self._since(baseline).get(source.file)
-        if hunks is None:
-            return not self._code_of(baseline).now and self._is_untracked(source.file)
-        return any(hunk.first <= source.line <= hunk.last for hunk in hunks)
-
-    def _is_untracked(self, file: str) -> bool:
+        hunks, file = self._since(baseline).get(source.file), source.file
+        if hunks is not None:
+            return any(hunk.first <= source.line <= hunk.last for hunk in hunks)
         if file not in self._untracked:
             options = ("ls-files", "--others", "--exclude-standard", "--", f":(literal){file}")
-            self._untracked[file] = bool(git_output(self._folder, *options))
-        return self._untracked[file]
+            self._untracked[file] = git_output(self._folder, *options)
+        return not self._code_of(baseline).now and bool(self._untracked[file])
 
     def places(self, baseline: Path) -> tuple[Source, ...]:
         """Return the first line of each change since the baseline was stored."""
@@ -244,18 +241,17 @@ class ChangedLines:
         """Return the changes by file, named from the folder."""
         if baseline not in self._of_baseline:
             then = self._code_of(baseline)
-            settings = self._named_in_code(then, self._changed_settings(then))
+            names = self._git_diff(then, "--name-only", "-z", "--", *_SETTINGS, *_NOT_SETTINGS)
+            settings = self._named_in_code(then, list(filter(None, names.split("\0"))))
             literal = (f":(literal){file}" for file in settings)
             self._of_baseline[baseline] = self._diff(then, self._names[baseline], "*.py", *literal)
         return self._of_baseline[baseline]
 
-    def _changed_settings(self, then: _Then) -> list[str]:
-        names = self._git_diff(then, "--name-only", "-z", "--", *_SETTINGS, *_NOT_SETTINGS)
-        return list(filter(None, names.split("\0")))
-
     def _named_in_code(self, then: _Then, files: Sequence[str]) -> list[str]:
         """Return those files whose names stand in some Python code of the repository."""
-        spellings = {file: _spellings(PurePosixPath(file)) for file in files}
+        # What code writes to open a file: its name, or the end of a text without its suffix.
+        paths = {file: PurePosixPath(file) for file in files}
+        spellings = {f: (p.name, f'{p.stem}"', f"{p.stem}'") for f, p in paths.items()}
         patterns = [part for some in spellings.values() for text in some for part in ("-e", text)]
         if not patterns:
             return []
@@ -303,11 +299,6 @@ def _lines(first: str, count: str | None) -> range:
     start, length = int(first), int(count or 1)
     start += not length
     return range(start, start + length)
-
-
-def _spellings(file: PurePosixPath) -> tuple[str, ...]:
-    """Return what code writes to open a file: its name, or the end of a text without its suffix."""
-    return (file.name, f'{file.stem}"', f"{file.stem}'")
 
 
 def git_output(

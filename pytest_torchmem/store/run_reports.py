@@ -14,14 +14,13 @@ from pytest_torchmem.values.json_values import (
     OTHERWISE,
     WRONG,
     Json,
+    JsonFields,
     checked_object,
-    checked_text,
     parse_json,
     read_fields,
     read_text,
     told_damage,
     told_format,
-    whole_number,
 )
 from pytest_torchmem.values.measured import BaselineChange, MeasuredTest, Rank, RunSummary, Window
 
@@ -108,24 +107,17 @@ class TestReport:
         return windows[0] if windows else None
 
     def to_json(self) -> dict[str, Json]:
-        data = self.measured.to_json()
         own = {"outcome": self.outcome, "status": self.status, "line": self.line}
-        return {**data, "file": self.file, **own}
+        return {**self.measured.to_json(), "file": self.file, **own}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> TestReport:
         """Return the value that `to_json` gave. Raises one of `WRONG` for data of another shape."""
-        measured = MeasuredTest.from_json(checked_object(data))
-        return cls(
-            measured,
-            checked_text(data["outcome"]),
-            whole_number(data["line"]),
-            checked_text(data["file"]),
-        )
+        return read_fields(cls, {**data, "measured": checked_object(data)})
 
 
 @dataclass(frozen=True, slots=True)
-class RunReport:
+class RunReport(JsonFields):
     """A run: what was measured, and with what.
 
     Attributes:
@@ -161,13 +153,9 @@ class RunReport:
 
         def place(test: TestReport) -> tuple[int, int, int, str]:
             before_bytes = test.leading.baseline_bytes if test.leading else 0
-            grown_bytes = test.peak_bytes - before_bytes if before_bytes else 0
-            return (
-                STATUSES.index(test.status),
-                -max(0, grown_bytes),
-                -test.peak_bytes,
-                test.measured.test,
-            )
+            grown_bytes = max(0, test.peak_bytes - before_bytes) if before_bytes else 0
+            status = STATUSES.index(test.status)
+            return status, -grown_bytes, -test.peak_bytes, test.measured.test
 
         return sorted(self.tests, key=place)
 
@@ -184,20 +172,10 @@ class RunReport:
 
     def to_json(self) -> dict[str, Json]:
         """Return plain builtins; `from_json` gives the same value back."""
-        return {
-            "kind": KIND,
-            "format": FORMAT,
-            "created": self.created,
-            "commit": self.commit,
-            "dirty": self.dirty,
-            "versions": dict(self.versions),
-            "rank": self.rank.number,
-            "rank_count": self.rank.count,
-            "counts": self.counts(),
-            "tests": [test.to_json() for test in self.tests],
-            "changes": [change.to_json() for change in self.changes],
-            "problems": list(self.problems),
-        }
+        data = JsonFields.to_json(self)
+        own = {name: data.pop(name) for name in ("created", "commit", "dirty", "versions")}
+        rank = {"rank": self.rank.number, "rank_count": self.rank.count}
+        return {"kind": KIND, "format": FORMAT, **own, **rank, "counts": self.counts(), **data}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> RunReport:
