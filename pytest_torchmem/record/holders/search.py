@@ -303,8 +303,11 @@ def young_garbage() -> list[object]:
     # A list that was there before would find itself, and all that it holds.
     young = gc.get_objects(generation=0)
     young += gc.get_objects(generation=1)
+    # The list above holds a thing, too. So does the loop that counts, once or twice, by the release
+    # of Python and by what else runs on the thread.
+    own = _reference_counts([[]])[0]
     references = zip(young, _reference_counts(young), strict=True)
-    counts = {id(thing): count - _OWN_REFERENCES for thing, count in references}
+    counts = {id(thing): count - own for thing, count in references}
     held = {id(thing): [t for t in referents(thing) if id(t) in counts] for thing in young}
     for things in held.values():
         for thing in things:
@@ -321,7 +324,3 @@ def young_garbage() -> list[object]:
 
 def _reference_counts(things: list[object]) -> list[int]:
     return [sys.getrefcount(thing) for thing in things]
-
-
-# The list above holds a thing, too, and until Python 3.14 the loop and the call do.
-_OWN_REFERENCES: Final = _reference_counts([[]])[0]

@@ -21,7 +21,7 @@ from pytest_torchmem.record.torch_api import Checked
 
 CHECKED: Final[Checked] = {
     "torch._C._autograd._pop_saved_tensors_default_hooks": ("2.6.0", "2.13.0"),
-    "torch._C._autograd._top_saved_tensors_default_hooks": ("2.6.0", "2.13.0"),
+    "torch._C._autograd._top_saved_tensors_default_hooks": ("2.11.0", "2.15.0"),
     "torch._C._get_sdp_priority_order": ("2.7.0", "2.13.0"),
     "torch._C._is_multithreading_enabled": ("2.6.0", "2.13.0"),
     "torch._C._is_view_replay_enabled": ("2.6.0", "2.13.0"),
