@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pytest_torchmem.analysis.judge.verdict import judge_limits
-from pytest_torchmem.values.contributors import CategoryBytes, Contributor
+from pytest_torchmem.values.contributors import CategoryBytes, Contributor, common_module
 from pytest_torchmem.values.errors import MarkerError
 from pytest_torchmem.values.findings import RETAINED, Finding, Verdict
 from pytest_torchmem.values.results import Fate, Holder, Result
@@ -111,13 +111,16 @@ def explain_retained(
 def _with_holder(finding: Finding, held: tuple[Held, ...]) -> Finding:
     """Add who holds the cause that a finding names; something else may hold more.
 
-    A cause of the peak may be what is left behind at the end: then its holder is the reason, too.
+    A cause of the peak may be what is left behind at the end: then its holder is the reason, too,
+    unless most of it is gone by then.
     """
-    causes = {made_by(cause) for cause in finding.causes}
     asked = (each for each in held if each.at_end or finding.key == "growth")
-    holders = group_holders(each.holder for each in asked if made_by(each.contributor) in causes)
-    if not holders:
+    made = [e.holder for e in asked if any(_are_one(e.contributor, c) for c in finding.causes)]
+    told_bytes = min(finding.excess_bytes, sum(cause.size_bytes for cause in finding.causes))
+    is_gone = 2 * sum(holder.size_bytes for holder in made) < told_bytes
+    if not made or (is_gone and finding.key not in RETAINED):
         return finding
+    holders = group_holders(made)
     first = min(holders, key=lambda holder: holder.fate is Fate.NOT_LOOKED_FOR)
     return replace(finding, cause=f"{finding.cause}, {first}")
 
@@ -126,6 +129,12 @@ def made_by(contributor: Contributor) -> tuple[object, ...]:
     """Return the line that made it; its label and its module may be others at another moment."""
     _, operator, module, _, where = contributor.told_as
     return (operator, where or module)
+
+
+def _are_one(one: Contributor, other: Contributor) -> bool:
+    """Return whether one line made both, in one module or in a part of it."""
+    modules = (one.module, other.module)
+    return made_by(one) == made_by(other) and common_module(modules) in modules
 
 
 def holders_title(holders: Iterable[Holder]) -> str:

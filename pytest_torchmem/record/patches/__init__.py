@@ -12,9 +12,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
-from functools import reduce
-from types import TracebackType
+from functools import reduce, wraps
+from types import FunctionType, TracebackType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors, modules, profiler
 
@@ -206,22 +207,32 @@ class Installed:
         self.names: list[str] = []
 
     def replace(self, name: str, make: Callable[[Any], object]) -> None:
-        """Put what ``make`` returns for the original in the place of a name of the table."""
+        """Put what ``make`` returns for the original in the place of a name of the table.
+
+        What the program puts there meanwhile stays. A function that the program took from there,
+        to call it or to put it back later, ends as the original: nothing is recorded by it.
+        """
         _require_listed(name)
         where, _, attribute = name.rpartition(".")
         owner = found(where)
         # As it stands there: what a class gives for it may be bound, or come from a base class.
         before = vars(owner).get(attribute, _MISSING)
-        replacement = make(getattr(owner, attribute))
+        if _ended(before) is not before:
+            _put(owner, attribute, before := _ended(before))
+        original = getattr(owner, attribute)
+        ours = make(original)
+        end = None
+        if isinstance(ours, FunctionType):
+            ours, end = _forwarding(ours, original, before)
 
         def restore() -> None:
-            if before is not _MISSING:
-                setattr(owner, attribute, before)
-            elif attribute in vars(owner):
-                delattr(owner, attribute)
+            if end:
+                end()
+            if vars(owner).get(attribute) is ours:
+                _put(owner, attribute, _ended(before))
 
         self.note(name, restore)
-        setattr(owner, attribute, replacement)
+        setattr(owner, attribute, ours)
 
     def hook(self, name: str, function: Callable[..., Any], **options: bool) -> None:
         """Register a function by a name of the table, which returns a handle."""
@@ -256,6 +267,44 @@ class Installed:
 
 
 _MISSING: Final = object()
+# What stood in the place of each function of ours that is no longer in use, and that may be back.
+_ENDED: Final[WeakKeyDictionary[FunctionType, object]] = WeakKeyDictionary()
+
+
+def _ended(value: object) -> object:
+    """Return what a function of ours that is no longer in use stood for; others as they are."""
+    while isinstance(value, FunctionType) and value in _ENDED:
+        value = _ENDED[value]
+    return value
+
+
+def _put(owner: object, attribute: str, value: object) -> None:
+    if value is _MISSING:
+        delattr(owner, attribute)
+    else:
+        setattr(owner, attribute, value)
+
+
+def _forwarding(
+    function: FunctionType, original: Callable[..., object], before: object
+) -> tuple[FunctionType, Callable[[], None]]:
+    """Return a function that calls another one, and a function that turns it to the original."""
+    now: Callable[..., object] = function
+
+    @wraps(original)
+    def forward(*args: object, **options: object) -> object:
+        return now(*args, **options)
+
+    # Tracebacks leave it out where they leave the other one out.
+    file = function.__code__.co_filename
+    forward.__code__ = forward.__code__.replace(co_filename=file)
+
+    def end() -> None:
+        nonlocal now
+        now = original
+        _ENDED[forward] = before
+
+    return forward, end
 
 
 def found(name: str) -> Any:

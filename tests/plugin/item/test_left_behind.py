@@ -81,6 +81,33 @@ def test_known_and_another(torchmem):
     for _ in torchmem.steps(3):
         KEPT.append(torch.ones(1 << 18))
         OTHER.append(torch.ones(1 << 17))
+
+
+class Pair(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.large, self.small = torch.nn.Linear(256, 1024), torch.nn.Linear(256, 512)
+
+    def forward(self, x):
+        return [layer(x) for layer in (self.large, self.small)]
+
+
+@pytest.mark.memory_budget(temporary="1MiB", retained="0B")
+def test_peak_of_one_module_and_holder_of_another(torchmem):
+    with torch.no_grad():
+        OTHER.append(Pair()(torch.ones(512, 256))[1])
+
+
+@pytest.mark.memory_budget(temporary="1MiB", retained="0B")
+def test_peak_of_a_line_and_holder_of_a_part(torchmem):
+    rows = [torch.ones(1 << 18) for _ in range(8)]
+    OTHER.append(rows[0])
+
+
+@pytest.mark.memory_budget(temporary="1MiB", retained="0B")
+def test_peak_and_holder_of_a_line(torchmem):
+    rows = [torch.ones(1 << 18) for _ in range(8)]
+    OTHER.extend(rows[1:])
 """
 
 
@@ -128,6 +155,19 @@ def test_what_known_holders_have_is_not_counted_and_never_named(failures):
     assert told.endswith("still held by test_it.OTHER[*]")
     assert "\nalso: grew by 512.0 KiB per step" in failures["end"]
     assert "\nknown holder test_it.KEPT*: 3.0 MiB in 2 tests (a batch is kept)" in failures["end"]
+
+
+@pytest.mark.parametrize(
+    "test", ["one_module_and_holder_of_another", "a_line_and_holder_of_a_part"]
+)
+def test_a_peak_s_cause_is_not_held_by_who_holds_something_else_of_its_line(failures, test):
+    told = failures[f"test_peak_of_{test}"]
+    assert " peaked at " in told
+    assert "held" not in told
+
+
+def test_a_peak_s_cause_is_held_by_who_holds_most_of_it_at_the_end(failures):
+    assert failures["test_peak_and_holder_of_a_line"].endswith("still held by test_it.OTHER[*]")
 
 
 FIRST_OPTIMIZER = """

@@ -7,7 +7,9 @@ import pkgutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 import torch
@@ -76,6 +78,51 @@ def test_a_body_that_fails_leaves_everything_as_it_was() -> None:
     with pytest.raises(KeyError), measure(device="cpu"):
         fail()
     assert in_place() == before
+
+
+def test_what_a_program_puts_in_our_place_stays_and_what_it_puts_back_is_the_original(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = in_place()
+    wrapped: dict[str, object] = {}
+    with measure(device="cpu"), monkeypatch.context() as patched:
+        for name in in_place().keys() & {patch.name for patch in PATCHES}:
+            ours = pkgutil.resolve_name(name)
+            if isinstance(ours, FunctionType) and before[name] != in_place()[name]:
+                wrapped[name] = wraps(ours)(lambda *args, ours=ours, **kw: ours(*args, **kw))
+        assert len(wrapped) > 12
+        for name, wrapper in wrapped.items():
+            patched.setattr(name, wrapper)
+        # As by a fixture, whose teardown comes after the body.
+        later = patched._setattr.copy()
+        patched._setattr.clear()
+        train()
+    assert {name: id(wrapper) for name, wrapper in wrapped.items()}.items() <= in_place().items()
+    for owner, attribute, ours in reversed(later):
+        setattr(owner, attribute, ours)
+    train()
+    with measure(device="cpu"):
+        train()
+    assert in_place() == before
+
+
+def test_a_function_of_ours_that_a_program_keeps_ends_as_the_original() -> None:
+    seen: list[object] = []
+
+    def make(original: Callable[..., object]) -> Callable[..., object]:
+        def noting(*args: object) -> object:
+            seen.append(args)
+            return original(*args)
+
+        return noting
+
+    with Installed() as installed:
+        installed.replace("torch.utils.swap_tensors", make)
+        ours = torch.utils.swap_tensors
+        ours(torch.ones(1), torch.ones(1))
+    one, two = torch.zeros(1), torch.ones(1)
+    ours(one, two)
+    assert (one.item(), two.item(), len(seen)) == (1, 0, 1)
 
 
 def test_an_estimate_leaves_everything_as_it_was() -> None:
