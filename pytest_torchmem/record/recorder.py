@@ -174,8 +174,12 @@ class Recorder:
             atexit.register(self._cancel_at_exit)
             Recorder.now = self
 
-    def _install(self) -> None:
+    def _follow(self) -> None:
         self._watch.install(self._following)
+        self._threads.count_all(self._following)
+
+    def _install(self) -> None:
+        self._follow()
         if not autograd.READS_SAVED:
             PackHookWatch().install(self._patches)
         for watch in (
@@ -296,7 +300,7 @@ class Recorder:
             self._pause()
 
         def end(_: None) -> None:
-            self._watch.install(self._following)
+            self._follow()
             self._hooks_in()
             self._resume()
 

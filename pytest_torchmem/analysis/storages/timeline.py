@@ -191,22 +191,26 @@ class Reconciliation:
             totals                     [108, 114, 106]
             drift      [100, 104, 104], so 4 bytes
         """
-        # The total has what was counted of other threads, and nobody knows in which order.
-        if len(self._others[0]):
+        # The total has what other threads hold, which `others_bytes` has.
+        if self._others:
             return 0
         drifts: list[int] = []
-        recorded = 0
-        for size, total in self._sizes_and_totals():
-            drift = total - np.cumsum(size) - recorded
-            recorded += int(size.sum())
+        for _, drift in self._drifts():
             drifts += (int(drift.max()), int(drift.min()))
         return max(drifts, default=0) - min(drifts, default=0)
+
+    def _drifts(self) -> Iterator[tuple[Column, NDArray[np.int64]]]:
+        """Yield the rows of the device's allocations, in order, and the total less what we saw."""
+        recorded = 0
+        for events, size, total in self._sizes_and_totals():
+            yield events, total - np.cumsum(size) - recorded
+            recorded += int(size.sum())
 
     def _sizes_and_totals(self) -> Iterator[list[Column]]:
         """Yield what the device's allocations have of both, in the order of ranks, in pieces."""
         table, rank = self.evidence.tree.trace.allocations, self.evidence.tree.rank
-        columns, last, is_plain = ("size_bytes", "total_allocated"), -1, True
-        for _, (event, device, size, total) in in_pieces(table, "event", "device", *columns):
+        columns, last, is_plain = ("event", "size_bytes", "total_allocated"), -1, True
+        for _, (device, event, size, total) in in_pieces(table, "device", *columns):
             ranks = rank[event]
             is_plain &= bool(np.all(device == self.evidence.device)) and last < ranks[0]
             is_plain &= ascends(ranks) and not np.any((size > 0) & (total == 0))
@@ -215,13 +219,13 @@ class Reconciliation:
             yield from (found for _, found in in_pieces(table, *columns))
             return
         is_mine = table["device"] == self.evidence.device
-        size, total = (table[name] for name in columns)
+        event, size, total = (table[name] for name in columns)
         # Shared memory, which has an allocator of its own, is reported with a total of nothing.
         is_other = is_mine & (size > 0) & (total == 0)
         rows = np.flatnonzero(is_mine & ~np.isin(table["ptr"], table["ptr"][is_other]))
-        rows = rows[np.argsort(rank[table["event"][rows]])]
+        rows = rows[np.argsort(rank[event[rows]])]
         if len(rows):
-            yield [size[rows], total[rows]]
+            yield [event[rows], size[rows], total[rows]]
 
     @cached_property
     def unseen_bytes(self) -> int:
@@ -244,30 +248,61 @@ class Reconciliation:
 
         Where they held 0 4 1 9 bytes it rose by 8, from 1 to 9: the one was there before.
         """
-        ranks, changes = self._others
-        first = np.searchsorted(ranks, window.begin)
-        last = np.searchsorted(ranks, window.end, side="right")
-        held = np.cumsum(np.append(0, changes[first:last]))
-        return int((held - np.minimum.accumulate(held)).max())
+        rises = [0]
+        for ranks, changes in self._others:
+            first = np.searchsorted(ranks, window.begin)
+            last = np.searchsorted(ranks, window.end, side="right")
+            held = np.cumsum(np.append(0, changes[first:last]))
+            rises.append(int((held - np.minimum.accumulate(held)).max()))
+        return max(rises)
 
     @cached_property
-    def _others(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Changes of the memory of other threads, in order; the recorded one frees some of it, too.
+    def _others(self) -> list[tuple[NDArray[np.float64], NDArray[np.int64]]]:
+        """Changes of the memory of other threads, in order: as counted there, and as seen here.
 
-        Ranks, and bytes below zero for a free: shape (N,) each.
+        The recorded thread frees some of it, too. Ranks, and bytes below zero for a free: shape
+        (N,) each. Empty where nobody asked what other threads hold.
         """
         tree, storages = self.evidence.tree, self.evidence.storages
         others = tree.trace.meta.get("other_threads", {"times_ns": (), "held_bytes": ()})
-        if not others["times_ns"]:
-            return np.zeros(0), np.zeros(0, np.int64)
+        found = []
+        if others["times_ns"]:
+            ranks = tree.ranks_at(np.array(others["times_ns"], np.int64))
+            found.append((ranks, np.diff([0, *others["held_bytes"]])))
+        if tree.trace.meta.get("totals_of_all_threads"):
+            found.append(self._seen_of_others())
         foreign = self.evidence.foreign & np.isfinite(storages.died)
-        again, sizes = self._freed_again
-        ranks = tree.ranks_at(np.array(others["times_ns"], np.int64))
-        ranks = np.concatenate([ranks, storages.died[foreign], again])
-        held = np.array([0, *others["held_bytes"]], np.int64)
-        changes = [held[1:] - held[:-1], -storages.size_bytes[foreign], sizes]
-        order = np.argsort(ranks, kind="stable")
-        return ranks[order], np.concatenate(changes)[order]
+        again, sizes = self._freed_again if found else (np.zeros(0), np.zeros(0, np.int64))
+        return [
+            _in_order(
+                np.concatenate([ranks, storages.died[foreign], again]),
+                np.concatenate([changes, -storages.size_bytes[foreign], sizes]),
+            )
+            for ranks, changes in found
+        ]
+
+    def _seen_of_others(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Changes of what other threads hold, told by a total that counts every thread.
+
+        It is known where the recorded thread allocates or frees. Threads that share an operator's
+        work have scratch of their own, so the least within an operator counts::
+
+            operator   [a, a, b, -1]
+            drift      [0, 7, 0, 50]    the total less what was recorded
+            others     [0,    0, 50], so a change of 50 at the last
+        """
+        tree, last = self.evidence.tree, None
+        ranks, changes = [np.zeros(0)], [np.zeros(0, np.int64)]
+        for events, drift in self._drifts():
+            operator = tree.leaf[events]
+            begins = np.append(True, (operator[1:] != operator[:-1]) | (operator[1:] < 0))
+            rows = np.flatnonzero(begins)
+            held = np.minimum.reduceat(drift, rows)
+            change = np.diff(held, prepend=held[0] if last is None else last)
+            last = held[-1]
+            ranks.append(tree.rank[events[rows[change != 0]]].astype(np.float64))
+            changes.append(change[change != 0])
+        return np.concatenate(ranks), np.concatenate(changes)
 
     @property
     def _freed_again(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -358,8 +393,8 @@ class Reconciliation:
     def _of_other_threads(self) -> Iterator[str]:
         meta = self.evidence.tree.trace.meta
         if others := self.others_bytes(self.evidence.window):
-            names = ", ".join(meta["other_threads"]["names"])
-            yield f"other threads held {format_size(others)} that are not in the figures: {names}"
+            whose = ", ".join(meta["other_threads"]["names"]) or "threads that nobody follows"
+            yield f"other threads held {format_size(others)} that are not in the figures: {whose}"
         if threads := meta.get("unseen_threads", ()):
             yield f"memory of other threads is not in the figures: {', '.join(threads)} ran torch"
         if threads := meta.get("unfollowed_threads", ()):
@@ -372,3 +407,10 @@ class Reconciliation:
                 "memory of other threads may be missing from the figures: a thread that Python's "
                 "`threading` did not start, such as one of a library in C, called Python"
             )
+
+
+def _in_order(
+    ranks: NDArray[np.float64], changes: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    order = np.argsort(ranks, kind="stable")
+    return ranks[order], changes[order]

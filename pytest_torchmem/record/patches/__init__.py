@@ -17,7 +17,14 @@ from types import FunctionType, TracebackType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from pytest_torchmem.record.torch_api import autograd, compiler, fake_tensors, modules, profiler
+from pytest_torchmem.record.torch_api import (
+    allocator,
+    autograd,
+    compiler,
+    fake_tensors,
+    modules,
+    profiler,
+)
 
 
 class During(Enum):
@@ -32,6 +39,7 @@ class How(Enum):
 
     REPLACED = "replaced"
     ADDED = "added to"
+    SWITCHED = "switched on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,12 @@ PATCHES: Final = (
     Patch(THREAD_STARTERS[0], _KNOWN, releases="Python 3.13 and later"),
     Patch(THREAD_STARTERS[1], _KNOWN, releases="Python 3.12 and before"),
     Patch(RUN_ITEM, "Counts what an executor's threads allocate."),
+    Patch(
+        allocator.COUNT_ALL_THREADS,
+        "Has torch's total of the CPU's memory count every thread.",
+        How.SWITCHED,
+        releases="where libc10 has it",
+    ),
     Patch(
         profiler.PREPARE,
         "Notices a profiler that another thread begins: it ends that of the recording.",

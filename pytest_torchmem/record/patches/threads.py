@@ -25,7 +25,7 @@ import torch
 from pytest_torchmem.record.patches import THREAD_STARTERS, Installed
 from pytest_torchmem.record.patches.python_tracing import interpreter_call, quiet
 from pytest_torchmem.record.patches.thread_memory import ThreadMemory, name_thread, thread_name
-from pytest_torchmem.record.torch_api import dispatcher, profiler
+from pytest_torchmem.record.torch_api import allocator, dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.values.json_values import Json
 
@@ -65,6 +65,7 @@ class ThreadWatch:
 
     def __init__(self, device: torch.device, profiled: Callable[[], None]) -> None:
         self._memory = ThreadMemory(device)
+        self._switch = allocator.all_threads_switch() if device.type == "cpu" else None
         self._profiled = profiled
         self._existing: list[threading.Thread] = []
         self._recorded: Collection[int] = ()
@@ -87,6 +88,13 @@ class ThreadWatch:
         patches.replace("_thread.start_new_thread", self._followed)
         self._unknown.install(patches)
         self._memory.install(patches)
+
+    def count_all(self, patches: Installed) -> None:
+        """Let torch's total of the CPU's memory count every thread, where that can be."""
+        # A switch that is off is false itself.
+        if (switch := self._switch) is not None:
+            before, switch.value = switch.value, True
+            patches.note(allocator.COUNT_ALL_THREADS, lambda: setattr(switch, "value", before))
 
     def _hidden(self, getter: Callable[[], object]) -> Callable[[], object]:
         @wraps(getter)
@@ -152,6 +160,7 @@ class ThreadWatch:
             "unfollowed_threads": sorted(self._unfollowed - names),
             "unknown_threads": self._unknown.count(),
             "other_threads": self._memory.held(),
+            "totals_of_all_threads": self._switch is not None,
         }
 
     def _on_event(self, frame: FrameType, event: str, function: object) -> None:

@@ -18,7 +18,7 @@ from pytest_torchmem import estimate, measure
 from pytest_torchmem.record.patches import PATCHES, During, How, Installed
 from pytest_torchmem.record.patches.python_tracing import CompilationWatch
 from pytest_torchmem.record.recorder import Recorder
-from pytest_torchmem.record.torch_api import compiler, modules, profiler
+from pytest_torchmem.record.torch_api import allocator, compiler, modules, profiler
 
 HOW_IT_WORKS = Path(__file__).parents[3] / "docs" / "how-it-works.md"
 
@@ -33,14 +33,15 @@ def in_place() -> dict[str, object]:
     found: dict[str, object] = {}
     for patch in PATCHES:
         where, _, attribute = patch.name.rpartition(".")
-        is_there = hasattr(pkgutil.resolve_name(where), attribute)
-        if patch.how is How.REPLACED and is_there:
+        if patch.how is How.REPLACED and hasattr(pkgutil.resolve_name(where), attribute):
             found[patch.name] = id(vars(pkgutil.resolve_name(where)).get(attribute))
     for place in ("torch.nn.modules.module", "torch.optim.optimizer"):
         for name, value in vars(pkgutil.resolve_name(place)).items():
             if name.startswith("_global_") and isinstance(value, dict):
                 found[f"{place}.{name}"] = tuple(map(id, value.values()))
     callbacks = compiler.callbacks()
+    switch = allocator.all_threads_switch()
+    found["all threads"] = switch is not None and switch.value
     found["compiler"] = (*callbacks.start_callbacks, *callbacks.end_callbacks)
     found["foreach"] = tuple(modules.foreach_types())
     found["profilers"] = (sys.getprofile(), threading.getprofile())

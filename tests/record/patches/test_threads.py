@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import os
 import queue
+import shutil
+import subprocess
 import sys
 import threading
 import time
 from _thread import start_new_thread
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -575,3 +579,137 @@ def test_threads_that_are_known_are_no_unknown_ones():
     with measurement.region("one") as region:
         body()
     assert region.result.blind_spots == measurement.stop().blind_spots == ()
+
+
+@contextmanager
+def worker_of_before() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """A thread that is there already, and does what it is given."""
+    given: queue.Queue[Callable[[], object] | None] = queue.Queue()
+    done: queue.Queue[None] = queue.Queue()
+
+    def work() -> None:
+        while (task := given.get()) is not None:
+            task()
+            del task
+            done.put(None)
+
+    def does(task: Callable[[], object]) -> None:
+        given.put(task)
+        del task
+        done.get()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield does
+    finally:
+        given.put(None)
+        thread.join()
+
+
+def test_what_a_thread_of_before_holds_passes_no_limit_in_silence():
+    with worker_of_before() as does:
+
+        def body() -> None:
+            does(lambda: KEPT.append(torch.ones(SIZE)))
+            torch.ones(16)
+            does(KEPT.clear)
+            torch.ones(16)
+
+        result = measured(body)
+    assert result.others_bytes == 4 * SIZE
+    (finding,) = judge_limits(result, {"total": 2 * SIZE})
+    assert finding.kind is FindingKind.UNSEEN
+    assert judge_limits(result, {"total": 8 * SIZE, "retained": 0}) == ()
+
+
+def test_what_was_made_before_and_another_thread_frees_is_nobodys_memory():
+    with worker_of_before() as does:
+        KEPT.append(torch.ones(SIZE))
+
+        def body() -> None:
+            torch.ones(16)
+            does(KEPT.clear)
+            torch.ones(16)
+
+        assert measured(body).others_bytes == 0
+
+
+IN_C = """
+#include <pthread.h>
+#include <stdint.h>
+typedef int (*make_t)(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, void**);
+static make_t make;
+static int64_t size;
+static void* made;
+static void* run(void* nothing) {
+    int64_t step = 1;
+    make(1, &size, &step, 0, 0, 0, &made);
+    return nothing;
+}
+void* in_thread(make_t torchs, int64_t bytes) {
+    pthread_t thread;
+    make = torchs;
+    size = bytes;
+    pthread_create(&thread, 0, run, 0);
+    pthread_join(thread, 0);
+    return made;
+}
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not shutil.which("gcc"), reason="needs Linux and gcc"
+)
+def test_a_thread_in_c_that_never_calls_python_is_counted(tmp_path: Path) -> None:
+    source, library = tmp_path / "thread.c", tmp_path / "thread.so"
+    source.write_text(IN_C)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-pthread", source, "-o", library], check=True)
+    in_c = ctypes.CDLL(str(library)).in_thread
+    in_c.argtypes, in_c.restype = (ctypes.c_void_p, ctypes.c_int64), ctypes.c_void_p
+    shim = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    make = ctypes.cast(shim.aoti_torch_empty_strided, ctypes.c_void_p)
+    gone = shim.aoti_torch_delete_tensor_object
+    gone.argtypes = (ctypes.c_void_p,)
+
+    def body() -> None:
+        made = in_c(make, 4 * SIZE)
+        torch.ones(16)
+        gone(made)
+        torch.ones(16)
+
+    result = measured(body)
+    assert result.others_bytes == 4 * SIZE
+    assert result.blind_spots[-1] == (
+        "other threads held 256.0 KiB that are not in the figures: threads that nobody follows"
+    )
+    (finding,) = judge_limits(result, {"total": 2 * SIZE})
+    assert finding.kind is FindingKind.UNSEEN
+
+
+def test_threads_that_share_an_operators_work_are_no_others() -> None:
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        x = torch.randn(4, 8, 512, 64, dtype=torch.bfloat16)
+        attention = torch.nn.functional.scaled_dot_product_attention
+        assert measured(lambda: attention(x, x, x)).blind_spots == ()
+    finally:
+        torch.set_num_threads(threads_before)
+
+
+def test_totals_are_left_alone_where_torch_would_print_each_allocation() -> None:
+    code = (
+        "import pytest_torchmem, torch\n"
+        "with pytest_torchmem.measure('a', device='cpu') as a: torch.ones(16)\n"
+        "print(a.result.peak.total)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TORCH_CPP_LOG_LEVEL": "INFO"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert run.stdout.split() == ["64"]
+    assert "C10 alloc" not in run.stderr
