@@ -173,7 +173,7 @@ class MemoryProfile(GpuQuestions):
                 row,
                 born[row] if self.storages.born[row] != BEFORE else None,
                 died[row] if self.storages.died[row] != NEVER else None,
-                self.attribution.contributors([row])[0],
+                self.attribution.contributor(row),
                 *self.decisions.ground(row),
             )
             for row in rows.tolist()
@@ -254,7 +254,7 @@ class MemoryProfile(GpuQuestions):
                 int(storages.size_bytes[row]),
                 bool(storages.died[row] == NEVER),
                 bool(storages.died[row] > noted),
-                *self.attribution.contributors([row]),
+                self.attribution.contributor(row),
             )
             for row in np.flatnonzero(left).tolist()
         )

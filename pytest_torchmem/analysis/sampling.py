@@ -7,7 +7,7 @@ live longest have it. All others are one level beside them.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.events.op_tree import self_times, start_ns
 from pytest_torchmem.analysis.pipeline import MemoryProfile
+from pytest_torchmem.analysis.storages.attribution import grouped
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.values.contributors import Category, Contributor, Source
 from pytest_torchmem.values.picture import (
@@ -56,6 +57,35 @@ class StorageLives:
     sizes: NDArray[np.int64]
     groups: Sequence[tuple[Contributor, NDArray[np.int64]]]
 
+    def are_live(self, row: int) -> NDArray[np.bool_]:
+        """Return which storages are live at a row: bool, shape (S,)."""
+        return (self.begins <= row) & (self.ends > row)
+
+    def contributors(self, wanted: NDArray[np.bool_]) -> Iterator[Contributor]:
+        """Yield the origins of the storages that are ``wanted``, with what these hold."""
+        for who, members in self.groups:
+            held = self.sizes[members[wanted[members]]]
+            if len(held):
+                yield who.holding(int(held.sum()), len(held))
+
+    def levels(
+        self, rows: NDArray[np.int64], places: NDArray[np.int64], *, count: bool = False
+    ) -> NDArray[np.int64]:
+        """Return the bytes, or the ``count``, of some storages at each of the rows: int64.
+
+        Four rows and two storages of 8 and 5 bytes, live at rows 0 and 1, and from row 1 on::
+
+            first [0, 1]    after [2, 4]
+            changes         [+8, +5, -8, 0, -5]
+            levels          [8, 13, 5, 5]
+        """
+        amounts = np.ones(len(places), np.int64) if count else self.sizes[places]
+        changes = np.zeros(len(rows) + 1, np.int64)
+        np.add.at(changes, np.searchsorted(rows, self.begins[places]), amounts)
+        np.add.at(changes, np.searchsorted(rows, self.ends[places]), -amounts)
+        levels: NDArray[np.int64] = np.cumsum(changes)[:-1]
+        return levels
+
 
 @dataclass(slots=True)
 class _Stacks:
@@ -92,7 +122,7 @@ def find_blocks(
     largest = _largest(lives, lived, int(rows[int(np.argmax(totals))]), limit)
     kept = largest[np.lexsort((largest, -lives.ends[largest], lives.begins[largest]))]
     numbers = {maker: n for n, maker in enumerate(dict.fromkeys(makers[kept].tolist()))}
-    held = _over_rows(rows, lives.begins[kept], lives.ends[kept], lives.sizes[kept])
+    held = lives.levels(rows, kept)
     stacks = _Stacks()
     blocks = tuple(
         StorageBlock(
@@ -106,33 +136,12 @@ def find_blocks(
     )
     return Blocks(
         blocks=blocks,
-        who=tuple(replace(lives.groups[maker][0], size_bytes=0, count=0) for maker in numbers),
+        who=tuple(lives.groups[maker][0] for maker in numbers),
         stacks=tuple(stacks.nodes),
         frames=tuple(stacks.frames),
         rest=tuple((np.array(totals, np.int64) - held).tolist()),
         count=len(lived),
     )
-
-
-def _over_rows(
-    rows: NDArray[np.int64],
-    begins: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    amounts: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Return the sum of ``amounts`` that are live at each of the rows: int64, shape (rows,).
-
-    Four rows and two storages of 8 and 5 bytes, live at rows 0 and 1, and from row 1 on::
-
-        first [0, 1]    after [2, 4]
-        changes         [+8, +5, -8, 0, -5]
-        levels          [8, 13, 5, 5]
-    """
-    changes = np.zeros(len(rows) + 1, np.int64)
-    np.add.at(changes, np.searchsorted(rows, begins), amounts)
-    np.add.at(changes, np.searchsorted(rows, ends), -amounts)
-    levels: NDArray[np.int64] = np.cumsum(changes)[:-1]
-    return levels
 
 
 def _largest(
@@ -144,8 +153,7 @@ def _largest(
     """
     lengths = lives.ends[lived] - lives.begins[lived]
     ranked = lived[np.lexsort((lived, -lengths, -lives.sizes[lived]))]
-    live = (lives.begins[ranked] <= peak_row) & (lives.ends[ranked] > peak_row)
-    at_peak = np.flatnonzero(live)[: limit // 2]
+    at_peak = np.flatnonzero(lives.are_live(peak_row)[ranked])[: limit // 2]
     others = np.setdiff1d(np.arange(len(ranked)), at_peak)[: limit - len(at_peak)]
     found: NDArray[np.int64] = ranked[np.concatenate([at_peak, others])]
     return found
@@ -159,10 +167,9 @@ def module_shares(
     The shares add up to the footprint. While there are more than ``limit``, the smallest one that
     belongs to a module counts for the module around it.
     """
-    live = (lives.begins <= peak_row) & (lives.ends > peak_row)
     shares: dict[tuple[str, int], int] = defaultdict(int)
-    for who, members in lives.groups:
-        shares[who.module, who.category.column] += int(lives.sizes[members][live[members]].sum())
+    for who in lives.contributors(lives.are_live(peak_row)):
+        shares[who.module, who.category.column] += who.size_bytes
     waiting = [(size_bytes, *key) for key, size_bytes in shares.items() if key[0]]
     heapify(waiting)
     while len(shares) > limit and waiting:
@@ -201,13 +208,11 @@ def sketch(profile: MemoryProfile, moments: int = MOMENTS) -> Picture:
     timeline = profile.timeline
     if not len(timeline.times_ns):
         return sketch_timeline(timeline)
-    rows = chosen_rows(timeline, moments)
-    held = _held_in(profile, rows)
     calls, times = _calls(profile)
     storages = np.flatnonzero(profile.evidence.counted).tolist()
     picture = with_holders(
         sketch_timeline(timeline, moments),
-        held,
+        _lives_in(profile),
         calls,
         (*find_spans(profile), *find_idle(profile)),
         lambda place: profile.attribution.stack(storages[place]),
@@ -218,19 +223,20 @@ def sketch(profile: MemoryProfile, moments: int = MOMENTS) -> Picture:
 
 def with_holders(
     picture: Picture,
-    held: Holdings,
+    lives: StorageLives,
     calls: Mapping[str, int],
     spans: Iterable[Span],
     stack_of: Callable[[int], Sequence[Source]],
 ) -> Picture:
-    rows = np.array(picture.rows, np.int64)
+    """Return the picture of a timeline with the storages that its levels are made of."""
+    rows, peak_row = np.array(picture.rows, np.int64), picture.rows[picture.peak]
     return replace(
         picture,
-        tracks=tuple(held.tracks()),
-        operators=tuple(held.operators(calls, picture.peak)),
+        tracks=tuple(find_tracks(lives, rows)),
+        operators=tuple(_operators(lives, calls, peak_row)),
         spans=tuple(spans),
-        modules=module_shares(held.lives, picture.rows[picture.peak]),
-        blocks=find_blocks(held.lives, rows, picture.totals, stack_of),
+        modules=module_shares(lives, peak_row),
+        blocks=find_blocks(lives, rows, picture.totals, stack_of),
     )
 
 
@@ -266,103 +272,61 @@ def chosen_rows(timeline: Timeline, moments: int) -> NDArray[np.int64]:
     return np.array(sorted(kept), np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Holdings:
-    """Storages over the chosen rows, and the groups that they belong to.
+def find_tracks(lives: StorageLives, rows: NDArray[np.int64]) -> Iterator[Track]:
+    """Yield the groups that are among the largest at any of the rows, the largest first.
 
-    Attributes:
-        lives: The storages.
-        made: Whether each was made within the window: bool, shape (S,).
-        first: The first chosen row that each is live at: int64, shape (S,).
-        after: The first chosen row after its end.
-        row_count: How many rows were chosen.
+    Three groups over two rows, if one name for each moment were enough::
+
+        levels    [[8, 0],      top    [[0, 2]]        row of the largest at each moment
+                   [5, 5],      named  [0, 2]          the second group is never the largest
+                   [0, 9]]
     """
-
-    lives: StorageLives
-    made: NDArray[np.bool_]
-    first: NDArray[np.int64]
-    after: NDArray[np.int64]
-    row_count: int
-
-    @classmethod
-    def over(
-        cls, rows: NDArray[np.int64], lives: StorageLives, made: NDArray[np.bool_]
-    ) -> Holdings:
-        first, after = (np.searchsorted(rows, at) for at in (lives.begins, lives.ends))
-        return cls(lives, made, first, after, len(rows))
-
-    def tracks(self) -> Iterator[Track]:
-        """Yield the groups that are among the largest at any row, the largest first.
-
-        Three groups over two rows, if one name for each moment were enough::
-
-            levels    [[8, 0],      top    [[0, 2]]        row of the largest at each moment
-                       [5, 5],      named  [0, 2]          the second group is never the largest
-                       [0, 9]]
-        """
-        groups = sorted(self.lives.groups, key=lambda g: -int(self.lives.sizes[g[1]].sum()))[
-            : 50 * TRACKS
-        ]
-        levels = np.array(
-            [self._over_time(members, self.lives.sizes[members]) for _, members in groups]
-        )
-        if not len(levels):
-            return
-        depth = min(_NAMED_PER_MOMENT, len(levels))
-        top = np.argpartition(-levels, depth - 1, axis=0)[:depth]
-        named = np.unique(top[np.take_along_axis(levels, top, axis=0) > 0])
-        named = named[np.argsort(-levels[named].max(axis=1), kind="stable")][:TRACKS]
-        for index in named.tolist():
-            who, members = groups[index]
-            largest = int(np.argmax(levels[index]))
-            count = int(self._over_time(members, np.ones(len(members), np.int64))[largest])
-            size_bytes = int(levels[index][largest])
-            yield Track(
-                replace(who, size_bytes=size_bytes, count=count), tuple(levels[index].tolist())
-            )
-
-    def _over_time(
-        self, members: NDArray[np.int64], amounts: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Return the sum of ``amounts`` at each chosen row: int64, shape (rows,)."""
-        rows = np.arange(self.row_count)
-        return _over_rows(rows, self.first[members], self.after[members], amounts)
-
-    def operators(self, calls: Mapping[str, int], peak: int) -> list[OperatorUse]:
-        """Return what each operator allocated within the window, those of the peak first."""
-        allocated: dict[str, int] = defaultdict(int)
-        live: dict[str, int] = defaultdict(int)
-        at_peak = (self.first <= peak) & (self.after > peak)
-        for who, members in self.lives.groups:
-            made = members[self.made[members]]
-            if who.operator and len(made):
-                allocated[who.operator] += int(self.lives.sizes[made].sum())
-                live[who.operator] += int(self.lives.sizes[made][at_peak[made]].sum())
-        uses = [OperatorUse(o, calls.get(o, 0), allocated[o], live[o]) for o in allocated]
-        uses.sort(key=lambda use: (-use.at_peak_bytes, -use.allocated_bytes, use.operator))
-        return uses[:OPERATORS]
+    groups = sorted(lives.groups, key=lambda group: -int(lives.sizes[group[1]].sum()))
+    groups = groups[: 50 * TRACKS]
+    if not groups:
+        return
+    levels = np.array([lives.levels(rows, members) for _, members in groups])
+    depth = min(_NAMED_PER_MOMENT, len(levels))
+    top = np.argpartition(-levels, depth - 1, axis=0)[:depth]
+    named = np.unique(top[np.take_along_axis(levels, top, axis=0) > 0])
+    named = named[np.argsort(-levels[named].max(axis=1), kind="stable")][:TRACKS]
+    for index in named.tolist():
+        who, members = groups[index]
+        own = levels[index].tolist()
+        size_bytes = max(own)
+        count = int(lives.levels(rows, members, count=True)[own.index(size_bytes)])
+        yield Track(who.holding(size_bytes, count), tuple(own))
 
 
-def _held_in(profile: MemoryProfile, rows: NDArray[np.int64]) -> Holdings:
+def _operators(lives: StorageLives, calls: Mapping[str, int], peak_row: int) -> list[OperatorUse]:
+    """Return what each operator allocated within the window, those of the peak first."""
+    allocated, live = Counter[str](), Counter[str]()
+    made = lives.begins > 0
+    for found, wanted in ((allocated, made), (live, made & lives.are_live(peak_row))):
+        for who in lives.contributors(wanted):
+            found[who.operator] += who.size_bytes
+    uses = [OperatorUse(o, calls.get(o, 0), allocated[o], live[o]) for o in allocated if o]
+    uses.sort(key=lambda use: (-use.at_peak_bytes, -use.allocated_bytes, use.operator))
+    return uses[:OPERATORS]
+
+
+def _lives_in(profile: MemoryProfile) -> StorageLives:
     """Return the storages of a footprint, by category and origin."""
     found = np.flatnonzero(profile.evidence.counted)
     born, died = profile.storages.born[found], profile.storages.died[found]
-    members = defaultdict(list)
-    labels = profile.labels[found].tolist()
-    for place, (storage, label) in enumerate(zip(found.tolist(), labels, strict=True)):
-        category = _CATEGORIES[label]
-        members[category, profile.attribution.origin(storage)].append(place)
-    groups = [
-        (Contributor(c, 0, 0, o.operator, o.module, o.source, o.phase, o.labels), np.array(places))
-        for (c, o), places in members.items()
-    ]
-    lives = StorageLives(
+    rows = found.tolist()
+
+    def origin_of(place: int) -> Contributor:
+        """A picture has no room for the reasons of a user's passes."""
+        origin = profile.attribution.origin(rows[place])
+        return replace(origin, claimed="") if origin.claimed else origin
+
+    return StorageLives(
         begins=np.searchsorted(profile.ranks, np.maximum(born, profile.window.begin)),
         ends=np.searchsorted(profile.ranks, died),
         sizes=profile.storages.size_bytes[found],
-        groups=groups,
+        groups=tuple(grouped(range(len(found)), origin_of)),
     )
-    return Holdings.over(rows, lives, profile.evidence.made[found])
 
 
 def _calls(profile: MemoryProfile) -> tuple[dict[str, int], dict[str, int]]:

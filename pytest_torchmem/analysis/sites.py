@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 from pytest_torchmem.analysis.caching_allocator import PlacedSegment, StackFrame, TraceEntry
 from pytest_torchmem.analysis.caching_allocator.layout import NO_KEY
 from pytest_torchmem.values.contributors import Category, Contributor, Phase, Source
 from pytest_torchmem.values.json_values import checked_list
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 # torch joins an operator and its overload with an underscore: ``add_Tensor``, ``sum_dim_IntList``.
 _OVERLOAD: Final = r"(?:out|dim|int|self|start|dtype|device|memory_format|names)"
@@ -32,24 +27,16 @@ class Site:
     """The place that an allocation was made from.
 
     Attributes:
-        operator: The outermost ATen operator on the stack, or ``""``.
-        source: The innermost line of Python outside of libraries; None where there is none.
-        phase: BACKWARD below autograd's engine, OPTIMIZER below ``torch.optim``, PREEXISTING for
-            what was there before the history, FORWARD otherwise.
+        origin: The outermost ATen operator on the stack, the innermost line of Python outside of
+            libraries, and the phase: BACKWARD below autograd's engine, OPTIMIZER below
+            ``torch.optim``, PREEXISTING for what was there before the history, FORWARD otherwise.
+            Nobody knows what the memory was for.
         stack: The calls around it, innermost first: those of Python, or of C++ where there are
-            none, as in autograd's threads. Sites are equal without it.
+            none, as in autograd's threads.
     """
 
-    operator: str = ""
-    source: Source | None = None
-    phase: Phase = Phase.FORWARD
-    stack: tuple[Source, ...] = field(default=(), compare=False)
-
-    def contributor(self, size_bytes: int, count: int) -> Contributor:
-        """Return storages of the site as a contributor; nobody knows what they were for."""
-        return Contributor(
-            Category.UNKNOWN, size_bytes, count, self.operator, "", self.source, self.phase
-        )
+    origin: Contributor
+    stack: tuple[Source, ...]
 
 
 def sites_of(entries: Sequence[TraceEntry]) -> dict[int, Site]:
@@ -63,10 +50,10 @@ def sites_of_start(
     start: Sequence[PlacedSegment], segments: Sequence[Mapping[str, object]]
 ) -> dict[int, Site]:
     """Return the site of what was there before: known where it is there at the end, too."""
-    reader = _SiteReader()
+    reader = _SiteReader(Phase.PREEXISTING)
     frames = dict(_frames_at_the_end(segments))
     return {
-        block.key: replace(reader.read(frames.get(block.address, ())), phase=Phase.PREEXISTING)
+        block.key: reader.read(frames.get(block.address, ()))
         for segment in start
         for block in segment.blocks
         if block.key != NO_KEY
@@ -88,7 +75,8 @@ class _SiteReader:
     Where they are not, their sites have one stack all the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, phase: Phase | None = None) -> None:
+        self._phase = phase
         self._known: dict[int, tuple[Sequence[StackFrame], Site]] = {}
         self._stacks: dict[tuple[Source, ...], tuple[Source, ...]] = {}
 
@@ -96,40 +84,28 @@ class _SiteReader:
         known = self._known.get(id(frames))
         if known is None:
             # The frames are kept with the answer: another list could get the id of a dropped one.
-            site = _site(frames)
+            site = _site(frames, self._phase)
             site = replace(site, stack=self._stacks.setdefault(site.stack, site.stack))
             known = self._known[id(frames)] = (frames, site)
         return known[1]
 
 
-def _site(frames: Sequence[StackFrame]) -> Site:
+def _site(frames: Sequence[StackFrame], phase: Phase | None) -> Site:
     operators = [
         match[1] for frame in frames if (match := _OPERATOR.match(frame["name"], 0, _LONGEST_NAME))
     ]
     python = [frame for frame in frames if frame["filename"].endswith(".py")]
     own = [frame for frame in python if not _LIBRARY.search(frame["filename"])] or python
     source = Source(own[0]["filename"], own[0]["line"], own[0]["name"]) if own else None
-    phase = Phase.FORWARD
-    if any(frame["name"].startswith(_ENGINE) for frame in frames):
+    if phase is None and any(frame["name"].startswith(_ENGINE) for frame in frames):
         phase = Phase.BACKWARD
-    elif any(_OPTIMIZER.search(frame["filename"]) for frame in python):
-        phase = Phase.OPTIMIZER
+    elif phase is None:
+        steps = any(_OPTIMIZER.search(frame["filename"]) for frame in python)
+        phase = Phase.OPTIMIZER if steps else Phase.FORWARD
     # A frame of C++ whose file torch does not know is said to be in ``??``.
     stack = tuple(
         Source(frame["filename"].replace("??", ""), frame["line"], frame["name"])
         for frame in python or frames
     )
-    return Site(f"aten::{operators[-1]}" if operators else "", source, phase, stack)
-
-
-def by_site(
-    sites: Sequence[Site], size_bytes: NDArray[np.int64], rows: NDArray[np.int64]
-) -> tuple[Contributor, ...]:
-    """Return the storages in ``rows`` by site, the largest first."""
-    sums: dict[Site, list[int]] = defaultdict(lambda: [0, 0])
-    for row in rows.tolist():
-        amounts = sums[sites[row]]
-        amounts[0] += int(size_bytes[row])
-        amounts[1] += 1
-    found = [site.contributor(*amounts) for site, amounts in sums.items()]
-    return tuple(sorted(found, key=lambda c: (-c.size_bytes, c.operator, str(c.source))))
+    operator = f"aten::{operators[-1]}" if operators else ""
+    return Site(Contributor(Category.UNKNOWN, 0, 0, operator, "", source, phase), stack)

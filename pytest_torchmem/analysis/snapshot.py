@@ -9,7 +9,7 @@ Source of the format: ``torch/csrc/cuda/memory_snapshot.cpp`` and ``torch/cuda/_
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,15 +32,9 @@ from pytest_torchmem.analysis.caching_allocator import (
 from pytest_torchmem.analysis.caching_allocator.layout import NO_KEY
 from pytest_torchmem.analysis.caching_allocator.requests import Request
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
-from pytest_torchmem.analysis.sampling import (
-    MOMENTS,
-    Holdings,
-    StorageLives,
-    chosen_rows,
-    sketch_timeline,
-    with_holders,
-)
-from pytest_torchmem.analysis.sites import Site, by_site, sites_of, sites_of_start
+from pytest_torchmem.analysis.sampling import StorageLives, sketch_timeline, with_holders
+from pytest_torchmem.analysis.sites import Site, sites_of, sites_of_start
+from pytest_torchmem.analysis.storages.attribution import grouped
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Phase
 from pytest_torchmem.values.errors import SnapshotError
@@ -95,7 +89,8 @@ class Snapshot(GpuQuestions):
         Of equal free blocks torch takes the one with the lowest address up to 2.11, and that of the
         oldest segment from 2.13; the order that gives the recorded addresses is taken.
         """
-        runs = (self._replayed(addresses) for addresses in (self.history.segment_addresses, ()))
+        requests, known = self.history.requests, self.history.segment_addresses
+        runs = [simulate(requests, self.settings, None, at, self.start) for at in (known, ())]
         return min(runs, key=self._misplaced_count)
 
     @property
@@ -106,20 +101,9 @@ class Snapshot(GpuQuestions):
     @property
     def allocator_requests(self) -> Requests:
         """Every allocation and free: what was there before comes first, the largest before all."""
-        requests = self.history.requests
         before = sorted(self._start_blocks(), key=lambda row: (-row[1], row[0]))
-        keys = np.array([key for key, _ in before], np.int64)
-        zeros = np.zeros(len(before), np.int64)
-        return Requests(
-            kind=np.concatenate([np.full(len(before), Request.ALLOC, np.int8), requests.kind]),
-            key=np.concatenate([keys, requests.key]),
-            size_bytes=np.concatenate(
-                [np.array([size for _, size in before], np.int64), requests.size_bytes]
-            ),
-            stream=np.concatenate([zeros, requests.stream]),
-            pool=np.concatenate([zeros, requests.pool]),
-            completions_given=requests.completions_given,
-        )
+        keys, sizes = np.array(before, np.int64).reshape(-1, 2).T
+        return Requests.from_columns(np.full(len(keys), True), sizes, keys) + self.history.requests
 
     def simulate(
         self, settings: AllocatorSettings | str = "", capacity: int | str | None = None
@@ -142,57 +126,41 @@ class Snapshot(GpuQuestions):
 
     def contributors_at(self, row: int) -> tuple[Contributor, ...]:
         """Return what was live after row ``row`` of the timeline, the largest origin first."""
-        lives = self._lives
-        live = np.flatnonzero((lives.first <= row) & (lives.after > row))
-        return by_site(lives.sites, lives.size_bytes, live)
+        return _largest_first(self._lives, self._lives.are_live(row))
 
     def result(self, name: str = "") -> Result:
         """Return the history as a measured window: its peak, and what it made and kept."""
         lives, timeline = self._lives, self.timeline
         peak_row = timeline.peak_row
         live = self.contributors_at(peak_row)
-        kept = np.flatnonzero((lives.first > 0) & (lives.after >= len(timeline.times_ns)))
-        retained = by_site(lives.sites, lives.size_bytes, kept)
-        total = _unknown(int(timeline.total[peak_row]))
+        retained = _largest_first(
+            lives, (lives.begins > 0) & lives.are_live(len(timeline.times_ns) - 1)
+        )
+        held = CategoryBytes(unknown=int(timeline.total[peak_row]))
+        left = CategoryBytes(unknown=sum(c.size_bytes for c in retained))
         return Result(
             name=name,
             device=self.name,
             estimated=False,
-            peak=Peak(total.unknown, int(timeline.times_ns[peak_row]), total, total, live, live),
-            retained=Retained(
-                sum(c.size_bytes for c in retained),
-                _unknown(sum(c.size_bytes for c in retained)),
-                retained,
-            ),
+            peak=Peak(held.total, int(timeline.times_ns[peak_row]), held, held, live, live),
+            retained=Retained(left.total, left, retained),
             counters=replace(self.replay.peak, estimated=self.misplaced_count > 0),
-            has_backward=any(site.phase is Phase.BACKWARD for site in self.sites.values()),
+            has_backward=any(who.phase is Phase.BACKWARD for who, _ in lives.groups),
             notes=tuple(self._notes()),
         )
 
     def picture(self) -> Picture:
         """The timeline, sampled, with the origins that held most."""
-        timeline, lives = self.timeline, self._lives
-        rows = chosen_rows(timeline, MOMENTS)
-        members: dict[Site, list[int]] = defaultdict(list)
-        for index, site in enumerate(lives.sites):
-            members[site].append(index)
-        storages = StorageLives(
-            begins=lives.first,
-            ends=lives.after,
-            sizes=lives.size_bytes,
-            groups=[(site.contributor(0, 0), np.array(at)) for site, at in members.items()],
-        )
-        held = Holdings.over(rows, storages, lives.first > 0)
-        calls: dict[str, int] = defaultdict(int)
-        for site in lives.sites:
-            calls[site.operator] += 1
+        keys, calls = tuple(self._rows), Counter[str]()
+        for who, members in self._lives.groups:
+            calls[who.operator] += len(members)
         return with_holders(
-            sketch_timeline(timeline), held, calls, (), lambda place: lives.sites[place].stack
+            sketch_timeline(self.timeline),
+            self._lives,
+            calls,
+            (),
+            lambda place: self.sites[keys[place]].stack,
         )
-
-    def _replayed(self, addresses: Sequence[int]) -> AllocatorRun:
-        requests = self.history.requests
-        return simulate(requests, self.settings, None, tuple(addresses), self.start)
 
     def _misplaced_count(self, run: AllocatorRun) -> int:
         return len(run.misplaced_rows(self.history.address))
@@ -204,26 +172,27 @@ class Snapshot(GpuQuestions):
                     yield block.key, block.requested_bytes
 
     @cached_property
-    def _lives(self) -> _AllocationLives:
+    def _rows(self) -> dict[int, tuple[int, int, int]]:
+        """By its key the life of each allocation over the rows of the timeline, and its bytes."""
         requests = self.history.requests
-        first = {key: 0 for key, _ in self._start_blocks()}
-        sizes = dict(self._start_blocks())
-        after: dict[int, int] = {}
+        end = len(requests) + 1
+        found = {key: (0, end, size) for key, size in self._start_blocks()}
         columns = (requests.kind, requests.key, requests.size_bytes)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         for row, (kind, key, size) in enumerate(rows, start=1):
             if kind == Request.ALLOC:
-                first[key], sizes[key] = row, size
+                found[key] = (row, end, size)
             elif kind == Request.FREE:
-                after[key] = row
-        end = len(requests) + 1
-        keys = list(first)
-        return _AllocationLives(
-            np.array([first[key] for key in keys], np.int64),
-            np.array([after.get(key, end) for key in keys], np.int64),
-            np.array([sizes[key] for key in keys], np.int64),
-            [self.sites[key] for key in keys],
-        )
+                begin, _, size_bytes = found[key]
+                found[key] = (begin, row, size_bytes)
+        return found
+
+    @cached_property
+    def _lives(self) -> StorageLives:
+        keys, rows = tuple(self._rows), np.array([*self._rows.values()], np.int64).reshape(-1, 3)
+        begins, ends, sizes = rows.T
+        groups = grouped(range(len(keys)), lambda place: self.sites[keys[place]].origin)
+        return StorageLives(begins, ends, sizes, tuple(groups))
 
     def _notes(self) -> Iterator[str]:
         if self.begins_in_the_middle:
@@ -242,14 +211,9 @@ class Snapshot(GpuQuestions):
             yield f"{count} allocations failed; the history lacks their sizes"
 
 
-@dataclass(frozen=True, slots=True)
-class _AllocationLives:
-    """Each allocation's life over the rows of the timeline: ``first`` to before ``after``."""
-
-    first: NDArray[np.int64]
-    after: NDArray[np.int64]
-    size_bytes: NDArray[np.int64]
-    sites: Sequence[Site]
+def _largest_first(lives: StorageLives, wanted: NDArray[np.bool_]) -> tuple[Contributor, ...]:
+    found = lives.contributors(wanted)
+    return tuple(sorted(found, key=lambda c: (-c.size_bytes, c.operator, str(c.source))))
 
 
 def read_snapshot(data: object, device: int | None = None) -> Snapshot:
@@ -335,7 +299,3 @@ def _times_ns(entries: Sequence[TraceEntry], history: History) -> NDArray[np.int
     times -= times[0] if len(times) else 0
     first_entry = np.searchsorted(history.row_count, np.arange(1, len(history.requests) + 1))
     return np.maximum.accumulate(times[first_entry]) if len(times) else times
-
-
-def _unknown(size_bytes: int) -> CategoryBytes:
-    return CategoryBytes(unknown=size_bytes)

@@ -188,6 +188,11 @@ class Contributor(JsonFields):
             data = {**data, "source": [data["file"], data["line"], data["function"]]}
         return read_fields(cls, {**_UNSAID, **data})
 
+    def holding(self, size_bytes: int, count: int, order: int = 0) -> Contributor:
+        """Return the same origin with other numbers."""
+        same = (self.operator, self.module, self.source, self.phase, self.labels)
+        return Contributor(self.category, size_bytes, count, *same, order, self.claimed)
+
     @property
     def identity(self) -> tuple[str, ...]:
         """The part that stays when a line is inserted above the code: it has no line number."""

@@ -65,6 +65,14 @@ class Requests:
     def __len__(self) -> int:
         return len(self.kind)
 
+    def __add__(self, later: Requests) -> Requests:
+        """Make these requests, and then ``later`` ones, whose completions are given or not."""
+        names = ("kind", "key", "size_bytes", "stream", "pool")
+        kind, key, size_bytes, stream, pool = (
+            np.concatenate([getattr(self, name), getattr(later, name)]) for name in names
+        )
+        return Requests(kind, key, size_bytes, stream, pool, later.completions_given)
+
     @classmethod
     def from_columns(
         cls,

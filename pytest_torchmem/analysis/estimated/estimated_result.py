@@ -6,28 +6,20 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pytest_torchmem.analysis.caching_allocator import Requests
 from pytest_torchmem.analysis.estimated.schedule import NodeBytes, bytes_by_node
 from pytest_torchmem.analysis.estimated.static import (
     allocation_events,
     build_estimated_timeline,
+    by_origin,
     estimate_result,
-    grouped,
     static_contributors,
     storages_here,
 )
 from pytest_torchmem.analysis.estimated.static_facts import decide_categories, settle_categories
 from pytest_torchmem.analysis.gpu_questions import GpuQuestions
-from pytest_torchmem.analysis.sampling import (
-    MOMENTS,
-    Holdings,
-    StorageLives,
-    chosen_rows,
-    sketch_timeline,
-    with_holders,
-)
+from pytest_torchmem.analysis.sampling import StorageLives, sketch_timeline, with_holders
 from pytest_torchmem.analysis.storages.explanation import (
     Explanation,
     in_order,
@@ -59,8 +51,8 @@ class Estimate(Result, GpuQuestions):
         return cls(**values, run=run)
 
     def picture(self) -> Picture:
-        """The timeline, sampled."""
-        return sketch_estimate(settle_categories(self.run))
+        """The timeline, sampled, with the origins that held most."""
+        return _sketch(settle_categories(self.run))
 
     def explain(
         self, category: Category | str | None = None, module: str = "", at: int | str | None = None
@@ -112,21 +104,13 @@ def explain_run(
     return in_order(explanations, category, module)
 
 
-def sketch_estimate(run: StaticRun) -> Picture:
-    """Return the picture of an estimate, in the same detail."""
-    timeline = build_estimated_timeline(run)
-    held = _held_by(run, chosen_rows(timeline, MOMENTS))
-    calls = Counter(node.operator for node in run.graph.operators)
-    return with_holders(sketch_timeline(timeline), held, calls, (), lambda place: ())
-
-
-def _held_by(run: StaticRun, rows: NDArray[np.int64]) -> Holdings:
-    """Return the storages of an estimate, by category and origin."""
-    lives = run.lifetimes
-    storages = StorageLives(
-        begins=lives.first,
-        ends=lives.end,
+def _sketch(run: StaticRun) -> Picture:
+    lives = StorageLives(
+        begins=run.lifetimes.first,
+        ends=run.lifetimes.end,
         sizes=np.array([s.size_bytes for s in run.graph.storages], np.int64),
-        groups=[(who, np.array(places)) for who, places in grouped(run, storages_here(run))],
+        groups=tuple(by_origin(run, storages_here(run))),
     )
-    return Holdings.over(rows, storages, lives.first > 0)
+    calls = Counter(node.operator for node in run.graph.operators)
+    picture = sketch_timeline(build_estimated_timeline(run))
+    return with_holders(picture, lives, calls, (), lambda place: ())

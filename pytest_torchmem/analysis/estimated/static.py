@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pytest_torchmem.analysis.estimated.intervals import bounds_in_words, largest_possible
 from pytest_torchmem.analysis.estimated.static_facts import makers_of, settle_categories
 from pytest_torchmem.analysis.events.op_tree import folded
+from pytest_torchmem.analysis.storages.attribution import grouped
 from pytest_torchmem.analysis.storages.timeline import Timeline
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Phase
 from pytest_torchmem.values.results import Peak, Result, Retained
@@ -272,22 +273,27 @@ def _live_at_own_peaks(run: StaticRun, timeline: Timeline) -> Iterator[Contribut
 
 def static_contributors(run: StaticRun, storages: NDArray[np.int64]) -> tuple[Contributor, ...]:
     """Return who made the given storages, those of one origin together, largest first."""
-    found = [who for who, _ in grouped(run, storages)]
+    sizes = np.array([storage.size_bytes for storage in run.graph.storages], np.int64)
+    found = (
+        who.holding(int(sizes[members].sum()), len(members))
+        for who, members in by_origin(run, storages)
+    )
     return tuple(sorted(found, key=lambda c: (-c.size_bytes, c.identity)))
 
 
-def grouped(run: StaticRun, storages: NDArray[np.int64]) -> Iterator[tuple[Contributor, list[int]]]:
-    """Yield who made the given storages, and which of them: those of one origin together."""
+def by_origin(
+    run: StaticRun, storages: NDArray[np.int64]
+) -> Iterator[tuple[Contributor, NDArray[np.int64]]]:
+    """Yield each origin, as a contributor of no bytes, and which of the storages are from there."""
     makers, table = makers_of(run.graph), run.graph.storages
-    groups: dict[Contributor, list[int]] = defaultdict(list)
-    for index in storages.tolist():
+
+    def origin_of(index: int) -> Contributor:
         node = makers[index]
         phase = node.phase if node.kind is NodeKind.OPERATOR else Phase.PREEXISTING
         where = (node.operator, folded(node.module), node.source, phase)
-        groups[Contributor(table[index].category, 0, 0, *where)].append(index)
-    for who, indices in groups.items():
-        size_bytes = sum(table[index].size_bytes for index in indices)
-        yield replace(who, size_bytes=size_bytes, count=len(indices)), indices
+        return Contributor(table[index].category, 0, 0, *where)
+
+    return grouped(storages.tolist(), origin_of)
 
 
 def _by_category(live: tuple[Contributor, ...]) -> CategoryBytes:

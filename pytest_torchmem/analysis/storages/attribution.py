@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, takewhile
@@ -120,16 +120,14 @@ _OWNED: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The origin of a storage, as a `Contributor` names it."""
-
-    operator: str = ""
-    module: str = ""
-    source: Source | None = None
-    phase: Phase = Phase.PREEXISTING
-    labels: tuple[str, ...] = ()
-    claimed: str = ""
+def grouped(
+    storages: Iterable[int], origin_of: Callable[[int], Contributor]
+) -> Iterator[tuple[Contributor, NDArray[np.int64]]]:
+    """Yield each origin, as a contributor of no bytes, and which storages are from there."""
+    groups: dict[Contributor, list[int]] = defaultdict(list)
+    for storage in storages:
+        groups[origin_of(storage)].append(storage)
+    yield from ((origin, np.array(members, np.int64)) for origin, members in groups.items())
 
 
 class _Columns(NamedTuple):
@@ -161,29 +159,21 @@ class Attribution:
 
     def contributors(self, storages: Iterable[int]) -> tuple[Contributor, ...]:
         """Group storages by category and origin, largest group first."""
-        members: dict[tuple[int, Origin], list[int]] = defaultdict(list)
-        for storage in storages:
-            members[int(self.labels[storage]), self.origin(storage)].append(storage)
-        groups = [
-            Contributor(
-                _CATEGORIES[label],
-                int(self.evidence.storages.size_bytes[group].sum()),
-                len(group),
-                o.operator,
-                o.module,
-                o.source,
-                o.phase,
-                o.labels,
-                max(0, int(self.evidence.storages.born[group].min())),
-                o.claimed,
-            )
-            for (label, o), group in members.items()
-        ]
+        groups = [self._held(*group) for group in grouped(storages, self.origin)]
         groups.sort(key=lambda g: (-g.size_bytes, g.identity, g.source.line if g.source else 0))
         return tuple(groups)
 
-    def origin(self, storage: int) -> Origin:
-        """Return the origin of one storage."""
+    def contributor(self, storage: int) -> Contributor:
+        """Return one storage as a contributor."""
+        return self._held(self.origin(storage), np.array([storage]))
+
+    def _held(self, origin: Contributor, members: NDArray[np.int64]) -> Contributor:
+        table = self.evidence.storages
+        size_bytes, born = int(table.size_bytes[members].sum()), int(table.born[members].min())
+        return origin.holding(size_bytes, len(members), max(0, born))
+
+    def origin(self, storage: int) -> Contributor:
+        """Return the category and the origin of one storage, without its bytes."""
         found = self._origins.get(storage)
         if found is None:
             found = self._find_origin(storage)
@@ -192,21 +182,25 @@ class Attribution:
         return found
 
     @cached_property
-    def _origins(self) -> dict[int, Origin]:
+    def _origins(self) -> dict[int, Contributor]:
         return {}
 
-    def _find_origin(self, storage: int) -> Origin:
+    def _find_origin(self, storage: int) -> Contributor:
         category = _CATEGORIES[int(self.labels[storage])]
         held = self._held_names.get((storage, _OWNED[category])) if category in _OWNED else None
         event = int(self.evidence.storages.event[storage])
         if event < 0 or not self.evidence.made[storage]:
-            return Origin(module=held or "", claimed=self.claimed.get(storage, ""))
+            module, claimed = held or "", self.claimed.get(storage, "")
+            return Contributor(category, 0, 0, "", module, None, Phase.PREEXISTING, claimed=claimed)
         chain = self._chain(event)
         anchor = self._anchor(event, chain)
         around = chain if anchor is None else self._chain(anchor)
         compiled = self._compiled.call(chain)
         traced = compiled or self._compiled.call(around)
-        return Origin(
+        return Contributor(
+            category,
+            size_bytes=0,
+            count=0,
             operator=self._operator(chain, compiled) or self._node(event),
             module=held or self._traced_module(traced, event) or self._module(around),
             source=(compiled and compiled.line.source)

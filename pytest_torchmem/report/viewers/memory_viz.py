@@ -14,12 +14,10 @@ from typing import Final
 import numpy as np
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile
-from pytest_torchmem.analysis.storages.attribution import Origin
-from pytest_torchmem.values.contributors import Category
+from pytest_torchmem.values.contributors import Contributor
 from pytest_torchmem.values.json_values import Json
 
 _PROTOCOL: Final = 4
-_CATEGORIES: Final = tuple(Category)
 
 
 def snapshot(profile: MemoryProfile) -> dict[str, Json]:
@@ -55,19 +53,21 @@ def _device_number(device: str) -> int:
 
 
 def _block(profile: MemoryProfile, row: int) -> dict[str, Json]:
-    category = _CATEGORIES[int(profile.labels[row])]
+    origin = profile.attribution.origin(row)
     return {
         "addr": int(profile.storages.ptr[row]),
         "size": int(profile.storages.size_bytes[row]),
         "stream": 0,
-        "frames": _frames(profile.attribution.origin(row), category),
-        "category": category.value,
+        "frames": _frames(origin),
+        "category": origin.category.value,
     }
 
 
-def _frames(origin: Origin, category: Category) -> list[dict[str, Json]]:
+def _frames(origin: Contributor) -> list[dict[str, Json]]:
     """Return the origin of a storage as a stack, innermost first: operator, source line, module."""
-    frames = [{"filename": "", "line": 0, "name": f"{category.value} ({origin.phase.value})"}]
+    frames = [
+        {"filename": "", "line": 0, "name": f"{origin.category.value} ({origin.phase.value})"}
+    ]
     if origin.operator:
         frames.append({"filename": "", "line": 0, "name": origin.operator})
     if source := origin.source:
