@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, TypeAlias
 
-from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
+from pytest_torchmem.values.contributors import CategoryBytes, Contributor
 from pytest_torchmem.values.json_values import LATER, JsonFields
 from pytest_torchmem.values.results import Result
 from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
 
 TOTAL: Final = "total"
-_KEYS: Final = (TOTAL, *(category.value for category in Category), "retained")
 
 KEPT_CONTRIBUTORS: Final = 64
 """How many of the largest contributors are stored: as many as a result has."""
@@ -139,10 +138,20 @@ class Numbers:
     def of(cls, entry: BaselineEntry) -> Numbers:
         return cls(entry.total, entry.peaks, entry.retained.total)
 
+    @classmethod
+    def measured(cls, result: Result) -> Numbers:
+        return cls(result.peak.total, result.peak.by_category, result.retained.total)
+
     @property
-    def all(self) -> tuple[int, ...]:
-        """The total, each category's own peak, and what is retained."""
-        return (self.total, *(self.peaks[category] for category in Category), self.retained)
+    def by_key(self) -> dict[str, int]:
+        """The total, each category's own peak, and what is retained, in this order."""
+        peaks = ((category._value_, amount) for category, amount in self.peaks.items())
+        return {TOTAL: self.total, **dict(peaks), "retained": self.retained}
+
+    def changes(self, after: Numbers) -> list[ChangedNumber]:
+        """Return each number beside the one of a later entry."""
+        later = after.by_key
+        return [ChangedNumber(key, before, later[key]) for key, before in self.by_key.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +169,10 @@ class ChangedNumber(JsonFields):
     after_bytes: int
 
     @property
+    def by_bytes(self) -> int:
+        return self.after_bytes - self.before_bytes
+
+    @property
     def name(self) -> str:
         return "peak" if self.key == TOTAL else self.key.replace("_", " ")
 
@@ -172,11 +185,10 @@ class ChangedNumber(JsonFields):
     @property
     def by(self) -> str:
         """The change: ``+33.0 MiB (+30 %)``, of another than the peak ``retained +4.0 MiB``."""
-        by_bytes = self.after_bytes - self.before_bytes
-        if not by_bytes:
+        if not self.by_bytes:
             return f"{self.name} as before"
-        share = format_share(by_bytes, self.before_bytes)
-        return self._named(format_change(by_bytes) + (f" ({share})" if share else ""))
+        share = format_share(self.by_bytes, self.before_bytes)
+        return self._named(format_change(self.by_bytes) + (f" ({share})" if share else ""))
 
     @property
     def sentence(self) -> str:
@@ -195,13 +207,13 @@ def told_change(
     It is the total where that changed as the whole entry did, else what changed most so.
     """
     allowance = allowance.at(before.total)
-    numbers = [ChangedNumber(*number) for number in zip(_KEYS, before.all, after.all, strict=True)]
+    numbers = before.changes(after)
     changes = [allowance.compare(n.after_bytes, n.before_bytes) for n in numbers]
     change = overall(changes)
     if changes[0] is change:
         return change, numbers[0]
     so = [n for n, its in zip(numbers, changes, strict=True) if its is change]
-    return change, max(so, key=lambda n: abs(n.after_bytes - n.before_bytes))
+    return change, max(so, key=lambda n: abs(n.by_bytes))
 
 
 @dataclass(frozen=True)

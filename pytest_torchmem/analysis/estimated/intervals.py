@@ -7,7 +7,6 @@ decide what a backward pass makes. Both matter only where they do not fit below 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -46,23 +45,15 @@ def bounds_in_words(run: StaticRun, peak_bytes: int) -> tuple[str, ...]:
     possible = _possible(run)
     operators = [k for k in np.argsort(-possible, kind="stable").tolist() if possible[k] > of_note]
     causes = dict.fromkeys(cause for k in operators for cause in _causes(run, k))
-    named = list(dict.fromkeys(cause.name for cause in causes))
+    named = list(dict.fromkeys(name for name, _ in causes))
     takes = "takes for itself" if len(named) == 1 else "take for themselves"
-    decides = " and on ".join(dict.fromkeys(cause.decided_by for cause in causes))
+    decides = " and on ".join(dict.fromkeys(decided_by for _, decided_by in causes))
     ends = between("estimated peak", peak_bytes, at_most)
     return (f"{ends}: how much memory {_first_few(named)} {takes} depends on {decides}",)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unsure:
-    """An operator, or a function of the backward pass, and what its memory depends on."""
-
-    name: str
-    decided_by: str
-
-
-def _causes(run: StaticRun, number: int) -> Iterator[_Unsure]:
-    """Yield what may have more memory while an operator runs than is sure."""
+def _causes(run: StaticRun, number: int) -> Iterator[tuple[str, str]]:
+    """Yield what may have more memory while an operator runs than is sure, and what decides."""
     node = run.graph.operators[number]
     if node.unknown_bytes:
         yield _unsure(run, node, by_values=node.unknown_by_values)
@@ -73,11 +64,11 @@ def _causes(run: StaticRun, number: int) -> Iterator[_Unsure]:
             yield _unsure(run, makers[place], by_values=True)
 
 
-def _unsure(run: StaticRun, node: StaticNode, *, by_values: bool) -> _Unsure:
+def _unsure(run: StaticRun, node: StaticNode, *, by_values: bool) -> tuple[str, str]:
     function = node.scope.partition(":")[0] if by_values else ""
     place = f" at {node.source}" if node.source else ""
     hardware = "the processor" if run.device == "cpu" else "the GPU"
-    return _Unsure(f"{function or node.operator}{place}", "values" if by_values else hardware)
+    return f"{function or node.operator}{place}", "values" if by_values else hardware
 
 
 def _first_few(names: Sequence[str]) -> str:

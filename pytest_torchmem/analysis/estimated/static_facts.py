@@ -6,7 +6,7 @@ are known as far as the recorder of the run could ask them: `StaticStorage.categ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -64,23 +64,12 @@ class StaticFacts:
         return self.run.graph.operators
 
     @cached_property
-    def _makers(self) -> dict[int, StaticNode]:
-        return makers_of(self.run.graph)
-
-    @cached_property
     def _maker_rows(self) -> NDArray[np.int64]:
         """Number of the operator that makes each storage, -1 for none: int64, shape (S,)."""
         rows = np.full(len(self.run.graph.storages), -1, np.int64)
         for number, node in enumerate(self._operators):
             rows[list(node.makes)] = number
         return rows
-
-    def _where(self, condition: Callable[[int], bool]) -> Mask:
-        """The storages that an operator makes and that meet a condition."""
-        found = np.zeros(len(self.run.graph.storages), np.bool_)
-        rows = [storage for storage in np.flatnonzero(self.made).tolist() if condition(storage)]
-        found[rows] = True
-        return found
 
     def _told(self, category: Category) -> Mask:
         """The storages of which the recorder of the run knew the category."""
@@ -102,17 +91,20 @@ class StaticFacts:
     def _from_before(self) -> Mask:
         """The inputs and attributes of a graph: the caller gave them."""
         given = self._nothing
-        given[[s for s, n in self._makers.items() if n.kind is not NodeKind.OPERATOR]] = True
+        nodes = (node for node in self.run.graph.nodes if node.kind is not NodeKind.OPERATOR)
+        given[[s for node in nodes for s in node.makes]] = True
         return given
 
     @cached_property
     def given(self) -> Mask:
         """A tensor that an optimizer alone reads is no input."""
-        read = {node.phase is Phase.OPTIMIZER: self._nothing for node in self._operators}
-        for node in self._operators:
-            read[node.phase is Phase.OPTIMIZER][list(node.uses)] = True
-        nothing = self._nothing
-        return self._from_before & ~(read.get(True, nothing) & ~read.get(False, nothing))
+        others = self._used_in(*(phase for phase in Phase if phase is not Phase.OPTIMIZER))
+        return self._from_before & ~(self._used_in(Phase.OPTIMIZER) & ~others)
+
+    def _used_in(self, *phases: Phase) -> Mask:
+        used = self._nothing
+        used[[s for node in self._operators if node.phase in phases for s in node.uses]] = True
+        return used
 
     def held_as(self, category: Category) -> Mask:
         return self._told(category)
@@ -122,7 +114,7 @@ class StaticFacts:
     @cached_property
     def returned(self) -> Mask:
         """Nobody asks who holds it: it was made in a backward pass and is alive after it."""
-        outlives = self._where(self._outlives_backward) & self.made_in(Phase.BACKWARD)
+        outlives = self.made_in(Phase.BACKWARD) & self._outlives(self._last_of(self._passes))
         return outlives & self._told(Category.UNKNOWN)
 
     @property
@@ -143,13 +135,13 @@ class StaticFacts:
         return any(node.phase is Phase.BACKWARD for node in self._operators)
 
     def made_in(self, *phases: Phase) -> Mask:
-        return self._where(lambda storage: self._makers[storage].phase in phases)
+        return self._at_birth(
+            np.array([node.phase in phases for node in self._operators], np.bool_)
+        )
 
     @property
     def survives(self) -> Mask:
-        last_row = 2 * self._maker_rows + 2
-        survives: Mask = self.run.lifetimes.end > last_row
-        return survives & self.made
+        return self._outlives(np.arange(len(self._operators)))
 
     @cached_property
     def saved(self) -> Mask:
@@ -158,65 +150,53 @@ class StaticFacts:
         That holds for what is made before the backward pass, or in an earlier one. What an earlier
         one made may have a name in Python, too, and is saved if a later one reads it.
         """
-        kept = self._where(self._dies_in_later_backward) & ~self.made_in(Phase.RECOMPUTE)
+        passes, end = np.append(self._passes, -1), self.run.lifetimes.end
+        made_in, dies_in = passes[self._maker_rows], passes[(end - 2).clip(0) // 2]
+        dies_in[end > 2 * len(self._operators)] = -1
+        kept: Mask = (
+            self.made & (dies_in >= 0) & (dies_in != made_in) & ~self.made_in(Phase.RECOMPUTE)
+        )
         for number, node in enumerate(self._operators):
-            within = self._backward_passes[number]
-            if within >= 0 and node.phase is Phase.BACKWARD:
-                kept[[s for s in node.uses if 0 <= self._made_in_pass(s) < within]] = True
+            if node.phase is Phase.BACKWARD:
+                uses = np.array(node.uses, np.int64)
+                kept[uses[(made_in[uses] >= 0) & (made_in[uses] < passes[number])]] = True
         return kept
 
-    @cached_property
+    @property
     def read_by_backward(self) -> Mask:
-        read = self._nothing
-        for node in self._operators:
-            if node.phase is Phase.BACKWARD:
-                read[list(node.uses)] = True
-        return read
+        return self._used_in(Phase.BACKWARD)
 
     @property
     def handed_on(self) -> Mask:
         """A traced graph does not say which node of the backward graph an operator belongs to."""
-        return self._where(self._outlives_scope) & self.survives
+        scopes = [node.scope for node in self._operators]
+        in_none = self._at_birth(np.array([not scope for scope in scopes], np.bool_))
+        return self.survives & (in_none | self._outlives(self._last_of(np.array(scopes))))
 
     @cached_property
-    def _backward_passes(self) -> list[int]:
+    def _passes(self) -> NDArray[np.int64]:
         """The number of the backward pass that each operator runs in, -1 outside of them.
 
         forward, backward, recompute, forward, backward: ``[-1, 0, 0, -1, 1]``.
         """
-        numbers, latest, inside = [], -1, False
-        for node in self._operators:
-            was_inside, inside = inside, node.phase in _BACKWARD_PHASES
-            latest += inside and not was_inside
-            numbers.append(latest if inside else -1)
-        return numbers
+        inside = np.array([node.phase in _BACKWARD_PHASES for node in self._operators], np.int64)
+        return np.where(inside, np.cumsum(np.diff(inside, prepend=0) > 0) - 1, -1)
 
-    def _made_in_pass(self, storage: int) -> int:
-        """The number of the backward pass that made a storage, -1 for none."""
-        maker = int(self._maker_rows[storage])
-        return self._backward_passes[maker] if maker >= 0 else -1
+    @staticmethod
+    def _last_of(keys: NDArray[np.generic]) -> NDArray[np.int64]:
+        """Return for each operator the last of those in a row with its key.
 
-    def _outlives_backward(self, storage: int) -> bool:
-        passes = self._backward_passes
-        last = maker = int(self._maker_rows[storage])
-        if passes[maker] < 0:
-            return False
-        while last + 1 < len(passes) and passes[last + 1] == passes[maker]:
-            last += 1
-        return int(self.run.lifetimes.end[storage]) > 2 * last + 2
+        >>> StaticFacts._last_of(np.array([-1, 0, 0, -1])).tolist()
+        [0, 2, 2, 3]
+        """
+        ends = np.append(np.flatnonzero(keys[1:] != keys[:-1]), len(keys) - 1)
+        return ends[np.searchsorted(ends, np.arange(len(keys)))]
 
-    def _dies_in_later_backward(self, storage: int) -> bool:
-        passes, end = self._backward_passes, int(self.run.lifetimes.end[storage])
-        if end > 2 * len(passes):
-            return False
-        within = passes[max(end - 2, 0) // 2]
-        return within >= 0 and within != passes[self._maker_rows[storage]]
+    def _at_birth(self, of_operators: Mask) -> Mask:
+        """Return what a mask says of the operators that make storages."""
+        return np.append(of_operators, False)[self._maker_rows]
 
-    def _outlives_scope(self, storage: int) -> bool:
-        last = maker = int(self._maker_rows[storage])
-        operators, scope = self._operators, self._operators[maker].scope
-        if not scope:
-            return True
-        while last + 1 < len(operators) and operators[last + 1].scope == scope:
-            last += 1
-        return int(self.run.lifetimes.end[storage]) > 2 * last + 2
+    def _outlives(self, last: NDArray[np.int64]) -> Mask:
+        """Alive when an operator given for the one that makes it is over."""
+        rows = 2 * np.append(last, -1)[self._maker_rows] + 2
+        return self.made & (self.run.lifetimes.end > rows)

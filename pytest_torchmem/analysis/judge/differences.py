@@ -263,7 +263,7 @@ class Comparison:
     def size_bytes(self) -> int:
         """By how much it changed; the whole peak where there is one side only."""
         if self.changed:
-            return self.changed.after_bytes - self.changed.before_bytes
+            return self.changed.by_bytes
         before = self.before.total if self.before else 0
         return (self.after.total if self.after else 0) - before
 
@@ -291,7 +291,7 @@ def entry_differences(
         found = peak_differences(after, before)
     else:
         found = [d for category in Category for d in category_differences(after, before, category)]
-    shrank = changed.after_bytes < changed.before_bytes
+    shrank = changed.by_bytes < 0
 
     def place(difference: Difference) -> tuple[bool, int, tuple[str, ...]]:
         size_bytes = difference.size_bytes

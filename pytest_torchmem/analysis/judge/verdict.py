@@ -106,26 +106,27 @@ def judge_baseline(
     findings: list[Finding] = []
     sides = _Sides(result, reference, code)
     told_as = f"the baseline{f' for {environment}' if environment else ''} of {{}}"
-    for key, measured_bytes, baseline_bytes in _differing(result, stored):
-        change = allowance.compare(measured_bytes, baseline_bytes)
+    numbers = [n for n in stored.changes(Numbers.measured(result)) if n.by_bytes]
+    for number in numbers:
+        change = allowance.compare(number.after_bytes, number.before_bytes)
         changes.add(change)
         if change is Change.GROWN:
-            excess_bytes = measured_bytes - baseline_bytes
             finding = Finding(
                 FindingKind.GROWN,
-                key,
-                _exceeds(result, key, measured_bytes, baseline_bytes, told_as),
-                excess_bytes,
-                sides.growths(key, excess_bytes),
-                allowed=allowance.text_for(baseline_bytes),
+                number.key,
+                _exceeds(result, number.key, number.after_bytes, number.before_bytes, told_as),
+                number.by_bytes,
+                sides.growths(number.key, number.by_bytes),
+                allowed=allowance.text_for(number.before_bytes),
             )
             findings.append(_with_cause(finding, result))
     change, ranked = overall(changes), rank(findings)
     changed, notice = ChangedNumber(TOTAL, stored.total, result.peak.total), ""
     if change is Change.GROWN:
-        changed = _number(result, stored, ranked[0].key)
+        changed = next(number for number in numbers if number.key == ranked[0].key)
     if change is Change.SHRUNK:
-        changed = _largest_saving(result, stored)
+        # The first of equal savings: the total where that shrank as much as a part of it.
+        changed = min(numbers, key=lambda number: number.by_bytes)
         notice = _told_saving(changed)
     return Verdict(result, ranked, change, stored.total, notice, environment, changed=changed)
 
@@ -137,22 +138,10 @@ def judge_shrinking(verdict: Verdict) -> tuple[Finding, ...]:
     return (Finding(FindingKind.SHRUNK, "total", f"{verdict.notice}: tighten it"),)
 
 
-def _number(result: Result, stored: Numbers, key: str) -> ChangedNumber:
-    sizes = {name: (then, now) for name, now, then in _differing(result, stored)}
-    return ChangedNumber(key, *sizes[key])
-
-
-def _largest_saving(result: Result, stored: Numbers) -> ChangedNumber:
-    """Return the first of equal savings: the total where that shrank as much as a part of it."""
-    key, _, _ = max(_differing(result, stored), key=lambda numbers: numbers[2] - numbers[1])
-    return _number(result, stored, key)
-
-
 def _told_saving(saved: ChangedNumber) -> str:
     """Return ``activation peaked at 70.0 MiB, 30 % below the baseline of 100.0 MiB``."""
     measured, baseline = format_apart(saved.after_bytes, saved.before_bytes)
-    saving = (saved.before_bytes - saved.after_bytes) / saved.before_bytes
-    share = f"{saving:.0%}".replace("%", " %")
+    share = f"{-saved.by_bytes / saved.before_bytes:.0%}".replace("%", " %")
     verb = "retained" if saved.key == "retained" else f"{words(saved.key)} peaked at"
     return f"{verb} {measured}, {share} below the baseline of {baseline}"
 
@@ -186,18 +175,6 @@ def _tier(finding: Finding) -> int:
     if finding.key == "total":
         return 1 if finding.kind is FindingKind.GROWN else 3
     return 3 if finding.key in COUNTERS else 2
-
-
-def _differing(result: Result, stored: Numbers) -> Iterable[tuple[str, int, int]]:
-    """Yield the numbers that are not the same on both sides: key, measured and stored bytes."""
-    if result.peak.total != stored.total:
-        yield "total", result.peak.total, stored.total
-    pairs = zip(result.peak.by_category.items(), stored.peaks.items(), strict=True)
-    for (category, measured_bytes), (_, stored_bytes) in pairs:
-        if measured_bytes != stored_bytes:
-            yield category._value_, measured_bytes, stored_bytes
-    if result.retained.total != stored.retained:
-        yield "retained", result.retained.total, stored.retained
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,7 +416,7 @@ def _per_step(result: Result) -> tuple[Difference, ...]:
 
 def judge_spread(results: Sequence[Result], allowance: Allowance) -> tuple[Finding, ...]:
     """Return a finding where runs of one body differ by more than a comparison would allow."""
-    rows = [dict(_readings(result)) for result in results]
+    rows = [Numbers.measured(result).by_key for result in results]
     allowance = allowance.at(min(row["total"] for row in rows))
     spreads = []
     for key in rows[0]:
@@ -467,12 +444,6 @@ def _hint(values: Sequence[int], allowance: Allowance) -> str:
     if len(rest) > 1 and all(earlier < later for earlier, later in pairwise(values)):
         return "; each has more than the one before: the runs share the test's fixtures"
     return ""
-
-
-def _readings(result: Result) -> Iterable[tuple[str, int]]:
-    yield "total", result.peak.total
-    yield from ((category.value, size) for category, size in result.peak.by_category.items())
-    yield "retained", result.retained.total
 
 
 def sentences(verdicts: Iterable[Verdict], name_regions: bool = True) -> tuple[str, ...]:
