@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 from pytest_torchmem.analysis.events.averages import Average, find_averages
 from pytest_torchmem.analysis.events.calls import CallList, list_calls
@@ -17,10 +18,8 @@ from pytest_torchmem.analysis.events.memory_events import (
 from pytest_torchmem.analysis.events.metrics import (
     Event,
     EventMetrics,
-    EventReader,
-    breadth_first,
-    depth_first,
     find_metrics,
+    make_events,
     rank_events,
 )
 from pytest_torchmem.analysis.events.op_tree import OpTree, build_op_tree
@@ -73,26 +72,27 @@ class Events:
 
     def depth_first(self) -> Iterator[Event]:
         """Yield each event before those within it, as ``torch.profiler._utils.traverse_dfs``."""
-        yield from self._reader.events(depth_first(self.tree))
+        yield from self._all
 
     def breadth_first(self) -> Iterator[Event]:
         """Yield the events level by level, as ``torch.profiler._utils.traverse_bfs``."""
-        yield from self._reader.events(breadth_first(self.tree))
+        yield from sorted(self._all, key=attrgetter("depth"))
 
     def ranked(self, length: int = 1) -> tuple[Event, ...]:
         """Return the events that hold a GPU up most: while they run, a full queue runs dry.
 
         ``BasicEvaluation.rank_events`` and ``get_optimizable_events``; `optimizable` has the text.
         """
-        return tuple(self._reader.events(rank_events(self.tree, self.metrics)[:length]))
+        rows = rank_events(self.tree, self.metrics)[:length]
+        return tuple(self._all[row] for row in rows.tolist())
 
     def optimizable(self, length: int = 1) -> str:
         """Return the text that ``BasicEvaluation.get_optimizable_events`` printed."""
         return optimizable_text(self.ranked(length))
 
     @cached_property
-    def _reader(self) -> EventReader:
-        return EventReader(self.tree, self.metrics)
+    def _all(self) -> list[Event]:
+        return make_events(self.tree, self.metrics)
 
     # --- by name ------------------------------------------------------------------------------
 

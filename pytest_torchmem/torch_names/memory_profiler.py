@@ -21,7 +21,6 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from pytest_torchmem.analysis.torch_view.data_flow import DataFlowGraph as Columns
 from pytest_torchmem.analysis.torch_view.torch_labels import TorchLabels
 from pytest_torchmem.analysis.torch_view.torch_timeline import Action, in_snapshot
 from pytest_torchmem.measuring.export import export_memory_timeline as _export
@@ -157,25 +156,6 @@ class SchemaMatcher:
         return schemas_of(name) or None
 
 
-class _Keys:
-    """The tensor keys of a graph as objects, numbered as the graph numbers them."""
-
-    def __init__(self, graph: Columns) -> None:
-        keys, trace = graph.keys, graph.tree.trace
-        pointers = np.zeros(len(keys), np.uint64)
-        for number, table in (
-            (keys.of_tensor, trace.tensors),
-            (keys.of_allocation, trace.allocations),
-        ):
-            pointers[number[number >= 0]] = table["ptr"][number >= 0]
-        columns = (keys.id, keys.allocation_id, keys.device, pointers)
-        self.values = [
-            TensorKey(trace.devices[device], id, StorageId(ptr, allocation_id))
-            for id, allocation_id, device, ptr in zip(*(c.tolist() for c in columns), strict=True)
-        ]
-        self.numbers = {key: number for number, key in enumerate(self.values)}
-
-
 class SizeMap:
     """The bytes of each tensor key: its allocation's, or else the largest extent seen."""
 
@@ -183,7 +163,7 @@ class SizeMap:
         self._graph = DataFlowGraphView(op_tree)
 
     def __getitem__(self, key: TensorKey) -> int:
-        return int(self._graph.columns.keys.size_bytes[self._graph.keys.numbers[key]])
+        return int(self._graph.columns.keys.size_bytes[self._graph.numbers[key]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +243,25 @@ class DataFlowGraphView:
         return self.columns.dump()
 
     @cached_property
-    def keys(self) -> _Keys:
-        return _Keys(self.columns)
+    def keys(self) -> list[TensorKey]:
+        """The tensor keys, as the columns number them."""
+        keys, trace = self.columns.keys, self.columns.tree.trace
+        pointers = np.zeros(len(keys), np.uint64)
+        for number, table in (
+            (keys.of_tensor, trace.tensors),
+            (keys.of_allocation, trace.allocations),
+        ):
+            pointers[number[number >= 0]] = table["ptr"][number >= 0]
+        columns = (keys.id, keys.allocation_id, keys.device, pointers)
+        return [
+            TensorKey(trace.devices[device], id, StorageId(ptr, allocation_id))
+            for id, allocation_id, device, ptr in zip(*(c.tolist() for c in columns), strict=True)
+        ]
+
+    @cached_property
+    def numbers(self) -> dict[TensorKey, int]:
+        """The number of each key."""
+        return {key: number for number, key in enumerate(self.keys)}
 
     @property
     def leaf_events(self) -> tuple[TreeEvent, ...]:
@@ -288,14 +285,14 @@ class DataFlowGraphView:
         for node, key, version, allocates, frees, mutates in zip(
             *(column.tolist() for column in columns), strict=True
         ):
-            edges[node][self.keys.values[key]] = DataFlowEdge(
+            edges[node][self.keys[key]] = DataFlowEdge(
                 None if allocates else version, None if frees else mutates
             )
         return tuple(map(DataFlowNode, self.leaf_events, edges))
 
     def lookup(self, key: TensorKey) -> int:
         """The last version of a key. Raises `KeyError` for one that is not in the graph."""
-        return int(np.diff(self.columns.version_offset)[self.keys.numbers[key]]) - 1
+        return int(np.diff(self.columns.version_offset)[self.numbers[key]]) - 1
 
 
 class CategoryDict:
@@ -309,7 +306,7 @@ class CategoryDict:
         """The category of a version; None where torch has none, and for memory without a key."""
         if not isinstance(key, TensorKey):
             return None
-        number = self._graph.keys.numbers[key]
+        number = self._graph.numbers[key]
         first, after = self._graph.columns.version_offset[number : number + 2].tolist()
         labels = [self._labels.by_id[key.id], self._labels.by_key[number]]
         if first + version < after:
@@ -343,7 +340,7 @@ class MemoryProfileView:
     def timeline(self) -> tuple[TimelineEntry, ...]:
         """(time in ns, action, (key, version), bytes), by time; -1 for what was there before."""
         entries, devices = self.columns.entries, self.op_tree.tree.trace.devices
-        keys = self.data_flow_graph.keys.values
+        keys = self.data_flow_graph.keys
         names = ("time_ns", "action", "key", "version", "size_bytes", "device")
         rows = zip(*(entries[name].tolist() for name in names), strict=True)
         return tuple(
@@ -363,7 +360,7 @@ class MemoryProfileView:
         return {
             (key, version): self.categories.get(key, version)
             for number in np.flatnonzero(in_snapshot(graph)).tolist()
-            for key in (self.data_flow_graph.keys.values[number],)
+            for key in (self.data_flow_graph.keys[number],)
             for version in range(int(counts[number]))
         }
 

@@ -89,7 +89,7 @@ def test_nodes_start_when_torchs_do(finished):
 def test_last_versions_are_torchs(finished):
     ours, theirs = MemoryProfile(finished).data_flow_graph, finished._memory_profile()
     last = {plain(key): version for key, version in theirs._data_flow_graph._active_version.items()}
-    assert {plain(k): ours.lookup(k) for k in ours.keys.values if plain(k) in last} == last
+    assert {plain(k): ours.lookup(k) for k in ours.keys if plain(k) in last} == last
     assert set(last.values()) == {0, 1}
 
 
@@ -108,8 +108,8 @@ def test_keys_snapshot_and_sizes_are_torchs(finished):
         (plain(k), v): c and c.name for (k, v), c in theirs._category_snapshot().items()
     }
     found = {plain(k): size for k, size in theirs._size_map._values.items()}
-    assert {plain(k): ours.size_map[k] for k in ours.data_flow_graph.keys.values} == found
-    assert list(map(plain, sorted(ours.data_flow_graph.keys.values))) == sorted(found)
+    assert {plain(k): ours.size_map[k] for k in ours.data_flow_graph.keys} == found
+    assert list(map(plain, sorted(ours.data_flow_graph.keys))) == sorted(found)
 
 
 def test_parameters_gradients_and_scopes_are_torchs(finished):

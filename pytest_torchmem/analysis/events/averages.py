@@ -20,6 +20,7 @@ from pytest_torchmem.analysis.events.calls import (
     is_annotation,
     without_step_number,
 )
+from pytest_torchmem.analysis.events.op_tree import own_amounts
 from pytest_torchmem.analysis.events.python_stacks import PythonStacks
 from pytest_torchmem.values.trace import DeviceEventKind, Scope
 
@@ -90,6 +91,7 @@ def find_averages(
     ``top_level`` leaves out the calls that lie within others.
     """
     stacks = stacks_of(calls) if by_stack else [()] * len(calls.rows)
+    nesting, nothing = calls.nesting, np.full(len(calls.rows), -1, np.int64)
     keys: dict[object, int] = {}
     described: list[tuple[str, str, str, tuple[str, ...], bool]] = []
     groups = np.full(len(calls.rows), -1, np.int64)
@@ -97,11 +99,11 @@ def find_averages(
     texts, sizes = (*calls.strings, ""), (*calls.strings, "[]" if by_inputs else "")
     columns = zip(
         calls.names.tolist(),
-        (calls.detail("overload") if by_overload else _nothing(calls)).tolist(),
-        (calls.detail("inputs") if by_inputs else _nothing(calls)).tolist(),
+        (calls.detail("overload") if by_overload else nothing).tolist(),
+        (calls.detail("inputs") if by_inputs else nothing).tolist(),
         calls.on_device.tolist(),
         _labels(calls).tolist(),
-        _left_out(calls, top_level),
+        [parent >= 0 for parent in nesting.parents] if top_level else nesting.merged,
         strict=True,
     )
     for call, (name, overload, inputs, on_device, label, left_out) in enumerate(columns):
@@ -120,17 +122,6 @@ def find_total(averages: Iterable[Average]) -> Average:
     """Return the sum of all rows, as ``total_average()`` does."""
     rows = list(averages)
     return Average("Total", **{name: sum(getattr(row, name) for row in rows) for name in NUMBERS})
-
-
-def _left_out(calls: CallList, top_level: bool) -> list[bool]:
-    nesting = calls.nesting
-    if not top_level:
-        return nesting.merged
-    return [parent >= 0 for parent in nesting.parents]
-
-
-def _nothing(calls: CallList) -> NDArray[np.int64]:
-    return np.full(len(calls.rows), -1, np.int64)
 
 
 def _labels(calls: CallList) -> NDArray[np.bool_]:
@@ -177,34 +168,25 @@ def _backward_sequences(calls: CallList, sequences: Sequence[int]) -> list[int |
 
 def amounts_of(calls: CallList) -> dict[str, NDArray[np.int64]]:
     """The numbers of each call, by the names of their columns: int64, shape (C,) each."""
-    parents = np.array(calls.nesting.parents, np.int64)
     counted = ~np.array(calls.nesting.merged, np.bool_)
+    parents = np.where(counted, np.array(calls.nesting.parents, np.int64), -1)
     on_cpu = ~calls.on_device
     durations = np.where(on_cpu, calls.durations_ns, 0)
     cpu, device, allocated = _memory(calls)
     launched = np.where(on_cpu, _launched(calls), calls.durations_ns)
     return {
         "calls": counted.astype(np.int64),
-        "self_time_ns": _own(durations, parents, counted),
+        "self_time_ns": own_amounts(durations, parents),
         "total_time_ns": durations,
         "self_device_time_ns": launched,
         "device_time_ns": _with_inner(launched, calls.nesting.parents, counted),
-        "self_cpu_bytes": _own(cpu, parents, counted),
+        "self_cpu_bytes": own_amounts(cpu, parents),
         "cpu_bytes": cpu,
-        "self_device_bytes": _own(device, parents, counted),
+        "self_device_bytes": own_amounts(device, parents),
         "device_bytes": device,
-        "self_allocated_bytes": _own(allocated, parents, counted),
+        "self_allocated_bytes": own_amounts(allocated, parents),
         "allocated_bytes": allocated,
     }
-
-
-def _own(
-    amounts: NDArray[np.int64], parents: NDArray[np.int64], counted: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    own: NDArray[np.int64] = amounts.copy()
-    below = (parents >= 0) & counted
-    np.subtract.at(own, parents[below], amounts[below])
-    return own
 
 
 def _with_inner(

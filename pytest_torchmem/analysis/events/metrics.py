@@ -6,9 +6,8 @@ Defined as in ``BasicEvaluation`` of ``torch/profiler/_utils.py``, which left to
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -84,44 +83,29 @@ class Event:
         return self.idle_ns / self.duration_ns if self.duration_ns else 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class EventReader:
-    """Makes events of rows; `Event` says what each is."""
-
-    tree: OpTree
-    metrics: EventMetrics
-
-    def events(self, rows: NDArray[np.int64]) -> Iterator[Event]:
-        """Yield the events of some rows."""
-        yield from map(self._known.__getitem__, rows.tolist())
-
-    @cached_property
-    def _known(self) -> list[Event]:
-        events, metrics = self.tree.trace.events, self.metrics
-        strings = self.tree.trace.strings
-        names = [strings[text] for text in PythonStacks(self.tree).texts.tolist()]
-        kinds = list(EventKind)
-        parents = events["parent"].tolist()
-        columns = zip(
-            range(len(events)),
-            parents,
-            self.tree.depth.tolist(),
-            names,
-            [kinds[kind] for kind in events["kind"].tolist()],
-            _places(parents, names),
-            *(
-                column.tolist()
-                for column in (
-                    events["start_ns"],
-                    metrics.duration_ns,
-                    metrics.self_time_ns,
-                    metrics.idle_ns,
-                    metrics.queue_depth,
-                )
-            ),
-            strict=True,
-        )
-        return [Event(*row) for row in columns]
+def make_events(tree: OpTree, metrics: EventMetrics) -> list[Event]:
+    """Return all events, each before those within it."""
+    events, strings, kinds = tree.trace.events, tree.trace.strings, list(EventKind)
+    names = [strings[text] for text in PythonStacks(tree).texts.tolist()]
+    parents = events["parent"].tolist()
+    numbers = (
+        events["start_ns"],
+        metrics.duration_ns,
+        metrics.self_time_ns,
+        metrics.idle_ns,
+        metrics.queue_depth,
+    )
+    columns = zip(
+        range(len(events)),
+        parents,
+        tree.depth.tolist(),
+        names,
+        [kinds[kind] for kind in events["kind"].tolist()],
+        _places(parents, names),
+        *(column.tolist() for column in numbers),
+        strict=True,
+    )
+    return [Event(*row) for row in columns]
 
 
 def _places(parents: Sequence[int], names: Sequence[str]) -> list[str]:
@@ -131,16 +115,6 @@ def _places(parents: Sequence[int], names: Sequence[str]) -> list[str]:
     for parent, name in zip(parents, names, strict=True):
         places.append(name if is_place[name] else places[parent] if parent >= 0 else "")
     return places
-
-
-def depth_first(tree: OpTree) -> NDArray[np.int64]:
-    """Return all rows, each event before those within it: int64, shape (E,)."""
-    return np.arange(len(tree.trace.events))
-
-
-def breadth_first(tree: OpTree) -> NDArray[np.int64]:
-    """Return all rows, the roots first, then the events within them, and so on: int64, (E,)."""
-    return np.argsort(tree.depth, kind="stable")
 
 
 def find_metrics(tree: OpTree) -> EventMetrics:

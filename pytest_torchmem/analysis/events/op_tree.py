@@ -351,11 +351,17 @@ def running_at(tree: OpTree, rank: float) -> tuple[Span, ...]:
 def self_times(tree: OpTree) -> NDArray[np.int64]:
     """Time of each event that none of its children took: int64 nanoseconds, shape (E,)."""
     events = tree.trace.events
-    duration: NDArray[np.int64] = events["end_ns"] - events["start_ns"]
-    result: NDArray[np.int64] = duration.copy()
-    below = events["parent"] >= 0
-    np.subtract.at(result, events["parent"][below], duration[below])
-    return result
+    return own_amounts(events["end_ns"] - events["start_ns"], events["parent"])
+
+
+def own_amounts(
+    amounts: NDArray[np.int64], parents: NDArray[np.signedinteger]
+) -> NDArray[np.int64]:
+    """Return the part of each amount that is in none of those below it; a root's parent is -1."""
+    own: NDArray[np.int64] = amounts.copy()
+    below = parents >= 0
+    np.subtract.at(own, parents[below], amounts[below])
+    return own
 
 
 # Names that wrappers put between a module and its parts; not what the user wrote.
