@@ -184,7 +184,7 @@ class MemoryProfile(GpuQuestions):
     def peak(self) -> Peak:
         """The peak, with everything that was live at it and at each category's own peak."""
         timeline, ranks = self._timeline
-        live = self._live_at(float(ranks[timeline.peak_row]))
+        live = self._live_at(self._peak_rank)
         own = [
             contributor
             for category, size_bytes in timeline.largest.items()
@@ -196,6 +196,10 @@ class MemoryProfile(GpuQuestions):
         own.sort(key=lambda c: -c.size_bytes)
         return replace(find_peak(timeline), live=live, live_by_category=tuple(own))
 
+    @property
+    def _peak_rank(self) -> float:
+        return float(self.ranks[self.timeline.peak_row])
+
     def _live_at(self, rank: float, category: Category | None = None) -> tuple[Contributor, ...]:
         rows = live_at(self.evidence, rank)
         if category is not None:
@@ -205,12 +209,12 @@ class MemoryProfile(GpuQuestions):
     @cached_property
     def retained(self) -> Retained:
         """The storages that the window made and left alive, without the workspaces of libraries."""
-        rows = np.flatnonzero(self._retained_at(self.window.end)).tolist()
+        rows = self._retained_at(self.window.end).tolist()
         return replace(self._retained_numbers, live=self.attribution.contributors(rows))
 
     @property
     def _retained_numbers(self) -> Retained:
-        rows = np.flatnonzero(self._retained_at(self.window.end))
+        rows = self._retained_at(self.window.end)
         amounts = np.bincount(
             self.labels[rows], self.storages.size_bytes[rows], minlength=len(Category)
         )
@@ -222,10 +226,8 @@ class MemoryProfile(GpuQuestions):
         """Bytes that were alive when the window began, and that were freed in it."""
         begin, end = self.window.begin, self.window.end
         there = (self.storages.born <= begin) & (self.storages.died > begin)
-        freed = there & (self.storages.died <= end)
-        freed &= (self.storages.device == self.evidence.device) & (
-            self.labels != Category.WORKSPACE.column
-        )
+        freed = there & (self.storages.died <= end) & self.evidence.mine
+        freed &= self.labels != Category.WORKSPACE.column
         return int(self.storages.size_bytes[freed].sum())
 
     def left_behind(self, noted_ns: int = 0) -> tuple[LeftBehind, ...]:
@@ -242,10 +244,10 @@ class MemoryProfile(GpuQuestions):
         """
         if len(self.step_ranks) < 2:
             return ()
-        freed = self.storages.died <= self.window.end
-        return self._left_behind(self._retained_at(self.step_ranks[-1]) & freed, noted_ns)
+        rows = self._retained_at(self.step_ranks[-1])
+        return self._left_behind(rows[self.storages.died[rows] <= self.window.end], noted_ns)
 
-    def _left_behind(self, left: NDArray[np.bool_], noted_ns: int) -> tuple[LeftBehind, ...]:
+    def _left_behind(self, rows: NDArray[np.int64], noted_ns: int) -> tuple[LeftBehind, ...]:
         noted = self.tree.rank_at(noted_ns)
         storages = self.storages
         return tuple(
@@ -256,7 +258,7 @@ class MemoryProfile(GpuQuestions):
                 bool(storages.died[row] > noted),
                 self.attribution.contributor(row),
             )
-            for row in np.flatnonzero(left).tolist()
+            for row in rows.tolist()
         )
 
     @property
@@ -281,14 +283,12 @@ class MemoryProfile(GpuQuestions):
         if len(ranks) < 2:
             return ()
         first, last = self._origins_at(ranks[0]), self._origins_at(ranks[-1])
-        more = []
-        for origin, (size_bytes, count) in last.items():
-            before_bytes, before_count = first.get(origin, (0, 0))
-            if size_bytes > before_bytes:
-                grown_count = max(1, count - before_count)
-                more.append(
-                    replace(origin, size_bytes=size_bytes - before_bytes, count=grown_count)
-                )
+        pairs = ((now, first.get(now.holding(0, 0), now.holding(0, 0))) for now in last.values())
+        more = (
+            now.holding(now.size_bytes - then.size_bytes, max(1, now.count - then.count), now.order)
+            for now, then in pairs
+            if now.size_bytes > then.size_bytes
+        )
         return tuple(sorted(more, key=lambda origin: -origin.size_bytes))
 
     @property
@@ -311,7 +311,7 @@ class MemoryProfile(GpuQuestions):
         if len(ranks) < 3:
             return 0
         added = [after - before for before, after in pairwise(map(self._made_until, ranks))]
-        rows = np.flatnonzero(self._retained_at(ranks[-1]))
+        rows = self._retained_at(ranks[-1])
         step = np.searchsorted(ranks, self.storages.born[rows], side="left")
         kept = np.bincount(step, self.storages.size_bytes[rows], minlength=len(ranks))
         least = min(median_low(added), int(median_low(kept[1 : len(ranks) - 1].tolist())))
@@ -320,13 +320,10 @@ class MemoryProfile(GpuQuestions):
         risen_bytes = sum(origin.size_bytes for origin in self._risen(ranks))
         return min(least, -(-risen_bytes // len(added)))
 
-    def _origins_at(self, rank: float) -> dict[Contributor, tuple[int, int]]:
-        """Return what the window made and is alive: bytes and count of each origin."""
-        rows = np.flatnonzero(self._retained_at(rank)).tolist()
-        return {
-            replace(found, size_bytes=0, count=0): (found.size_bytes, found.count)
-            for found in self.attribution.contributors(rows)
-        }
+    def _origins_at(self, rank: float) -> dict[Contributor, Contributor]:
+        """Return what the window made and is alive, by its origin."""
+        rows = self._retained_at(rank).tolist()
+        return {found.holding(0, 0): found for found in self.attribution.contributors(rows)}
 
     @cached_property
     def step_ranks(self) -> tuple[float, ...]:
@@ -377,8 +374,7 @@ class MemoryProfile(GpuQuestions):
 
         int64, shape (N,) each; the event of what was there before the recording is -1.
         """
-        timeline, ranks = self._timeline
-        rows = live_at(self.evidence, float(ranks[timeline.peak_row]))
+        rows = live_at(self.evidence, self._peak_rank)
         return self.storages.event[rows].astype(np.int64), self.storages.size_bytes[rows]
 
     def allocated(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -418,8 +414,7 @@ class MemoryProfile(GpuQuestions):
     @property
     def running_at_peak(self) -> tuple[Span, ...]:
         """The annotations and operators that were running when the footprint was largest."""
-        timeline, ranks = self._timeline
-        return running_at(self.tree, float(ranks[timeline.peak_row]))
+        return running_at(self.tree, self._peak_rank)
 
     @cached_property
     def out_of_memory(self) -> tuple[tuple[Contributor, ...], ...]:
@@ -490,12 +485,11 @@ class MemoryProfile(GpuQuestions):
             failed_passes=self.failed_passes,
         )
 
-    def _retained_at(self, rank: float) -> NDArray[np.bool_]:
+    def _retained_at(self, rank: float) -> NDArray[np.int64]:
         """Storages that the window made and that are alive; workspaces belong to their library."""
         alive = (self.storages.born <= rank) & (self.storages.died > rank)
         alive &= self.labels != Category.WORKSPACE.column
-        mine: NDArray[np.bool_] = self.storages.device == self.evidence.device
-        return alive & self.evidence.made & mine
+        return np.flatnonzero(alive & self.evidence.made & self.evidence.mine)
 
 
 def _telling(contributors: tuple[Contributor, ...]) -> tuple[Contributor, ...]:

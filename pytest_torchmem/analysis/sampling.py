@@ -331,8 +331,8 @@ def _lives_in(profile: MemoryProfile) -> StorageLives:
 
 def _calls(profile: MemoryProfile) -> tuple[dict[str, int], dict[str, int]]:
     """Count the calls of each operator within the window, and sum up their own time."""
-    trace, window = profile.tree.trace, profile.window
-    inside = (profile.tree.rank >= window.begin) & (profile.tree.rank <= window.end)
+    trace = profile.tree.trace
+    inside = profile.window.holds(profile.tree.rank)
     inside &= trace.events["kind"] == EventKind.TORCH_OP
     numbers, group, counts = np.unique(
         trace.events["name"][inside], return_inverse=True, return_counts=True
@@ -366,7 +366,7 @@ def find_spans(profile: MemoryProfile) -> Iterator[Span]:
     trace = profile.tree.trace
     began_ns = start_ns(profile.tree)
     ranks = profile.tree.mark_ranks
-    inside = (ranks >= profile.window.begin) & (ranks <= profile.window.end)
+    inside = profile.window.holds(ranks)
     opened: dict[MarkKind, list[tuple[str, int]]] = defaultdict(list)
     closing = {end: (begin, kind) for begin, (kind, end) in _SPANS.items()}
     for mark, rank in zip(trace.marks[inside], ranks[inside].tolist(), strict=True):

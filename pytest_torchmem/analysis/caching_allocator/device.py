@@ -98,7 +98,7 @@ class Device:
             self._blockless.add(key)
             return 0
         if (self.waiting or self._deferred) and not self._capture_depth:
-            self._take_back_completed()
+            self._take_back(completed=True)
         if self._rounds_up:
             size = self.settings.block_bytes(requested)
         else:
@@ -162,7 +162,7 @@ class Device:
         """Give back what can be given back (``release_cached_blocks``)."""
         pools = set(self._released_pools)
         if not self._capture_depth:
-            self._take_back_all()
+            self._take_back()
             pools.add(DEFAULT_POOL)
         for home in self.homes.values():
             if home.pool.number in pools:
@@ -340,24 +340,18 @@ class Device:
         self.waiting.append((key, block, streams))
         block.streams = None
 
-    def _take_back_completed(self) -> None:
-        """Free the blocks that wait for nothing any more (``process_events``)."""
-        self._end_deferral()
-        still_waiting = []
-        for entry in self.waiting:
-            _, block, streams = entry
-            if streams:
-                still_waiting.append(entry)
-            else:
-                self._release(block)
-        self.waiting = still_waiting
+    def _take_back(self, *, completed: bool = False) -> None:
+        """Free what waits for other streams: all of it (``synchronize_and_free_events``).
 
-    def _take_back_all(self) -> None:
-        """Wait for every stream (``synchronize_and_free_events``)."""
+        Or what is ``completed``: it waits for nothing any more (``process_events``).
+        """
         self._end_deferral()
-        for _, block, _ in self.waiting:
-            self._release(block)
-        self.waiting = []
+        waiting, self.waiting = self.waiting, []
+        for entry in waiting:
+            if completed and entry[2]:
+                self.waiting.append(entry)
+            else:
+                self._release(entry[1])
 
     def _end_deferral(self) -> None:
         """Have blocks freed in a capture wait for earlier uses only: the others were joined."""

@@ -16,6 +16,7 @@ import enum
 from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 from typing import Final
 
@@ -155,12 +156,8 @@ def _blocks(device: Device, home: FreeBlocks, segment: PlacedSegment) -> Iterato
 
 
 def _chain(blocks: Iterable[Block]) -> None:
-    before: Block | None = None
-    for block in blocks:
-        block.previous = before
-        if before is not None:
-            before.next = block
-        before = block
+    for before, after in pairwise(blocks):
+        before.next, after.previous = after, before
 
 
 def _restore_range(

@@ -430,15 +430,6 @@ class ModulePaths:
         edges = self._edges.get(module, [])
         return next((e.mark for e in edges if e.parent == 0 and e.mark > since), _LAST)
 
-    def _class(self, module: int, current: list[_Edge]) -> str:
-        """The class of a module that ``current`` was noted of; "" where nobody knows it.
-
-        The profiler names all modules that have an ``id()`` one after the other like the first.
-        """
-        if current:
-            return current[-1].class_name
-        return self._called.get(module, "")
-
     def _best(self, paths: list[_Path]) -> _Path:
         """The path by which a user knows a module that can be reached by several.
 
@@ -464,7 +455,8 @@ class ModulePaths:
         """The paths of a module at ``rank``, from what was noted ``before`` a mark."""
         edges = [edge for edge in self._edges.get(module, []) if edge.mark < before]
         current = [edge for edge in edges if edge.rank <= rank]
-        class_name = self._class(module, current)
+        # The profiler names all modules that have an ``id()`` one after the other like the first.
+        class_name = current[-1].class_name if current else self._called.get(module, "")
         # A module dead before the first sample is found by what came later, if by anything.
         current = current or edges[:1]
         # What came before an id was first met was another module's.

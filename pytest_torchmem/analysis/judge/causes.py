@@ -223,18 +223,15 @@ def changed_elsewhere(made: Iterable[Contributor], places: Sequence[Source]) -> 
 
 def origin(contributor: Contributor, key: str = "total") -> str:
     """Return ``from aten::mm in model.fc (net.py:12)``; names the category unless ``key`` does."""
-    parts = []
-    if key != contributor.category.value:
-        parts.append(f"of {words(contributor.category.value)}")
-    if contributor.claimed:
-        parts.append(f"({contributor.claimed})")
-    if contributor.operator:
-        parts.append(f"from {contributor.operator}")
-    if contributor.module:
-        parts.append(f"in {contributor.module}")
-    if contributor.source:
-        parts.append(f"({contributor.source})")
-    return " ".join(parts) or "of unknown origin"
+    c = contributor
+    parts = (
+        f"of {words(c.category.value)}" if key != c.category.value else "",
+        f"({c.claimed})" if c.claimed else "",
+        f"from {c.operator}" if c.operator else "",
+        f"in {c.module}" if c.module else "",
+        f"({c.source})" if c.source else "",
+    )
+    return " ".join(filter(None, parts)) or "of unknown origin"
 
 
 def lost_by_origin(now: Iterable[Contributor], then: Iterable[Contributor]) -> LostByOrigin:

@@ -41,14 +41,6 @@ class CompiledLine:
     modules: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledCall:
-    """An event was called from generated code: by which line, and how far out in its chain."""
-
-    line: CompiledLine
-    depth: int
-
-
 class CompiledCode:
     """Looks lines of generated code up."""
 
@@ -56,39 +48,35 @@ class CompiledCode:
         columns = ("kind", "file", "line")
         self._kinds, self._files, self._lines_of = (by_row(trace.events, n) for n in columns)
         self._lines: dict[tuple[int, int], CompiledLine] = {}
-        for (
-            file,
-            line,
-            operator,
-            source_file,
-            source_line,
-            function,
-            module,
-        ) in trace.compiled_lines.tolist():
+        strings = trace.strings
+        for row in trace.compiled_lines.tolist():
+            file, line, operator, source_file, source_line, function, module = row
             before = self._lines.get((file, line))
             modules = (*(before.modules if before else ()), *((module,) if module else ()))
             source = None
             if source_file >= 0:
-                strings = trace.strings
                 source = Source(strings[source_file], source_line, strings[function])
-            self._lines[file, line] = CompiledLine(trace.strings[operator], source, modules)
+            self._lines[file, line] = CompiledLine(strings[operator], source, modules)
         self.files = frozenset(file for file, _ in self._lines)
 
     def line(self, file: int, line: int) -> CompiledLine | None:
         """Return the meaning of a line in a file, given by number; None if it is not generated."""
         return self._lines.get((file, line))
 
-    def call(self, chain: Sequence[int]) -> CompiledCall | None:
-        """The innermost generated line around an event; ``chain`` leads outwards from it."""
+    def call(self, chain: Sequence[int]) -> tuple[CompiledLine | None, int]:
+        """The innermost generated line around an event, and how far out in its ``chain`` that is.
+
+        ``chain`` leads outwards from the event.
+        """
         if not self._lines:
-            return None
+            return None, 0
         kinds, files, lines = self._kinds, self._files, self._lines_of
         for depth, (below, row) in enumerate(pairwise(chain), 1):
             if kinds[row] == EventKind.PY_CALL and int(files[row]) in self.files:
                 found = self._lines.get((int(files[row]), int(lines[below])))
                 if found is not None:
-                    return CompiledCall(found, depth)
-        return None
+                    return found, depth
+        return None, 0
 
 
 # Operators that do nothing but allocate: whoever called them is the one to name.
@@ -195,15 +183,15 @@ class Attribution:
         chain = self._chain(event)
         anchor = self._anchor(event, chain)
         around = chain if anchor is None else self._chain(anchor)
-        compiled = self._compiled.call(chain)
-        traced = compiled or self._compiled.call(around)
+        compiled, depth = self._compiled.call(chain)
+        traced = compiled or self._compiled.call(around)[0]
         return Contributor(
             category,
             size_bytes=0,
             count=0,
-            operator=self._operator(chain, compiled) or self._node(event),
+            operator=self._operator(chain, compiled, depth) or self._node(event),
             module=held or self._traced_module(traced, event) or self._module(around),
-            source=(compiled and compiled.line.source)
+            source=(compiled and compiled.source)
             or self._source(self._within_node(chain) if anchor is not None else [])
             or self._source(around)
             or self._source(chain)
@@ -299,16 +287,16 @@ class Attribution:
     def _compiled(self) -> CompiledCode:
         return CompiledCode(self.evidence.tree.trace)
 
-    def _operator(self, chain: list[int], compiled: CompiledCall | None) -> str:
+    def _operator(self, chain: list[int], compiled: CompiledLine | None, depth: int) -> str:
         """The outermost operator around an allocation that allocates for a reason of its own.
 
         Within generated code that is what the generated line stands for.
         """
-        if compiled is None or not compiled.line.operator:
+        if compiled is None or not compiled.operator:
             return self._recorded_operator(chain)
-        called = self._recorded_operator(chain[: compiled.depth])
+        called = self._recorded_operator(chain[:depth])
         makes = called and not called.startswith(_ALLOCATORS)
-        return called if makes else compiled.line.operator
+        return called if makes else compiled.operator
 
     def _recorded_operator(self, chain: list[int]) -> str:
         columns, strings = self._columns, self.evidence.tree.trace.strings
@@ -356,7 +344,7 @@ class Attribution:
             row = int(self._columns.parent[call])
         return ""
 
-    def _traced_module(self, traced: CompiledCall | None, event: int) -> str:
+    def _traced_module(self, traced: CompiledLine | None, event: int) -> str:
         """The module that compiled code was traced in; what all have in common if it may be any.
 
         The graph of a model that is gone may be there still. The recording knows none of its
@@ -365,7 +353,7 @@ class Attribution:
         if traced is None:
             return ""
         rank = float(self.evidence.tree.rank[event])
-        paths = (self._paths.path(module, rank) for module in traced.line.modules)
+        paths = (self._paths.path(module, rank) for module in traced.modules)
         return common_module(folded(path) for path in paths if path)
 
     @cached_property

@@ -25,6 +25,10 @@ class RankWindow:
     end: float
     may_go_on: bool = False
 
+    def holds(self, ranks: NDArray[np.number]) -> NDArray[np.bool_]:
+        """Return which ranks are in it."""
+        return (ranks >= self.begin) & (ranks <= self.end)
+
 
 # The arguments of an operator that was not observed.
 _OPERANDS: Final = (Ownership.USED, Ownership.WRITTEN)
@@ -59,8 +63,7 @@ class Evidence:
     @cached_property
     def made(self) -> NDArray[np.bool_]:
         """Allocated within the window."""
-        born = self.storages.born
-        return (born >= self.window.begin) & (born <= self.window.end)
+        return self.window.holds(self.storages.born)
 
     @cached_property
     def touched(self) -> NDArray[np.bool_]:
@@ -72,8 +75,7 @@ class Evidence:
         graph that an earlier test left behind has not. And no operator is observed within
         ``torch.func``'s transforms: there the recorder notes the arguments as USED or WRITTEN.
         """
-        inside = self._tensor_ranks
-        mentioned = (inside >= self.window.begin) & (inside <= self.window.end)
+        mentioned = self.window.holds(self._tensor_ranks)
         owners, at = self.tree.trace.owners, self._owner_ranks
         called = set(self._modules_called).__contains__
         used = np.fromiter(map(called, owners["module"].tolist()), np.bool_, len(owners))
@@ -143,8 +145,7 @@ class Evidence:
     def _modules_called(self) -> list[int]:
         """The ``id()`` of each module that is called within the window, or is part of one."""
         trace = self.tree.trace
-        ranks = self.tree.rank[trace.module_calls["event"]]
-        inside = (ranks >= self.window.begin) & (ranks <= self.window.end)
+        inside = self.window.holds(self.tree.rank[trace.module_calls["event"]])
         edges = trace.module_edges
         parts: dict[int, set[int]] = {}
         for parent, child in set(
@@ -200,13 +201,11 @@ class Evidence:
 
         One may begin as long as a graph is alive that keeps a storage of the window.
         """
-        marks = self.tree.trace.marks
-        ranks = self.tree.mark_ranks[marks["kind"] == MarkKind.BACKWARD_BEGIN]
-        if bool(((ranks >= self.window.begin) & (ranks <= self.window.end)).any()):
-            return True
-        rows = self.tree.rank[np.flatnonzero(self.tree.backward_node >= 0)]
-        if bool(((rows >= self.window.begin) & (rows <= self.window.end)).any()):
-            return True
+        began = self.tree.trace.marks["kind"] == MarkKind.BACKWARD_BEGIN
+        nodes = self.tree.backward_node >= 0
+        for ranks in (self.tree.mark_ranks[began], self.tree.rank[nodes]):
+            if self.window.holds(ranks).any():
+                return True
         return bool((self._kept_by_graphs & self.made & self.owned(Ownership.SAVED)).any())
 
     @cached_property

@@ -41,14 +41,8 @@ class Explanation:
 
     def to_json(self) -> dict[str, Json]:
         """Return plain builtins."""
-        return {
-            **self.storage.to_json(),
-            "number": self.number,
-            "born_ns": self.born_ns,
-            "died_ns": self.died_ns,
-            "decided_by": self.decided_by,
-            "reason": self.reason,
-        }
+        names = ("number", "born_ns", "died_ns", "decided_by", "reason")
+        return {**self.storage.to_json(), **{name: getattr(self, name) for name in names}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,10 +105,7 @@ class TorchMemoryProfile:
     def coalesced(self, device: str) -> tuple[list[int], list[list[int]]]:
         """Times in µs, and for each the sizes by category in torch's order after a leading 0."""
         times, levels = self._levels(device)
-        sizes = np.zeros((len(times), len(TORCH_ORDER) + 1), np.int64)
-        for index, category in enumerate(TORCH_ORDER):
-            sizes[:, index + 1] = levels[:, category.column]
-        return times.tolist(), sizes.tolist()
+        return times.tolist(), _in_torch_order(levels)
 
     def raw(self, device: str) -> list[tuple[int, int, int, int]]:
         """(time in ns, action, bytes gained or lost, index of the category in torch's order)."""
@@ -150,6 +147,13 @@ class TorchMemoryProfile:
         started = times[times >= 0]
         times[times < 0] = started[0] if len(started) else -1
         return times, np.cumsum(changes, axis=0)[last]
+
+
+def _in_torch_order(levels: NDArray[np.int64]) -> list[list[int]]:
+    sizes = np.zeros((len(levels), len(TORCH_ORDER) + 1), np.int64)
+    np.add.at(sizes.T, _TORCH_INDEX + 1, levels.T)
+    rows: list[list[int]] = sizes.tolist()
+    return rows
 
 
 def _microseconds(times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -266,10 +270,7 @@ def coalesced(timeline: Timeline, start_ns: int) -> tuple[list[int], list[list[i
     """
     times = _microseconds(timeline.times_ns + start_ns)
     last = np.append(np.flatnonzero(np.diff(times)), len(times) - 1)[: len(times)]
-    sizes = np.zeros((len(last), len(TORCH_ORDER) + 1), np.int64)
-    for category in Category:
-        sizes[:, _TORCH_INDEX[category.column] + 1] += timeline.of(category)[last]
-    return times[last].tolist(), sizes.tolist()
+    return times[last].tolist(), _in_torch_order(timeline.sizes[last])
 
 
 def raw_changes(timeline: Timeline, start_ns: int) -> list[tuple[int, int, int, int]]:
