@@ -183,18 +183,8 @@ class MemoryProfile(GpuQuestions):
     @cached_property
     def peak(self) -> Peak:
         """The peak, with everything that was live at it and at each category's own peak."""
-        timeline, ranks = self._timeline
-        live = self._live_at(self._peak_rank)
-        own = [
-            contributor
-            for category, size_bytes in timeline.largest.items()
-            if size_bytes
-            for contributor in self._live_at(
-                float(ranks[int(np.argmax(timeline.of(category)))]), category
-            )
-        ]
-        own.sort(key=lambda c: -c.size_bytes)
-        return replace(find_peak(timeline), live=live, live_by_category=tuple(own))
+        ranks = self.ranks
+        return find_peak(self.timeline, lambda row, of: self._live_at(float(ranks[row]), of))
 
     @property
     def _peak_rank(self) -> float:

@@ -90,7 +90,7 @@ def explain_run(
     if at is not None:
         timeline = build_estimated_timeline(run)
         row = row_at(timeline.times_ns, timeline.peak_row, at)
-        rows = rows[(first[rows] <= row) & (end[rows] > row)]
+        rows = storages_here(run, row)
     explanations = (
         Explanation(
             storage,

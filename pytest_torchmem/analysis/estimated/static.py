@@ -8,7 +8,7 @@ what torch's ``build_memory_profile`` and ``get_fwd_bwd_interactions`` return.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -19,9 +19,9 @@ from pytest_torchmem.analysis.estimated.intervals import bounds_in_words, larges
 from pytest_torchmem.analysis.estimated.static_facts import makers_of, settle_categories
 from pytest_torchmem.analysis.events.op_tree import folded
 from pytest_torchmem.analysis.storages.attribution import grouped
-from pytest_torchmem.analysis.storages.timeline import Timeline
+from pytest_torchmem.analysis.storages.timeline import Timeline, find_peak
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor, Phase
-from pytest_torchmem.values.results import Peak, Result, Retained
+from pytest_torchmem.values.results import Result, Retained
 from pytest_torchmem.values.static_graph import (
     Lifetimes,
     NodeKind,
@@ -217,10 +217,11 @@ def allocation_events(run: StaticRun) -> NDArray[np.int64]:
     return ordered
 
 
-def storages_here(run: StaticRun) -> NDArray[np.int64]:
-    """Indices of the storages that live on the run's device at some row."""
+def storages_here(run: StaticRun, row: int | None = None) -> NDArray[np.int64]:
+    """Indices of the storages that live on the run's device, at a row or at some row."""
     here = np.array([s.device == run.device for s in run.graph.storages], dtype=bool)
-    lives = run.lifetimes.end > run.lifetimes.first
+    first, end = run.lifetimes.first, run.lifetimes.end
+    lives = end > first if row is None else (first <= row) & (end > row)
     found: NDArray[np.int64] = np.flatnonzero(here & lives)
     return found
 
@@ -228,47 +229,28 @@ def storages_here(run: StaticRun) -> NDArray[np.int64]:
 def estimate_result(run: StaticRun, name: str = "") -> Result:
     """Return the run's peak and what it leaves behind, as an estimated `Result`."""
     run = settle_categories(run)
-    timeline = build_estimated_timeline(run)
-    row = timeline.peak_row
-    here = storages_here(run)
-    made = run.lifetimes.first[here] > 0
-    left = here[made & (run.lifetimes.end[here] >= run.graph.row_count)]
-    left_live = static_contributors(run, left)
-    left_bytes = _by_category(left_live)
+
+    def live_at(row: int, category: Category | None) -> tuple[Contributor, ...]:
+        live = static_contributors(run, storages_here(run, row))
+        return tuple(c for c in live if category in (None, c.category))
+
+    peak = find_peak(build_estimated_timeline(run), live_at)
+    left = storages_here(run, run.graph.row_count - 1)
+    left_live = static_contributors(run, left[run.lifetimes.first[left] > 0])
+    amounts = Counter[Category]()
+    for contributor in left_live:
+        amounts[contributor.category] += contributor.size_bytes
     return Result(
         name=name,
         device=run.device,
         estimated=True,
-        peak=Peak(
-            total=int(timeline.total[row]),
-            time_ns=int(timeline.times_ns[row]),
-            at_peak=timeline.at(row),
-            by_category=timeline.largest,
-            live=static_contributors(run, _live_at(run, row)),
-            live_by_category=tuple(
-                sorted(_live_at_own_peaks(run, timeline), key=lambda c: -c.size_bytes)
-            ),
-        ),
-        retained=Retained(left_bytes.total, left_bytes, left_live),
+        peak=peak,
+        retained=Retained(amounts.total(), CategoryBytes.of(amounts), left_live),
         has_backward=any(node.phase is Phase.BACKWARD for node in run.graph.nodes),
-        blind_spots=(*run.blind_spots, *bounds_in_words(run, int(timeline.total[row]))),
+        blind_spots=(*run.blind_spots, *bounds_in_words(run, peak.total)),
         notes=run.notes,
         at_most=None if run.blind_spots else largest_possible(run) + run.numbers_bytes,
     )
-
-
-def _live_at(run: StaticRun, row: int) -> NDArray[np.int64]:
-    here = storages_here(run)
-    return here[(run.lifetimes.first[here] <= row) & (run.lifetimes.end[here] > row)]
-
-
-def _live_at_own_peaks(run: StaticRun, timeline: Timeline) -> Iterator[Contributor]:
-    """Yield, for each category, its storages at the row where it is largest."""
-    for category in Category:
-        sizes = timeline.of(category)
-        if sizes.any():
-            live = static_contributors(run, _live_at(run, int(np.argmax(sizes))))
-            yield from (c for c in live if c.category is category)
 
 
 def static_contributors(run: StaticRun, storages: NDArray[np.int64]) -> tuple[Contributor, ...]:
@@ -294,10 +276,3 @@ def by_origin(
         return Contributor(table[index].category, 0, 0, *where)
 
     return grouped(storages.tolist(), origin_of)
-
-
-def _by_category(live: tuple[Contributor, ...]) -> CategoryBytes:
-    amounts: dict[Category, int] = defaultdict(int)
-    for contributor in live:
-        amounts[contributor.category] += contributor.size_bytes
-    return CategoryBytes.of(amounts)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pytest_torchmem.analysis.events.op_tree import ascends
 from pytest_torchmem.analysis.storages.evidence import Evidence, RankWindow
 from pytest_torchmem.analysis.storages.storages import BEFORE
-from pytest_torchmem.values.contributors import Category, CategoryBytes
+from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.packed import Column, in_pieces
 from pytest_torchmem.values.results import Peak
 from pytest_torchmem.values.trace import Ownership
@@ -21,6 +21,9 @@ from pytest_torchmem.values.units import format_size
 
 # What is worked out of the changes is in memory for so many of them at a time.
 _CHANGES_AT_ONCE: Final = 2**18
+
+
+LiveAt: TypeAlias = Callable[[int, Category | None], tuple[Contributor, ...]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,42 +98,31 @@ def build_timeline(
     Changes at one rank are one row: those at the beginning, and the end of a storage in whose place
     another one is born.
     """
-    changes = _changes(evidence)
-    ranks, times_ns = changes.ranks, row_times(evidence, changes.ranks)
+    ranks, changed, is_free, ends_rank = _changes(evidence)
     sizes = evidence.storages.size_bytes
     # Most categories stay at zero; by columns, nothing is written to these.
     levels = np.zeros((len(ranks), len(Category)), np.int64, order="F")
     used = tuple(np.flatnonzero(np.bincount(labels[evidence.counted & (sizes != 0)])).tolist())
-    level, row = np.zeros(len(Category), np.int64), len(ranks) - np.count_nonzero(changes.is_last)
-    for first in range(0, len(changes.storage), _CHANGES_AT_ONCE):
+    level, row = np.zeros(len(Category), np.int64), len(ranks) - np.count_nonzero(ends_rank)
+    for first in range(0, len(changed), _CHANGES_AT_ONCE):
         part = slice(first, first + _CHANGES_AT_ONCE)
-        storage, is_last = changes.storage[part], changes.is_last[part]
-        amounts = np.where(changes.is_free[part], -sizes[storage], sizes[storage])
+        storage, is_last = changed[part], ends_rank[part]
+        amounts = np.where(is_free[part], -sizes[storage], sizes[storage])
         rows = slice(row, row := row + np.count_nonzero(is_last))
         for column in used:
             now = level[column] + np.cumsum(np.where(labels[storage] == column, amounts, 0))
             levels[rows, column], level[column] = now[is_last], now[-1]
-    return Timeline(times_ns, levels, columns=used), ranks
+    return Timeline(row_times(evidence, ranks), levels, columns=used), ranks
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _FootprintChanges:
-    """The changes of a footprint, in their order: shape (C,) if nothing else is said.
+def _changes(
+    evidence: Evidence,
+) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the rank of the beginning, and each at which something changes, once.
 
-    Attributes:
-        ranks: float64, that of the beginning, and each at which something changes, once.
-        storage: int32, the storage that comes or goes.
-        is_free: bool, whether it goes.
-        is_last: bool, whether nothing else comes or goes at its rank after it.
+    And the changes of the footprint, in their order: the storage that comes or goes, whether it
+    goes, and whether nothing else comes or goes at its rank after it.
     """
-
-    ranks: NDArray[np.float64]
-    storage: NDArray[np.int32]
-    is_free: NDArray[np.bool_]
-    is_last: NDArray[np.bool_]
-
-
-def _changes(evidence: Evidence) -> _FootprintChanges:
     storages, window = evidence.storages, evidence.window
     storage = np.flatnonzero(evidence.counted).astype(np.int32)
     freed = storage[storages.died[storage] <= window.end]
@@ -144,7 +136,7 @@ def _changes(evidence: Evidence) -> _FootprintChanges:
     np.not_equal(ranks[1:], ranks[:-1], out=is_last[:-1])
     alone = [] if len(ranks) and ranks[0] == window.begin else [window.begin]
     ranks = np.concatenate([alone, ranks[is_last]])
-    return _FootprintChanges(ranks, storage[order], order >= count, is_last)
+    return ranks, storage[order], order >= count, is_last
 
 
 def row_times(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -159,13 +151,27 @@ def row_times(evidence: Evidence, ranks: NDArray[np.float64]) -> NDArray[np.int6
     return times
 
 
-def find_peak(timeline: Timeline) -> Peak:
-    """Return the peak of a timeline, without what was live at it."""
+def find_peak(timeline: Timeline, live_at: LiveAt | None = None) -> Peak:
+    """Return the peak of a timeline, with what was live at it and at each category's own peak.
+
+    ``live_at`` says of a row what was live then, of all categories or of one. Without it, nobody
+    knows.
+    """
     if not len(timeline.times_ns):
         return Peak(0, 0, CategoryBytes(), CategoryBytes())
-    row = timeline.peak_row
+    row, largest = timeline.peak_row, timeline.largest
     at_peak = timeline.at(row)
-    return Peak(at_peak.total, int(timeline.times_ns[row]), at_peak, timeline.largest)
+    peak = Peak(at_peak.total, int(timeline.times_ns[row]), at_peak, largest)
+    if live_at is None:
+        return peak
+    own = [
+        contributor
+        for category, size_bytes in largest.items()
+        if size_bytes
+        for contributor in live_at(int(np.argmax(timeline.of(category))), category)
+    ]
+    own.sort(key=lambda contributor: -contributor.size_bytes)
+    return replace(peak, live=live_at(row, None), live_by_category=tuple(own))
 
 
 def live_at(evidence: Evidence, rank: float) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ The definitions are those of ``torch/profiler/_memory_profiler.py``; the computa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -133,21 +134,27 @@ class DataFlowGraph:
         """
         latest: dict[int, int] = {}
         made: set[tuple[int, int]] = set()
-        columns = (self.key, self.version, self.is_input, self.is_output, self.allocates)
-        for key, version, takes, brings, allocates in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
+        for _, key, taken, brought in self._edges():
             tensor = f"tensor {self.keys.id[key]}"
-            if takes and version != latest.get(key, 0):
+            if taken is not None and taken != latest.get(key, 0):
                 raise TraceError(
-                    f"version {version} of {tensor} is used where version {latest.get(key, 0)} is "
+                    f"version {taken} of {tensor} is used where version {latest.get(key, 0)} is "
                     "the last"
                 )
-            if brings:
-                latest[key] = 0 if allocates else version + 1
-                if (key, latest[key]) in made:
-                    raise TraceError(f"version {latest[key]} of {tensor} is made twice")
-                made.add((key, latest[key]))
+            if brought is not None:
+                latest[key] = brought
+                if (key, brought) in made:
+                    raise TraceError(f"version {brought} of {tensor} is made twice")
+                made.add((key, brought))
+
+    def _edges(self) -> Iterator[tuple[int, int, int | None, int | None]]:
+        """Yield node, key, version in and version out of each edge; None for no version."""
+        columns = (self.node, self.key, self.version, self.is_input, self.is_output, self.allocates)
+        for node, key, version, takes, brings, allocates in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            brought = version + (not allocates) if brings else None
+            yield node, key, version if takes else None, brought
 
     def dump(self) -> str:
         """Return one line for each node: its name, the versions in, and the versions out.
@@ -160,25 +167,19 @@ class DataFlowGraph:
             [memory]     T0(v1)
         """
         names = [self.tree.name_of(row) for row in self.node_event.tolist()]
-        taken, brought = (self._texts(of, len(names)) for of in (self.is_input, self.is_output))
-        wide = max(map(len, names), default=0), max(map(len, taken), default=0)
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(self.key.tolist()))}
+        sides: tuple[list[str], list[str]] = ([""] * len(names), [""] * len(names))
+        for node, key, *versions in self._edges():
+            for side, version in zip(sides, versions, strict=True):
+                if version is not None:
+                    before = f"{side[node]}, " if side[node] else ""
+                    side[node] = f"{before}T{numbers[key]}(v{version})"
+        wide = [max(map(len, texts), default=0) for texts in (names, sides[0])]
         lines = [
             f"{name:<{wide[0]}}  {ins:<{wide[1]}}  {'-> ' if outs else ''}{outs}".rstrip()
-            for name, ins, outs in zip(names, taken, brought, strict=True)
+            for name, ins, outs in zip(names, *sides, strict=True)
         ]
         return "\n".join(lines)
-
-    def _texts(self, edges: NDArray[np.bool_], count: int) -> list[str]:
-        """The tensors of some edges as text, for each node: the versions in, or those out."""
-        _, first = np.unique(self.key, return_index=True)
-        place = {int(self.key[row]): number for number, row in enumerate(np.sort(first).tolist())}
-        made = edges is self.is_output
-        versions = np.where(made & ~self.allocates, self.version + 1, self.version)
-        texts: list[list[str]] = [[] for _ in range(count)]
-        for row in np.flatnonzero(edges).tolist():
-            text = f"T{place[int(self.key[row])]}(v{int(versions[row])})"
-            texts[int(self.node[row])].append(text)
-        return [", ".join(text) for text in texts]
 
 
 def build_data_flow(tree: OpTree) -> DataFlowGraph:

@@ -8,11 +8,11 @@ A label is set for an id, for a key or for one version of a key, and looked up i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,7 @@ from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.trace import EventKind, Role, Scope
 
 if TYPE_CHECKING:
-    TorchPass = Callable[["FlowLists", "TorchLabels"], "TorchLabels"]
+    TorchPass = Callable[["FlowLists", "TorchLabels"], Iterator["TorchClaim"]]
 
 #: What torch calls None.
 NOTHING: Final = Category.UNKNOWN.column
@@ -56,10 +56,26 @@ class TorchLabels:
         of_key = np.where(of_id != NOTHING, of_id, self.by_key[key])
         return np.where(of_key != NOTHING, of_key, self.by_version)
 
-    def with_ids(self, ids: NDArray[np.int64], category: Category) -> TorchLabels:
-        by_id = self.by_id.copy()
-        by_id[ids] = category.column
-        return replace(self, by_id=by_id)
+    def unlabelled(self, versions: Iterable[int]) -> NDArray[np.bool_]:
+        """Return which of some versions have no label of their own: bool, shape (W,)."""
+        found = np.zeros(len(self.by_version), np.bool_)
+        found[list(versions)] = True
+        found &= self.by_version == NOTHING
+        return found
+
+
+class TorchClaim(NamedTuple):
+    """A pass's word: ids, keys or versions have a label.
+
+    Attributes:
+        level: The attribute of `TorchLabels` that it is about.
+        where: Which of them: their numbers, or a mask.
+        category: The label.
+    """
+
+    level: Literal["by_id", "by_key", "by_version"]
+    where: NDArray[np.int64] | NDArray[np.bool_]
+    category: Category
 
 
 def _by_owner(owner: NDArray[np.int64], values: NDArray[np.int64], count: int) -> list[list[int]]:
@@ -143,16 +159,13 @@ class FlowLists:
         return _by_owner(self.graph.node[rows], ids, self.count)
 
 
-def set_gradients_and_temporaries(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
+def set_gradients_and_temporaries(flow: FlowLists, _: TorchLabels) -> Iterator[TorchClaim]:
     """``.grad`` as the Python tracer saw it, what AccumulateGrad keeps, scratch inside nodes."""
     graph = flow.graph
-    labels = labels.with_ids(_accumulated_ids(graph), Category.GRADIENT)
-    labels = labels.with_ids(
-        flow.ids_of(Role.MODULE_GRADIENT, Role.OPTIMIZER_GRADIENT), Category.GRADIENT
-    )
-    by_key = labels.by_key.copy()
-    by_key[graph.key[graph.is_intermediate]] = _TEMPORARY
-    return replace(labels, by_key=by_key)
+    yield TorchClaim("by_id", _accumulated_ids(graph), Category.GRADIENT)
+    seen = flow.ids_of(Role.MODULE_GRADIENT, Role.OPTIMIZER_GRADIENT)
+    yield TorchClaim("by_id", seen, Category.GRADIENT)
+    yield TorchClaim("by_key", graph.key[graph.is_intermediate], Category.TEMPORARY)
 
 
 def _accumulated_ids(graph: DataFlowGraph) -> NDArray[np.int64]:
@@ -176,13 +189,13 @@ def _accumulated_ids(graph: DataFlowGraph) -> NDArray[np.int64]:
     return ids
 
 
-def set_parameters_using_python_tracer(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
+def set_parameters_using_python_tracer(flow: FlowLists, _: TorchLabels) -> Iterator[TorchClaim]:
     """Modules and optimizers name their parameters."""
     ids = flow.ids_of(Role.MODULE_PARAMETER, Role.OPTIMIZER_PARAMETER)
-    return labels.with_ids(ids, Category.PARAMETER)
+    yield TorchClaim("by_id", ids, Category.PARAMETER)
 
 
-def set_inputs(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
+def set_inputs(flow: FlowLists, labels: TorchLabels) -> Iterator[TorchClaim]:
     """An input helps to make a gradient and does not depend on one."""
     graph = flow.graph
     known = labels.of_versions(graph)
@@ -192,15 +205,14 @@ def set_inputs(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
         if not (produces.isdisjoint(taken) and produces.isdisjoint(made)):
             produces.update(taken, made)
             members.update(taken, made)
-    candidates = np.zeros(len(known), np.bool_)
-    candidates[list(members)] = True
+    candidates = labels.unlabelled(members)
     made_in_backward = graph.is_output & graph.in_backward[graph.node]
     candidates[graph.version_out[made_in_backward]] = False
     candidates &= ~flow.depends_on_gradient(labels)[flow.id_of_version]
-    return _default(labels, candidates, Category.INPUT)
+    yield TorchClaim("by_version", candidates, Category.INPUT)
 
 
-def set_parameters_using_data_flow(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
+def set_parameters_using_data_flow(flow: FlowLists, labels: TorchLabels) -> Iterator[TorchClaim]:
     """Parameters that no module and no optimizer named.
 
     They meet data in the forward pass, help to make a gradient, and depend on one.
@@ -223,13 +235,13 @@ def set_parameters_using_data_flow(flow: FlowLists, labels: TorchLabels) -> Torc
     found = np.zeros(len(labels.by_id), np.bool_)
     found[flow.id_of_version[list(candidates & used)]] = True
     found &= flow.depends_on_gradient(labels)
-    return labels.with_ids(np.flatnonzero(found), Category.PARAMETER)
+    yield TorchClaim("by_id", found, Category.PARAMETER)
 
 
-def set_activations(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
+def set_activations(flow: FlowLists, labels: TorchLabels) -> Iterator[TorchClaim]:
     """Everything that the forward pass makes from inputs, parameters and temporaries."""
     known = labels.of_versions(flow.graph).tolist()
-    by_version = labels.by_version.copy()
+    found: list[int] = []
     required = {_INPUT, _ACTIVATION}
     allowed = required | {_PARAMETER, _TEMPORARY}
     for taken, made, in_backward in zip(flow.inputs, flow.outputs, flow.in_backward, strict=True):
@@ -237,42 +249,32 @@ def set_activations(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
             continue
         categories = {known[version] for version in taken}
         if categories & required and categories <= allowed:
+            found += made
             for version in made:
-                if by_version[version] == NOTHING:
-                    by_version[version] = _ACTIVATION
                 if known[version] == NOTHING:
                     known[version] = _ACTIVATION
-    return replace(labels, by_version=by_version)
+    yield TorchClaim("by_version", labels.unlabelled(found), Category.ACTIVATION)
 
 
-def set_optimizer_state(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
+def set_optimizer_state(flow: FlowLists, _: TorchLabels) -> Iterator[TorchClaim]:
     """The Python tracer found it in an optimizer's state."""
-    return labels.with_ids(flow.ids_of(Role.OPTIMIZER_STATE), Category.OPTIMIZER_STATE)
+    yield TorchClaim("by_id", flow.ids_of(Role.OPTIMIZER_STATE), Category.OPTIMIZER_STATE)
 
 
-def set_autograd_detail(flow: FlowLists, labels: TorchLabels) -> TorchLabels:
+def set_autograd_detail(flow: FlowLists, labels: TorchLabels) -> Iterator[TorchClaim]:
     """The backward pass makes it, and no other pass explains it."""
     graph = flow.graph
     known = labels.of_versions(graph).tolist()
-    by_version = labels.by_version.copy()
+    found: list[int] = []
     prior = (NOTHING, _AUTOGRAD_DETAIL)
     rows = np.flatnonzero(graph.is_output & graph.in_backward[graph.node])
     first = (graph.version_out[rows] == graph.version_offset[graph.key[rows]]).tolist()
     for version, is_first in zip(graph.version_out[rows].tolist(), first, strict=True):
         if is_first or known[version - 1] in prior:
-            if by_version[version] == NOTHING:
-                by_version[version] = _AUTOGRAD_DETAIL
+            found.append(version)
             if known[version] == NOTHING:
                 known[version] = _AUTOGRAD_DETAIL
-    return replace(labels, by_version=by_version)
-
-
-def _default(labels: TorchLabels, versions: NDArray[np.bool_], category: Category) -> TorchLabels:
-    free = versions & (labels.by_version == NOTHING)
-    return replace(
-        labels,
-        by_version=np.where(free, np.uint8(category.column), labels.by_version).astype(np.uint8),
-    )
+    yield TorchClaim("by_version", labels.unlabelled(found), Category.AUTOGRAD_DETAIL)
 
 
 TORCH_PASSES: Final[tuple[TorchPass, ...]] = (
@@ -296,5 +298,6 @@ def label_versions(graph: DataFlowGraph) -> TorchLabels:
     )
     flow = FlowLists(graph)
     for torch_pass in TORCH_PASSES:
-        labels = torch_pass(flow, labels)
+        for level, where, category in torch_pass(flow, labels):
+            getattr(labels, level)[where] = category.column
     return labels
