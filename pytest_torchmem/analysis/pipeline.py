@@ -33,7 +33,7 @@ from pytest_torchmem.analysis.storages.explanation import (
     row_at,
 )
 from pytest_torchmem.analysis.storages.measured_facts import MeasuredFacts
-from pytest_torchmem.analysis.storages.own_passes import OwnClaims, OwnPass, with_own_passes
+from pytest_torchmem.analysis.storages.own_passes import OwnPass, with_own_passes
 from pytest_torchmem.analysis.storages.storages import (
     BEFORE,
     NEVER,
@@ -105,22 +105,18 @@ class MemoryProfile(GpuQuestions):
         number = devices.index(self.device) if self.device in devices else -1
         return MeasuredFacts(self.tree, self.storages, window, number)
 
-    @property
+    @cached_property
     def decisions(self) -> Decisions:
         """The category of each storage, and the pass and the reason that it rests on."""
-        return self._claims.decisions
+        if not self.passes:
+            return decide(self.recording, len(self.storages))
+        plain = replace(self, window=self.whole, passes=())
+        return with_own_passes(self.passes, plain.decisions, plain.explain())
 
     @property
     def failed_passes(self) -> tuple[str, ...]:
         """A sentence for each category pass of a user that raised."""
-        return self._claims.problems
-
-    @cached_property
-    def _claims(self) -> OwnClaims:
-        if not self.passes:
-            return OwnClaims(decide(self.recording, len(self.storages)))
-        plain = replace(self, window=self.whole, passes=())
-        return with_own_passes(self.passes, plain.decisions, plain.explain())
+        return self.decisions.failed_passes
 
     @property
     def labels(self) -> NDArray[np.uint8]:
@@ -142,7 +138,7 @@ class MemoryProfile(GpuQuestions):
 
     @cached_property
     def attribution(self) -> Attribution:
-        return Attribution(self.recording, self.labels, self._claims.reasons)
+        return Attribution(self.recording, self.labels, self.decisions.own_reasons)
 
     def explain(
         self, category: Category | str | None = None, module: str = "", at: int | str | None = None

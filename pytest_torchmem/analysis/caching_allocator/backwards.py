@@ -44,15 +44,9 @@ _FREE: Final = BlockState.FREE
 
 
 class _Segment(NamedTuple):
-    """The part of a segment that its blocks share.
+    """The part of a segment that its blocks share."""
 
-    Attributes:
-        base: Where it begins; 0 for an expandable one, of which stretches of pages come and go.
-        stream: The stream it serves.
-        pool: Its pool.
-        is_small: Whether it serves requests of up to 1 MiB.
-    """
-
+    # Where it begins; 0 for an expandable one, of which stretches of pages come and go.
     base: int
     stream: int
     pool: int

@@ -22,21 +22,7 @@ _FIRST_ADDRESS: Final = 1 << 40
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A stretch of one segment: in use, waiting for other streams, free, or not mapped.
-
-    Attributes:
-        address: Where it begins.
-        size: Its bytes.
-        home: The set that it is in while it is free.
-        requested: What the program asked for.
-        previous: The block in front of it in its segment.
-        next: The block behind it.
-        free: Whether it is in its set, or not mapped.
-        mapped: Whether there is memory behind its addresses.
-        streams: The other streams that use it.
-        span: The expandable segment it lies in; None for memory from cudaMalloc.
-        born: The pool's search count when it became free: how garbage collection knows its age.
-    """
+    """A stretch of one segment: in use, waiting for other streams, free, or not mapped."""
 
     address: int
     size: int
@@ -47,7 +33,9 @@ class Block:
     free: bool = False
     mapped: bool = True
     streams: set[int] | None = None
+    # The expandable segment it lies in; None for memory from cudaMalloc.
     span: AddressRange | None = None
+    # The pool's search count when it became free: how garbage collection knows its age.
     born: int = 0
 
     @property
@@ -115,18 +103,11 @@ class FreeBlocks:
 
     torch keeps all streams of a pool in one set that is ordered by stream first; since no search
     looks past its own stream, a set for each is the same.
-
-    Attributes:
-        pool: The pool.
-        stream: The stream.
-        keys: One integer a block, size in the high bits: it sorts like (size, address), only
-            faster.
-        at: The blocks by their addresses.
-        unmapped: The address ranges, lowest first.
     """
 
     pool: Pool
     stream: int
+    # One integer a block, size in the high bits: it sorts like (size, address), only faster.
     keys: list[int] = field(default_factory=list)
     at: dict[int, Block] = field(default_factory=dict)
     unmapped: list[Block] = field(default_factory=list)

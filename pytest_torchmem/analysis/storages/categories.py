@@ -10,8 +10,8 @@ estimated in `StaticFacts`; the rules are here, once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -149,11 +149,16 @@ class Decisions:
         labels: uint8, shape (S,), the category as a column number.
         claim: int, shape (S,), index into ``grounds``, or `NO_CLAIM` where nobody could tell.
         grounds: One for each claim that was made, in order.
+        own_reasons: The reason of each storage that a user's pass claimed, by its number.
+        failed_passes: A sentence for each of users' passes that raised, or that claimed what cannot
+            be claimed.
     """
 
     labels: Labels
     claim: NDArray[np.signedinteger]
     grounds: tuple[Ground, ...]
+    own_reasons: Mapping[int, str] = field(default_factory=dict)
+    failed_passes: tuple[str, ...] = ()
 
     def ground(self, storage: int) -> Ground:
         """Return who decided on a storage; both texts are empty where nobody could tell."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,20 +32,6 @@ class RankWindow:
 
 # The arguments of an operator that was not observed.
 _OPERANDS: Final = (Ownership.USED, Ownership.WRITTEN)
-
-
-class Operands(NamedTuple):
-    """The arguments of operators, one row for each mention. All columns have shape (I,).
-
-    Attributes:
-        event: int32, row of the operator.
-        storage: int32, the storage that it was called with, or -1.
-        written: bool, whether it writes to it.
-    """
-
-    event: NDArray[np.int32]
-    storage: NDArray[np.int32]
-    written: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,10 +233,11 @@ class Evidence:
         return self._mask(self.storages.of_tensor[rows[ranks <= self.window.end]])
 
     @property
-    def operands(self) -> Operands:
-        """The arguments of operators, those included that no profiler observed.
+    def operands(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
+        """The arguments of operators, those included that no profiler observed: shape (I,) each.
 
-        They take as much memory as all else that is worked out, so each call makes them anew.
+        The row of the operator, the storage that it is called with, or -1, and whether it writes to
+        that. They take as much memory as all else that is worked out, so each call makes them anew.
         """
         trace = self.tree.trace
         is_input = trace.tensors["role"] == Role.OPERATOR_INPUT
@@ -258,7 +245,7 @@ class Evidence:
         at = trace.marks["event"][trace.owners["mark"]]
         owners = np.flatnonzero(are_among(trace.owners["kind"], _OPERANDS) & (at >= 0))
         written = trace.owners["kind"][owners] == Ownership.WRITTEN
-        return Operands(
+        return (
             np.concatenate([trace.tensors["event"][tensors], at[owners]]),
             np.concatenate([self.storages.of_tensor[tensors], self.storages.of_owner[owners]]),
             np.concatenate([trace.tensors["mutable"][tensors] == Mutable.YES, written]),

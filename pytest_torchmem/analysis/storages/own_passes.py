@@ -6,8 +6,7 @@ that what ``KVCache.append`` makes is a cache, whoever reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -19,24 +18,9 @@ from pytest_torchmem.values.contributors import Category
 OwnPass: TypeAlias = Callable[[Sequence[Explanation]], Iterable[StorageClaim]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OwnClaims:
-    """The claims of users' passes that count.
-
-    Attributes:
-        decisions: The categories after them.
-        reasons: The reason of each storage that one of them claimed, by its number.
-        problems: A sentence for each pass that raised, or that claimed what cannot be claimed.
-    """
-
-    decisions: Decisions
-    reasons: Mapping[int, str] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-
-
 def with_own_passes(
     passes: Sequence[OwnPass], decisions: Decisions, explanations: Sequence[Explanation]
-) -> OwnClaims:
+) -> Decisions:
     """Return the decisions after the passes have spoken; of two claims the first one counts.
 
     Each pass sees the same ``explanations``, those of ``decisions``. A pass that raises claims
@@ -60,8 +44,7 @@ def with_own_passes(
                 labels[number] = claim.category.column
                 claimed[number] = known.setdefault(ground, len(decisions.grounds) + len(known))
                 reasons[number] = claim.reason
-    grounds = (*decisions.grounds, *known)
-    return OwnClaims(Decisions(labels, claimed, grounds), reasons, tuple(problems))
+    return Decisions(labels, claimed, (*decisions.grounds, *known), reasons, tuple(problems))
 
 
 def pass_name(own_pass: OwnPass) -> str:

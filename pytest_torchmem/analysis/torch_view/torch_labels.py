@@ -65,13 +65,7 @@ class TorchLabels:
 
 
 class TorchClaim(NamedTuple):
-    """A pass's word: ids, keys or versions have a label.
-
-    Attributes:
-        level: The attribute of `TorchLabels` that it is about.
-        where: Which of them: their numbers, or a mask.
-        category: The label.
-    """
+    """A pass's word: these ids, keys or versions, by number or as a mask, have a label."""
 
     level: Literal["by_id", "by_key", "by_version"]
     where: NDArray[np.int64] | NDArray[np.bool_]
