@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from pytest_torchmem.analysis.caching_allocator import PlacedSegment, StackFrame, TraceEntry
@@ -41,53 +41,42 @@ class Site:
 
 def sites_of(entries: Sequence[TraceEntry]) -> dict[int, Site]:
     """Return the site of each allocation of a history, by its key."""
-    reader = _SiteReader()
+    read = _reader()
     allocs = (entry for entry in entries if entry["action"] == "alloc")
-    return {key: reader.read(entry.get("frames", ())) for key, entry in enumerate(allocs)}
+    return {key: read(entry.get("frames", ())) for key, entry in enumerate(allocs)}
 
 
 def sites_of_start(
     start: Sequence[PlacedSegment], segments: Sequence[Mapping[str, object]]
 ) -> dict[int, Site]:
     """Return the site of what was there before: known where it is there at the end, too."""
-    reader = _SiteReader(Phase.PREEXISTING)
-    frames = dict(_frames_at_the_end(segments))
+    read, frames = _reader(Phase.PREEXISTING), dict[int, Sequence[StackFrame]]()
+    for block in (block for segment in segments for block in checked_list(segment["blocks"])):
+        if "address" in block:
+            frames[block["address"]] = block.get("frames", ())
     return {
-        block.key: reader.read(frames.get(block.address, ()))
+        block.key: read(frames.get(block.address, ()))
         for segment in start
         for block in segment.blocks
         if block.key != NO_KEY
     }
 
 
-def _frames_at_the_end(
-    segments: Sequence[Mapping[str, object]],
-) -> Iterator[tuple[int, Sequence[StackFrame]]]:
-    for segment in segments:
-        for block in checked_list(segment["blocks"]):
-            if "address" in block:
-                yield block["address"], block.get("frames", ())
-
-
-class _SiteReader:
-    """Reads stacks; equal stacks are one object in a snapshot more often than not.
+def _reader(phase: Phase | None = None) -> Callable[[Sequence[StackFrame]], Site]:
+    """Return a function that reads stacks, of which many are one object in a snapshot.
 
     Where they are not, their sites have one stack all the same.
     """
+    known: dict[int, Site] = {}
+    stacks: dict[tuple[Source, ...], tuple[Source, ...]] = {}
 
-    def __init__(self, phase: Phase | None = None) -> None:
-        self._phase = phase
-        self._known: dict[int, tuple[Sequence[StackFrame], Site]] = {}
-        self._stacks: dict[tuple[Source, ...], tuple[Source, ...]] = {}
+    def read(frames: Sequence[StackFrame]) -> Site:
+        if id(frames) not in known:
+            site = _site(frames, phase)
+            known[id(frames)] = Site(site.origin, stacks.setdefault(site.stack, site.stack))
+        return known[id(frames)]
 
-    def read(self, frames: Sequence[StackFrame]) -> Site:
-        known = self._known.get(id(frames))
-        if known is None:
-            # The frames are kept with the answer: another list could get the id of a dropped one.
-            site = _site(frames, self._phase)
-            site = replace(site, stack=self._stacks.setdefault(site.stack, site.stack))
-            known = self._known[id(frames)] = (frames, site)
-        return known[1]
+    return read
 
 
 def _site(frames: Sequence[StackFrame], phase: Phase | None) -> Site:

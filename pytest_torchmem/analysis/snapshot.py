@@ -223,14 +223,17 @@ def read_snapshot(data: object, device: int | None = None) -> Snapshot:
     segments.
     """
     try:
-        traces, segments, settings = _parts(data)
+        if not isinstance(data, dict) or not isinstance(data.get("device_traces"), list):
+            raise ValueError("it has no device_traces")
+        traces: Sequence[Sequence[TraceEntry]] = data["device_traces"]
+        settings = _settings(data.get("allocator_settings") or {})
         number = _busiest(traces) if device is None else device
         if not 0 <= number < len(traces):
             raise SnapshotError(f"the snapshot has no device {number}; it has {len(traces)}")
         entries = checked_list(traces[number])
         for entry in entries:
             _check_numbers(entry)
-        mine = [segment for segment in segments if segment.get("device", 0) == number]
+        mine = [segment for segment in data["segments"] if segment.get("device", 0) == number]
         pools = default_pools()
         start = BackwardsLayout(mine, settings, pools).take_back(entries)
         history = read_history(entries, start, pools)
@@ -247,18 +250,6 @@ def read_snapshot(data: object, device: int | None = None) -> Snapshot:
             f"this is no snapshot of torch's allocator: {told_damage(error)}; write one "
             "with torch.cuda.memory._dump_snapshot(path) after _record_memory_history()"
         ) from None
-
-
-def _parts(
-    data: object,
-) -> tuple[Sequence[Sequence[TraceEntry]], Sequence[Mapping[str, object]], AllocatorSettings]:
-    """Return the histories, the segments and the settings in a snapshot."""
-    if not isinstance(data, dict) or not isinstance(data.get("device_traces"), list):
-        raise SnapshotError(
-            "this is no snapshot of torch's allocator: it has no device_traces; write one with "
-            "torch.cuda.memory._dump_snapshot(path) after _record_memory_history()"
-        )
-    return data["device_traces"], data["segments"], _settings(data.get("allocator_settings") or {})
 
 
 def _check_numbers(entry: Mapping[str, object]) -> None:

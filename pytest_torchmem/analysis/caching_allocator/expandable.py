@@ -83,19 +83,14 @@ def unmap_whole_pages(block: Block, memory: DeviceMemory) -> None:
 
 def _lowest_room(home: FreeBlocks, size: int) -> Block | None:
     for unmapped in home.unmapped:
-        before = unmapped.previous
+        before, room = unmapped.previous, 0
         start = before if before is not None and before.free else unmapped
-        if _has_room(start, size):
+        block: Block | None = start
+        while room < size and block is not None and block.free:
+            room, block = room + block.size, block.next
+        if room >= size:
             return start
     return None
-
-
-def _has_room(start: Block, size: int) -> bool:
-    block: Block | None = start
-    while size > 0 and block is not None and block.free:
-        size -= block.size
-        block = block.next
-    return size <= 0
 
 
 def _new_span(

@@ -144,6 +144,8 @@ class Attribution:
     evidence: Evidence
     labels: NDArray[np.uint8]
     claimed: Mapping[int, str] = field(default_factory=dict)
+    _origins: dict[int, Contributor] = field(default_factory=dict, init=False)
+    _users_files: dict[int, bool] = field(default_factory=dict, init=False)
 
     def contributors(self, storages: Iterable[int]) -> tuple[Contributor, ...]:
         """Group storages by category and origin, largest group first."""
@@ -168,10 +170,6 @@ class Attribution:
             if len(self._origins) < _MOST_ORIGINS:
                 self._origins[storage] = found
         return found
-
-    @cached_property
-    def _origins(self) -> dict[int, Contributor]:
-        return {}
 
     def _find_origin(self, storage: int) -> Contributor:
         category = _CATEGORIES[int(self.labels[storage])]
@@ -392,10 +390,6 @@ class Attribution:
                 and "torchinductor" not in text
             )
         return found
-
-    @cached_property
-    def _users_files(self) -> dict[int, bool]:
-        return {}
 
     @cached_property
     def _libraries(self) -> tuple[str, ...]:

@@ -237,7 +237,10 @@ def _places(*tables: Table) -> _Places:
         distinct, sorted    [50, 70]    first met at rows [1, 0]    rows [1, 0, 1]
         by first meeting    [70, 50]                                rows [0, 1, 0]
     """
-    pointers, devices = (_distinct(_column(tables, name)) for name in ("ptr", "device"))
+    pointers, devices = (
+        _distinct(column for table in tables for _, (column,) in in_pieces(table, name))
+        for name in ("ptr", "device")
+    )
 
     def keys_in(table: Table) -> Iterator[tuple[slice, NDArray[np.int64]]]:
         """Yield numbers of pairs of a pointer and a device; nearly always there is one device."""
@@ -266,10 +269,6 @@ def _places(*tables: Table) -> _Places:
         np.take(number, at, out=at, mode="clip")
     keys = keys[order]
     return _Places(devices[keys % max(1, len(devices))], pointers[keys // max(1, len(devices))], of)
-
-
-def _column(tables: Iterable[Table], name: str) -> Iterator[Column]:
-    return (column for table in tables for _, (column,) in in_pieces(table, name))
 
 
 def _distinct(pieces: Iterable[Column]) -> Column:
