@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
-from functools import reduce, wraps
+from functools import reduce, update_wrapper
 from types import FunctionType, TracebackType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -282,7 +282,7 @@ class Installed:
 
 _MISSING: Final = object()
 # What stood in the place of each function of ours that is no longer in use, and that may be back.
-_ENDED: Final[WeakKeyDictionary[FunctionType, object]] = WeakKeyDictionary()
+_ENDED: Final[WeakKeyDictionary[Callable[..., object], object]] = WeakKeyDictionary()
 
 
 def _ended(value: object) -> object:
@@ -301,14 +301,14 @@ def _put(owner: object, attribute: str, value: object) -> None:
 
 def _forwarding(
     function: FunctionType, original: Callable[..., object], before: object
-) -> tuple[FunctionType, Callable[[], None]]:
+) -> tuple[Callable[..., object], Callable[[], None]]:
     """Return a function that calls another one, and a function that turns it to the original."""
     now: Callable[..., object] = function
 
-    @wraps(original)
     def forward(*args: object, **options: object) -> object:
         return now(*args, **options)
 
+    update_wrapper(forward, original)
     # Tracebacks leave it out where they leave the other one out.
     file = function.__code__.co_filename
     forward.__code__ = forward.__code__.replace(co_filename=file)
