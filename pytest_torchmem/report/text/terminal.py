@@ -424,7 +424,7 @@ def _failure(test: TestReport) -> str:
     kinds = {kind for window in test.failed_windows for kind in window.kinds}
     if any(not w.kinds for w in test.failed_windows) or any(kind.is_too_large for kind in kinds):
         return _OVER
-    if any(kind.is_unread for kind in kinds):
+    if test.measured.problem or any(kind.is_unread for kind in kinds):
         return _NOT_JUDGED
     return next((text for kind, text in _FAILURES.items() if kind in kinds), "")
 

@@ -322,6 +322,11 @@ def test_what_is_over_counts_as_that_whatever_else_failed():
     assert counts == "memory: 1 failed (1 over a limit or baseline)"
 
 
+def test_a_test_whose_baseline_cannot_be_read_counts_as_not_judged():
+    unread = replace(one("unread", window()), problem="the baseline t.json cannot be read")
+    assert texts(run_of(unread), Detail.COUNTS)[0] == "memory: 1 failed (1 not judged)"
+
+
 def test_what_an_update_would_not_store_is_not_said_to_be_stored():
     test = one("t.py::test_a", window("test_a", change=Change.NEW))
     hint = "1 measurement has no baseline; --torchmem-update-baseline stores it"
