@@ -55,8 +55,9 @@ class _PerCategory:
         if name in CategoryBytes.__slots__:
             amount: int = getattr(self.by_category, name)
             return amount
-        known = [*CategoryBytes.__slots__, *(o for o in dir(self) if not o.startswith("_"))]
-        near = "" if name.startswith("_") else meant(name, known)
+        near = ""
+        if not name.startswith("_"):  # as `__dict__`, which `dir` asks for
+            near = meant(name, [*CategoryBytes.__slots__, *(o for o in dir(self) if o[0] != "_")])
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{near}")
 
     def __repr__(self) -> str:

@@ -1,5 +1,6 @@
 """Summaries add up, and cross between processes as plain values."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -84,3 +85,12 @@ def test_summaries_add_in_any_order(one, two, three):
 def test_an_empty_summary_has_nothing_to_say():
     assert not RunSummary().anything
     assert RunSummary(problems=("broken",)).anything
+
+
+def test_numbers_can_be_asked_for_what_they_have_copied_and_listed():
+    nothing = CategoryBytes()
+    for numbers in (Peak(0, 0, nothing, nothing), Retained(0, nothing)):
+        assert not hasattr(numbers, "activatoin")
+        assert not hasattr(numbers, "__dict__")
+        assert "total" in dir(numbers)
+        assert copy.deepcopy(numbers) == numbers
