@@ -128,20 +128,11 @@ class Tables:
 
     @property
     def size_bytes(self) -> int:
-        names = ("events", *_ABOUT_EVENTS)
-        return sum(int(getattr(self, name).nbytes) for name in names)
+        return sum(int(getattr(self, name).nbytes) for name in _TABLES)
 
     def packed(self) -> Tables:
         """Return the tables, of which the large ones take less memory."""
-        return replace(
-            self,
-            events=_packed(self.events),
-            tensors=_packed(self.tensors),
-            allocations=_packed(self.allocations),
-            module_calls=_packed(self.module_calls),
-            overloads=_packed(self.overloads),
-            details=_packed(self.details),
-        )
+        return replace(self, **{name: _packed(getattr(self, name)) for name in _TABLES})
 
 
 _ABOUT_EVENTS: Final = {
@@ -151,7 +142,7 @@ _ABOUT_EVENTS: Final = {
     "overloads": OVERLOAD,
     "details": DETAIL,
 }
-
+_TABLES: Final = ("events", *_ABOUT_EVENTS)
 
 # Smaller tables are few: those of a small test.
 _LARGE_BYTES: Final = 2**16
@@ -209,15 +200,10 @@ def joined(parts: list[Tables], *, last: bool = False) -> Tables:
         events[name] = column
     for place in places:
         place.let_go("events")
-    tables = {name: _moved(places, name, dtype) for name, dtype in _ABOUT_EVENTS.items()}
-    return Tables(
-        events,
-        tables["tensors"],
-        tables["allocations"],
-        tables["module_calls"],
-        tables["overloads"],
-        tables["details"],
+    tensors, allocations, module_calls, overloads, details = (
+        _moved(places, name, dtype) for name, dtype in _ABOUT_EVENTS.items()
     )
+    return Tables(events, tensors, allocations, module_calls, overloads, details)
 
 
 def _empty(dtype: np.dtype[np.void], count: int) -> Table:
@@ -244,15 +230,10 @@ def _placed(parts: Sequence[Tables]) -> tuple[list[_NewRows], int]:
     return places, count
 
 
-def _cut_from_each_other(parts: Sequence[Tables]) -> Iterator[list[Tables]]:
-    group: list[Tables] = []
-    for part in parts:
-        if group and not _fit(group[-1], part):
-            yield group
-            group = []
-        group.append(part)
-    if group:
-        yield group
+def _cut_from_each_other(parts: Sequence[Tables]) -> Iterator[Sequence[Tables]]:
+    begins = [n for n in range(len(parts)) if not n or not _fit(parts[n - 1], parts[n])]
+    for begin, end in pairwise([*begins, len(parts)]):
+        yield parts[begin:end]
 
 
 def _python(part: Tables, rows: Sequence[int]) -> list[int]:
@@ -349,11 +330,6 @@ class _NewRows:
         for called, calling in pairwise(around):
             ends[calling] = max(ends[calling], ends[called])
 
-    def staying(self, name: str) -> NDArray[np.bool_]:
-        """Return which rows of a table are about events that stay."""
-        stay: NDArray[np.bool_] = self.rows[getattr(self.part, name)["event"]] >= 0
-        return stay
-
     def moved(self, name: str, column: str, stay: NDArray[np.bool_]) -> Column:
         """Return a column of a table about events, without the rows that do not ``stay``."""
         values: Column = getattr(self.part, name)[column][stay]
@@ -382,7 +358,8 @@ def _number(group: Sequence[_NewRows], start: int) -> int:
 
 def _moved(places: Sequence[_NewRows], name: str, dtype: np.dtype[np.void]) -> Table:
     """Return one of the tables about events, of all sessions, in the order of the events."""
-    stays = [place.staying(name) for place in places]
+    # The rows about events that stay.
+    stays = [place.rows[getattr(place.part, name)["event"]] >= 0 for place in places]
     table = _empty(dtype, sum(map(np.count_nonzero, stays)))
     order: NDArray[np.int64] | slice = slice(None)
     for field_name in dtype.names or ():

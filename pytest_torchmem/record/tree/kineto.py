@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import compress, count
 from typing import Final
@@ -24,9 +23,9 @@ from pytest_torchmem.record.tree.event_tree import (
     read_tree,
     times_of,
 )
-from pytest_torchmem.record.tree.growing_tables import LateLines, Seam, StringTable, Tables, seam_at
+from pytest_torchmem.record.tree.growing_tables import LateLines, StringTable, Tables, seam_at
 from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
-from pytest_torchmem.record.tree.python_calls import Cuts, OpenGap, PythonCalls, find_gaps
+from pytest_torchmem.record.tree.python_calls import Cuts, Gap, PythonCalls, find_gaps
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     DETAIL,
@@ -76,10 +75,10 @@ class TreeReader:
         self.device_numbers = _DeviceNumbers(self.device_names)
         self._shapes = InputShapes(self.strings)
         self._python = PythonCalls(self.strings)
-        self._sequences = SequenceNumbers()
+        self._thread_places: defaultdict[int, int] = defaultdict(count().__next__)
         self._cutting = self.strings.number(CUTTING_FUNCTION), self.strings.number(CUT)
         self._was_cut = False
-        self._open_gap: OpenGap | None = None
+        self._open_gap: Gap | None = None
         self._running: list[str] = []
 
     def read(
@@ -105,11 +104,14 @@ class TreeReader:
         events = _events(tree, kept, calls)
         self._fill_operators(tree, events)
         operators = _rows_of(events, EventKind.TORCH_OP)
-        events["sequence"][operators] = self._sequences.unique(
-            tree, events["is_operator"][operators], result
+        events["sequence"][operators] = _unique_sequences(
+            self._thread_places, tree, events["is_operator"][operators], result
         )
         texts, call_details = self._fill_python(calls, events)
-        seams = self._seams(events)
+        cutting, cut = self._cutting
+        # Where the session was cut, and where it could not be.
+        cuts = np.flatnonzero(events["name"] == cut).tolist()
+        seams = [seam_at(events, row, cutting) for row in cuts]
         began = seams[0] if seams and self._was_cut else None
         ended = seams[-1] if seams and is_cut else None
         self._was_cut = is_cut
@@ -118,7 +120,9 @@ class TreeReader:
         # If a function was already running, its text has the line at which it was then.
         text_of |= zip(began.around if began else (), self._running, strict=False)
         self._running = [text_of[row] for row in ended.around] if ended else []
-        cuts, late_lines = _cuts(kept, own, began, ended), LateLines()
+        running = [int(kept.rows[s.around[0]]) if s and s.around else -1 for s in (began, ended)]
+        cuts = Cuts(tuple(kept.rows[list(own)].tolist()), running[0], self._open_gap, running[1])
+        late_lines = LateLines()
         self._place_operators(tree, kept, text_of, events, cuts, late_lines)
         details = np.concatenate([call_details, self._details(tree, sizes, events)])
         details = details[np.argsort(details["event"], kind="stable")]
@@ -132,25 +136,10 @@ class TreeReader:
         tensors = tensors[tensors["keyed"]]
         tensors = tensors[np.argsort(tensors["event"], kind="stable")]
         return Tables(
-            events,
-            tensors,
-            allocations,
-            module_calls,
-            overloads,
-            details,
-            own,
-            began,
-            ended,
-            len(tree.kinds),
-            late_lines,
+            *(events, tensors, allocations, module_calls, overloads, details, own, began, ended),
+            read_count=len(tree.kinds),
+            late_lines=late_lines,
         )
-
-    def _seams(self, events: NDArray[np.void]) -> list[Seam]:
-        """Find where the session was cut, and where it could not be."""
-        cutting, cut = self._cutting
-        return [
-            seam_at(events, row, cutting) for row in np.flatnonzero(events["name"] == cut).tolist()
-        ]
 
     def _fill_operators(self, tree: EventTree, events: NDArray[np.void]) -> None:
         events["name"] = self.strings.number("")
@@ -188,10 +177,7 @@ class TreeReader:
         cuts: Cuts,
         late_lines: LateLines,
     ) -> None:
-        def is_users(row: int) -> bool:
-            return self._python.is_users(text_of[row])
-
-        gaps, left = find_gaps(tree, kept, replace(cuts, gap=self._open_gap), is_users)
+        gaps, left = find_gaps(tree, kept, cuts, lambda row: self._python.is_users(text_of[row]))
         self._open_gap = left.left_open(events, late_lines) if left is not None else None
         names = self.strings.values()
         self._python.place_operators(
@@ -280,15 +266,6 @@ class TreeReader:
             overloads[number] = row, *map(self.strings.number, signature.texts)
 
 
-def _cuts(kept: WorthKeeping, own: Sequence[int], began: Seam | None, ended: Seam | None) -> Cuts:
-    """The cuts at the ends of a session, as `find_gaps` takes them."""
-
-    def function(seam: Seam | None) -> int:
-        return int(kept.rows[seam.around[0]]) if seam is not None and seam.around else -1
-
-    return Cuts(tuple(kept.rows[list(own)].tolist()), resumed=function(began), left=function(ended))
-
-
 def _rows_of(events: NDArray[np.void], kind: EventKind) -> NDArray[np.int64]:
     return np.flatnonzero(events["kind"] == int(kind))
 
@@ -318,39 +295,34 @@ def _events(
 _APART: Final = 1 << 40
 
 
-class SequenceNumbers:
-    """Tells the numbers of one thread from those of another, in all sessions of a body.
+def _unique_sequences(
+    places: defaultdict[int, int],
+    tree: EventTree,
+    makes_nodes: NDArray[np.bool_],
+    result: profiler.ProfilerResult,
+) -> NDArray[np.int64]:
+    """Return the number of each operator of a tree, or -1: int64, shape (N,).
 
     Each thread counts for itself. On a GPU a backward pass runs on a thread of the engine, and so
     does a forward pass that is run again there: its numbers are those of other operators.
+    ``places`` numbers the threads of all sessions of a body. ``makes_nodes`` tells operators of a
+    forward pass from nodes of the backward graph.
     """
-
-    def __init__(self) -> None:
-        self._places: defaultdict[int, int] = defaultdict(count().__next__)
-
-    def unique(
-        self, tree: EventTree, makes_nodes: NDArray[np.bool_], result: profiler.ProfilerResult
-    ) -> NDArray[np.int64]:
-        """Return the number of each operator of a tree, or -1: int64, shape (N,).
-
-        ``makes_nodes`` tells operators of a forward pass from nodes of the backward graph.
-        """
-        sequences = np.array(tree.sequences, np.int64)
-        numbered = np.flatnonzero(sequences >= 0)
-        starts_ns, threads = _times(tree, sequences >= 0)
-        forward: set[int] = set(self._places)
-        backward: set[int] = set()
-        for thread, makes in zip(threads, makes_nodes[numbered].tolist(), strict=True):
-            (forward if makes else backward).add(thread)
-        if len(forward) == 1 and not forward & backward:
-            threads = [*forward] * len(numbered)
-        # On the CPU all of it is one thread, and asking would take half as long as all the reading.
-        elif len(forward) > 1 or _on_device(tree):
-            made_by = _makers(result)
-            threads = [made_by.get(key, key[0]) for key in zip(threads, starts_ns, strict=True)]
-        places = np.array([self._places[thread] for thread in threads], np.int64)
-        sequences[numbered] += _APART * places
-        return sequences
+    sequences = np.array(tree.sequences, np.int64)
+    numbered = np.flatnonzero(sequences >= 0)
+    starts_ns, threads = _times(tree, sequences >= 0)
+    forward: set[int] = set(places)
+    backward: set[int] = set()
+    for thread, makes in zip(threads, makes_nodes[numbered].tolist(), strict=True):
+        (forward if makes else backward).add(thread)
+    if len(forward) == 1 and not forward & backward:
+        threads = [*forward] * len(numbered)
+    # On the CPU all of it is one thread, and asking would take half as long as all the reading.
+    elif len(forward) > 1 or _on_device(tree):
+        made_by = _makers(result)
+        threads = [made_by.get(key, key[0]) for key in zip(threads, starts_ns, strict=True)]
+    sequences[numbered] += _APART * np.array([places[thread] for thread in threads], np.int64)
+    return sequences
 
 
 def _times(tree: EventTree, chosen: NDArray[np.bool_]) -> tuple[list[int], list[int]]:

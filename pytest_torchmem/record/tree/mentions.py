@@ -80,54 +80,41 @@ class _Schema:
 # Asking torch for the schemas of a name is slow, and once it has some they stay; so the answers are
 # kept for the life of the process. A name without any may get some later, so that is not kept.
 _SCHEMAS: dict[str, list[_Schema]] = {}
-# So are facts about inputs of such names: another body calls mostly the same operators. These are
-# whether there is such an operator, the argument that each tensor stands in, whether it may be
-# written to, and the texts of the signature.
-_Facts: TypeAlias = tuple[bool, tuple[int, ...], tuple[int, ...], tuple[str, str]]
-_FACTS: dict[tuple[str, tuple[object, ...]], _Facts] = {}
-_MOST_FACTS: Final = 4096
+# So are the signatures for inputs of such names, with the argument that each tensor stands in:
+# another body calls mostly the same operators.
+_SIGNATURES: dict[tuple[str, tuple[object, ...]], tuple[Signature, tuple[int, ...]]] = {}
+_MOST_SIGNATURES: Final = 4096
 
 
-class SchemaTable:
-    """Remembers the answer for each operator name and kinds of inputs."""
+def resolve(name: str, kinds: tuple[Kind, ...]) -> Signature:
+    """Return the signature for inputs of ``kinds``: `TENSOR`, `TENSORS`, `OTHER_LIST` or a type."""
+    matches = [
+        schema
+        for schema in _schemas_of(name)
+        if len(schema.accepted) == len(kinds)
+        and all(a is None or kind in a for a, kind in zip(schema.accepted, kinds, strict=True))
+    ]
+    if not matches:
+        return Signature(False, (Mutable.UNKNOWN,) * len(kinds))
+    written = (any(column) for column in zip(*(m.writes for m in matches), strict=True))
+    return Signature(
+        True,
+        tuple(Mutable.YES if w else Mutable.NO for w in written),
+        tuple(match.overload for match in matches),
+    )
 
-    def __init__(self) -> None:
-        self._missing: set[str] = set()
 
-    def resolve(self, name: str, kinds: tuple[Kind, ...]) -> Signature:
-        """The signature for inputs of ``kinds``: `TENSOR`, `TENSORS`, `OTHER_LIST` or a type."""
-        matches = [
-            schema
-            for schema in self._schemas_of(name)
-            if len(schema.accepted) == len(kinds)
-            and all(a is None or kind in a for a, kind in zip(schema.accepted, kinds, strict=True))
+def _schemas_of(name: str) -> list[_Schema]:
+    if name not in _SCHEMAS and (schemas := dispatcher.schemas_of(name)):
+        _SCHEMAS[name] = [
+            _Schema(
+                schema.overload_name,
+                [_accepted_kinds(a.type) for a in schema.arguments],
+                [bool(getattr(a.alias_info, "is_write", False)) for a in schema.arguments],
+            )
+            for schema in schemas
         ]
-        if not matches:
-            return Signature(False, (Mutable.UNKNOWN,) * len(kinds))
-        written = (any(column) for column in zip(*(m.writes for m in matches), strict=True))
-        return Signature(
-            True,
-            tuple(Mutable.YES if w else Mutable.NO for w in written),
-            tuple(match.overload for match in matches),
-        )
-
-    def _schemas_of(self, name: str) -> list[_Schema]:
-        if name in self._missing:
-            return []
-        if name not in _SCHEMAS:
-            schemas = dispatcher.schemas_of(name)
-            if not schemas:
-                self._missing.add(name)
-                return []
-            _SCHEMAS[name] = [
-                _Schema(
-                    schema.overload_name,
-                    [_accepted_kinds(a.type) for a in schema.arguments],
-                    [bool(getattr(a.alias_info, "is_write", False)) for a in schema.arguments],
-                )
-                for schema in schemas
-            ]
-        return _SCHEMAS[name]
+    return _SCHEMAS.get(name, [])
 
 
 def _accepted_kinds(schema_type: Any) -> frozenset[Kind] | None:
@@ -185,7 +172,6 @@ class InputShapes:
 
     def __init__(self, strings: StringTable) -> None:
         self._strings = strings
-        self._schemas = SchemaTable()
         self._numbers: dict[tuple[str, tuple[object, ...]], int] = {}
         self.known: list[InputShape] = []
         #: By name and types of the inputs: number of the shape, arguments. None of them is a list.
@@ -203,24 +189,23 @@ class InputShapes:
         return number
 
     def _shape(self, name: str, exact: tuple[object, ...], inputs: Sequence[object]) -> InputShape:
-        facts = _FACTS.get((name, exact))
-        if facts is None:
-            signature = self._schemas.resolve(name, tuple(_kind(value) for value in inputs))
-            arguments = tuple(
-                argument for argument, value in enumerate(inputs) for _ in flat([value])
-            )
-            mutable = tuple(int(signature.mutable[a]) for a in arguments)
-            facts = signature.is_operator, arguments, mutable, signature.texts
-            if name in _SCHEMAS and len(_FACTS) < _MOST_FACTS:
-                _FACTS[name, exact] = facts
-        is_operator, arguments, mutable, texts = facts
-        number = self._strings.number
-        return InputShape(number(name), is_operator, arguments, mutable, *map(number, texts))
+        found = _SIGNATURES.get((name, exact))
+        if found is None:
+            signature = resolve(name, tuple(_kind(value) for value in inputs))
+            found = signature, tuple(n for n, value in enumerate(inputs) for _ in flat([value]))
+            if name in _SCHEMAS and len(_SIGNATURES) < _MOST_SIGNATURES:
+                _SIGNATURES[name, exact] = found
+        signature, arguments = found
+        mutable = tuple(int(signature.mutable[a]) for a in arguments)
+        number, is_operator = self._strings.number, signature.is_operator
+        return InputShape(
+            number(name), is_operator, arguments, mutable, *map(number, signature.texts)
+        )
 
     def resolve_again(self, operator: profiler.TorchOpFields) -> Signature:
         """The signature when some tensors have no identity: these then count as no tensor."""
         kinds = tuple(_kind(value, keyed_only=True) for value in _inputs(operator))
-        return self._schemas.resolve(_name(operator), kinds)
+        return resolve(_name(operator), kinds)
 
 
 def flat(inputs: Iterable[object]) -> list[profiler.TensorMetadata]:

@@ -8,11 +8,11 @@ import sys
 import sysconfig
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -40,24 +40,12 @@ class OpenPart:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenGap:
-    """A gap in a function that was running when its session was cut.
-
-    ``parts`` are the operators that ran in it, session by session. ``after`` is the line of the
-    call before, 0 where there is none.
-    """
-
-    parts: tuple[OpenPart, ...]
-    after: int
-
-
-@dataclass(frozen=True, slots=True)
 class Gap:
     """Operators that ran directly in a Python function, between two calls it made.
 
     ``parent`` and ``operators`` are rows of events; ``after`` and ``before`` are the lines of the
     calls around, 0 where there is none. ``earlier`` are those that ran in the gap before the
-    session began.
+    session began, session by session.
     """
 
     parent: int
@@ -71,11 +59,11 @@ class Gap:
         before = (name for part in self.earlier for name in part.names.tolist())
         return [*before, *events["name"][list(self.operators)].tolist()]
 
-    def left_open(self, events: NDArray[np.void], late_lines: LateLines) -> OpenGap:
+    def left_open(self, events: NDArray[np.void], late_lines: LateLines) -> Gap:
         """Return the gap for the session that goes on from the one that has ``events``."""
         rows = np.array(self.operators, np.int32)
         part = OpenPart(late_lines, rows, events["name"][rows])
-        return OpenGap((*self.earlier, part), self.after)
+        return replace(self, operators=(), earlier=(*self.earlier, part))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +77,7 @@ class Cuts:
 
     own: tuple[int, ...] = ()
     resumed: int = -1
-    gap: OpenGap | None = None
+    gap: Gap | None = None
     left: int = -1
 
 
@@ -126,7 +114,7 @@ def find_gaps(
         after, before = below.line(function, number - 1), below.line(function, number)
         earlier: tuple[OpenPart, ...] = ()
         if function == resumed and after is None and cuts.gap is not None:
-            after, earlier = cuts.gap.after, cuts.gap.parts
+            after, earlier = cuts.gap.after, cuts.gap.earlier
         operators = tuple(kept.row[rows[places]].tolist())
         gap = Gap(int(kept.row[function]), operators, after or 0, before or 0, earlier)
         if before is None and function == cuts.left and function in users:
@@ -214,7 +202,7 @@ class PythonCalls:
     def __init__(self, strings: StringTable) -> None:
         self._strings = strings
         self._functions: dict[str, _FrameText] = {}
-        self._paths = _FullPaths()
+        self._paths: dict[str, str] = {}
         self._libraries = tuple(f"{folder}/" for folder in library_paths())
 
     def read(
@@ -249,19 +237,13 @@ class PythonCalls:
         names_left = iter(names)
         for gap, text in zip(gaps, texts, strict=True):
             count = sum(len(part.rows) for part in gap.earlier) + len(gap.operators)
-            function = self._function(text)
-            lines = operator_lines(
-                function.path,
-                function.first_line,
-                list(islice(names_left, count)),
-                gap.after,
-                gap.before,
-            )
-            placed = iter(lines)
+            function, run = self._function(text), list(islice(names_left, count))
+            around = gap.after, gap.before
+            lines = iter(operator_lines(function.path, function.first_line, run, *around))
             for part in gap.earlier:
-                lines_of_part = np.array(list(islice(placed, len(part.rows))), np.int32)
-                part.late_lines.append((part.rows, lines_of_part))
-            events["line"][list(gap.operators)] = list(placed)
+                late = np.fromiter(lines, np.int32, len(part.rows))
+                part.late_lines.append((part.rows, late))
+            events["line"][list(gap.operators)] = list(lines)
 
     def is_users(self, text: str) -> bool:
         """Return whether the function with that event name has a source, and no library's."""
@@ -277,7 +259,8 @@ class PythonCalls:
             if function is None:
                 found = _FrameText(plain_number, plain_number, -1, "", 0)
             else:
-                path = self._paths[file]
+                if (path := self._paths.get(file)) is None:
+                    path = self._paths[file] = full_path(file)
                 found = _FrameText(plain_number, number(function), number(path), path, line)
             self._functions[text] = found
         return found
@@ -296,33 +279,6 @@ def _taken_apart(text: str) -> tuple[str, str, int, str | None]:
         if match
         else (plain, "", 0, None)
     )
-
-
-class _FullPaths(dict[str, str]):
-    """Each file's path is looked for once, and one that was found is known in the next test."""
-
-    found: ClassVar[dict[tuple[str, ...], dict[str, str]]] = {}
-
-    def __init__(self) -> None:
-        # With other entries a name may stand for another file.
-        folders = tuple(sys.path)
-        if folders not in self.found:
-            self.found.clear()
-        self._known = self.found.setdefault(folders, {}) if _are_absolute(folders) else {}
-
-    def __missing__(self, name: str) -> str:
-        path = self._known.get(name)
-        if path is None:
-            path = full_path(name)
-            if path != name:
-                self._known[name] = path
-        self[name] = path
-        return path
-
-
-@lru_cache(maxsize=4)
-def _are_absolute(folders: tuple[str, ...]) -> bool:
-    return all(Path(folder).is_absolute() for folder in folders)
 
 
 def library_paths() -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_torchmem.record.tree.mentions import OTHER_LIST, TENSOR, TENSORS, SchemaTable, Signature
+from pytest_torchmem.record.tree.mentions import OTHER_LIST, TENSOR, TENSORS, Signature, resolve
 from pytest_torchmem.values.trace import Mutable
 
 NO, YES, UNKNOWN = Mutable.NO, Mutable.YES, Mutable.UNKNOWN
@@ -28,7 +28,7 @@ NOTHING = type(None)
     ],
 )
 def test_an_input_is_mutable_where_the_schema_writes_to_it(name, kinds, mutable):
-    signature = SchemaTable().resolve(name, kinds)
+    signature = resolve(name, kinds)
     assert (signature.is_operator, signature.mutable) == (True, mutable)
 
 
@@ -43,18 +43,17 @@ def test_an_input_is_mutable_where_the_schema_writes_to_it(name, kinds, mutable)
     ],
 )
 def test_what_no_schema_fits_is_no_operator_and_may_write_to_anything(name, kinds):
-    assert SchemaTable().resolve(name, kinds) == Signature(False, (UNKNOWN,) * len(kinds))
+    assert resolve(name, kinds) == Signature(False, (UNKNOWN,) * len(kinds))
 
 
 def test_an_input_that_any_overload_writes_to_is_mutable():
     library = torch.library.Library("torchmem_overloads", "DEF")
     library.define("scale.copies(Tensor x, int by) -> Tensor")
     library.define("scale.writes(Tensor(a!) x, bool by) -> ()")
-    table = SchemaTable()
     # True is an int as well: both overloads take it.
-    assert table.resolve("torchmem_overloads::scale", (TENSOR, bool)).mutable == (YES, NO)
-    assert table.resolve("torchmem_overloads::scale", (TENSOR, int)).mutable == (NO, NO)
-    assert table.resolve("torchmem_overloads::scale", (TENSOR, bool)).overloads == (
+    assert resolve("torchmem_overloads::scale", (TENSOR, bool)).mutable == (YES, NO)
+    assert resolve("torchmem_overloads::scale", (TENSOR, int)).mutable == (NO, NO)
+    assert resolve("torchmem_overloads::scale", (TENSOR, bool)).overloads == (
         "copies",
         "writes",
     )
@@ -62,7 +61,7 @@ def test_an_input_that_any_overload_writes_to_is_mutable():
 
 def test_an_operator_registered_later_is_found_by_the_next_recording():
     name = "torchmem_late::scale"
-    assert not SchemaTable().resolve(name, (TENSOR,)).is_operator
+    assert not resolve(name, (TENSOR,)).is_operator
     library = torch.library.Library("torchmem_late", "DEF")
     library.define("scale(Tensor x) -> Tensor")
-    assert SchemaTable().resolve(name, (TENSOR,)).is_operator
+    assert resolve(name, (TENSOR,)).is_operator
