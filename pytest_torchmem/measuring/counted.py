@@ -53,7 +53,7 @@ class CounterMeasurement:
         synchronize(self._device)
         self._reader.stop()
         retained_bytes = self._retained()
-        peaks = self._reader.peaks() or {}
+        peaks = self._reader.peaks or {}
         counters = Counters.of(peaks, self._reader.before)
         most_bytes = peaks.get(self._reader.of_footprint, 0)
         least_bytes = most_bytes - self._reader.before.get(self._reader.of_footprint, 0)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 
 from pytest_torchmem.record.torch_api import allocator, profiler
@@ -18,7 +19,6 @@ from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.units import KiB, MiB
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -214,12 +214,13 @@ class CounterReader:
         of_footprint: Which of them the footprint is part of. Only CUDA's allocator has a history
             of what was requested; elsewhere the sizes of blocks count.
         before: What each of them said at the start.
+        peaks: The peaks between `start` and `stop`; None where there is no such allocator.
     """
 
     def __init__(self, device: torch.device, *, empties_cache: bool = False) -> None:
         self._device = device
         self._empties_cache = empties_cache
-        self._peaks: dict[str, int] | None = None
+        self.peaks: dict[str, int] | None = None
         self.of_footprint = "requested" if device.type == "cuda" else "allocated"
         self.before: dict[str, int] = {}
 
@@ -232,16 +233,12 @@ class CounterReader:
 
     def stop(self) -> None:
         if self._device.type != "cpu":
-            self._peaks = self._read("peak")
+            self.peaks = self._read("peak")
 
     def _read(self, what: str) -> dict[str, int]:
         stats = allocator.memory_stats(self._device)
         names = ("requested", "allocated", "active", "reserved")
         return {name: int(stats.get(f"{name}_bytes.all.{what}", 0)) for name in names}
-
-    def peaks(self) -> dict[str, int] | None:
-        """The peaks between `start` and `stop`; None where there is no such allocator."""
-        return self._peaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +304,18 @@ class AllocatorHistory:
         self.requests = [*(self.requests or ()), *made]
         return entries
 
+    def fill(self, allocations: Table, times_ns: NDArray[np.int64], device: int) -> None:
+        """Fill ``requested_bytes`` of a device's rows of `trace.ALLOCATION`, made at some times."""
+        if self.requests is None:
+            return
+        made = allocations["size_bytes"] > 0
+        rows = np.flatnonzero(made & (allocations["device"] == device))
+        rows = rows[np.argsort(times_ns[rows], kind="stable")]
+        pointers, blocks = allocations["ptr"][rows], allocations["size_bytes"][rows]
+        requested = allocations["requested_bytes"]
+        requested[rows] = requested_bytes(pointers.tolist(), blocks.tolist(), self.requests)
+        allocations["requested_bytes"] = requested
+
     def made_and_kept(self) -> int:
         """Return the bytes asked for between `begin` and `end` that were not freed in between."""
         alive: dict[int, int] = {}
@@ -348,18 +357,3 @@ def requested_bytes(
             for size, index in zip(sizes, indices, strict=True):
                 result[index] = size
     return result
-
-
-def fill_requested(
-    allocations: Table,
-    order: NDArray[np.int64],
-    device: int,
-    requests: Iterable[tuple[int, int]],
-) -> None:
-    """Fill ``requested_bytes`` of a device's rows; ``order`` sorts the table's rows by time."""
-    rows = order[(allocations["device"][order] == device) & (allocations["size_bytes"][order] > 0)]
-    requested = allocations["requested_bytes"]
-    requested[rows] = requested_bytes(
-        allocations["ptr"][rows].tolist(), allocations["size_bytes"][rows].tolist(), requests
-    )
-    allocations["requested_bytes"] = requested

@@ -5,23 +5,20 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, cached_property, partial
 from typing import ClassVar, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pytest_torchmem.contexts import Around, gc_paused, numpy_in_place
 from pytest_torchmem.record.compiled.compiled_graphs import CompiledSources
 from pytest_torchmem.record.devices import (
     AllocatorHistory,
     CounterReader,
-    fill_requested,
     holds_memory,
     settle,
     synchronize,
@@ -31,7 +28,7 @@ from pytest_torchmem.record.owners.autograd_graph import PackHookWatch
 from pytest_torchmem.record.owners.live_objects import SwapWatch, settle_collector
 from pytest_torchmem.record.owners.ownership import OwnershipLog, OwnershipWatch
 from pytest_torchmem.record.patches import Installed
-from pytest_torchmem.record.patches.functorch import FunctorchWatch, name_operators
+from pytest_torchmem.record.patches.functorch import FunctorchWatch
 from pytest_torchmem.record.patches.open_ranges import OpenRanges
 from pytest_torchmem.record.patches.python_tracing import (
     CompilationWatch,
@@ -46,25 +43,19 @@ from pytest_torchmem.record.safe_points import KeptCount, SafePoints
 from pytest_torchmem.record.torch_api import autograd, compiler, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
 from pytest_torchmem.record.tree.growing_tables import Rows, Tables, joined
-from pytest_torchmem.record.tree.kineto import CUT, TreeReader
+from pytest_torchmem.record.tree.kineto import CUT, MARKED, TreeReader, place_marks
 from pytest_torchmem.record.tree.lost_allocations import with_lost
 from pytest_torchmem.record.tree.python_calls import library_paths
 from pytest_torchmem.values.errors import LongBodyError, RecordingError
 from pytest_torchmem.values.json_values import Json
-from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import (
     COMPILED_LINE,
     MARK,
-    EventKind,
     MarkKind,
     Trace,
 )
 from pytest_torchmem.values.units import format_size
 
-# Marks travel through the profiler as annotations, so that they stand in the tree exactly where
-# they happened.
-_OURS: Final = "pytest-torchmem "
-_MARK_NAME: Final = re.compile(rf"{_OURS}mark (\d+)")
 # These need no place in the tree; the clock is good enough to order them.
 _OFF_TREE = frozenset({MarkKind.MODULE_SEEN, MarkKind.CALL})
 # Processor time after which a session is ended at the next mark: some 20,000 small operators.
@@ -228,10 +219,7 @@ class Recorder:
             self._let_go()
         number = self._clock_mark(kind, text)
         if self._profiler is not None and kind not in _OFF_TREE:
-            with (
-                self._functorch.heard(),
-                profiler.RecordFunction(f"{_OURS}mark {number}"),
-            ):
+            with self._functorch.heard(), profiler.RecordFunction(f"{MARKED}{number}"):
                 pass
         return number
 
@@ -262,7 +250,13 @@ class Recorder:
             synchronize(self._device)
             autograd.await_engine(self._device)
             if self._ranges.none_open():
-                session = self._let_see_what_it_keeps()
+                # Another one may see more freed.
+                with self._count.kept():
+                    ended = self._pause()
+                    if self._may_keep():
+                        self._resume()
+                    del ended
+                session = self._profiler
             stop = self.mark(MarkKind.STOP)
             self._pause()
             self._history.stop()
@@ -277,15 +271,6 @@ class Recorder:
         finally:
             self._restore()
         return self._assemble(last=True)
-
-    def _let_see_what_it_keeps(self) -> profiler.Profiler | None:
-        """End the session of a body that is over, and begin another one that may see more freed."""
-        with self._count.kept():
-            ended = self._pause()
-            if self._may_keep():
-                self._resume()
-            del ended
-        return self._profiler
 
     def paused(self) -> Around[None]:
         """Leave what happens in the block out of the recording.
@@ -320,15 +305,12 @@ class Recorder:
     def cancel(self) -> None:
         """End the recording and restore everything, without looking at what was recorded."""
         session, self._profiler = self._profiler, None
-        try:
-            try:
-                self._points.end()
-            finally:
-                if session is not None:
-                    with suppress(RecordingError):
-                        session.stop()
-        finally:
-            self._restore()
+        with ExitStack() as last:
+            last.callback(self._restore)
+            if session is not None:
+                last.enter_context(suppress(RecordingError))
+                last.callback(session.stop)
+            self._points.end()
 
     def _lose_session(self) -> None:
         if self._profiler is not None:
@@ -472,7 +454,11 @@ class Recorder:
                 self._tracing.resume()
             tables = self._reader.read(result, is_cut=is_cut)
             self._foresee(seconds, tables.read_count)
-            self._segments.append(self._with_lost(tables).packed())
+            if entries := self._history.read():
+                device = self._reader.device_names.number(str(self._device))
+                unnamed = self._reader.strings.number("")
+                tables = with_lost(tables, device, entries, unnamed=unnamed)
+            self._segments.append(tables.packed())
             self._weigh(self._segments[-1])
             self._threads.look_at(result, self._reader.threads)
             self._own_ns += time.perf_counter_ns() - begin_ns
@@ -492,17 +478,6 @@ class Recorder:
             self.notes = (str(said),)
             self._say(str(said))
 
-    def _with_lost(self, tables: Tables) -> Tables:
-        entries = self._history.read()
-        if not entries:
-            return tables
-        return with_lost(
-            tables,
-            self._reader.device_names.number(str(self._device)),
-            entries,
-            unnamed=self._reader.strings.number(""),
-        )
-
     def _clock_mark(self, kind: MarkKind, text: str = "") -> int:
         self._marks.append((kind, time.time_ns(), -1, self._reader.strings.number(text)))
         return len(self._marks) - 1
@@ -510,10 +485,11 @@ class Recorder:
     def _assemble(self, *, last: bool = False) -> Trace:
         tables, marks = joined(self._segments, last=last), self._marks.table()
         events, allocations, edges = tables.events, tables.allocations, self._log.edges.table()
-        self._place_marks(events, marks)
-        name_operators(events, marks, self._reader.strings)
-        self._fill_requested(events, allocations)
-        names = self._reader.strings
+        place_marks(events, marks, self._reader.strings)
+        device_names = self._reader.device_names.values()
+        if str(self._device) in device_names:
+            times_ns = events["start_ns"][allocations["event"]]
+            self._history.fill(allocations, times_ns, device_names.index(str(self._device)))
         return Trace(
             events=events,
             tensors=tables.tensors,
@@ -529,42 +505,17 @@ class Recorder:
                 if compiler.is_imported()
                 else np.empty(0, COMPILED_LINE)
             ),
-            strings=names.values(),
-            devices=self._reader.device_names.values(),
+            strings=self._reader.strings.values(),
+            devices=device_names,
             meta=self._meta(),
         )
-
-    def _fill_requested(self, events: Table, allocations: Table) -> None:
-        names = self._reader.device_names.values()
-        if self._history.requests is not None and str(self._device) in names:
-            order = np.argsort(events["start_ns"][allocations["event"]], kind="stable")
-            device = names.index(str(self._device))
-            fill_requested(allocations, order, device, self._history.requests)
-
-    def _place_marks(self, events: Table, marks: NDArray[np.void]) -> None:
-        """Give each mark the row and time at which it stands in the tree."""
-        texts = self._reader.strings.values()
-        numbers = {
-            index: int(match[1])
-            for index, text in enumerate(texts)
-            if text.startswith(_OURS) and (match := _MARK_NAME.fullmatch(text))
-        }
-        names, kinds = events["name"], events["kind"]
-        is_mark = np.zeros(len(texts), np.bool_)
-        is_mark[list(numbers)] = True
-        rows = np.flatnonzero((kinds == EventKind.TORCH_OP) & is_mark[names])
-        placed = [numbers[name] for name in names[rows].tolist()]
-        marks["event"][placed] = rows
-        marks["time_ns"][placed] = events["start_ns"][rows]
-        kinds[rows] = EventKind.OTHER
-        events["kind"] = kinds
 
     def _meta(self) -> dict[str, Json]:
         return {
             "torch": torch.__version__,
             "device": str(self._device),
             "library_paths": library_paths(),
-            "counters": self._counters.peaks(),
+            "counters": self._counters.peaks,
             "counters_before": self._counters.before,
             "own_cost_ns": self._own_ns,
             "live_at_start_known": True,

@@ -107,7 +107,7 @@ def test_an_accelerator_with_counters_is_measured(xpu):
     counters.stop()
     synchronize(device)
     assert counters.before["requested"] == 100
-    assert counters.peaks() == {
+    assert counters.peaks == {
         "requested": 300,
         "allocated": 1024,
         "active": 1024,
@@ -152,4 +152,4 @@ def test_the_cpu_has_no_counters():
     counters = CounterReader(torch.device("cpu"))
     counters.start()
     counters.stop()
-    assert counters.peaks() is None
+    assert counters.peaks is None

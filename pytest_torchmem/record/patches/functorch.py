@@ -17,22 +17,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
 from pytest_torchmem.record.owners.places import tensors_within
 from pytest_torchmem.record.patches import Installed
 from pytest_torchmem.record.torch_api import autograd, dispatcher, profiler
 from pytest_torchmem.record.torch_api.compiler import untraced
-from pytest_torchmem.record.tree.growing_tables import StringTable
-from pytest_torchmem.values.packed import Table
-from pytest_torchmem.values.trace import Scope
+from pytest_torchmem.record.tree.kineto import MARKED
 
-# The name of an event that stands for an operator which was not observed: mark and operator.
-_PREFIX: Final = "pytest-torchmem operator "
-_OPERATOR_NAME: Final = re.compile(rf"{_PREFIX}(\d+) (.+)")
 # Functions that write to their first argument.
 _IN_PLACE: Final = re.compile(
     r"\w*[^_]_|__(setitem|i(add|and|div|floordiv|lshift|mod|mul|or|pow|rshift|sub|truediv|xor))__"
@@ -144,36 +137,9 @@ class _Calls(TorchFunctionMode):
             mark = self._called(*_read_and_written(name, args, kwargs))
         profiler.observe_operators(True)
         # Not by calling `__enter__`: the profiler closes what begins in a call when that returns.
-        with profiler.RecordFunction(_operator_event(mark, f"aten::{name.strip('_')}")):
+        with profiler.RecordFunction(f"{MARKED}{mark} aten::{name.strip('_')}"):
             profiler.observe_operators(False)
             return func(*args, **kwargs)
-
-
-def _operator_event(mark: int, operator: str) -> str:
-    return f"{_PREFIX}{mark} {operator}"
-
-
-def name_operators(events: Table, marks: NDArray[np.void], strings: StringTable) -> None:
-    """Make operators of the events that stand for those within transforms.
-
-    Each begins at a mark, which says what it was called with.
-    """
-    found = {}
-    for number, text in enumerate(strings.values()):
-        if text.startswith(_PREFIX) and (match := _OPERATOR_NAME.fullmatch(text)):
-            found[number] = int(match[1]), strings.number(match[2])
-    if not found:
-        return
-    names = events["name"]
-    rows = np.flatnonzero(np.isin(names, list(found)))
-    placed, operators = zip(*(found[name] for name in names[rows].tolist()), strict=True)
-    marks["event"][list(placed)] = rows
-    marks["time_ns"][list(placed)] = events["start_ns"][rows]
-    columns = ("name", operators), ("is_operator", True), ("scope", Scope.UNOBSERVED)
-    for column, values in columns:
-        changed = events[column]
-        changed[rows] = values
-        events[column] = changed
 
 
 @untraced

@@ -132,7 +132,8 @@ class Tables:
 
     def packed(self) -> Tables:
         """Return the tables, of which the large ones take less memory."""
-        return replace(self, **{name: _packed(getattr(self, name)) for name in _TABLES})
+        packed = {name: _packed(getattr(self, name)) for name in _TABLES}
+        return replace(self, **packed)  # type: ignore[arg-type]  # other fields have other types
 
 
 _ABOUT_EVENTS: Final = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -26,6 +27,7 @@ from pytest_torchmem.record.tree.event_tree import (
 from pytest_torchmem.record.tree.growing_tables import LateLines, StringTable, Tables, seam_at
 from pytest_torchmem.record.tree.mentions import InputShapes, InputSizes, Mentions
 from pytest_torchmem.record.tree.python_calls import Cuts, Gap, PythonCalls, find_gaps
+from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.trace import (
     ALLOCATION,
     DETAIL,
@@ -39,8 +41,42 @@ from pytest_torchmem.values.trace import (
 
 #: The event that a cut puts at the end of a session and at the beginning of the next one.
 CUT: Final = "pytest-torchmem cut"
+#: Marks travel through the profiler as annotations, so that they stand in the tree exactly where
+#: they happened. One around an operator that nobody observed has the operator's name, too.
+MARKED: Final = "pytest-torchmem mark "
+_MARK_NAME: Final = re.compile(rf"{MARKED}(\d+)(?: (.+))?")
 #: The function that puts it there.
 CUTTING_FUNCTION: Final = "__bool__"
+
+
+def place_marks(events: Table, marks: NDArray[np.void], strings: StringTable) -> None:
+    """Give each mark the row and time at which it stands in the tree.
+
+    The event of an operator that nobody observed becomes that operator.
+    """
+    texts, found = strings.values(), {}
+    for number, text in enumerate(texts):
+        if text.startswith(MARKED) and (match := _MARK_NAME.fullmatch(text)):
+            found[number] = int(match[1]), strings.number(match[2]) if match[2] else -1
+    is_mark = np.zeros(len(texts), np.bool_)
+    is_mark[list(found)] = True
+    names = events["name"]
+    rows = np.flatnonzero((events["kind"] == EventKind.TORCH_OP) & is_mark[names])
+    pairs = [found[name] for name in names[rows].tolist()]
+    placed, operators = np.array(pairs, np.int64).reshape(-1, 2).T
+    marks["event"][placed] = rows
+    marks["time_ns"][placed] = events["start_ns"][rows]
+    named = rows[operators >= 0]
+    for column, changed, value in (
+        ("kind", rows[operators < 0], EventKind.OTHER),
+        ("name", named, operators[operators >= 0]),
+        ("is_operator", named, True),
+        ("scope", named, Scope.UNOBSERVED),
+    ):
+        if len(changed):
+            values = events[column]
+            values[changed] = value
+            events[column] = values
 
 
 class _DeviceNumbers(dict[torch.device, int]):
