@@ -18,7 +18,7 @@ from typing import Final
 
 import torch
 
-from pytest_torchmem.record.heap import is_a, referents
+from pytest_torchmem.record.heap import is_a, referents, referents_of
 from pytest_torchmem.record.holders.paths import Searcher, place_of_frame, step_from, tidy
 from pytest_torchmem.record.owners.autograd_graph import graph_holdings
 from pytest_torchmem.record.owners.live_objects import HAS_GENERATIONS, find_holding
@@ -127,6 +127,7 @@ class _Holding:
         self._tensors: dict[Place, list[tuple[object, str]]] = {}
         self._found: dict[int, str] = {}
         self._searcher = Searcher()
+        self._arrays: dict[int, tuple[object, str]] | None = None
         # A storage may have a Python object that nobody holds: it counts where no tensor does.
         for tensor in find_holding():
             for place, how in _held_by(tensor):
@@ -154,8 +155,39 @@ class _Holding:
                 *map(id, lists),
                 *(id(pair) for held in lists for pair in held),
             }
-            self._found[id(tensor)] = self._searcher.path_to(tensor, ignored)
+            way = self._searcher.path_to(tensor, ignored)
+            self._found[id(tensor)] = way or self._way_to_array_of(tensor)
         return self._found[id(tensor)]
+
+    def _way_to_array_of(self, tensor: object) -> str:
+        """The way to an array of numpy's that has a tensor's memory; ``""`` if there is none."""
+        if self._arrays is None:
+            self._arrays = _shared_arrays()
+        if id(tensor) not in self._arrays:
+            return ""
+        pair = self._arrays[id(tensor)]
+        way = self._searcher.path_to(pair[0], (id(pair),))
+        return tidy(way + pair[1]) if way else ""
+
+
+def _shared_arrays() -> dict[int, tuple[object, str]]:
+    """The arrays of numpy's, or what holds one and the step to it, by what has their memory.
+
+    Python's collector knows neither what an array refers to nor a dictionary of arrays alone.
+    """
+    arrays: dict[int, tuple[object, str]] = {}
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return arrays
+    for thing in referents_of(gc.get_objects()):
+        is_unknown = is_a(thing, (dict, tuple)) and not gc.is_tracked(thing)
+        for held in referents(thing) if is_unknown else [thing]:
+            base = held
+            while is_a(base, numpy.ndarray):
+                base = base.base
+            if base is not held:
+                arrays[id(base)] = (thing, step_from(thing, held, "") if is_unknown else "")
+    return arrays
 
 
 # Each cycle passes through objects of these types, so they say little about it.

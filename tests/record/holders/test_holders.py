@@ -184,6 +184,19 @@ def test_a_closure_is_named_with_its_variable(models):
     assert ways(found) == ["models.hook, its variable 'tensor'"]
 
 
+def test_an_array_of_numpys_is_named_in_whatever_holds_it(models):
+    pytest.importorskip("numpy")
+    tensors = [torch.ones(8) for _ in range(3)]
+    wanted = sizes(*tensors)
+    models.PREDICTIONS = [tensors[0].numpy()]
+    models.ALONE = {"last": tensors[1].numpy()[2:]}
+    models.TRAINER = Trainer()
+    models.TRAINER.held = memoryview(tensors[2].numpy())
+    del tensors
+    found = ways(find_holders(wanted))
+    assert found == ["models.PREDICTIONS[0]", "models.ALONE['last']", "models.TRAINER.held"]
+
+
 def test_slots_and_instances_are_attributes(models):
     models.slots, models.trainer = Slots(), Trainer()
     models.slots.tensor, models.trainer.held = torch.ones(8), [torch.ones(16)]
