@@ -271,7 +271,7 @@ class AllocatorHistory:
         self._device = device
         self._reads = False
         self._switched_on = False
-        self._since_us = self._until_us = 0
+        self._since_us = self._until_us = self.allocated = 0
         self.requests: list[tuple[int, int]] | None = None
 
     def start(self) -> None:
@@ -282,6 +282,9 @@ class AllocatorHistory:
 
     def begin(self) -> None:
         """Note that a session of the profiler begins; what came before is none of its entries."""
+        if self._reads:
+            stats = allocator.memory_stats(self._device)
+            self.allocated = stats.get("allocated_bytes.all.current", 0)
         self._since_us = time.time_ns() // 1000
 
     def end(self) -> None:

@@ -456,8 +456,8 @@ class Recorder:
             self._foresee(seconds, tables.read_count)
             if entries := self._history.read():
                 device = self._reader.device_names.number(str(self._device))
-                unnamed = self._reader.strings.number("")
-                tables = with_lost(tables, device, entries, unnamed=unnamed)
+                unnamed, total = self._reader.strings.number(""), self._history.allocated
+                tables = with_lost(tables, device, entries, unnamed=unnamed, allocated=total)
             self._segments.append(tables.packed())
             self._weigh(self._segments[-1])
             self._threads.look_at(result, self._reader.threads)

@@ -37,19 +37,25 @@ class _Lost:
 
 
 def with_lost(
-    tables: Tables, device: int, entries: Sequence[HistoryEntry], *, unnamed: int = 0
+    tables: Tables,
+    device: int,
+    entries: Sequence[HistoryEntry],
+    *,
+    unnamed: int = 0,
+    allocated: int = 0,
 ) -> Tables:
     """Return the tables with a row for each allocation and free that the tree lacks.
 
     ``device`` is the device's number in the tables, ``entries`` its allocator's history, oldest
-    first. New events get ``unnamed`` as the number of their name.
+    first. New events get ``unnamed`` as the number of their name. ``allocated`` is the allocator's
+    total before the first entry, for where the tree has nothing that says it.
     """
     rows = np.flatnonzero(tables.allocations["device"] == device)
     if len(rows) == len(entries):
         return tables
     seen = tables.allocations[rows]
     times = tables.events["start_ns"][seen["event"]]
-    lost = list(_lost(entries, seen, times.tolist()))
+    lost = list(_lost(entries, seen, times.tolist(), allocated))
     if not lost:
         return tables
     events, allocations = _rows(tables, lost)
@@ -63,7 +69,10 @@ def with_lost(
 
 
 def _lost(
-    entries: Sequence[HistoryEntry], seen: NDArray[np.void], times: Sequence[int]
+    entries: Sequence[HistoryEntry],
+    seen: NDArray[np.void],
+    times: Sequence[int],
+    allocated_before: int,
 ) -> Iterator[_Lost]:
     """Return the entries without an event, in order, at times between those of their neighbours."""
     event_of = _events_of(entries, seen, times)
@@ -92,7 +101,7 @@ def _lost(
         waiting = []
         allocated = before + size
         now = max(now, times[row])
-    yield from _settled(waiting, allocated, None)
+    yield from _settled(waiting, allocated_before if allocated is None else allocated, None)
 
 
 def _events_of(

@@ -74,6 +74,12 @@ def test_totals_go_on_from_what_was_seen() -> None:
     assert (found.allocations["total_allocated"][order] - BEFORE).tolist() == TOTALS
 
 
+def test_totals_of_a_session_without_events_begin_with_what_was_there() -> None:
+    """A thread that is not recorded made all. With a total of 0 it would be shared memory."""
+    found = with_lost(tables(), GPU, entries(), allocated=BEFORE)
+    assert (found.allocations["total_allocated"] - BEFORE).tolist() == TOTALS
+
+
 def test_the_rest_of_a_block_that_was_not_split_is_its_own() -> None:
     # 900 bytes less were requested than the block has, which rounding up does not explain.
     found = with_lost(tables(0, 2, 3, 4, 5), GPU, entries(requested=900))
