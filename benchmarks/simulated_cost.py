@@ -117,7 +117,8 @@ def main() -> None:
     if options.output:
         options.output.write_text(
             "# What a simulated GPU costs\n\n"
-            f"`python benchmarks/simulated_cost.py`, torch {torch.__version__}, {date.today()}.\n\n"
+            f"`python benchmarks/simulated_cost.py`, torch {torch.__version__}, {date.today()}, "
+            f"on {os.cpu_count()} cores with a load of {os.getloadavg()[2]:.0f}.\n\n"
             f"{table}\n",
             encoding="utf-8",
         )

@@ -11,6 +11,7 @@ there are the shards, the workspaces of cuBLAS, and whatever the method keeps be
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -64,7 +65,8 @@ def main() -> None:
     headers = ["model", "plan", "ranks", "shards", "between steps", "workspaces", "peak", "seconds"]
     text = tabulate(table, headers, tablefmt="pipe", disable_numparse=True)
     RESULTS.write_text(
-        f"# Rank 0 of N on simulated GPUs\n\ntorch {release}, {date.today()}, H100s; "
+        f"# Rank 0 of N on simulated GPUs\n\ntorch {release}, {date.today()}, H100s, on "
+        f"{os.cpu_count()} cores with a load of {os.getloadavg()[2]:.0f}; "
         "GiB of requested memory. `python benchmarks/simulated_world.py` made the table and says "
         f"what its columns mean.\n\n{text}\n"
     )
