@@ -132,7 +132,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         try:
             outcome = yield
         except BaseException as error:
-            if not _continues(item, error):
+            if not _is_whole(item.config):
+                raise
+            from pytest_torchmem.plugin.item.call import ended_by
+
+            if not ended_by(item, error):
                 raise
             outcome = None
     finally:
@@ -150,14 +154,6 @@ def _asked_of(item: pytest.Item) -> bool:
     if not is_active(item.config) and asks(item):
         activate(item.config)
     return is_active(item.config)
-
-
-def _continues(item: pytest.Item, error: BaseException) -> bool:
-    if not _is_whole(item.config):
-        return False
-    from pytest_torchmem.plugin.item.call import ended_by
-
-    return ended_by(item, error)
 
 
 def pytest_assertrepr_compare(

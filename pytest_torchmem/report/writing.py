@@ -123,8 +123,10 @@ def write_run(
         if kind_of(path) != FOLDER:
             replace_file(path, rendered(run, path))
             return path
-        for stale in _pages_of_an_earlier_run(path):
-            stale.unlink(missing_ok=True)
+        if (path / "results.json").exists() and (path / "tests").is_dir():  # of an earlier run
+            for page in (path / "tests").iterdir():
+                if _PAGE_OF_A_TEST.search(page.name):
+                    page.unlink(missing_ok=True)
         for name, text in folder_files(run):
             replace_file(path / name, text)
         for test in run.tests:
@@ -133,9 +135,3 @@ def write_run(
     except OSError as error:
         raise ReportError(f"{path} cannot be written: {error.strerror or error}") from None
     return path / "index.html"
-
-
-def _pages_of_an_earlier_run(folder: Path) -> Iterator[Path]:
-    if (folder / "results.json").exists():
-        pages = sorted((folder / "tests").iterdir()) if (folder / "tests").is_dir() else []
-        yield from (path for path in pages if _PAGE_OF_A_TEST.search(path.name))

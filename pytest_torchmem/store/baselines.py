@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -175,24 +175,16 @@ def entry_key(nodeid: str, region: str = "") -> str:
 
 def portable(result: Result, rootdir: Path) -> Result:
     """Return ``result`` with source files named the same on every machine."""
-    peak = replace(
-        result.peak,
-        live=portable_live(result.peak.live, rootdir),
-        live_by_category=portable_live(result.peak.live_by_category, rootdir),
-    )
-    retained = replace(result.retained, live=portable_live(result.retained.live, rootdir))
-    grown = portable_live(result.grown, rootdir)
-    return replace(result, peak=peak, retained=retained, grown=grown)
+    live = partial(portable_live, rootdir=rootdir)
+    own = live(result.peak.live_by_category)
+    peak = replace(result.peak, live=live(result.peak.live), live_by_category=own)
+    retained = replace(result.retained, live=live(result.retained.live))
+    return replace(result, peak=peak, retained=retained, grown=live(result.grown))
 
 
 def portable_live(live: Iterable[Contributor], rootdir: Path) -> tuple[Contributor, ...]:
     """Return contributors with source files named the same on every machine."""
-    return tuple(
-        replace(c, source=replace(c.source, file=portable_path(c.source.file, rootdir)))
-        if c.source
-        else c
-        for c in live
-    )
+    return tuple(c.with_file(partial(portable_path, rootdir=rootdir)) for c in live)
 
 
 @lru_cache(maxsize=4096)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from operator import attrgetter
 from typing import Final
@@ -127,6 +127,9 @@ class Source:
         """The end of the file's path, as a reader is told it."""
         return self.file.replace("\\", "/").rpartition("/")[2]
 
+    def with_file(self, renamed: Callable[[str], str]) -> Source:
+        return replace(self, file=renamed(self.file))
+
     def to_json(self) -> list[Json]:
         """Return plain builtins; `from_json` gives the same value back."""
         return [self.file, self.line, self.function]
@@ -192,6 +195,11 @@ class Contributor(JsonFields):
         """Return the same origin with other numbers."""
         same = (self.operator, self.module, self.source, self.phase, self.labels)
         return Contributor(self.category, size_bytes, count, *same, order, self.claimed)
+
+    def with_file(self, renamed: Callable[[str], str]) -> Contributor:
+        """Return the same with another name for its source's file."""
+        source = self.source
+        return replace(self, source=source.with_file(renamed)) if source else self
 
     @property
     def identity(self) -> tuple[str, ...]:

@@ -300,22 +300,13 @@ class Picture(JsonFields):
 
     def with_files(self, renamed: Callable[[str], str]) -> Picture:
         """Return the picture with other names for the files in it."""
-
-        def of_source(source: Source) -> Source:
-            return replace(source, file=renamed(source.file))
-
-        def of(who: Contributor) -> Contributor:
-            return replace(who, source=of_source(who.source)) if who.source else who
-
-        return replace(
-            self,
-            tracks=tuple(replace(t, contributor=of(t.contributor)) for t in self.tracks),
-            blocks=replace(
-                self.blocks,
-                who=tuple(map(of, self.blocks.who)),
-                frames=tuple(map(of_source, self.blocks.frames)),
-            ),
+        blocks = replace(
+            self.blocks,
+            who=tuple(who.with_file(renamed) for who in self.blocks.who),
+            frames=tuple(frame.with_file(renamed) for frame in self.blocks.frames),
         )
+        tracks = (replace(t, contributor=t.contributor.with_file(renamed)) for t in self.tracks)
+        return replace(self, tracks=tuple(tracks), blocks=blocks)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> Picture:

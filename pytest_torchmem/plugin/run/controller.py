@@ -65,16 +65,6 @@ from pytest_torchmem.values.errors import BaselineError, DeviceError, ReportErro
 from pytest_torchmem.values.findings import FindingKind
 from pytest_torchmem.values.measured import MeasuredTest, Rank, RunSummary
 
-_BY_VERBOSITY: Final = (
-    Detail.PROBLEMS,
-    Detail.COUNTS,
-    Detail.SHORT,
-    Detail.ALL,
-    Detail.COMPOSITION,
-)
-"""The detail of ``-qq``, ``-q``, nothing, ``-v`` and ``-vv``."""
-
-
 _WHOLE: Final = (
     pytest.ExitCode.OK,
     pytest.ExitCode.TESTS_FAILED,
@@ -415,10 +405,8 @@ def _detail(kind: SummaryKind, verbosity: int) -> Detail:
     """Return how much is said: the whole table where it was asked for, else as pytest is told."""
     if kind is SummaryKind.OFF:
         return Detail.PROBLEMS
-    detail = _BY_VERBOSITY[max(-2, min(2, verbosity)) + 2]
-    if kind is SummaryKind.ALL and detail is not Detail.COMPOSITION:
-        return Detail.ALL
-    return detail
+    detail = Detail(max(Detail.PROBLEMS, min(Detail.COMPOSITION, verbosity)))
+    return max(detail, Detail.ALL) if kind is SummaryKind.ALL else detail
 
 
 def checkout(rootdir: Path) -> Path:

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import Comparison
-from pytest_torchmem.report.page.html import (
-    PICTURES_BUDGET_BYTES,
-    categories_json,
-    embedded,
-    page_text,
-    plain_table,
-    window_json,
-)
+from pytest_torchmem.report.page.html import plain_table, tests_page, window_json
 from pytest_torchmem.report.page.svg import LineKind, Mark
-from pytest_torchmem.values.baseline import BaselineEntry, Change
+from pytest_torchmem.values.baseline import Change
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.results import Peak, Result, Retained
@@ -59,32 +53,24 @@ def comparison_page(before: str, after: str, tests: Sequence[ComparedTest], rema
     """Return the page of what changed from the input named ``before`` to that named ``after``.
 
     ``remark`` is what must be known of the comparison as a whole; ``""`` for nothing. Timelines
-    beyond `PICTURES_BUDGET_BYTES` are left out.
+    beyond the budget of a page are left out.
     """
-    rows = [_row(test, order, before, after) for order, test in enumerate(tests)]
     found = Counter(test.comparison.change for test in tests)
-    title = f"Memory from {before} to {after}"
     head = {
-        "title": title,
+        "title": f"Memory from {before} to {after}",
         "facts": [("before", before), ("after", after)],
         "counts": {change.value: found[change] for change in ORDER if found[change]},
-        "tests": rows,
+        "tests": [_row(test, order, before, after) for order, test in enumerate(tests)],
         "problems": [remark] if remark else [],
-        "categories": categories_json(),
     }
-    blocks = [("torchmem-run", embedded(head))]
-    used_bytes = 0
-    for row, test in zip(rows, tests, strict=True):
-        window = _window(test, before, after, used_bytes < PICTURES_BUDGET_BYTES)
-        blocks.append((row["id"], embedded({"windows": [window]})))
-        used_bytes += len(blocks[-1][1])
+    contents = [partial(_content, test, before, after) for test in tests]
     plain = (
         f"<td>{test.comparison.change.value}</td>"
         f'<td class="number">{format_change(test.comparison.size_bytes)}</td>'
         f"<td>{escape(test.name)}<br>{escape('; '.join(test.causes))}</td>"
         for test in tests
     )
-    return page_text(title, blocks, plain_table(("change", "bytes", "test"), plain))
+    return tests_page(head, contents, plain_table(("change", "bytes", "test"), plain))
 
 
 def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, Json]:
@@ -109,28 +95,27 @@ def _row(test: ComparedTest, order: int, before: str, after: str) -> dict[str, J
         "baseline_bytes": then.total if then else 0,
         "compared": then is not None and now is not None,
         "change": test.comparison.change.value,
-        "word": _word(test, before, after),
+        "word": test.comparison.change.value
+        if then and now
+        else f"only in {after if now else before}",
         "moved": changed.by if changed and not is_same else "",
         "reference": "",
         "limit": "",
     }
 
 
-def _word(test: ComparedTest, before: str, after: str) -> str:
-    if test.comparison.before and test.comparison.after:
-        return test.comparison.change.value
-    return f"only in {after if test.comparison.after else before}"
-
-
-def _window(test: ComparedTest, before: str, after: str, with_pictures: bool) -> dict[str, Json]:
+def _content(test: ComparedTest, before: str, after: str, with_pictures: bool) -> dict[str, Json]:
     """Return the second side, held against the first; alone, the side that there is."""
     then, now = test.comparison.before, test.comparison.after
     entry, measured, name = (now, test.after, after) if now else (then, test.before, before)
     assert entry is not None
     both = then is not None and now is not None
+    # What a baseline remembers of a test.
+    peak = Peak(entry.total, 0, entry.at_peak, entry.peaks, tuple(entry.live))
+    retained = Retained(entry.retained.total, entry.retained, tuple(entry.retained_live))
     shown = Window(
         "",
-        measured.result if measured else _result_of(entry, test.environment),
+        measured.result if measured else Result("", test.environment, False, peak, retained),
         {},
         test.comparison.change,
         then.total if both and then else 0,
@@ -150,11 +135,4 @@ def _window(test: ComparedTest, before: str, after: str, with_pictures: bool) ->
         data["marks"] = [Mark(LineKind.BASELINE, then.total, text, near).to_json()]
         drawn = test.before.picture if test.before and with_pictures else None
         data["before"] = {"name": before, "picture": drawn.to_json() if drawn else None}
-    return data
-
-
-def _result_of(entry: BaselineEntry, environment: str) -> Result:
-    """Return what a baseline remembers of a test."""
-    peak = Peak(entry.total, 0, entry.at_peak, entry.peaks, tuple(entry.live))
-    retained = Retained(entry.retained.total, entry.retained, tuple(entry.retained_live))
-    return Result(name="", device=environment, estimated=False, peak=peak, retained=retained)
+    return {"windows": [data]}

@@ -7,8 +7,9 @@ Data are embedded as JSON, one block for each test that is read when the test is
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from html import escape
 from importlib import resources
 from typing import Final
@@ -17,7 +18,7 @@ from pytest_torchmem.analysis.judge.differences import entry_differences, whole_
 from pytest_torchmem.analysis.judge.holders import holders_title
 from pytest_torchmem.report.page.svg import COLOURS, marks_of
 from pytest_torchmem.store.run_reports import RunReport, TestReport
-from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
+from pytest_torchmem.values.contributors import Category, CategoryBytes
 from pytest_torchmem.values.findings import words
 from pytest_torchmem.values.json_values import Json
 from pytest_torchmem.values.measured import NOT_COMPARED, Window, unjudged
@@ -73,9 +74,22 @@ def run_page(run: RunReport, title: str = "Memory of PyTorch tests") -> str:
         "tests": rows,
         "problems": list(run.problems),
     }
+    return tests_page(head, [partial(_content, test) for test in ranked], _plain_table(ranked))
+
+
+def tests_page(
+    head: Mapping[str, Json], contents: Iterable[Callable[[bool], dict[str, Json]]], plain: str
+) -> str:
+    """Return the page of some tests; ``contents`` return what is inside each, with its timelines.
+
+    Timelines are left out once those before have used up the budget.
+    """
     blocks = [("torchmem-run", embedded({**head, "categories": categories_json()}))]
-    blocks += zip((row["id"] for row in rows), _contents(ranked), strict=True)
-    return page_text(title, blocks, _plain_table(ranked))
+    used_bytes = 0
+    for row, content in zip(head["tests"], contents, strict=True):
+        blocks.append((row["id"], embedded(content(used_bytes < PICTURES_BUDGET_BYTES))))
+        used_bytes += len(blocks[-1][1])
+    return page_text(head["title"], blocks, plain)
 
 
 def picture_page(picture: Picture, title: str) -> str:
@@ -102,7 +116,8 @@ def _window_of(picture: Picture, device: str) -> Window:
     """Return a measured window of which nothing but the timeline is known."""
     at_peak, at_end = picture.at(picture.peak), picture.at(len(picture.times_ns) - 1)
     own = CategoryBytes.of({category: max(levels) for category, levels in picture.levels.items()})
-    live = tuple(_live_at(picture, picture.peak))
+    held = (replace(t.contributor, size_bytes=t.levels[picture.peak]) for t in picture.tracks)
+    live = tuple(sorted((c for c in held if c.size_bytes), key=lambda c: -c.size_bytes))
     peak = Peak(at_peak.total, picture.times_ns[picture.peak], at_peak, own, live)
     retained = Retained(at_end.total, at_end)
     return unjudged(Result("", device, picture.estimated, peak, retained), picture)
@@ -179,15 +194,6 @@ def _word(test: TestReport) -> str:
     return NOT_COMPARED if test.measured.raised else test.leading.change_word
 
 
-def _contents(tests: Sequence[TestReport]) -> Iterator[str]:
-    """Yield what is inside each test, leaving timelines out once they have used up the budget."""
-    used_bytes = 0
-    for test in tests:
-        text = embedded(_content(test, with_pictures=used_bytes < PICTURES_BUDGET_BYTES))
-        used_bytes += len(text)
-        yield text
-
-
 def _content(test: TestReport, with_pictures: bool) -> dict[str, Json]:
     measured = test.measured
     return {
@@ -245,12 +251,6 @@ def _remarks(window: Window) -> list[str]:
     if window.nearest:
         remarks.append(f"there is no baseline for this environment; {window.nearest} has one")
     return remarks + [f"not all seen: {spot}" for spot in window.result.blind_spots]
-
-
-def _live_at(picture: Picture, moment: int) -> list[Contributor]:
-    live = [(t.levels[moment], t.contributor) for t in picture.tracks if t.levels[moment]]
-    live.sort(key=lambda pair: -pair[0])
-    return [replace(contributor, size_bytes=size) for size, contributor in live]
 
 
 def _plain_table(tests: Sequence[TestReport]) -> str:

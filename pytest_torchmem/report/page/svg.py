@@ -8,13 +8,14 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
+from itertools import pairwise
 from typing import Final
 
 from pytest_torchmem.values.contributors import Category
 from pytest_torchmem.values.findings import words
-from pytest_torchmem.values.json_values import Json
+from pytest_torchmem.values.json_values import JsonFields
 from pytest_torchmem.values.measured import Window
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.units import format_size
@@ -31,7 +32,7 @@ class LineKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(JsonFields):
     """One number that a timeline is held against.
 
     Attributes:
@@ -43,18 +44,9 @@ class Mark:
     """
 
     kind: LineKind
-    size_bytes: int
+    size_bytes: int = field(metadata={"key": "bytes"})
     text: str
     drawn: bool = True
-
-    def to_json(self) -> dict[str, Json]:
-        """Return plain builtins, for the page."""
-        return {
-            "kind": self.kind.value,
-            "bytes": self.size_bytes,
-            "text": self.text,
-            "drawn": self.drawn,
-        }
 
 
 def marks_of(window: Window) -> tuple[Mark, ...]:
@@ -144,7 +136,10 @@ def timeline_svg(picture: Picture, title: str, marks: Sequence[Mark] = ()) -> st
         parts += [*_areas(picture, shown, scale), *_change_axis(picture)]
         parts += _lines(lines, scale, _peak_is_late(picture))
         parts += _peak(picture, scale)
-    parts += _above([mark.text for mark in marks if not mark.drawn])
+    if above := [mark.text for mark in marks if not mark.drawn]:
+        style = f'text-anchor="end" fill="{_LINES[LineKind.LIMIT][0]}" font-weight="600"'
+        text = f"not drawn: {', '.join(above)}"
+        parts.append(_text(_PLOT[0] + _PLOT[2], _PLOT[1] - 6, text, style))
     parts += [*_legend(picture, shown), "</svg>"]
     return "\n".join(parts) + "\n"
 
@@ -184,9 +179,7 @@ def _areas(picture: Picture, shown: Sequence[Category], scale: float) -> Iterato
 
 def _steps(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, float]]:
     points = [(xs[0], ys[0])]
-    for (x, y), (_, before) in zip(
-        zip(xs[1:], ys[1:], strict=True), zip(xs, ys, strict=True), strict=False
-    ):
+    for x, (before, y) in zip(xs[1:], pairwise(ys), strict=True):
         if y != before:  # a level that holds needs no corner
             points += [(x, before), (x, y)]
     return [*points, (xs[-1], ys[-1])]
@@ -247,12 +240,6 @@ def _lines(marks: Sequence[Mark], scale: float, peak_is_late: bool) -> Iterator[
         below = number > 0 and y - _y(marks[number - 1].size_bytes, scale) < 22
         style = f'text-anchor="{anchor}" fill="{colour}" font-weight="600"'
         yield _text(x, y + 15 if below else y - 6, mark.text, style)
-
-
-def _above(texts: Sequence[str]) -> Iterator[str]:
-    if texts:
-        style = f'text-anchor="end" fill="{_LINES[LineKind.LIMIT][0]}" font-weight="600"'
-        yield _text(_PLOT[0] + _PLOT[2], _PLOT[1] - 6, f"not drawn: {', '.join(texts)}", style)
 
 
 def _elided(title: str) -> str:

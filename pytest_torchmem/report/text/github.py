@@ -69,13 +69,10 @@ def _subject(test: TestReport) -> str:
 
 
 def _command(name: str, properties: Mapping[str, str], text: str) -> str:
-    given = ",".join(f"{key}={_property(value)}" for key, value in properties.items() if value)
-    return f"::{name} {given}::{_data(text)}"
+    told = ((key, _data(value)) for key, value in properties.items() if value)
+    given = (f"{key}={value.replace(':', '%3A').replace(',', '%2C')}" for key, value in told)
+    return f"::{name} {','.join(given)}::{_data(text)}"
 
 
 def _data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")

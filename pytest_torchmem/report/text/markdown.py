@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from html import escape
 from typing import Final
 
 from pytest_torchmem.analysis.judge.differences import entry_differences, whole_entry
@@ -133,7 +134,7 @@ def _by_name(window: Window) -> str:
 def _details(test: TestReport) -> str:
     lines: list[str] = []
     for window in (*test.measured.windows, *test.measured.unjudged):
-        sentences = window.sentences or ((window.sentence,) if window.sentence else ())
+        sentences = window.sentences or tuple(filter(None, [window.sentence]))
         if sentences and window.result.name:
             lines += ["", f"In {_code(window.result.name)}:", ""]
         lines += [f"- {_text(sentence)}" for sentence in sentences]
@@ -141,7 +142,8 @@ def _details(test: TestReport) -> str:
     measured = test.measured
     for text in filter(None, (measured.problem, measured.raised, measured.not_measured)):
         lines.append(f"- {_text(text)}")
-    head = f"<details><summary>{_code_html(measured.test)}</summary>"
+    name = escape(" ".join(measured.test.split()), quote=False)
+    head = f"<details><summary><code>{name}</code></summary>"
     lines = lines or ["- it failed for another reason than its memory"]
     return "\n".join([head, "", *lines, "", "</details>"])
 
@@ -153,9 +155,8 @@ def _causes(window: Window) -> Iterator[str]:
     if found:
         yield "\n| change | category | operator | module | source |\n|---:|---|---|---|---|"
     for difference in found:
-        c = difference.contributor
-        cells = [_code(c.operator), _code(c.module), _code(str(c.source) if c.source else "")]
-        change = f"{format_change(difference.size_bytes)}"
+        c, change = difference.contributor, format_change(difference.size_bytes)
+        cells = map(_code, (c.operator, c.module, str(c.source or "")))
         yield f"| {change} | {words(c.category.value)} | {' | '.join(cells)} |"
 
 
@@ -178,8 +179,7 @@ def _text(text: str) -> str:
     """Text in which nothing is markup: no tags, tables, links, mentions or references."""
     one_line = " ".join(text.split())
     escaped = re.sub(r"([\\`*_{}\[\]|#~$])", r"\\\1", one_line)
-    escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return escaped.replace("@", "@<!-- -->")
+    return escape(escaped, quote=False).replace("@", "@<!-- -->")
 
 
 def _code(text: str) -> str:
@@ -191,8 +191,3 @@ def _code(text: str) -> str:
     fence = "`" * (longest + 1)
     space = " " if longest else ""
     return f"{fence}{space}{one_line}{space}{fence}"
-
-
-def _code_html(text: str) -> str:
-    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return f"<code>{' '.join(escaped.split())}</code>"

@@ -59,14 +59,14 @@ _FAILURES: Final = {
 """How the closing line calls what failed."""
 
 
-class Detail(enum.Enum):
-    """The length of the closing summary."""
+class Detail(enum.IntEnum):
+    """The length of the closing summary: of ``-qq``, ``-q``, nothing, ``-v`` and ``-vv``."""
 
-    COMPOSITION = "composition"
-    ALL = "all"
-    SHORT = "short"
-    COUNTS = "counts"
-    PROBLEMS = "problems"
+    PROBLEMS = -2
+    COUNTS = -1
+    SHORT = 0
+    ALL = 1
+    COMPOSITION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def summary_lines(
     """
     lines: list[Line] = []
     summary = run.summary
-    if detail in (Detail.COMPOSITION, Detail.ALL, Detail.SHORT):
+    if detail >= Detail.SHORT:
         lines += _tests_table(summary, detail, width, room)
     lines += _changes_lines(summary)
     not_measured = ((t.not_measured, t.test) for t in summary.tests if t.not_measured)

@@ -65,16 +65,14 @@ def _block(profile: MemoryProfile, row: int) -> dict[str, Json]:
 
 def _frames(origin: Contributor) -> list[dict[str, Json]]:
     """Return the origin of a storage as a stack, innermost first: operator, source line, module."""
-    frames = [
-        {"filename": "", "line": 0, "name": f"{origin.category.value} ({origin.phase.value})"}
+    source = origin.source
+    places = [
+        ("", 0, f"{origin.category.value} ({origin.phase.value})"),
+        ("", 0, origin.operator),
+        (source.file, source.line, source.function) if source else ("", 0, ""),
+        ("", 0, origin.module),
     ]
-    if origin.operator:
-        frames.append({"filename": "", "line": 0, "name": origin.operator})
-    if source := origin.source:
-        frames.append({"filename": source.file, "line": source.line, "name": source.function})
-    if origin.module:
-        frames.append({"filename": "", "line": 0, "name": origin.module})
-    return frames
+    return [{"filename": f, "line": n, "name": name} for f, n, name in places if name]
 
 
 def _timed(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Final
 
 from pytest_torchmem.analysis.pipeline import MemoryProfile
@@ -115,16 +114,11 @@ def _counters(profile: MemoryProfile) -> Iterator[dict[str, Json]]:
 
 
 def _counter(name: str, times_us: list[float], levels: list[int]) -> Iterator[dict[str, Json]]:
-    for at, level in _changes(times_us, levels):
-        yield {"ph": "C", "pid": _PID, "name": name, "ts": at, "args": {"bytes": level}}
-
-
-def _changes(times_us: list[float], levels: list[int]) -> Iterator[tuple[float, int]]:
-    if levels:
-        yield times_us[0], levels[0]
-    for (_, before), (at, after) in pairwise(zip(times_us, levels, strict=True)):
-        if after != before:
-            yield at, after
+    before = None
+    for at, level in zip(times_us, levels, strict=True):
+        if level != before:
+            yield {"ph": "C", "pid": _PID, "name": name, "ts": at, "args": {"bytes": level}}
+        before = level
 
 
 def _spans(profile: MemoryProfile) -> Iterator[dict[str, Json]]:
