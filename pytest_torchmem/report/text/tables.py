@@ -14,7 +14,7 @@ from pytest_torchmem.analysis.judge.holders import KnownHolder
 from pytest_torchmem.values.baseline import Change, environment_name
 from pytest_torchmem.values.contributors import Category, CategoryBytes, Contributor
 from pytest_torchmem.values.findings import Difference, words
-from pytest_torchmem.values.measured import RENAMED, BaselineChange, RunSummary
+from pytest_torchmem.values.measured import RENAMED, BaselineChange, MeasuredTest, RunSummary
 from pytest_torchmem.values.picture import Picture
 from pytest_torchmem.values.units import format_apart, format_change, format_share, format_size
 
@@ -45,8 +45,8 @@ def live_table(
         ]
         for c in live[:ROWS]
     ]
-    lines = _table(rows, ["size", "", "category", "count"], "rrlr", width)
-    return lines + left_out([c.size_bytes for c in live[ROWS:]])
+    sizes = [c.size_bytes for c in live]
+    return _table(rows, ["size", "", "category", "count"], "rrlr", width, sizes)
 
 
 def growth_table(growths: Sequence[Difference], width: int = ANY_WIDTH) -> list[str]:
@@ -60,8 +60,8 @@ def growth_table(growths: Sequence[Difference], width: int = ANY_WIDTH) -> list[
         ]
         for growth in growths[:ROWS]
     ]
-    lines = _table(rows, ["growth", "", "category"], "r", width)
-    return lines + left_out([growth.size_bytes for growth in growths[ROWS:]])
+    sizes = [growth.size_bytes for growth in growths]
+    return _table(rows, ["growth", "", "category"], "r", width, sizes)
 
 
 def largest(amounts: CategoryBytes, count: int = len(Category)) -> str:
@@ -79,19 +79,22 @@ def _place(contributor: Contributor) -> tuple[str, str, str]:
 
 
 def left_out(sizes: Sequence[int]) -> list[str]:
-    """Return a line about the rows that a table does not show."""
-    if not sizes:
-        return []
-    return [f"... and {len(sizes)} more, {format_size(sum(sizes))} together"]
+    """Return a line about what is not shown of some ``sizes``, of which `ROWS` are."""
+    more = sizes[ROWS:]
+    return [f"... and {len(more)} more, {format_size(sum(more))} together"] if more else []
 
 
 def _table(
-    rows: Sequence[Sequence[object]], headers: Sequence[str], align: str, width: int
+    rows: Sequence[Sequence[object]],
+    headers: Sequence[str],
+    align: str,
+    width: int,
+    sizes: Sequence[int],
 ) -> list[str]:
     """Return a table whose last columns are a place; places have lines of their own if need be."""
     lines = aligned(rows, [*headers, *_PLACE], align)
     if max(map(len, lines), default=0) <= width:
-        return lines
+        return lines + left_out(sizes)
     count = len(headers)
     heads = aligned([row[:count] for row in rows], headers, align)
     lines = heads[:1]
@@ -106,7 +109,7 @@ def _table(
             subsequent_indent="        ",
             break_on_hyphens=False,
         )
-    return lines
+    return lines + left_out(sizes)
 
 
 _CONTROL: Final = re.compile(
@@ -231,7 +234,10 @@ def change_table(changes: Sequence[BaselineChange], room: int = ANY_WIDTH) -> li
     rows = [_change_row(change) for change in ranked]
     lines = aligned(rows, ["change", "entry", "", "before", "now", "", "file"], "lllrrr")
     if max(map(len, lines)) > room:
-        lines = [text for row in rows for text in _slim(*row)]
+        lines = []
+        for word, entry, name, before, now, share, file in rows:
+            sizes = ", ".join(filter(None, [f"{name} {before} -> {now}", share]))
+            lines += [f"{word}: {entry}", f"    {sizes}", f"    {file}"]
     counts = Counter(change.word for change in changes)
     words = (RENAMED, *(change.value for change in order))
     told = ", ".join(f"{counts[word]} {word}" for word in words if counts[word])
@@ -246,34 +252,18 @@ def _change_row(change: BaselineChange) -> tuple[str, ...]:
         before, share = "-", ""
     if change.change is Change.UNUSED:
         now, share = "-", ""
-    entry = short_key(change.key) + _remark(change)
-    return change.word, entry, told.name, before, now, share, change.file
-
-
-def _remark(change: BaselineChange) -> str:
     was = f"was {short_key(change.renamed_from)}" if change.renamed_from else ""
     remark = REPAIRED if change.repaired else was
-    return f" ({remark})" if remark else ""
-
-
-def _slim(
-    change: str, entry: str, number: str, before: str, now: str, share: str, file: str
-) -> Iterator[str]:
-    yield f"{change}: {entry}"
-    yield "    " + ", ".join(filter(None, [f"{number} {before} -> {now}", share]))
-    yield f"    {file}"
+    entry = short_key(change.key) + (f" ({remark})" if remark else "")
+    return change.word, entry, told.name, before, now, share, change.file
 
 
 def diff_lines(before: str, after: str, name: str) -> list[str]:
     """Return a unified diff of a file, cut after `DIFF_LINES`."""
-    lines = list(
-        difflib.unified_diff(
-            before.splitlines(), after.splitlines(), f"a/{name}", f"b/{name}", "", "", 1, ""
-        )
-    )
-    if len(lines) > DIFF_LINES:
-        left_out = len(lines) - DIFF_LINES
-        lines[DIFF_LINES:] = [f"... and {left_out} more lines in {name}"]
+    sides, names = (before.splitlines(), after.splitlines()), (f"a/{name}", f"b/{name}")
+    lines = list(difflib.unified_diff(*sides, *names, n=1, lineterm=""))
+    if more := len(lines[DIFF_LINES:]):
+        lines[DIFF_LINES:] = [f"... and {more} more lines in {name}"]
     return lines
 
 
@@ -384,26 +374,24 @@ def _nearest(summary: RunSummary, accepted: Collection[Change]) -> Iterator[str]
     """Say for which environment there is no baseline, and which one there is."""
     if Change.NEW in accepted:
         return
-    found = Counter(
-        (environment_name(test.environment), window.nearest)
-        for test, window in summary.windows
-        if window.change is Change.NEW and window.nearest
-    )
-    for (environment, near), count in sorted(found.items()):
+    found = ((t, w.nearest) for t, w in summary.windows if w.change is Change.NEW)
+    for environment, near, entries in _by_environment(found):
         yield (
-            f"no baseline for {environment}; nearest is {near} ({_entries(count)}): "
+            f"no baseline for {environment}; nearest is {near} ({entries}): "
             f"--torchmem-baseline-from={near} compares with it"
         )
 
 
 def _fallbacks(summary: RunSummary) -> Iterator[str]:
-    used = Counter(
-        (environment_name(test.environment), window.reference)
-        for test, window in summary.windows
-        if window.reference
-    )
-    for (environment, reference), count in sorted(used.items()):
-        yield f"{environment} was compared with the baseline of {reference} ({_entries(count)})"
+    used = ((test, window.reference) for test, window in summary.windows)
+    for environment, reference, entries in _by_environment(used):
+        yield f"{environment} was compared with the baseline of {reference} ({entries})"
+
+
+def _by_environment(pairs: Iterable[tuple[MeasuredTest, str]]) -> Iterator[tuple[str, str, str]]:
+    """Yield an environment, another one that belongs to it, and for how many entries that holds."""
+    found = Counter((environment_name(t.environment), other) for t, other in pairs if other)
+    yield from ((*names, _entries(count)) for names, count in sorted(found.items()))
 
 
 def _entries(count: int) -> str:
@@ -412,18 +400,14 @@ def _entries(count: int) -> str:
 
 def known_lines(summary: RunSummary, known: Sequence[KnownHolder], whole: bool) -> list[str]:
     """Return a line for each known holder that excused something, and of a whole run for others."""
-    largest: Counter[str] = Counter()
-    tests: dict[str, set[str]] = {}
-    for test, window in summary.windows:
-        for pattern, size_bytes in window.excused.items():
-            largest[pattern] = max(largest[pattern], size_bytes)
-            tests.setdefault(pattern, set()).add(test.test)
     lines = []
     for holder in known:
         name = one_line(holder.pattern)
-        if names := tests.get(holder.pattern):
-            count = f"{len(names)} {'test' if len(names) == 1 else 'tests'}"
-            at_most = f"{format_size(largest[holder.pattern])} in {count}"
+        windows = [(t.test, w) for t, w in summary.windows if holder.pattern in w.excused]
+        if windows:
+            tests = len({test for test, _ in windows})
+            largest_bytes = max(window.excused[holder.pattern] for _, window in windows)
+            at_most = f"{format_size(largest_bytes)} in {tests} test{'' if tests == 1 else 's'}"
             lines.append(f"known holder {name}: {at_most} ({one_line(holder.reason)})")
         elif whole:
             lines.append(f"known holder {name} excused nothing in this run: remove it")

@@ -36,7 +36,7 @@ from pytest_torchmem.values.measured import (
     RunSummary,
     Window,
 )
-from pytest_torchmem.values.results import Holder, Result
+from pytest_torchmem.values.results import Holder
 from pytest_torchmem.values.units import format_change, format_size
 
 _NARROW: Final = 100
@@ -90,31 +90,23 @@ def failure_text(
     no number; ``command`` accepts the change; ``timelines`` are drawings by name of the region.
     Tables that do not fit into ``width`` columns become lists.
     """
-    ranked = rank_verdicts(verdicts)
-    told = [*([problem] if problem else []), *sentences(ranked)]
-    lines = told[:1]
-    if told[1:]:
-        lines += ["", *(f"also: {sentence}" for sentence in told[1:])]
+    # The most telling first.
+    order = list(rank(verdict.findings[0] for verdict in verdicts))
+    ranked = sorted(verdicts, key=lambda verdict: order.index(verdict.findings[0]))
+    kinds = {kind for verdict in ranked for kind in verdict.kinds}
+    first, *others = [*filter(None, [problem]), *sentences(ranked)]
+    lines = [first]
+    if others:
+        lines += ["", *(f"also: {sentence}" for sentence in others)]
     for verdict in ranked:
         lines += _sections(verdict, timelines.get(verdict.result.name, ()), width)
     if any(verdict.change is Change.GROWN for verdict in ranked):
-        lines += ["", _wanted(ranked), f"    {command}"]
-    elif any(FindingKind.NO_BASELINE in verdict.kinds for verdict in ranked):
+        # A test that breaks a limit of its own stores nothing.
+        too = "raise the limit that fails, too, and " if FindingKind.OVER_LIMIT in kinds else ""
+        lines += ["", f"if this change is wanted, {too}accept it with", f"    {command}"]
+    elif FindingKind.NO_BASELINE in kinds:
         lines += ["", "store one with", f"    {command}"]
     return "\n".join(lines)
-
-
-def _wanted(verdicts: Sequence[Verdict]) -> str:
-    """Say how to accept a change; a test that breaks a limit of its own stores nothing."""
-    broken = any(FindingKind.OVER_LIMIT in verdict.kinds for verdict in verdicts)
-    first = "raise the limit that fails, too, and " if broken else ""
-    return f"if this change is wanted, {first}accept it with"
-
-
-def rank_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Sort failed verdicts by their first finding, the most telling first."""
-    order = list(rank(verdict.findings[0] for verdict in verdicts))
-    return sorted(verdicts, key=lambda verdict: order.index(verdict.findings[0]))
 
 
 def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str]:
@@ -124,9 +116,15 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
     lines: list[str] = (
         ["", f"footprint{of_region}, change by change:", *timeline] if timeline else []
     )
-    limited = [c for c in Category if _is_over_limit(verdict, c)]
+    over = {finding.key for finding in verdict.findings if finding.kind is FindingKind.OVER_LIMIT}
+    limited = [category for category in Category if category.value in over]
+    # What a category held when it was largest: another moment than that of the total.
     for category in limited:
-        lines += _live_at_own_peak(result, category, width)
+        if live := contributors(result, category.value):
+            size_bytes = result.peak.by_category[category]
+            total = f"{estimated}{format_size(size_bytes)} on {result.device}"
+            lines += ["", f"{words(category.value)} at its own peak{of_region}, {total}:"]
+            lines += live_table(live, width, size_bytes)
     if result.peak.live and keys.difference(category.value for category in limited):
         total = f"{estimated}{format_size(result.peak.total)} on {result.device}"
         lines += ["", f"live at the peak{of_region}, {total}:"]
@@ -148,23 +146,6 @@ def _sections(verdict: Verdict, timeline: Sequence[str], width: int) -> list[str
         lines += ["", title, *growth_table(growths, width)]
     lines += [f"note: {note}" for note in result.notes]
     return lines
-
-
-def _is_over_limit(verdict: Verdict, category: Category) -> bool:
-    found = (f.kind for f in verdict.findings if f.key == category.value)
-    return FindingKind.OVER_LIMIT in found
-
-
-def _live_at_own_peak(result: Result, category: Category, width: int) -> list[str]:
-    """Return what a category held when it was largest: another moment than that of the total."""
-    live = contributors(result, category.value)
-    if not live:
-        return []
-    name, size_bytes = words(category.value), result.peak.by_category[category]
-    of_region = f" of {result.name!r}" if result.name else ""
-    total = f"{'an estimated ' if result.estimated else ''}{format_size(size_bytes)}"
-    title = f"{name} at its own peak{of_region}, {total} on {result.device}:"
-    return ["", title, *live_table(live, width, size_bytes)]
 
 
 def _growth_of_steps(steps: Sequence[int]) -> str:
@@ -197,12 +178,11 @@ def _made_once(steps: Sequence[int]) -> list[str]:
 def holder_lines(holders: Sequence[Holder]) -> list[str]:
     """Return what keeps retained bytes alive, a line each."""
     lines = [
-        f"    {format_size(holder.size_bytes)} in {holder.count} "
-        f"{'storage' if holder.count == 1 else 'storages'}: {holder}"
+        f"    {format_size(holder.size_bytes)} in {_count(holder.count, 'storage')}: {holder}"
         for holder in holders[:ROWS]
     ]
     lines = ["", f"{holders_title(holders)}:", *lines] if lines else []
-    return lines + left_out([holder.size_bytes for holder in holders[ROWS:]])
+    return lines + left_out([holder.size_bytes for holder in holders])
 
 
 def summary_lines(
@@ -257,14 +237,9 @@ def _slim_list(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> list
     """Return two short lines for each window, for a terminal too slim for a table."""
     lines: list[Line] = []
     for measured, window in shown:
-        styles = _styles(measured, window)
-        lines.append(Line(_shortened(_window_name(measured, window), width - 1), styles))
-        lines.append(
-            Line(
-                f"  {', '.join(filter(None, [window.peak_text, measured.status_of(window)]))}",
-                styles,
-            )
-        )
+        told = ", ".join(filter(None, [window.peak_text, measured.status_of(window)]))
+        texts = _shortened(_window_name(measured, window), width - 1), f"  {told}"
+        lines += [Line(text, _styles(measured, window)) for text in texts]
     return lines
 
 
@@ -288,13 +263,9 @@ def _wide_table(shown: Sequence[tuple[MeasuredTest, Window]], width: int) -> lis
         biggest = [largest(result.peak.at_peak, 2)] if wide else []
         retained = format_size(result.retained.total) if window.retained_known else ""
         rows.append([name, window.peak_text, *biggest, retained, measured.status_of(window)])
-    lines = aligned(rows, headers, "lrlr" if wide else "lrr")
-    styled = [Line(lines[0])]
-    styled += [
-        Line(text, _styles(measured, window))
-        for text, (measured, window) in zip(lines[1:], shown, strict=True)
-    ]
-    return styled
+    head, *lines = aligned(rows, headers, "lrlr" if wide else "lrr")
+    styles = (_styles(measured, window) for measured, window in shown)
+    return [Line(head), *map(Line, lines, styles)]
 
 
 def _styles(measured: MeasuredTest, window: Window) -> tuple[str, ...]:
@@ -335,17 +306,15 @@ def _changes_lines(summary: RunSummary) -> list[Line]:
             items = [c for c in told if (c.file, c.word) == (file, word)]
             shown = items[:_CHANGES_SHOWN]
             lines += [Line(f"  {word}: {_entry(c)}: {_amount(c)}", style) for c in shown]
-            if left_out := len(items) - len(shown):
-                done = "" if word != Change.UNUSED.value else ", kept"
-                done = ", removed" if done and items[0].written else done
-                lines.append(Line(f"  ... and {left_out} more {word} entries{done}"))
+            if more := len(items) - len(shown):
+                done = ", removed" if items[0].written else ", kept"
+                done = done if word == Change.UNUSED.value else ""
+                lines.append(Line(f"  ... and {more} more {word} entries{done}"))
     if any(c.change is Change.UNUSED and not c.written for c in told):
         lines.append(Line(_REMOVES))
-    written = [change for change in summary.changes if change.written]
-    if written:
+    if written := [change.file for change in summary.changes if change.written]:
         entries = _count(len(written), "entry", "entries")
-        files = _count(len({change.file for change in written}), "file")
-        lines.append(Line(f"baseline updated: {entries} in {files}"))
+        lines.append(Line(f"baseline updated: {entries} in {_count(len({*written}), 'file')}"))
     return lines
 
 
@@ -410,10 +379,8 @@ def _counts(run: RunReport) -> str:
     order = (_OVER, _NOT_JUDGED, *_FAILURES.values(), _RAISED)
     why = ", ".join(f"{found[reason]} {reason}" for reason in order if found[reason])
     counts = run.counts()
-    parts = [
-        f"{count} {status}" + (f" ({why})" if why and status == "failed" else "")
-        for status, count in counts.items()
-    ]
+    told = {"failed": f" ({why})"} if why else {}
+    parts = (f"{count} {status}{told.get(status, '')}" for status, count in counts.items())
     return f"memory: {', '.join(parts)}"
 
 
