@@ -28,8 +28,6 @@ class Diff:
     """Two inputs, compared test by test.
 
     Attributes:
-        before: The first input.
-        after: The second.
         rows: One for each test of either, what grew most first.
         then: The key that a test had before, where both have it.
     """
@@ -47,20 +45,14 @@ class Diff:
 def find_diff(before: Measurements, after: Measurements, allowance: Allowance) -> Diff:
     """Return the comparison of two inputs; a test that only one has is new or gone."""
     pairs = list(_pairs(before, after))
-    rows = [
-        (
-            now or then,
-            compare(
-                before.entries[then] if then else None,
-                after.entries[now] if now else None,
-                allowance,
-            ),
-        )
-        for then, now in pairs
-    ]
-    named = [(key, row) for key, row in rows if key is not None]
-    named.sort(key=lambda r: (ORDER.index(r[1].change), -abs(r[1].size_bytes), str(r[0])))
-    return Diff(before, after, tuple(named), {now: then for then, now in pairs if now and then})
+    rows = []
+    for then, now in pairs:
+        if key := now or then:
+            one = before.entries[then] if then else None
+            other = after.entries[now] if now else None
+            rows.append((key, compare(one, other, allowance)))
+    rows.sort(key=lambda r: (ORDER.index(r[1].change), -abs(r[1].size_bytes), str(r[0])))
+    return Diff(before, after, tuple(rows), {now: then for then, now in pairs if now and then})
 
 
 def _pairs(before: Measurements, after: Measurements) -> Iterator[tuple[Key | None, Key | None]]:
@@ -168,12 +160,11 @@ def _own_peaks(row: Comparison) -> Iterator[str]:
     """
     if row.before is None or row.after is None or row.differences or row.change is Change.SAME:
         return
+    before, after = row.before, row.after
     changes = {
-        f"in the own peak of {words(category.value)}": row.after.peaks[category]
-        - row.before.peaks[category]
-        for category in Category
+        f"in the own peak of {words(c.value)}": after.peaks[c] - before.peaks[c] for c in Category
     }
-    changes["retained"] = row.after.retained.total - row.before.retained.total
+    changes["retained"] = after.retained.total - before.retained.total
     for name, change_bytes in sorted(changes.items(), key=lambda pair: -abs(pair[1])):
         if change_bytes:
             yield f"{format_change(change_bytes)} {name}"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from pytest_torchmem.analysis.caching_allocator import AllocatorRun, Fit
 from pytest_torchmem.values.units import format_size
+
+_COUNTERS: Final = ("reserved", "active", "allocated", "requested")
 
 
 def fits_text(fits: Sequence[tuple[Path, Fit]]) -> str:
@@ -37,31 +40,19 @@ def fits_json(fits: Sequence[tuple[Path, Fit]]) -> str:
 
 def reserved_text(run: AllocatorRun) -> str:
     """Return the counters of a simulated allocator, each at its own peak, one on a line."""
-    peak = run.peak
-    rows = {
-        "reserved": format_size(peak.reserved),
-        "active": format_size(peak.active),
-        "allocated": format_size(peak.allocated),
-        "requested": format_size(peak.requested),
-        "fragmentation": f"{run.fragmentation:.0%}",
-        "device allocations": str(run.device_alloc_count),
-    }
+    rows = {name: format_size(getattr(run.peak, name)) for name in _COUNTERS}
+    rows["fragmentation"] = f"{run.fragmentation:.0%}"
+    rows["device allocations"] = str(run.device_alloc_count)
     wide = max(map(len, rows.values()))
     return "\n".join(f"{value:>{wide}}  {name} (estimated)" for name, value in rows.items())
 
 
 def reserved_json(run: AllocatorRun) -> str:
     """Return the same as one object."""
-    peak = run.peak
-    return json.dumps(
-        {
-            "estimated": True,
-            "reserved_bytes": peak.reserved,
-            "active_bytes": peak.active,
-            "allocated_bytes": peak.allocated,
-            "requested_bytes": peak.requested,
-            "fragmentation": round(run.fragmentation, 6),
-            "device_allocations": run.device_alloc_count,
-        },
-        indent=1,
-    )
+    data = {
+        "estimated": True,
+        **{f"{name}_bytes": getattr(run.peak, name) for name in _COUNTERS},
+        "fragmentation": round(run.fragmentation, 6),
+        "device_allocations": run.device_alloc_count,
+    }
+    return json.dumps(data, indent=1)

@@ -38,7 +38,6 @@ class Measurements:
 
     Attributes:
         name: The input as it was typed.
-        entries: Each measurement.
         run: The run they come from; None for baselines.
         estimated: Those whose numbers were not measured.
         windows: What a run measured of each; nothing for baselines.
@@ -77,7 +76,8 @@ def read_measurements(path: Path, unjudged: bool = False) -> Measurements:
         return _measurements(str(path), [parse_run(data, str(path))], unjudged)
     if not isinstance(data, dict) or "entries" not in data:
         raise ReportError(f"{path} is neither a results file nor a baseline")
-    return Measurements(str(path), dict(_baseline(path, path.name)))
+    module = f"{path.stem}.py" if path.suffix == ".json" else path.name
+    return Measurements(str(path), dict(_baseline(path, module)))
 
 
 def _is_results(data: object) -> bool:
@@ -159,22 +159,14 @@ def _baseline(path: Path, module: str) -> Iterator[tuple[Key, BaselineEntry]]:
     try:
         environment, entries = read_any(path)
         for name in entries.lines:
-            key = Key(_environment(environment), _module(module), name)
+            key = Key(_environment(environment), module, name)
             yield key, entries.entry(name, path)
     except BaselineError as error:
         raise ReportError(error.sentence) from None
 
 
-def _module(name: str) -> str:
-    return f"{name.removesuffix('.json')}.py" if name.endswith(".json") else name
-
-
 def _environment(environment: Mapping[str, str]) -> str:
     """Return an environment in words: ``cpu, torch 2.13``."""
-    named = [environment.get("device", "")]
-    named += [
-        f"{name} {value}"
-        for name, value in sorted(environment.items())
-        if name != "device" and value
-    ]
-    return ", ".join(filter(None, named))
+    others = {name: value for name, value in sorted(environment.items()) if name != "device"}
+    named = (f"{name} {value}" for name, value in others.items() if value)
+    return ", ".join(filter(None, [environment.get("device", ""), *named]))

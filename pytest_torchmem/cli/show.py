@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pytest_torchmem.analysis.pipeline import analyze_trace
-from pytest_torchmem.cli.inputs import Key, Measurements, read_measurements, windows_of
+from pytest_torchmem.cli.inputs import Measurements, read_measurements, windows_of
 from pytest_torchmem.cli.recordings import Recording, recording_kind
 from pytest_torchmem.measuring.events import read_events
 from pytest_torchmem.report.text.tables import (
@@ -34,7 +34,8 @@ def table(measurements: Measurements) -> str:
     lines = []
     for (key, entry), size in zip(ranked, sizes, strict=True):
         name = f"{key} on {key.environment}" if several else str(key)
-        told = [f"({largest(entry.at_peak, 3)})", _status(measurements, key)]
+        window = measurements.windows.get(key)
+        told = [f"({largest(entry.at_peak, 3)})", window.status if window else ""]
         lines.append(f"{size:>{wide}}  {name}  {', '.join(filter(None, told))}")
     environments = "; ".join(measurements.environments)
     windows = measurements.windows.values()
@@ -43,12 +44,6 @@ def table(measurements: Measurements) -> str:
     run = measurements.run
     judged = [f"memory: {run.headline}"] if run and any(t.standing for t in run.tests) else []
     return "\n".join([*lines, closing, *judged, *(f"note: {note}" for note in notes)])
-
-
-def _status(measurements: Measurements, key: Key) -> str:
-    """Return how a measurement stands to its limits and its baseline, as the run's end said it."""
-    window = measurements.windows.get(key)
-    return window.status if window else ""
 
 
 def details(
@@ -69,14 +64,11 @@ def details(
             drawn = timeline_lines(window.picture, width, plain)
             lines += ["", "footprint, change by change:", *drawn]
         if entry.live:
-            lines += [
-                "",
-                "largest, each at its category's own peak, as shares of the peak:",
-                *live_table(entry.live, room, entry.total),
-            ]
+            lines += ["", "largest, each at its category's own peak, as shares of the peak:"]
+            lines += live_table(entry.live, room, entry.total)
         if entry.retained_live:
-            table_lines = live_table(entry.retained_live, room, entry.retained.total)
-            lines += ["", "retained at the end:", *table_lines]
+            lines += ["", "retained at the end:"]
+            lines += live_table(entry.retained_live, room, entry.retained.total)
         lines += holder_lines(window.result.retained.holders) if window else []
         blocks.append("\n".join(lines))
     return "\n\n\n".join(blocks)

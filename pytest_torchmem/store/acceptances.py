@@ -46,7 +46,6 @@ class Acceptance:
         after: The numbers after; None for an entry that was removed.
         changed: The number that grew or shrank; None for an entry that is new or was removed.
         commit: The commit's short name.
-        author: Who made the commit.
         date: When, as ``2026-03-01``.
         subject: The first line of its message.
     """

@@ -122,13 +122,7 @@ class BaselineEntry(JsonFields):
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers of an entry that are compared.
-
-    Attributes:
-        total: The peak footprint.
-        peaks: Each category's own peak.
-        retained: What was still alive at the end.
-    """
+    """The numbers of an entry that are compared: the peak, that of each category, the retained."""
 
     total: int
     peaks: CategoryBytes
@@ -160,8 +154,6 @@ class ChangedNumber(JsonFields):
 
     Attributes:
         key: ``total`` for the peak, a category for its own peak, or ``retained``.
-        before_bytes: The stored number.
-        after_bytes: The measured number.
     """
 
     key: str

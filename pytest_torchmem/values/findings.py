@@ -60,12 +60,11 @@ def limits_on(
     ``names`` are what the device is called, the closest first: its model, its kind. Raises
     `MarkerError` where limits are given by device and none of the keys is a name of this one.
     """
-    found = {}
-    for key, size in limits.items():
-        chosen = _on_device(owner, key, size, names) if isinstance(size, Mapping) else size
-        if chosen is not None:
-            found[key] = chosen
-    return found
+    chosen = {
+        key: _on_device(owner, key, size, names) if isinstance(size, Mapping) else size
+        for key, size in limits.items()
+    }
+    return {key: size for key, size in chosen.items() if size is not None}
 
 
 def _on_device(owner: str, key: str, sizes: SizeByDevice, names: Sequence[str]) -> Size | None:
@@ -239,7 +238,6 @@ class Verdict:
     """The findings on one result: its limits and its baseline are held against it.
 
     Attributes:
-        result: The result that was judged.
         findings: What failed, the most telling first; empty when all is well.
         change: How the result differs from its baseline entry.
         baseline_bytes: The entry's peak; 0 without one.

@@ -31,7 +31,6 @@ class Window(JsonFields):
 
     Attributes:
         key: The window's baseline key: the test within its module, with ``::region`` if it is one.
-        result: What was measured.
         limits: The limits in bytes that the result was held against.
         change: How the result differs from its baseline.
         baseline_bytes: The baseline's peak; 0 without one.
@@ -202,8 +201,6 @@ class BaselineChange(JsonFields):
 
     Attributes:
         file: The baseline file, as shown to the user.
-        key: The entry.
-        change: What kind of change it is.
         before_bytes: The stored peak; 0 for a new entry.
         after_bytes: The measured peak; 0 for an unused one.
         written: False where it is only shown: an unused entry that was kept, a dry run.

@@ -76,7 +76,6 @@ class OperatorUse(JsonRow):
 
     Attributes:
         operator: Its name, as in `Contributor.operator`.
-        calls: How often it ran.
         allocated_bytes: What it allocated in all.
         at_peak_bytes: How much of that was live at the peak.
         self_time_ns: How long its calls took, without what they called; 0 where it is not known.

@@ -197,8 +197,6 @@ class Result(JsonFields):
         name: The region's name; ``""`` for the body.
         device: ``cpu`` or ``cuda:0``.
         estimated: True for any number that was not measured.
-        peak: See `Peak`.
-        retained: See `Retained`.
         steps: Bytes made in the window and alive at the end of each step, warm-up excluded.
         each_step: What most steps add and keep, in bytes; 0 for nothing.
         grown: What each origin holds more at the end of the last step than at the end of the first.

@@ -56,7 +56,6 @@ class StaticNode:
 
     Attributes:
         name: The node's name in its graph; the operator's name where there is no graph.
-        kind: See `NodeKind`.
         operator: In the profiler's style, ``aten::mm``.
         module: Path of the innermost module, not folded; ``""`` when unknown.
         source: The user's line; None when no user frame was seen.

@@ -193,8 +193,6 @@ class JudgedWindow:
     """A window, and what holding it against its test's limits and baseline found.
 
     Attributes:
-        window: What was measured.
-        verdict: What was found.
         limits: The limits that it was held against, in bytes.
         reference: What it was compared with; None where there is nothing.
     """
@@ -228,9 +226,6 @@ class Baselines:
     """The baselines of one test.
 
     Attributes:
-        store: The files of the run.
-        settings: The options of the run.
-        module: The test's file.
         nodeid: The test, as baselines know it.
         environment: Returns what the files are keyed by.
         start: Where pytest was started; paths are shown from there.

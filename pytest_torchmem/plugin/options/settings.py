@@ -255,19 +255,23 @@ def _refuse_empty(values: _Values) -> None:
 
 def _require_effect(values: _Values, settings: Settings) -> None:
     """Refuse what was typed and does nothing without another option."""
+    needs: dict[str, str] = {}
     if not settings.accepted:
-        values.need("repeat", "--torchmem-update-baseline")
-        values.need("accept", "--torchmem-update-baseline")
-        values.need("ask", "--torchmem-update-baseline")
+        needs = dict.fromkeys(("repeat", "accept", "ask"), "--torchmem-update-baseline")
         if not settings.follow_renames:
-            values.need("dry-run", "--torchmem-update-baseline")
-    if values.on_command_line("ask") and values.on_command_line("dry-run"):
+            needs["dry-run"] = "--torchmem-update-baseline"
+    elif values.on_command_line("ask") and values.on_command_line("dry-run"):
         raise pytest.UsageError(
             "--torchmem-ask asks before something is stored, and --torchmem-dry-run stores "
             "nothing; leave one of them out [bad-argument]"
         )
     if not settings.reports:
-        values.need("report-timelines", "--torchmem-report")
+        needs["report-timelines"] = "--torchmem-report"
+    # What is configured for all runs waits for the one that has a use for it.
+    for name in filter(values.on_command_line, needs):
+        raise pytest.UsageError(
+            f"--torchmem-{name} does nothing without {needs[name]}; give that, too [bad-argument]"
+        )
 
 
 class _Values:
@@ -302,17 +306,6 @@ class _Values:
         return any(
             not where and text.partition("=")[0] == flag for where, text in given(self.config)
         )
-
-    def need(self, name: str, other: str) -> None:
-        """Refuse an option that was typed and does nothing without another one.
-
-        What is configured for all runs waits for the one that has a use for it.
-        """
-        flag = self._options[name].flag
-        if self.on_command_line(name):
-            raise pytest.UsageError(
-                f"{flag} does nothing without {other}; give that, too [bad-argument]"
-            )
 
     def parsed(self, name: str, parse: Callable[[str], _Parsed]) -> _Parsed:
         try:

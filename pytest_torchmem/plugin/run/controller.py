@@ -31,7 +31,6 @@ from pytest_torchmem.plugin.run.updates import (
     plan_updates,
     progress,
     remove,
-    texts,
 )
 from pytest_torchmem.plugin.run.workers import (
     Selection,
@@ -58,6 +57,7 @@ from pytest_torchmem.report.text.tables import (
 from pytest_torchmem.report.text.terminal import Detail, summary_lines
 from pytest_torchmem.report.writing import write_run
 from pytest_torchmem.simulate import GPU_VARIABLE
+from pytest_torchmem.store.baseline_changes import changed_text
 from pytest_torchmem.store.provenance import checked_out, stamped
 from pytest_torchmem.store.run_reports import RunReport, TestReport
 from pytest_torchmem.values.baseline import Change
@@ -325,7 +325,8 @@ class Collector:
             return False
         try:
             if settings.dry_run:
-                self._lines += diff_lines(*texts(plan), shown)
+                texts = changed_text(plan.path, plan.environment, plan.file_changes)
+                self._lines += diff_lines(*texts, shown)
             elif plan.writes:
                 apply(plan)
                 is_written = True

@@ -20,7 +20,7 @@ import pytest
 
 from pytest_torchmem.plugin.options.settings import Settings
 from pytest_torchmem.plugin.run.workers import possible_baseline_nodeids
-from pytest_torchmem.store.baseline_changes import FileChanges, changed_text, root_of, write_file
+from pytest_torchmem.store.baseline_changes import FileChanges, root_of, write_file
 from pytest_torchmem.store.baseline_file import read_any
 from pytest_torchmem.store.baselines import FOLDER, BaselineStore, entry_key, tell_git
 from pytest_torchmem.store.files import locked
@@ -64,8 +64,6 @@ class FilePlan:
     """The plan for one baseline file.
 
     Attributes:
-        module: The test module.
-        path: The file.
         environment: What it is measured on.
         written: Windows whose numbers replace the entry of their key, or become a new one.
         unused: Entries that no test asked for, by key.
@@ -213,11 +211,6 @@ def apply(plan: FilePlan) -> None:
     tell_git(root_of(plan.path, plan.environment))
 
 
-def texts(plan: FilePlan) -> tuple[str, str]:
-    """Return a file's text before and after. Raises `BaselineError`."""
-    return changed_text(plan.path, plan.environment, plan.file_changes)
-
-
 def _unused(
     keys: frozenset[str], tests: list[MeasuredTest], outcomes: Outcomes, elsewhere: set[str]
 ) -> Iterator[str]:
@@ -294,8 +287,6 @@ class Orphan:
 
     Attributes:
         module: Where the module was, with ``.py`` where its name had no other ending.
-        files: Its baseline files, one for each environment.
-        keys: The entries in them.
         moved_to: The new module that has most of its tests; None where there is none, or several.
     """
 

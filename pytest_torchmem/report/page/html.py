@@ -148,8 +148,7 @@ def categories_json() -> list[dict[str, str]]:
 
 
 def _facts(run: RunReport) -> list[tuple[str, str]]:
-    environments = {tuple(sorted(t.measured.environment.items())) for t in run.tests}
-    devices = sorted({dict(e).get("device", "") for e in environments} - {""})
+    devices = sorted({t.measured.environment.get("device", "") for t in run.tests} - {""})
     dirty = " with changes" if run.dirty else ""
     facts = [
         ("measured on", ", ".join(devices)),

@@ -35,7 +35,9 @@ def averages_table(
         lines.append(f"... and {left_out} more")
     lines.append(f"self CPU time in all: {format_time(total.self_time_ns)}")
     if total.self_device_time_ns:
-        lines.append(f"self GPU time in all: {format_time(_on_device_ns(rows))}")
+        # A kernel's time counts once: in its own row, and not in that of what launched it.
+        on_device_ns = sum(row.self_device_time_ns for row in rows if row.on_device)
+        lines.append(f"self GPU time in all: {format_time(on_device_ns)}")
     return "\n".join(lines)
 
 
@@ -85,11 +87,6 @@ def _share(part: int, whole: int) -> str:
 
 def _shortened(name: str) -> str:
     return name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 3]}..."
-
-
-def _on_device_ns(rows: Iterable[Average]) -> int:
-    """A kernel's time counts once: in its own row, and not in that of what launched it."""
-    return sum(row.self_device_time_ns for row in rows if row.on_device)
 
 
 def optimizable_text(events: Sequence[Event]) -> str:
