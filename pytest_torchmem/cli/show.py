@@ -104,16 +104,11 @@ def _running(spans: Sequence[Span]) -> Iterator[str]:
 
 
 def _uses(uses: Sequence[OperatorUse]) -> list[str]:
-    rows = [
-        (
-            use.operator,
-            use.calls,
-            format_time(use.self_time_ns) if use.self_time_ns else "",
-            format_size(use.allocated_bytes),
-            format_size(use.at_peak_bytes),
-        )
-        for use in uses
-    ]
+    rows = []
+    for use in uses:
+        own = format_time(use.self_time_ns) if use.self_time_ns else ""
+        sizes = format_size(use.allocated_bytes), format_size(use.at_peak_bytes)
+        rows.append((use.operator, use.calls, own, *sizes))
     headers = ["operator", "calls", "own time", "allocated", "live at the peak"]
     return ["", "operators that allocated:", *aligned(rows, headers, "lrrrr")]
 

@@ -85,12 +85,6 @@ def _possible(size_bytes: int, value: object) -> int:
     return size_bytes
 
 
-def _finite(fraction: float) -> float:
-    if not fraction < _LARGEST_FRACTION:
-        raise SizeError(f"a tolerance is less than {_LARGEST_FRACTION:.0%}")
-    return fraction
-
-
 def reads_as_size(text: str) -> bool:
     """Return whether a text is a size: ``"64MiB"`` is, ``"64"`` and ``"forward"`` are not."""
     return _SIZE.fullmatch(text) is not None
@@ -102,7 +96,10 @@ def parse_fraction(value: object) -> float:
     Raises `SizeError` for a negative number and for anything that is neither.
     """
     if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
-        return _finite(float(match.group(1)) / 100)
+        fraction = float(match.group(1)) / 100
+        if not fraction < _LARGEST_FRACTION:
+            raise SizeError(f"a tolerance is less than {_LARGEST_FRACTION:.0%}")
+        return fraction
     if isinstance(value, str) and (match := _FRACTION.fullmatch(value)):
         return float(match.group(1))
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:

@@ -50,6 +50,7 @@ SUFFIX: Final = " (estimated)"
 _PLAIN: Final = frozenset((Change.NOT_COMPARED, Change.SAME, Change.WITHIN))
 
 
+@dataclass(slots=True)
 class Estimates:
     """The estimates of one run of a body.
 
@@ -61,14 +62,13 @@ class Estimates:
     where only those that are checked by name are compared.
     """
 
-    def __init__(self, every: Allowance | None) -> None:
-        self._every = every
-        self._allowances: dict[str, Allowance] = {}
-        self.made: list[Estimate] = []
+    every: Allowance | None
+    made: list[Estimate] = field(default_factory=list)
+    _allowances: dict[str, Allowance] = field(default_factory=dict)
 
     def add(self, estimate: Estimate) -> None:
         """Take an estimate in. Raises `MarkerError` for a second one to be compared by one name."""
-        if self._every is not None and any(estimate.name == e.name for e in self.made):
+        if self.every is not None and any(estimate.name == e.name for e in self.made):
             raise _twice(estimate.name)
         self.made.append(estimate)
 
@@ -79,17 +79,15 @@ class Estimates:
                 f"torchmem.check needs an estimate that torchmem.estimate made in this body; "
                 f"{estimate.name!r} is none"
             )
-        if (
-            estimate.name in self._allowances
-            or [e.name for e in self.made].count(estimate.name) > 1
-        ):
+        names = [*self._allowances, *(e.name for e in self.made if e is not estimate)]
+        if estimate.name in names:
             raise _twice(estimate.name)
         self._allowances[estimate.name] = allowance
 
     def compares(self, result: Result) -> bool:
         """Return whether a result is compared with a baseline; a checked region always is."""
         of_region = bool(result.name) and not result.estimated
-        return self._every is not None or of_region or result.name in self._allowances
+        return self.every is not None or of_region or result.name in self._allowances
 
     def sources(self, default: Allowance) -> Iterator[tuple[Estimate, Allowance]]:
         """Yield each estimate with how far it may be from its baseline."""

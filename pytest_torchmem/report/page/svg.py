@@ -115,6 +115,8 @@ def timeline_svg(picture: Picture, title: str, marks: Sequence[Mark] = ()) -> st
     Marks that are not drawn are named at the upper edge.
     """
     title = _NOT_IN_XML.sub("\ufffd", title)
+    half = (_TITLE_LETTERS - 1) // 2
+    shown_title = title if len(title) <= _TITLE_LETTERS else f"{title[:half]}…{title[-half:]}"
     lines = sorted((mark for mark in marks if mark.drawn), key=lambda mark: -mark.size_bytes)
     shown = [c for c in Category if c in picture.levels]
     rows = -(-len(shown) // _LEGEND_COLUMNS)
@@ -126,7 +128,7 @@ def timeline_svg(picture: Picture, title: str, marks: Sequence[Mark] = ()) -> st
         f'width="{_WIDTH}" height="{height}" role="img" font-family="{_FONT}" font-size="12">',
         f"<title>{escape(title)}</title>",
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
-        _text(_PLOT[0], 20, _elided(title), 'font-size="14" font-weight="600"'),
+        _text(_PLOT[0], 20, shown_title, 'font-size="14" font-weight="600"'),
         *(_grid(top_bytes, scale) if shown else ()),
     ]
     if not shown:
@@ -240,11 +242,6 @@ def _lines(marks: Sequence[Mark], scale: float, peak_is_late: bool) -> Iterator[
         below = number > 0 and y - _y(marks[number - 1].size_bytes, scale) < 22
         style = f'text-anchor="{anchor}" fill="{colour}" font-weight="600"'
         yield _text(x, y + 15 if below else y - 6, mark.text, style)
-
-
-def _elided(title: str) -> str:
-    half = (_TITLE_LETTERS - 1) // 2
-    return title if len(title) <= _TITLE_LETTERS else f"{title[:half]}…{title[-half:]}"
 
 
 def _legend(picture: Picture, shown: Sequence[Category]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,9 +19,9 @@ _BAR: Final = 30
 
 def by_test(history: Sequence[Acceptance]) -> dict[tuple[str, str], list[Acceptance]]:
     """Return the changes of each test in each environment, by both."""
-    found: dict[tuple[str, str], list[Acceptance]] = {}
+    found: dict[tuple[str, str], list[Acceptance]] = defaultdict(list)
     for item in history:
-        found.setdefault((item.test, item.environment), []).append(item)
+        found[item.test, item.environment].append(item)
     return found
 
 
@@ -55,18 +56,10 @@ def history_plots(history: Sequence[Acceptance], plain: bool) -> list[str]:
     lines: list[str] = []
     for (test, environment), items in by_test(history).items():
         largest = max((i.after_bytes for i in items), default=0) or 1
-        rows = [
-            [
-                i.date,
-                _size(i),
-                ("#" if plain else "█") * max(round(_BAR * i.after_bytes / largest), 0),
-                change_text(i),
-                i.author,
-                i.commit,
-                i.subject,
-            ]
-            for i in items
-        ]
+        rows = []
+        for i in items:
+            bar = ("#" if plain else "█") * round(_BAR * i.after_bytes / largest)
+            rows.append([i.date, _size(i), bar, change_text(i), i.author, i.commit, i.subject])
         headers = ["date", "peak", "", "change", "who", "commit", ""]
         title = f"{one_line(test)} on {environment}"
         lines += ["", title, *aligned(rows, headers, "lrlr")]

@@ -35,31 +35,20 @@ def live_table(
     Shares are those of ``whole_bytes``, which may hold more than is listed; without it, of the sum.
     """
     whole_bytes = whole_bytes or sum(c.size_bytes for c in live) or 1
-    rows = [
-        [
-            format_size(c.size_bytes),
-            f"{c.size_bytes / whole_bytes:.0%}",
-            words(c.category.value),
-            c.count,
-            *_place(c),
-        ]
-        for c in live[:ROWS]
-    ]
+    rows = []
+    for c in live[:ROWS]:
+        size, share = format_size(c.size_bytes), f"{c.size_bytes / whole_bytes:.0%}"
+        rows.append([size, share, words(c.category.value), c.count, *_place(c)])
     sizes = [c.size_bytes for c in live]
     return _table(rows, ["size", "", "category", "count"], "rrlr", width, sizes)
 
 
 def growth_table(growths: Sequence[Difference], width: int = ANY_WIDTH) -> list[str]:
     """Return what grew most as the lines of a table."""
-    rows = [
-        [
-            format_change(growth.size_bytes),
-            growth.kind.value,
-            words(growth.contributor.category.value),
-            *_place(growth.contributor),
-        ]
-        for growth in growths[:ROWS]
-    ]
+    rows = []
+    for growth in growths[:ROWS]:
+        change, who = format_change(growth.size_bytes), growth.contributor
+        rows.append([change, growth.kind.value, words(who.category.value), *_place(who)])
     sizes = [growth.size_bytes for growth in growths]
     return _table(rows, ["growth", "", "category"], "r", width, sizes)
 
