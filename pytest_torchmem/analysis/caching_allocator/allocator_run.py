@@ -270,11 +270,11 @@ def _serve_rare(device: Device, row: int, kind: int, key: int, stream: int, pool
         case Request.EMPTY_CACHE:
             device.empty_cache()
         case Request.CAPTURE_BEGIN:
-            device.begin_capture()
+            device.capture_depth += 1
         case Request.CAPTURE_END:
-            device.end_capture()
+            device.capture_depth -= 1
         case Request.POOL_RELEASE:
-            device.release_pool(pool)
+            device.released_pools.add(pool)
         case _:
             raise RequestError(f"row {row} has kind {kind}, which is no request")
 

@@ -36,6 +36,7 @@ from pytest_torchmem.analysis.caching_allocator.layout import (
     BlockState,
     PlacedBlock,
     PlacedSegment,
+    in_rows,
 )
 from pytest_torchmem.values.errors import RequestError
 from pytest_torchmem.values.json_values import checked_list, shown, whole_number
@@ -209,12 +210,7 @@ class BackwardsLayout:
         self._add(piece)
 
     def _placed(self) -> tuple[PlacedSegment, ...]:
-        stretches: list[list[_Piece]] = []
-        for piece in map(self._pieces.__getitem__, self._starts):
-            if stretches and piece.continues(stretches[-1][-1]):
-                stretches[-1].append(piece)
-            else:
-                stretches.append([piece])
+        stretches = in_rows(map(self._pieces.__getitem__, self._starts), _Piece.continues)
         keys = itertools.count(NO_KEY - 1, -1)
         return tuple(
             PlacedSegment(

@@ -72,11 +72,11 @@ class Device:
         # Freed blocks with their key and the streams they wait for; none: for the next look.
         self.waiting: list[tuple[int, Block, set[int]]] = []
         self._completions_given = completions_given
-        self._capture_depth = 0
+        self.capture_depth = 0
         # Blocks freed in a capture, with the streams that used them before it.
         self._deferred: list[tuple[int, Block]] = []
         self._capture_streams: dict[Block, set[int]] = {}
-        self._released_pools: set[int] = set()
+        self.released_pools: set[int] = set()
         self._pools: dict[tuple[int, bool], Pool] = {}
         # Keys without a block: of zero bytes, or of an allocation that failed.
         self._blockless: set[int] = set()
@@ -97,7 +97,7 @@ class Device:
                 raise RequestError(f"row {row} asks for {requested} bytes")
             self._blockless.add(key)
             return 0
-        if (self.waiting or self._deferred) and not self._capture_depth:
+        if (self.waiting or self._deferred) and not self.capture_depth:
             self._take_back(completed=True)
         if self._rounds_up:
             size = self.settings.block_bytes(requested)
@@ -130,7 +130,7 @@ class Device:
             self._release(block)
         else:
             in_capture = self._capture_streams.pop(block, set())
-            if self._capture_depth:
+            if self.capture_depth:
                 block.streams -= in_capture
                 self._deferred.append((key, block))
             else:
@@ -146,7 +146,7 @@ class Device:
         if stream == block.home.stream:
             return
         block.streams = (block.streams or set()) | {stream}
-        if self._capture_depth:
+        if self.capture_depth:
             self._capture_streams.setdefault(block, set()).add(stream)
 
     def stream_done(self, stream: int) -> None:
@@ -160,22 +160,13 @@ class Device:
 
     def empty_cache(self) -> None:
         """Give back what can be given back (``release_cached_blocks``)."""
-        pools = set(self._released_pools)
-        if not self._capture_depth:
+        pools = set(self.released_pools)
+        if not self.capture_depth:
             self._take_back()
             pools.add(DEFAULT_POOL)
         for home in self.homes.values():
             if home.pool.number in pools:
                 self._give_back_unsplit(home)
-
-    def begin_capture(self) -> None:
-        self._capture_depth += 1
-
-    def end_capture(self) -> None:
-        self._capture_depth -= 1
-
-    def release_pool(self, pool: int) -> None:
-        self._released_pools.add(pool)
 
     def waiting_blocks(self) -> list[tuple[int, Block]]:
         """Return freed blocks that wait for streams or for a capture's end, with their keys."""
@@ -257,7 +248,7 @@ class Device:
             return block
         if self._give_back_oversize(home, size):
             block = self._ask_device(home, size)
-        if block is None and not self._capture_depth:
+        if block is None and not self.capture_depth:
             self.empty_cache()
             self.retry_count += 1
             block = self._ask_device(home, size)

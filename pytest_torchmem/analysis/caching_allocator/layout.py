@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import enum
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
-from typing import Final
+from typing import Final, TypeVar
 
 from pytest_torchmem.analysis.caching_allocator.allocator_settings import SMALL_SEGMENT_BYTES
 from pytest_torchmem.analysis.caching_allocator.blocks import AddressRange, Block, FreeBlocks
@@ -31,6 +31,7 @@ NO_KEY: Final = -1
 # A layout does not say which stream a freed block waits for. One that no program has stands for it.
 _SOME_OTHER_STREAM: Final = -1
 _address = attrgetter("address")
+_B = TypeVar("_B")
 
 
 class BlockState(enum.Enum):
@@ -46,12 +47,8 @@ class BlockState(enum.Enum):
 class PlacedBlock:
     """A block of a layout.
 
-    Attributes:
-        address: Where it begins.
-        size_bytes: Its size.
-        state: See `BlockState`.
-        key: The allocation that it is in use for; `NO_KEY` for a free one.
-        requested_bytes: What the program asked for; 0 for a free one.
+    ``key`` names the allocation that it is in use for, and ``requested_bytes`` is what the program
+    asked for: `NO_KEY` and 0 for a free one.
     """
 
     address: int
@@ -63,16 +60,10 @@ class PlacedBlock:
 
 @dataclass(frozen=True, slots=True)
 class PlacedSegment:
-    """A segment of a layout; of an expandable one, a stretch of mapped pages.
+    """A segment of a layout, with its blocks in address order.
 
-    Attributes:
-        address: Where it begins.
-        size_bytes: Its size, the sum of its blocks.
-        stream: The stream it serves.
-        pool: Its pool.
-        blocks: Its blocks in address order.
-        is_small: Whether it serves requests of up to 1 MiB.
-        is_expandable: Whether its pages were mapped one by one.
+    ``is_small`` says that it serves requests of up to 1 MiB, ``is_expandable`` that it is a stretch
+    of pages that were mapped one by one.
     """
 
     address: int
@@ -90,12 +81,7 @@ def layout_of(device: Device) -> tuple[PlacedSegment, ...]:
     states |= {block: (BlockState.WAITING, key) for key, block in device.waiting_blocks()}
     for home in device.homes.values():
         states |= dict.fromkeys(home, (BlockState.FREE, NO_KEY))
-    chains: list[list[Block]] = []
-    for block in sorted(states, key=_address):
-        if chains and block.previous is chains[-1][-1]:
-            chains[-1].append(block)
-        else:
-            chains.append([block])
+    chains = in_rows(sorted(states, key=_address), lambda block, last: block.previous is last)
     return tuple(
         PlacedSegment(
             address=chain[0].address,
@@ -108,6 +94,17 @@ def layout_of(device: Device) -> tuple[PlacedSegment, ...]:
         )
         for chain in chains
     )
+
+
+def in_rows(blocks: Iterable[_B], continues: Callable[[_B, _B], bool]) -> list[list[_B]]:
+    """Cut a list of blocks before each that does not continue the one in front of it."""
+    rows: list[list[_B]] = []
+    for block in blocks:
+        if rows and continues(block, rows[-1][-1]):
+            rows[-1].append(block)
+        else:
+            rows.append([block])
+    return rows
 
 
 def _placed(block: Block, state: BlockState, key: int) -> PlacedBlock:

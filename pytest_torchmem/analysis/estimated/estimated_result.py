@@ -61,7 +61,24 @@ class Estimate(Result, GpuQuestions):
 
         Moments are numbers of operators, and nothing is measured.
         """
-        return explain_run(self.run, named_category(category), module, at)
+        wanted, run = named_category(category), self.run
+        decisions, settled = decide_categories(run), settle_categories(run)
+        row = None
+        if at is not None:
+            timeline = build_estimated_timeline(run)
+            row = row_at(timeline.times_ns, timeline.peak_row, at)
+        first, end = run.lifetimes.first, run.lifetimes.end
+        explanations = (
+            Explanation(
+                storage,
+                int(first[storage] + 1) // 2 if first[storage] else None,
+                int(end[storage]) // 2 if end[storage] < run.graph.row_count else None,
+                static_contributors(settled, np.array([storage]))[0],
+                *decisions.ground(storage),
+            )
+            for storage in storages_here(run, row).tolist()
+        )
+        return in_order(explanations, wanted, module)
 
     def nodes(self) -> tuple[NodeBytes, ...]:
         """The bytes on the estimate's device during and after each operator, in order."""
@@ -78,30 +95,6 @@ def requests_of_run(run: StaticRun) -> Requests:
     events = allocation_events(run)
     events = events[events[:, 1] != 0]
     return Requests.from_columns(events[:, 1] > 0, np.abs(events[:, 1]), events[:, 0])
-
-
-def explain_run(
-    run: StaticRun, category: Category | None, module: str, at: int | str | None
-) -> tuple[Explanation, ...]:
-    """Return an explanation for each storage on the run's device, in the order of birth."""
-    decisions, rows = decide_categories(run), storages_here(run)
-    settled = settle_categories(run)
-    first, end = run.lifetimes.first, run.lifetimes.end
-    if at is not None:
-        timeline = build_estimated_timeline(run)
-        row = row_at(timeline.times_ns, timeline.peak_row, at)
-        rows = storages_here(run, row)
-    explanations = (
-        Explanation(
-            storage,
-            int(first[storage] + 1) // 2 if first[storage] else None,
-            int(end[storage]) // 2 if end[storage] < run.graph.row_count else None,
-            static_contributors(settled, np.array([storage]))[0],
-            *decisions.ground(storage),
-        )
-        for storage in rows.tolist()
-    )
-    return in_order(explanations, category, module)
 
 
 def _sketch(run: StaticRun) -> Picture:

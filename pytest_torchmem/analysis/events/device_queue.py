@@ -137,10 +137,6 @@ def find_device_queue(tree: OpTree) -> DeviceQueue:
     launches = _sorted(table[table["kind"] == _LAUNCHES])
     kernels = _sorted(table[table["kind"] == _KERNELS])
     count = len(launches) + len(kernels)
-    if not count:
-        none = np.zeros(0, np.int64)
-        zeros = np.zeros(len(events), np.int64)
-        return DeviceQueue(zeros, zeros.copy(), none, none, Intervals.union([]))
     # Of what starts at the same time launches come first, then kernels, then events.
     starts = np.concatenate([launches["start_ns"], kernels["start_ns"], events["start_ns"]])
     launched = np.full(len(starts), -1, np.int64)
@@ -185,7 +181,7 @@ def _idle(
 ) -> Intervals:
     events = tree.trace.events
     pairs: list[tuple[int, int]] = []
-    if len(events):
+    if len(events) and len(starts):
         last = int(events["end_ns"][int(np.argmax(tree.rank))])
         pairs.append((int(events["start_ns"].min()), int(starts[0])))
         pairs.append((int(ends[-1]), last))

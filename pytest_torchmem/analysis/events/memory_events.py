@@ -46,24 +46,23 @@ def find_memory_events(tree: OpTree) -> tuple[MemoryEvent, ...]:
     events, table = trace.events, trace.allocations
     failed = np.flatnonzero(events["kind"] == EventKind.OUT_OF_MEMORY)
     rows = np.concatenate([table["event"].astype(np.int64), failed])
-    sizes = [*table["size_bytes"].tolist(), *[0] * len(failed)]
     devices = [trace.devices[number] for number in table["device"].tolist()]
-    devices += [""] * len(failed)
     is_op = (events["kind"] == EventKind.TORCH_OP) & ~are_labels(events)
     names = [trace.strings[number] for number in events["name"].tolist()]
-    operators = ["" if row < 0 else names[row] for row in tree.innermost(is_op)[rows].tolist()]
     annotations = Annotations(tree)
-    labels = [
-        tuple(names[label] for label in annotations.around(float(rank)))
-        for rank in tree.rank[rows].tolist()
-    ]
-    times = events["start_ns"][rows] - start_ns(tree)
-    found = [
-        MemoryEvent(*row, out_of_memory=number >= len(table))
-        for number, row in enumerate(
-            zip(times.tolist(), sizes, devices, operators, labels, strict=True)
-        )
-    ]
+    columns = zip(
+        (events["start_ns"][rows] - start_ns(tree)).tolist(),
+        [*table["size_bytes"].tolist(), *[0] * len(failed)],
+        [*devices, *[""] * len(failed)],
+        ["" if row < 0 else names[row] for row in tree.innermost(is_op)[rows].tolist()],
+        [
+            tuple(names[label] for label in annotations.around(float(rank)))
+            for rank in tree.rank[rows].tolist()
+        ],
+        (np.arange(len(rows)) >= len(table)).tolist(),
+        strict=True,
+    )
+    found = [MemoryEvent(*row) for row in columns]
     return tuple(found[place] for place in np.argsort(tree.rank[rows]).tolist())
 
 

@@ -111,7 +111,9 @@ def build_op_tree(trace: Trace) -> OpTree:
     if not ascends(starts := events["start_ns"]):
         rank[np.argsort(starts, kind="stable")] = np.arange(len(events))
     del starts
-    is_backward = _called_by_engine(events)
+    # Nodes of the backward graph. One that is called by another node is a part of that node.
+    is_backward: NDArray[np.bool_] = events["scope"] == Scope.BACKWARD_FUNCTION
+    is_backward &= ~np.append(is_backward, False)[events["parent"]]
     leaf = _outermost(
         events["parent"],
         (events["kind"] == EventKind.TORCH_OP) & (events["is_operator"] | is_backward),
@@ -126,13 +128,6 @@ def build_op_tree(trace: Trace) -> OpTree:
 def ascends(values: NDArray[np.number[Any]]) -> bool:
     """Return whether no value is below the one before: those of one thread are in order."""
     return bool(np.all(values[:-1] <= values[1:]))
-
-
-def _called_by_engine(events: Table) -> NDArray[np.bool_]:
-    """Nodes of the backward graph. One that is called by another node is a part of that node."""
-    is_backward: NDArray[np.bool_] = events["scope"] == Scope.BACKWARD_FUNCTION
-    nested = (events["parent"] >= 0) & is_backward[events["parent"]] if len(events) else is_backward
-    return is_backward & ~nested
 
 
 def _depths(ends: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -182,7 +182,10 @@ def _reduced(
 ) -> Result:
     retained = result.retained
     # The list of contributors may be cut; the sums are not.
-    live = _less(retained.live, known_bytes)
+    left = (
+        replace(c, size_bytes=c.size_bytes - known_bytes.get(c.told_as, 0)) for c in retained.live
+    )
+    live = sorted((c for c in left if c.size_bytes > 0), key=lambda c: -c.size_bytes)
     total = retained.total - sum(known_bytes.values())
     grown = [c for c in result.grown if not all_known.get(made_by(c), False)]
     known_growth = sum(c.size_bytes for c in result.grown) - sum(c.size_bytes for c in grown)
@@ -193,19 +196,11 @@ def _reduced(
         each_step = min(each_step, -(-left_bytes // max(1, len(steps) - 1)))
     return replace(
         result,
-        retained=replace(retained, total=total, live=live, by_category=CategoryBytes()),
+        retained=replace(retained, total=total, live=tuple(live), by_category=CategoryBytes()),
         grown=tuple(grown),
         steps=steps,
         each_step=each_step,
     )
-
-
-def _less(
-    live: Sequence[Contributor], known_bytes: Mapping[object, int]
-) -> tuple[Contributor, ...]:
-    """Return contributors without their known bytes, the largest first."""
-    left = (replace(c, size_bytes=c.size_bytes - known_bytes.get(c.told_as, 0)) for c in live)
-    return tuple(sorted((c for c in left if c.size_bytes > 0), key=lambda c: -c.size_bytes))
 
 
 def judge_unknown(

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -41,42 +41,19 @@ class CompiledLine:
     modules: tuple[int, ...]
 
 
-class CompiledCode:
-    """Looks lines of generated code up."""
-
-    def __init__(self, trace: Trace) -> None:
-        columns = ("kind", "file", "line")
-        self._kinds, self._files, self._lines_of = (by_row(trace.events, n) for n in columns)
-        self._lines: dict[tuple[int, int], CompiledLine] = {}
-        strings = trace.strings
-        for row in trace.compiled_lines.tolist():
-            file, line, operator, source_file, source_line, function, module = row
-            before = self._lines.get((file, line))
-            modules = (*(before.modules if before else ()), *((module,) if module else ()))
-            source = None
-            if source_file >= 0:
-                source = Source(strings[source_file], source_line, strings[function])
-            self._lines[file, line] = CompiledLine(strings[operator], source, modules)
-        self.files = frozenset(file for file, _ in self._lines)
-
-    def line(self, file: int, line: int) -> CompiledLine | None:
-        """Return the meaning of a line in a file, given by number; None if it is not generated."""
-        return self._lines.get((file, line))
-
-    def call(self, chain: Sequence[int]) -> tuple[CompiledLine | None, int]:
-        """The innermost generated line around an event, and how far out in its ``chain`` that is.
-
-        ``chain`` leads outwards from the event.
-        """
-        if not self._lines:
-            return None, 0
-        kinds, files, lines = self._kinds, self._files, self._lines_of
-        for depth, (below, row) in enumerate(pairwise(chain), 1):
-            if kinds[row] == EventKind.PY_CALL and int(files[row]) in self.files:
-                found = self._lines.get((int(files[row]), int(lines[below])))
-                if found is not None:
-                    return found, depth
-        return None, 0
+def _compiled_lines(trace: Trace) -> dict[tuple[int, int], CompiledLine]:
+    """Return the meaning of each generated line, by the number of its file and its own."""
+    found: dict[tuple[int, int], CompiledLine] = {}
+    strings = trace.strings
+    for row in trace.compiled_lines.tolist():
+        file, line, operator, source_file, source_line, function, module = row
+        before = found.get((file, line))
+        modules = (*(before.modules if before else ()), *((module,) if module else ()))
+        source = None
+        if source_file >= 0:
+            source = Source(strings[source_file], source_line, strings[function])
+        found[file, line] = CompiledLine(strings[operator], source, modules)
+    return found
 
 
 # Operators that do nothing but allocate: whoever called them is the one to name.
@@ -122,9 +99,9 @@ class _Columns(NamedTuple):
     """Columns of `trace.EVENT`: to take one out of the table for each row would cost more."""
 
     kind: Column | PackedColumn
-    name: Column | PackedColumn
     file: Column | PackedColumn
     line: Column | PackedColumn
+    name: Column | PackedColumn
     scope: Column | PackedColumn
     is_operator: Column | PackedColumn
     parent: Column | PackedColumn
@@ -181,8 +158,8 @@ class Attribution:
         chain = self._chain(event)
         anchor = self._anchor(event, chain)
         around = chain if anchor is None else self._chain(anchor)
-        compiled, depth = self._compiled.call(chain)
-        traced = compiled or self._compiled.call(around)[0]
+        compiled, depth = self._compiled_call(chain)
+        traced = compiled or self._compiled_call(around)[0]
         return Contributor(
             category,
             size_bytes=0,
@@ -213,16 +190,20 @@ class Attribution:
         columns, strings = self._columns, self.evidence.tree.trace.strings
         frames: list[Source] = []
         users = 0
-        below = -1
-        for row in chain if anchor is None else self._chain(anchor):
-            file = int(columns.file[row])
-            if columns.kind[row] == _PY_CALL and file >= 0:
-                line = int(columns.line[below]) if below >= 0 else 0
+        for row, file, line, _ in self._calls(chain if anchor is None else self._chain(anchor)):
+            if file >= 0:
                 frames.append(Source(strings[file], line, strings[columns.name[row]]))
                 own = self._is_users(file) and "site-packages" not in strings[file]
                 users = len(frames) if own else users
-            below = row
         return tuple(frames[:users])
+
+    def _calls(self, chain: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the Python calls in a chain: row, file, line, and how far out each is."""
+        kinds, files, lines, below = *self._columns[:3], -1
+        for depth, row in enumerate(chain):
+            if kinds[row] == _PY_CALL:
+                yield row, int(files[row]), int(lines[below]) if below >= 0 else 0, depth
+            below = row
 
     def _waiting(self, event: int) -> list[int]:
         """Return the chain of the call that waits while a thread of the engine's allocates.
@@ -282,8 +263,19 @@ class Attribution:
         return dict(zip(sequences[rows].tolist(), rows.tolist(), strict=True))
 
     @cached_property
-    def _compiled(self) -> CompiledCode:
-        return CompiledCode(self.evidence.tree.trace)
+    def _compiled(self) -> dict[tuple[int, int], CompiledLine]:
+        return _compiled_lines(self.evidence.tree.trace)
+
+    @cached_property
+    def _compiled_files(self) -> frozenset[int]:
+        return frozenset(file for file, _ in self._compiled)
+
+    def _compiled_call(self, chain: list[int]) -> tuple[CompiledLine | None, int]:
+        """The innermost generated line around an event, and how far out in its chain that is."""
+        for _, file, line, depth in self._calls(chain) if self._compiled else ():
+            if found := self._compiled.get((file, line)):
+                return found, depth
+        return None, 0
 
     def _operator(self, chain: list[int], compiled: CompiledLine | None, depth: int) -> str:
         """The outermost operator around an allocation that allocates for a reason of its own.
@@ -364,18 +356,13 @@ class Attribution:
         return ModulePaths(self.evidence.tree)
 
     def _source(self, chain: list[int]) -> Source | None:
-        columns, strings = self._columns, self.evidence.tree.trace.strings
-        below = -1
-        for row in chain:
-            if columns.kind[row] == _PY_CALL:
-                file = int(columns.file[row])
-                line = int(columns.line[below]) if below >= 0 else 0
-                compiled = self._compiled.line(file, line)
-                if compiled is not None and compiled.source is not None:
-                    return compiled.source
-                if file >= 0 and self._is_users(file):
-                    return Source(strings[file], line, strings[columns.name[row]])
-            below = row
+        strings = self.evidence.tree.trace.strings
+        for row, file, line, _ in self._calls(chain):
+            compiled = self._compiled.get((file, line))
+            if compiled is not None and compiled.source is not None:
+                return compiled.source
+            if file >= 0 and self._is_users(file):
+                return Source(strings[file], line, strings[self._columns.name[row]])
         return None
 
     def _is_users(self, file: int) -> bool:
@@ -385,7 +372,7 @@ class Attribution:
             text = self.evidence.tree.trace.strings[file]
             found = self._users_files[file] = (
                 text.endswith(".py")
-                and file not in self._compiled.files
+                and file not in self._compiled_files
                 and not text.startswith(self._libraries)
                 and "torchinductor" not in text
             )

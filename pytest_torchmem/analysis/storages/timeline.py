@@ -362,15 +362,12 @@ class Reconciliation:
         A body on a GPU always allocates on the CPU, too.
         """
         trace = self.evidence.tree.trace
-        others = [
-            (number, name)
+        table = trace.allocations
+        born = {
+            name: int(table["size_bytes"][table["device"] == number].clip(0).sum())
             for number, name in enumerate(trace.devices)
             if number != self.evidence.device and name != "cpu"
-        ]
-        if not others:
-            return {}
-        device, size = trace.allocations["device"], trace.allocations["size_bytes"]
-        born = {name: int(size[(device == n) & (size > 0)].sum()) for n, name in others}
+        }
         return {name: size_bytes for name, size_bytes in born.items() if size_bytes}
 
     def sentences(self) -> Iterator[str]:
