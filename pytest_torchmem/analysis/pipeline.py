@@ -195,17 +195,16 @@ class MemoryProfile(GpuQuestions):
     @cached_property
     def retained(self) -> Retained:
         """The storages that the window made and left alive, without the workspaces of libraries."""
-        rows = self._retained_at(self.window.end).tolist()
-        return replace(self._retained_numbers, live=self.attribution.contributors(rows))
+        return self._retained()
 
-    @property
-    def _retained_numbers(self) -> Retained:
+    def _retained(self, *, origins: bool = True) -> Retained:
         rows = self._retained_at(self.window.end)
         amounts = np.bincount(
             self.labels[rows], self.storages.size_bytes[rows], minlength=len(Category)
         )
         by_category = CategoryBytes(*(int(amount) for amount in amounts))
-        return Retained(by_category.total, by_category, freed=self._freed_bytes)
+        live = self.attribution.contributors(rows.tolist()) if origins else ()
+        return Retained(by_category.total, by_category, live, freed=self._freed_bytes)
 
     @property
     def _freed_bytes(self) -> int:
@@ -234,7 +233,7 @@ class MemoryProfile(GpuQuestions):
         return self._left_behind(rows[self.storages.died[rows] <= self.window.end], noted_ns)
 
     def _left_behind(self, rows: NDArray[np.int64], noted_ns: int) -> tuple[LeftBehind, ...]:
-        noted = self.tree.rank_at(noted_ns)
+        noted = self.tree.ranks_at(np.array([noted_ns]))[0]
         storages = self.storages
         return tuple(
             LeftBehind(
@@ -448,7 +447,7 @@ class MemoryProfile(GpuQuestions):
                 "because the allocator's history does not say what was requested",
             )
         peak = self.peak if origins else find_peak(self.timeline)
-        retained = self.retained if origins else self._retained_numbers
+        retained = self.retained if origins else self._retained(origins=False)
         return Result(
             name=name,
             device=self.device,

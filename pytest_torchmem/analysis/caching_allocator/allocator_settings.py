@@ -102,16 +102,12 @@ class AllocatorSettings:
         """Return whether cached segments are given back before the device is full."""
         return self.limits_process and self.garbage_collection_threshold > 0.0
 
-    def divisions_of(self, request_bytes: int) -> int:
-        """The number of steps between two powers of two that this request is rounded to."""
-        slot = (request_bytes // MiB).bit_length() - 1
-        return self.power2_divisions[min(max(slot, 0), _DIVISION_SLOTS - 1)]
-
     def block_bytes(self, request_bytes: int) -> int:
         """The size of the block that a request needs, before any splitting."""
         if request_bytes < BLOCK_UNIT_BYTES:
             return BLOCK_UNIT_BYTES
-        divisions = self.divisions_of(request_bytes)
+        slot = (request_bytes // MiB).bit_length() - 1
+        divisions = self.power2_divisions[min(max(slot, 0), _DIVISION_SLOTS - 1)]
         if divisions > 1 and request_bytes > BLOCK_UNIT_BYTES * divisions:
             step = (1 << (request_bytes.bit_length() - 1)) // divisions
         else:

@@ -117,10 +117,6 @@ class FreeBlocks:
         mask = (1 << ADDRESS_BITS) - 1
         return iter([self.at[key & mask] for key in self.keys])
 
-    def first_of(self, size: int) -> int:
-        """The position of the smallest block of at least ``size`` bytes."""
-        return bisect_left(self.keys, size << ADDRESS_BITS)
-
     def block_at(self, position: int) -> Block:
         return self.at[self.keys[position] & ((1 << ADDRESS_BITS) - 1)]
 

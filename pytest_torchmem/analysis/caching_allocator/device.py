@@ -164,9 +164,12 @@ class Device:
         if not self.capture_depth:
             self._take_back()
             pools.add(DEFAULT_POOL)
-        for home in self.homes.values():
-            if home.pool.number in pools:
-                self._give_back_unsplit(home)
+        homes = (home for home in self.homes.values() if home.pool.number in pools)
+        for block in (block for home in homes for block in home):
+            if block.span is not None:
+                unmap_whole_pages(block, self.memory)
+            elif not block.is_split:
+                self._give_back_segment(block)
 
     def waiting_blocks(self) -> list[tuple[int, Block]]:
         """Return freed blocks that wait for streams or for a capture's end, with their keys."""
@@ -278,20 +281,13 @@ class Device:
         self.memory.give_back(block.size)
         self.memory.segment_count -= 1
 
-    def _give_back_unsplit(self, home: FreeBlocks) -> None:
-        for block in home:
-            if block.span is not None:
-                unmap_whole_pages(block, self.memory)
-            elif not block.is_split:
-                self._give_back_segment(block)
-
     def _give_back_oversize(self, home: FreeBlocks, size: int) -> bool:
         """Give back just enough unsplittable blocks (``release_available_cached_blocks``)."""
         limit = self.settings.max_split_bytes
         if limit == UNLIMITED_BYTES:
             return False
         target = max(size, limit)
-        position = home.first_of(target)
+        position = bisect_left(home.keys, target << ADDRESS_BITS)
         if position < len(home.keys) and home.block_at(position).span is None:
             self._give_back_segment(home.block_at(position))
             return True

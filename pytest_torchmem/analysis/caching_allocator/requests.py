@@ -151,7 +151,9 @@ class RequestLog:
 
     def alloc(self, key: int, size_bytes: int, stream: int = DEFAULT_STREAM) -> None:
         """Allocate for ``stream``, from the pool of the newest scope that takes that stream."""
-        self.rows.append((Request.ALLOC, key, size_bytes, stream, self._pool_for(stream)))
+        takers = (pool for pool, who in reversed(self.scopes) if not who or stream in who)
+        pool = next(takers, DEFAULT_POOL)
+        self.rows.append((Request.ALLOC, key, size_bytes, stream, pool))
 
     def free(self, key: int) -> None:
         self._add(Request.FREE, key=key)
@@ -215,9 +217,3 @@ class RequestLog:
 
     def _add(self, kind: Request, key: int = 0, stream: int = 0, pool: int = 0) -> None:
         self.rows.append((kind, key, 0, stream, pool))
-
-    def _pool_for(self, stream: int) -> int:
-        for pool, streams in reversed(self.scopes):
-            if not streams or stream in streams:
-                return pool
-        return DEFAULT_POOL

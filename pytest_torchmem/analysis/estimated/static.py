@@ -150,9 +150,13 @@ def join_pair(forward: StaticGraph, backward: StaticGraph, device: str) -> Stati
     )
     ahead = tuple(n for n in forward.nodes if n.kind is not NodeKind.OUTPUT)
     after = tuple(n for n in backward.nodes if n.kind in (NodeKind.OPERATOR, NodeKind.OUTPUT))
-    joined = StaticGraph(
-        (*ahead, *_new_attributes(backward, made), arrival, *after), backward.storages
+    # Those that only the backward graph holds were there from the start.
+    attributes = (
+        replace(node, makes=tuple(s for s in node.makes if s not in made))
+        for node in backward.nodes
+        if node.kind is NodeKind.ATTRIBUTE
     )
+    joined = StaticGraph((*ahead, *attributes, arrival, *after), backward.storages)
     kept = {s for node in tangents if node.name in pinned for s in (*node.makes, *node.uses)}
     # A tangent belongs to the engine, which drops it with its last use.
     kept -= set(arrival.makes)
@@ -162,15 +166,6 @@ def join_pair(forward: StaticGraph, backward: StaticGraph, device: str) -> Stati
     end = lifetimes.end.copy()
     end[sorted(kept)] = joined.row_count
     return StaticRun(joined, Lifetimes(lifetimes.first, end), device)
-
-
-def _new_attributes(graph: StaticGraph, made: set[int]) -> list[StaticNode]:
-    """Attributes that only the backward graph holds; they were there from the start."""
-    return [
-        replace(node, makes=tuple(s for s in node.makes if s not in made))
-        for node in graph.nodes
-        if node.kind is NodeKind.ATTRIBUTE
-    ]
 
 
 def _output_storages(graph: StaticGraph) -> set[int]:

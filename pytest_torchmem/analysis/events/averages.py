@@ -138,10 +138,8 @@ def stacks_of(calls: CallList) -> list[tuple[str, ...]]:
     gives both the same sequence number.
     """
     python = PythonStacks(calls.tree)
-    known: dict[int, tuple[str, ...]] = {}
     nodes = [python.around[row] if row >= 0 else 0 for row in calls.rows.tolist()]
-    for node in set(nodes):
-        known[node] = python.frames(node)
+    known = {node: python.frames(node) for node in set(nodes)}
     sequences = calls.event_column("sequence").tolist()
     backward = _backward_sequences(calls, sequences)
     forward: dict[int, tuple[str, ...]] = {}
@@ -328,8 +326,7 @@ def _gathered(calls: CallList, counted: Iterable[tuple[int, int]]) -> dict[tuple
 
 def collapsed(stacks: Stacks) -> str:
     """Return stacks in the form that flame graph tools read: ``outer;inner;call 17``."""
-    lines = []
-    for stack, weight in stacks.items():
-        frames = ";".join(frame.translate(_SEPARATORS) for frame in stack)
-        lines.append(f"{frames} {weight}\n")
-    return "".join(lines)
+    return "".join(
+        f"{';'.join(frame.translate(_SEPARATORS) for frame in stack)} {weight}\n"
+        for stack, weight in stacks.items()
+    )

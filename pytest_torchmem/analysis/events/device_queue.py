@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 import numpy as np
@@ -100,23 +101,20 @@ class DeviceQueue:
         """
         pairs: list[tuple[int, int]] = []
         starts, depths = self.entry_starts_ns.tolist(), self.entry_depth.tolist()
-        at, empty_at = len(depths) - 1, -1
+        runs = groupby(range(len(depths)), lambda at: depths[at] > 0)
+        empty_at, spent = -1, 0
         # Backwards in time, from one stretch of waiting kernels to the one before it.
-        while at >= 0:
-            if depths[at] == 0:
-                empty_at = at if empty_at < 0 else empty_at
-                at -= 1
+        for filled, run in reversed([(filled, list(run)) for filled, run in runs]):
+            if not filled:
+                # The empty moment before a stretch that counts ends no interval of its own.
+                left = run[: len(run) - spent]
+                empty_at, spent = left[-1] if left and empty_at < 0 else empty_at, 0
                 continue
-            first = at
-            while first > 0 and depths[first - 1] > 0:
-                first -= 1
             # Of several moments with the most kernels the last.
-            fullest = max(range(first, at + 1), key=lambda i: (depths[i], i))
+            fullest = max(run, key=lambda at: (depths[at], at))
             if empty_at >= 0 and depths[fullest] >= _WELL_FILLED:
                 pairs.append((starts[fullest], starts[empty_at]))
-                # The empty moment before this stretch ends no interval of its own.
-                first, empty_at = first - 1, -1
-            at = first - 1
+                empty_at, spent = -1, 1
         return Intervals.union(pairs)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_torchmem.values.contributors import Phase
-from pytest_torchmem.values.packed import Table, in_pieces
+from pytest_torchmem.values.packed import Table
 from pytest_torchmem.values.picture import Span
 from pytest_torchmem.values.trace import CREATE_GRAPH, EventKind, MarkKind, Role, Scope, Trace
 
@@ -87,11 +87,6 @@ class OpTree:
         placed = marks["event"] >= 0
         ranks[placed] = self.rank[marks["event"][placed]]
         return ranks
-
-    def rank_at(self, time_ns: int) -> float:
-        """Return the place of a moment among the ranks: half-way between the events around it."""
-        pieces = in_pieces(self.trace.events, "start_ns")
-        return sum(int(np.count_nonzero(starts < time_ns)) for _, (starts,) in pieces) - 0.5
 
     def starts_ns(self) -> NDArray[np.int64]:
         """Return the time at which each event began, by rank: int64, shape (E,)."""

@@ -456,15 +456,9 @@ def sentences(verdicts: Iterable[Verdict], name_regions: bool = True) -> tuple[s
     for verdict in verdicts:
         where = verdict.where if name_regions else ""
         for finding in verdict.findings:
-            known = told.setdefault(_shared_cause(finding), [])
+            # One cause may count in several categories: scratch at one moment, and kept later.
+            cause = finding.causes[0].told_as[1:] if finding.causes else id(finding)
+            known = told.setdefault(cause, [])
             same = f"{where}{finding.numbers} (same cause)"
             known.append(same if known else where + finding.shown)
     return tuple(sentence for known in told.values() for sentence in known)
-
-
-def _shared_cause(finding: Finding) -> object:
-    """Return a key that findings of one cause share; a finding without a cause has its own.
-
-    One cause may count in several categories: a storage is scratch at one moment and kept later.
-    """
-    return finding.causes[0].told_as[1:] if finding.causes else id(finding)

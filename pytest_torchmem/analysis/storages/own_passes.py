@@ -31,11 +31,14 @@ def with_own_passes(
     reasons: dict[int, str] = {}
     problems: list[str] = []
     for own_pass in passes:
-        name = pass_name(own_pass)
+        # Its function's name, or its class's.
+        name = str(getattr(own_pass, "__name__", type(own_pass).__name__))
         try:
             claims = [_checked(claim) for claim in own_pass(explanations)]
         except Exception as error:  # whatever a user's code may raise
-            problems.append(_problem(name, error))
+            first = next(iter(str(error).splitlines()), "")
+            raised = f"{type(error).__name__}: {first}" if first else type(error).__name__
+            problems.append(f"the category pass {name} raised {raised}; none of its claims counts")
             continue
         for claim in claims:
             number = claim.explanation.number
@@ -47,11 +50,6 @@ def with_own_passes(
     return Decisions(labels, claimed, (*decisions.grounds, *known), reasons, tuple(problems))
 
 
-def pass_name(own_pass: OwnPass) -> str:
-    """Return what messages call a pass: its function's name, or its class's."""
-    return str(getattr(own_pass, "__name__", type(own_pass).__name__))
-
-
 def _checked(claim: object) -> StorageClaim:
     """Return a claim. Raises `TypeError` for anything else."""
     if not isinstance(claim, StorageClaim):
@@ -59,9 +57,3 @@ def _checked(claim: object) -> StorageClaim:
     if not isinstance(claim.category, Category) or not isinstance(claim.reason, str):
         raise TypeError(f"a claim has a Category and a reason in words, got {claim!r}")
     return claim
-
-
-def _problem(name: str, error: Exception) -> str:
-    first = next(iter(str(error).splitlines()), "")
-    raised = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    return f"the category pass {name} raised {raised}; none of its claims counts"
