@@ -175,18 +175,17 @@ def simulate(
     `AllocatorSettingsError` when a fraction is set and there is no capacity.
     """
     memory = _device_memory(settings, capacity_bytes, segment_addresses)
-    device = Device(settings, memory, completions_given=requests.completions_given)
+    device = Device(settings, memory, requests.completions_given)
     restore(device, start)
     counters, address = _serve(device, requests)
-    requested, allocated, active, reserved, *_ = counters[0].tolist()
-    columns = np.ascontiguousarray(counters[1:].T)
+    requested, allocated, active, reserved, *_ = counters[:, 0].tolist()
     return AllocatorRun(
-        requested_bytes=columns[0],
-        allocated_bytes=columns[1],
-        active_bytes=columns[2],
-        reserved_bytes=columns[3],
-        inactive_split_bytes=columns[4],
-        segment_count=columns[5],
+        requested_bytes=counters[0, 1:],
+        allocated_bytes=counters[1, 1:],
+        active_bytes=counters[2, 1:],
+        reserved_bytes=counters[3, 1:],
+        inactive_split_bytes=counters[4, 1:],
+        segment_count=counters[5, 1:],
         address=address,
         device_alloc_count=memory.alloc_count,
         retry_count=device.retry_count,
@@ -229,7 +228,7 @@ def _device_memory(
 
 
 def _serve(device: Device, requests: Requests) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Make the requests. Return the counters before each one and after the last: (T + 1, 6).
+    """Make the requests. Return the counters before each one and after the last: (6, T + 1).
 
     And the address of each allocation: (T,). Integers rather than enum members and bound methods:
     this loop is most of the run time.
@@ -256,7 +255,8 @@ def _serve(device: Device, requests: Requests) -> tuple[NDArray[np.int64], NDArr
             other(device, row, kind, key, stream, pool)
     address = np.zeros(len(requests), np.int64)
     address[requests.kind == is_alloc] = addresses
-    return np.array(counters, np.int64).reshape(-1, 6), address
+    table = np.array(counters, np.int64).reshape(-1, 6)
+    return np.ascontiguousarray(table.T), address
 
 
 def _serve_rare(device: Device, row: int, kind: int, key: int, stream: int, pool: int) -> None:
@@ -280,7 +280,7 @@ def _serve_rare(device: Device, row: int, kind: int, key: int, stream: int, pool
 
 
 def _reserved_peak(requests: Requests, counters: NDArray[np.int64]) -> ReservedPeak:
-    _, _, active, reserved, inactive_split, _ = counters.T
+    _, _, active, reserved, inactive_split, _ = counters
     place = int(np.argmax(reserved))
     grown_bytes = int(reserved[place] - reserved[place - 1]) if place else 0
     if place == 0:

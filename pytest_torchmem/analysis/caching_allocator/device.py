@@ -57,7 +57,7 @@ class Device:
     """The allocator of one device. Its counters are those of ``torch.cuda.memory_stats()``."""
 
     def __init__(
-        self, settings: AllocatorSettings, memory: DeviceMemory, *, completions_given: bool = False
+        self, settings: AllocatorSettings, memory: DeviceMemory, completions_given: bool = False
     ) -> None:
         self.settings = settings
         self.memory = memory

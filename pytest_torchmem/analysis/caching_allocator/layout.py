@@ -77,10 +77,11 @@ class PlacedSegment:
 
 def layout_of(device: Device) -> tuple[PlacedSegment, ...]:
     """Return the segments of a device in address order."""
-    states = {block: (BlockState.IN_USE, key) for key, block in device.live.items()}
-    states |= {block: (BlockState.WAITING, key) for key, block in device.waiting_blocks()}
+    live, waiting = device.live.items(), device.waiting_blocks()
+    states = {block: (BlockState.IN_USE, key, block.requested) for key, block in live}
+    states |= {block: (BlockState.WAITING, key, block.requested) for key, block in waiting}
     for home in device.homes.values():
-        states |= dict.fromkeys(home, (BlockState.FREE, NO_KEY))
+        states |= dict.fromkeys(home, (BlockState.FREE, NO_KEY, 0))
     chains = in_rows(sorted(states, key=_address), lambda block, last: block.previous is last)
     return tuple(
         PlacedSegment(
@@ -88,7 +89,7 @@ def layout_of(device: Device) -> tuple[PlacedSegment, ...]:
             size_bytes=sum(block.size for block in chain),
             stream=chain[0].home.stream,
             pool=chain[0].home.pool.number,
-            blocks=tuple(_placed(block, *states[block]) for block in chain),
+            blocks=tuple(PlacedBlock(block.address, block.size, *states[block]) for block in chain),
             is_small=chain[0].home.pool.is_small,
             is_expandable=chain[0].span is not None,
         )
@@ -105,11 +106,6 @@ def in_rows(blocks: Iterable[_B], continues: Callable[[_B, _B], bool]) -> list[l
         else:
             rows.append([block])
     return rows
-
-
-def _placed(block: Block, state: BlockState, key: int) -> PlacedBlock:
-    requested_bytes = 0 if state is BlockState.FREE else block.requested
-    return PlacedBlock(block.address, block.size, state, key, requested_bytes)
 
 
 def restore(device: Device, segments: Iterable[PlacedSegment]) -> None:

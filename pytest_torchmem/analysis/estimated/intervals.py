@@ -6,7 +6,7 @@ decide what a backward pass makes. Both matter only where they do not fit below 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -46,10 +46,11 @@ def bounds_in_words(run: StaticRun, peak_bytes: int) -> tuple[str, ...]:
     operators = [k for k in np.argsort(-possible, kind="stable").tolist() if possible[k] > of_note]
     causes = dict.fromkeys(cause for k in operators for cause in _causes(run, k))
     named = list(dict.fromkeys(name for name, _ in causes))
+    few = [*named[:_NAMED], *([f"{len(named) - _NAMED} more"] if len(named) > _NAMED else [])]
     takes = "takes for itself" if len(named) == 1 else "take for themselves"
     decides = " and on ".join(dict.fromkeys(decided_by for _, decided_by in causes))
     ends = between("estimated peak", peak_bytes, at_most)
-    return (f"{ends}: how much memory {_first_few(named)} {takes} depends on {decides}",)
+    return (f"{ends}: how much memory {listed(few)} {takes} depends on {decides}",)
 
 
 def _causes(run: StaticRun, number: int) -> Iterator[tuple[str, str]]:
@@ -69,12 +70,6 @@ def _unsure(run: StaticRun, node: StaticNode, *, by_values: bool) -> tuple[str, 
     place = f" at {node.source}" if node.source else ""
     hardware = "the processor" if run.device == "cpu" else "the GPU"
     return f"{function or node.operator}{place}", "values" if by_values else hardware
-
-
-def _first_few(names: Sequence[str]) -> str:
-    if len(names) > _NAMED:
-        names = [*names[:_NAMED], f"{len(names) - _NAMED} more"]
-    return listed(names)
 
 
 def _levels(run: StaticRun) -> NDArray[np.int64]:

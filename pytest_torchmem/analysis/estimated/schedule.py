@@ -100,14 +100,9 @@ class ScheduledMemory:
             raise EstimateError(
                 f"node {name} uses a storage that no node has made yet, or that is released"
             )
-        self._add(made)
+        self.live |= made
+        self.current_bytes += sum(self._size_bytes[s] for s in made)
         self.peak_bytes = max(self.peak_bytes, self.current_bytes)
-        self._drop({s for s in used & self._releasable if not self._unscheduled_uses[s]})
-
-    def _add(self, storages: set[int]) -> None:
-        self.live |= storages
-        self.current_bytes += sum(self._size_bytes[s] for s in storages)
-
-    def _drop(self, storages: set[int]) -> None:
-        self.live -= storages
-        self.current_bytes -= sum(self._size_bytes[s] for s in storages)
+        released = {s for s in used & self._releasable if not self._unscheduled_uses[s]}
+        self.live -= released
+        self.current_bytes -= sum(self._size_bytes[s] for s in released)
