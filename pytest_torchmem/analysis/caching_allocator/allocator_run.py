@@ -165,8 +165,8 @@ def simulate(
     """Run torch's native CUDA caching allocator over requests to one device.
 
     ``capacity_bytes`` is what the device can give to the allocator: its memory less the CUDA
-    context and whatever else lives there; None means that it never runs out. It is also the number
-    that ``per_process_memory_fraction`` is a fraction of. ``segment_addresses`` are the addresses
+    context and whatever else lives there; None means that it never runs out.
+    ``per_process_memory_fraction`` is a fraction of it. ``segment_addresses`` are the addresses
     that successive cudaMalloc calls return, if known: releases that break ties by address then
     break them the same way. ``start`` is what the allocator held before, such as the ``segments``
     of an earlier run; requests free its blocks by their keys.
@@ -176,8 +176,7 @@ def simulate(
     """
     memory = _device_memory(settings, capacity_bytes, segment_addresses)
     device = Device(settings, memory, requests.completions_given)
-    restore(device, start)
-    counters, address = _serve(device, requests)
+    counters, address = _serve(device, start, requests)
     requested, allocated, active, reserved, *_ = counters[:, 0].tolist()
     return AllocatorRun(
         requested_bytes=counters[0, 1:],
@@ -227,12 +226,15 @@ def _device_memory(
     return DeviceMemory(capacity_bytes, allowed_bytes, iter(addresses))
 
 
-def _serve(device: Device, requests: Requests) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Make the requests. Return the counters before each one and after the last: (6, T + 1).
+def _serve(
+    device: Device, start: Sequence[PlacedSegment], requests: Requests
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Make the requests after ``start``. Return the counters before each and at the end: (6, T+1).
 
     And the address of each allocation: (T,). Integers rather than enum members and bound methods:
     this loop is most of the run time.
     """
+    restore(device, start)
     alloc, free, other, memory = device.alloc, device.free, _serve_rare, device.memory
     is_alloc, is_free = int(Request.ALLOC), int(Request.FREE)
     columns = (requests.kind, requests.key, requests.size_bytes, requests.stream, requests.pool)
