@@ -191,7 +191,7 @@ def test_an_array_of_numpys_is_named_in_whatever_holds_it(models):
     models.PREDICTIONS = [tensors[0].numpy()]
     models.ALONE = {"last": tensors[1].numpy()[2:]}
     models.TRAINER = Trainer()
-    models.TRAINER.held = memoryview(tensors[2].numpy())
+    models.TRAINER.held = tensors[2].numpy().data
     del tensors
     found = ways(find_holders(wanted))
     assert found == ["models.PREDICTIONS[0]", "models.ALONE['last']", "models.TRAINER.held"]
